@@ -7,7 +7,7 @@ a *queue* offset counts messages of one queue. Times are milliseconds since 1970
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import Final, Literal, NamedTuple
 
 from dledger.layout import RecordLayout
@@ -42,6 +42,31 @@ class FlushDiskType(StrEnum):
 
     SYNC_FLUSH = "SYNC_FLUSH"
     ASYNC_FLUSH = "ASYNC_FLUSH"
+
+
+class ConsumeType(IntEnum):
+    """Whether a consumer pulls actively; the numbers are those of RocketMQ's C++ client, as in the next two."""
+
+    CONSUME_ACTIVELY = 0
+    CONSUME_PASSIVELY = 1
+
+
+class MessageModel(IntEnum):
+    """Whether each consumer of a group receives all messages, or its share."""
+
+    BROADCASTING = 0
+    CLUSTERING = 1
+
+
+class ConsumeFromWhere(IntEnum):
+    """Where a group without offsets starts."""
+
+    CONSUME_FROM_LAST_OFFSET = 0
+    CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST = 1
+    CONSUME_FROM_MIN_OFFSET = 2
+    CONSUME_FROM_MAX_OFFSET = 3
+    CONSUME_FROM_FIRST_OFFSET = 4
+    CONSUME_FROM_TIMESTAMP = 5
 
 
 class BrokerRole(StrEnum):

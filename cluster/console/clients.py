@@ -26,9 +26,10 @@ from rocketstore.client.shares import QueueName
 from rocketstore.message.checks import check_topic
 from rocketstore.nameserver.groups import shares_of
 from rocketstore.nameserver.lookups import NameServers
-from rocketstore.remoting.bodies.clients import ConsumerConnectionList, MessageModel, ProducersByGroup
+from rocketstore.remoting.bodies.clients import ConsumerConnectionList, ProducersByGroup
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import GroupHeader, write_header
+from rocketstore.types import MessageModel
 
 if TYPE_CHECKING:
     from cluster.broker_target import BrokerTarget

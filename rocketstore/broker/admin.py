@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final
 
-from dledger.clock import Clock
 from dledger.errors import InvalidRequestError
-from dledger.rpc.bridge import LoopBridge, LoopCallback
 from rocketstore.broker.codec import parse
+from rocketstore.broker.creation_quota import CreationQuota
 from rocketstore.broker.delayed import DelayedMessages
 from rocketstore.broker.hosts import host_text
-from rocketstore.broker.made import MadeByClients
+from rocketstore.broker.live_config import LiveConfig
+from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.newest import NewestMessages
-from rocketstore.broker.ports import StateDone
 from rocketstore.broker.positions import COMMITTED_AT_ONCE, LogPositions
 from rocketstore.broker.readers import ReadThreads
-from rocketstore.broker.refusals import NotFoundRefusalError, NotStoredError
+from rocketstore.broker.refusal import Refusal, RefusalKind
+from rocketstore.broker.state_changes import StateChanges
 from rocketstore.broker.surveys import Surveys
-from rocketstore.broker.topics import TopicAccess
-from rocketstore.broker_config import BrokerConfig
+from rocketstore.broker.topics import Topics
 from rocketstore.message.checks import check_client_topic
 from rocketstore.message.ids import parse_offset_message_id
 from rocketstore.message.message import HostAddress
@@ -28,7 +27,7 @@ from rocketstore.pb import broker_pb2 as pb
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import TopicConfig, check_group
 from rocketstore.store.message_store import MessageStore
-from rocketstore.types import HIDDEN_TOPICS, BrokerRole, PutMessageStatus, PutResult
+from rocketstore.types import HIDDEN_TOPICS
 
 QUERY_MESSAGES_MAX: Final = 256
 _FOREVER_MS: Final = 1 << 60
@@ -39,47 +38,37 @@ AdminHandler = Callable[[bytes, str], Awaitable[bytes]]
 
 
 class AdminService:
-    """Every node answers reads, the master makes changes. Handlers raise the errors of ``refusals``."""
+    """Every node answers reads, the master makes changes. Handlers raise the errors that ``refusals`` maps."""
 
     def __init__(  # noqa: PLR0913  # one parameter per neighbour
         self,
-        config: BrokerConfig,
+        live: LiveConfig,
         store: MessageStore,
         state: BrokerState,
-        topics: TopicAccess,
+        topics: Topics,
         readers: ReadThreads,
-        bridge: LoopBridge,
-        clock: Clock,
         *,
-        leader_address: Callable[[], str],
+        mastership: Mastership,
+        changes: StateChanges,
         positions: LogPositions,
         hosts: Callable[[], Collection[HostAddress] | None],
     ) -> None:
-        """``leader_address`` returns the address that accepts writes, as far as known; ``hosts`` those of this broker
-        and its group, None if not all of them are known.
-        """
+        """``hosts``: the addresses of this broker and its group, None if not all of them are known."""
         self._hosts = hosts
-        self._config = config
+        self._live = live
         self._store = store
         self._state = state
         self._topics = topics
         self._readers = readers
-        self._bridge = bridge
-        self._clock = clock
+        self._mastership = mastership
+        self._changes = changes
+        config = live.now
         percent = config.access.account_share_percent
-        self._made_topics = MadeByClients(
-            "queues", "queues_max", config.queues_max * percent // 100, lambda name: topics.find(name) is not None
-        )
-        self._made_groups = MadeByClients("groups", "groups_max", config.groups_max * percent // 100, state.has_group)
+        self._made_groups = CreationQuota("groups", "groups_max", config.groups_max * percent // 100, state.has_group)
         self._positions = positions
-        self._leader_address = leader_address
         self._delayed = DelayedMessages(config, store, state, readers)
         self._surveys = Surveys(store, state, topics, readers)
         self._newest = NewestMessages(store, topics, readers, self._surveys)
-
-    def adopt(self, config: BrokerConfig) -> None:
-        """Continue with changed settings."""
-        self._config = config
 
     def handlers(self) -> dict[str, AdminHandler]:
         """Handlers by method name."""
@@ -102,22 +91,6 @@ class AdminService:
             "Delayed": _of_anybody(self._delayed.answer),
         }
 
-    async def create_default_topic(self, name: str, owner: str, queues_max: int = 0) -> PutResult:
-        """Create a topic because ``owner`` sent to it, of at most ``queues_max`` queues (0: the broker's default)."""
-        default = self._config.default_topic_queue_nums
-        queues = min(queues_max, default) if queues_max > 0 else default
-        return await self.create_topic(TopicConfig(name, queues, queues, self._config.broker_permission), owner)
-
-    async def create_topic(self, topic: TopicConfig, owner: str) -> PutResult:
-        """Create a topic that ``owner`` did not ask for by name."""
-        try:
-            self._made_topics.take(owner, topic.name, topic.write_queues)
-            result = await self._changed(lambda done: self._state.put_topic(topic, done, automatic=True))
-        except InvalidRequestError as error:
-            return PutResult(PutMessageStatus.MESSAGE_ILLEGAL, outcome="not_applied", reason=str(error))
-        self._topics.news.tell()
-        return result
-
     # -- queries ---------------------------------------------------------------------------------------------------
 
     async def _query_by_id(self, data: bytes) -> bytes:
@@ -133,16 +106,16 @@ class AdminService:
         wire = parse(pb.QueryByKeyRequest, data)
         if wire.max_messages < 0 or wire.begin_ms < 0 or wire.end_ms < 0:
             raise InvalidRequestError("max_messages, begin_ms and end_ms must not be negative")
-        self._check_known(wire.topic)
+        self._topics.require(wire.topic)
         found = await self._readers.run(
             self._store.query,
             wire.topic,
             wire.key,
-            min(wire.max_messages or self._config.store.default_query_max_num, QUERY_MESSAGES_MAX),
+            min(wire.max_messages or self._live.now.store.default_query_max_num, QUERY_MESSAGES_MAX),
             wire.begin_ms,
             wire.end_ms or _FOREVER_MS,  # clocks may have been ahead of ours
             unique=wire.unique,
-            max_bytes=self._config.pull_bytes_max,
+            max_bytes=self._live.now.pull_bytes_max,
         )
         return _records(self._visible(found))
 
@@ -163,17 +136,17 @@ class AdminService:
 
     async def _commit_offsets(self, data: bytes, owner: str) -> bytes:
         wire = parse(pb.CommitOffsetsRequest, data)
-        self._check_master()
+        self._mastership.require()
         self._take_group(owner, wire.group)
         offsets = [(one.topic, one.queue_id, one.offset) for one in wire.offsets]
-        await self._change(lambda done: self._state.commit_offsets(wire.group, offsets, wire.reset, done))
+        await self._changes.make(lambda done: self._state.commit_offsets(wire.group, offsets, wire.reset, done))
         return pb.CommitOffsetsResponse().SerializeToString()
 
     async def _commit_position(self, data: bytes, owner: str) -> bytes:
         wire = parse(pb.CommitPositionRequest, data)
         if wire.index < 0 or wire.position < 0:
             raise InvalidRequestError("index and position must not be negative")
-        self._check_master()
+        self._mastership.require()
         self._take_group(owner, wire.group)
         match wire.WhichOneof("before"):
             case "index":
@@ -186,7 +159,7 @@ class AdminService:
         news = [one for one in reached.offsets if one.offset > noted.get((one.topic, one.queue_id), -1)]
         for start in range(0, len(news), COMMITTED_AT_ONCE):
             some = news[start : start + COMMITTED_AT_ONCE]
-            await self._change(lambda done, some=some: self._state.commit_offsets(wire.group, some, False, done))  # type: ignore[misc]
+            await self._changes.make(lambda done, some=some: self._state.commit_offsets(wire.group, some, False, done))  # type: ignore[misc]
         offsets = [pb.ConsumerOffset(topic=topic, queue_id=queue, offset=at) for topic, queue, at in reached.offsets]
         return pb.CommitPositionResponse(position=reached.position, offsets=offsets).SerializeToString()
 
@@ -200,33 +173,33 @@ class AdminService:
     async def _put_topic(self, data: bytes) -> bytes:
         wire = parse(pb.PutTopicRequest, data).topic
         _check_not_ours(wire.name)
-        default = self._config.default_topic_queue_nums
+        default = self._live.now.default_topic_queue_nums
         topic = TopicConfig(
             wire.name,
             wire.read_queues or default,
             wire.write_queues or default,
-            wire.permission if wire.HasField("permission") else self._config.broker_permission,
+            wire.permission if wire.HasField("permission") else self._live.now.broker_permission,
         )
-        self._check_master()
-        await self._change(lambda done: self._state.put_topic(topic, done))
+        self._mastership.require()
+        await self._changes.make(lambda done: self._state.put_topic(topic, done))
         self._topics.news.tell()
         return pb.PutTopicResponse().SerializeToString()
 
     async def _delete_topic(self, data: bytes) -> bytes:
         name = parse(pb.DeleteTopicRequest, data).name
         _check_not_ours(name)
-        self._check_master()
-        self._check_known(name)
-        await self._change(lambda done: self._state.delete_topic(name, done))
+        self._mastership.require()
+        self._topics.require(name)
+        await self._changes.make(lambda done: self._state.delete_topic(name, done))
         self._topics.news.tell()
         return pb.DeleteTopicResponse().SerializeToString()
 
     async def _delete_group(self, data: bytes) -> bytes:
         name = parse(pb.DeleteGroupRequest, data).name
-        self._check_master()
+        self._mastership.require()
         if not self._state.has_group(name):
-            raise NotFoundRefusalError(f"group {name!r} does not exist")
-        await self._change(lambda done: self._state.delete_group(name, done))
+            raise Refusal(RefusalKind.NO_GROUP, f"group {name!r} does not exist")
+        await self._changes.make(lambda done: self._state.delete_group(name, done))
         self._topics.news.tell()
         return pb.DeleteGroupResponse().SerializeToString()
 
@@ -255,17 +228,7 @@ class AdminService:
 
     def _visible(self, records: Sequence[bytes]) -> list[bytes]:
         """Those that clients may see; a forged id may point to any."""
-        return [one for one in records if self.may_be_seen(one, is_damaged_seen=True)]
-
-    def may_be_seen(self, record: bytes, *, is_damaged_seen: bool = False) -> bool:
-        """Whether it is neither one of the broker's own, nor from a deleted topic of the same name."""
-        try:
-            message = decode_record(record, check_crc=False)
-        except CorruptRecordError:  # its topic is unknown; access control, where it is on, decides
-            return is_damaged_seen
-        if message.topic in HIDDEN_TOPICS:
-            return False
-        return message.queue_offset >= self._topics.begin_offset(message.topic, message.queue_id)
+        return [one for one in records if self._topics.may_be_seen(one, is_damaged_seen=True)]
 
     def _check_is_ours(self, message_id: str, host: HostAddress, record: bytes) -> None:
         """An id names a broker and a place in its log. A record there says which broker stored it; what was stored once
@@ -277,31 +240,11 @@ class AdminService:
             return
         known = self._hosts()
         if host != stored_by and known is not None and host not in known:
-            raise NotFoundRefusalError(
+            raise Refusal(
+                RefusalKind.NO_MESSAGE,
                 f"message {message_id} is one of the broker at {host_text(host)}: ask that one. At this place of this "
-                f"broker's log is another message, stored by {host_text(stored_by)}"
+                f"broker's log is another message, stored by {host_text(stored_by)}",
             )
-
-    def _check_known(self, topic: str) -> None:
-        if self._topics.find(topic) is None:
-            raise NotFoundRefusalError(f"topic {topic!r} does not exist")
-
-    def _check_master(self) -> None:
-        if self._store.role is BrokerRole.SLAVE:
-            refusal = PutResult(
-                PutMessageStatus.SERVICE_NOT_AVAILABLE, outcome="not_applied", reason="this broker is not the master"
-            )
-            raise NotStoredError(refusal, self._leader_address())
-
-    async def _change(self, change: Callable[[StateDone], None]) -> None:
-        result = await self._changed(change)
-        if not result.ok:
-            raise NotStoredError(result, self._leader_address())
-
-    async def _changed(self, change: Callable[[StateDone], None]) -> PutResult:
-        outcome: LoopCallback[PutResult] = LoopCallback(self._bridge)
-        change(outcome.done)
-        return await outcome.future
 
 
 def _of_anybody(handler: Callable[[bytes], Awaitable[bytes]]) -> AdminHandler:

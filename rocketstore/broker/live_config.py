@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -31,16 +31,12 @@ class FixedSettingError(InvalidRequestError):
 
 
 class LiveConfig:
-    """``now`` may be read on any thread; ``change`` is for the loop's.
+    """``now`` may be read on any thread, and at each use: it changes. ``change`` is for the loop's."""
 
-    ``adopters`` are told of each new configuration: those that keep one.
-    """
-
-    def __init__(self, config: BrokerConfig, *adopters: Callable[[BrokerConfig], None]) -> None:
+    def __init__(self, config: BrokerConfig) -> None:
         self.now = config
         self.changes = 0
         """How often it has changed."""
-        self._adopters = adopters
 
     def change(self, given: Mapping[str, str]) -> dict[str, str]:
         """Change all of these settings, by any of their names, or none; returns what was changed, for people.
@@ -77,5 +73,3 @@ class LiveConfig:
             raise InvalidRequestError("; ".join(problems))
         self.now = config
         self.changes += 1
-        for adopt in self._adopters:
-            adopt(config)

@@ -13,12 +13,9 @@ from collections.abc import Iterable, Sequence
 
 from dledger.rpc.bridge import LoopBridge
 from rocketstore.broker.ports import QueueKey
+from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.message.columns import RecordColumns
 from rocketstore.types import RecordHead
-
-
-class TooManyPullsError(Exception):
-    """Raised when more pulls than ``pulls_waiting_max`` would wait."""
 
 
 class Waiter:
@@ -72,9 +69,10 @@ class WaitingPulls:
         return self._count
 
     def enter(self, key: QueueKey, codes: frozenset[int] | None) -> Waiter:
-        """Register a pull; pass the waiter to ``leave`` afterwards. Raises ``TooManyPullsError``."""
+        """Register a pull; pass the waiter to ``leave`` afterwards. Raises ``Refusal``."""
         if self._count >= self._waiting_max:
-            raise TooManyPullsError(f"{self._count} pulls are waiting, the limit (pulls_waiting_max)")
+            why = f"{self._count} pulls are waiting, the limit (pulls_waiting_max)"
+            raise Refusal(RefusalKind.TOO_MANY, why)
         waiter = Waiter(key, codes)
         self._by_queue.setdefault(key, {})[waiter] = None
         self._count += 1

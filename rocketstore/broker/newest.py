@@ -9,9 +9,9 @@ from typing import Final
 from dledger.errors import InvalidRequestError
 from rocketstore.broker.codec import parse
 from rocketstore.broker.readers import ReadThreads
-from rocketstore.broker.refusals import NotFoundRefusalError
+from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.surveys import Surveys
-from rocketstore.broker.topics import TopicAccess
+from rocketstore.broker.topics import Topics
 from rocketstore.message.record import QUEUE_OFFSET, QUEUE_OFFSET_AT
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.store.message_store import MessageStore
@@ -28,14 +28,14 @@ GONE_MAX: Final = 1000
 class NewestMessages:
     """Merges the queues by the store times of their messages, and reads only those that it returns."""
 
-    def __init__(self, store: MessageStore, topics: TopicAccess, readers: ReadThreads, surveys: Surveys) -> None:
+    def __init__(self, store: MessageStore, topics: Topics, readers: ReadThreads, surveys: Surveys) -> None:
         self._store = store
         self._topics = topics
         self._readers = readers
         self._surveys = surveys
 
     async def answer(self, data: bytes) -> bytes:
-        """``Newest``. Raises ``InvalidRequestError``, and what ``TopicAccess.check_readable`` does."""
+        """``Newest``. Raises ``InvalidRequestError``, and what ``Topics.check_readable`` does."""
         wire = parse(pb.NewestRequest, data)
         if not 0 < wire.max_messages <= MESSAGES_MAX:
             raise InvalidRequestError(f"max_messages must be 1 to {MESSAGES_MAX}")
@@ -43,7 +43,7 @@ class NewestMessages:
             raise InvalidRequestError("ends, since_ms and before_ms must not be negative")
         topic = self._topics.find(wire.topic)
         if topic is None:
-            raise NotFoundRefusalError(f"topic {wire.topic!r} does not exist")
+            raise Refusal(RefusalKind.NO_TOPIC, f"topic {wire.topic!r} does not exist")
         self._topics.check_readable(wire.topic, wire.queue_id)
         return await self._readers.run(self._found, wire, max(topic.read_queues, topic.write_queues))
 

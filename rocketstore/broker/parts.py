@@ -11,13 +11,14 @@ from dledger.conditions import Conditions
 from dledger.records import record
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.clients.answers import AnswerRoom
-from rocketstore.broker.admin import AdminService
+from rocketstore.broker.groups import Groups
 from rocketstore.broker.live_config import LiveConfig
-from rocketstore.broker.ports import GroupView
+from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.pull import PullService
-from rocketstore.broker.readers import ReadThreads
+from rocketstore.broker.readers import ReadThreads, RecordReader
 from rocketstore.broker.send import SendHandler
-from rocketstore.broker.topics import TopicAccess
+from rocketstore.broker.state_changes import StateChanges
+from rocketstore.broker.topics import Topics
 from rocketstore.broker.transactions.begins import HalfMessages
 from rocketstore.broker.transactions.ends import TransactionEnds
 from rocketstore.broker.transactions.service import TransactionService
@@ -34,11 +35,12 @@ class BrokerParts:
     live: LiveConfig
     store: MessageStore
     state: BrokerState
-    topics: TopicAccess
+    topics: Topics
+    changes: StateChanges
     sender: SendHandler
     pulls: PullService
-    admin: AdminService
     readers: ReadThreads
+    records: RecordReader
     bridge: LoopBridge
     clock: Clock
     quotas: Quotas
@@ -47,10 +49,9 @@ class BrokerParts:
     """For any thread."""
     halves: HalfMessages
     ends: TransactionEnds
-    view: Callable[[], GroupView]
+    mastership: Mastership
+    groups: Groups
     store_host: HostAddress
-    check_caught_up: Callable[[], None]
-    """Raises ``NotStoredError`` as long as this broker does not know what is committed."""
     guard: AccessGuard | None
     """None: everybody may do everything."""
     conditions: Conditions

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dledger.errors import InvalidRequestError
-from rocketstore.broker.refusals import NotFoundRefusalError
-from rocketstore.broker.topics import TopicAccess
+from rocketstore.broker.topics import Topics
 from rocketstore.message.checks import NO_SEND_TOPICS
 from rocketstore.state.changes import QueueOffset
 from rocketstore.store.message_store import MessageStore
@@ -39,9 +38,7 @@ class Reached:
 class LogPositions:
     """Looks up queue offsets. ``position_of``: the start of the entry with an index. May block, so for threads only."""
 
-    def __init__(
-        self, store: MessageStore, topics: TopicAccess, position_of: Callable[[int], int] = no_indexes
-    ) -> None:
+    def __init__(self, store: MessageStore, topics: Topics, position_of: Callable[[int], int] = no_indexes) -> None:
         self._store = store
         self._topics = topics
         self._position_of = position_of
@@ -51,11 +48,10 @@ class LogPositions:
         return self.of_position(self._position_of(index), topics)
 
     def of_position(self, position: int, topics: Iterable[str]) -> Reached:
-        """For these topics, or for all if none are given. Raises ``NotFoundRefusalError`` for an unknown topic."""
+        """For these topics, or for all if none are given. Raises ``Refusal`` for an unknown topic."""
         wanted = frozenset(topics)
         for name in sorted(wanted):
-            if self._topics.find(name) is None:
-                raise NotFoundRefusalError(f"topic {name!r} does not exist")
+            self._topics.require(name)
         if self._store.dispatch_position < position:
             self._store.wait_dispatched(DISPATCH_WAIT_S)
         position = min(position, self._store.dispatch_position)  # before reading the queues, which only grow

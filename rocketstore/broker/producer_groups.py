@@ -10,27 +10,17 @@ from dledger.access.guard import ResourceKind
 from dledger.access.permissions import Permission
 from dledger.access.quota import TooManyWaitsError
 from dledger.errors import InvalidRequestError
-from dledger.remoting.codes import Language
-from dledger.remoting.connection import Place
-from dledger.remoting.errors import RequestError
-from dledger.remoting.frame import Frame
 from dledger.rpc.clients.answers import Leases
 from dledger.rpc.clients.calls import Call
+from rocketstore.broker.clients import HalfCheck, Heartbeat
 from rocketstore.broker.codec import check_client_id, parse
+from rocketstore.broker.groups import Groups
+from rocketstore.broker.memberships import PYTHON, VERSION, StreamLink
 from rocketstore.broker.parts import BrokerParts
-from rocketstore.broker.refusals import NotStoredError
-from rocketstore.broker.remoting.clients import StreamLink
-from rocketstore.broker.remoting.members import Members
-from rocketstore.broker.transactions.run import EndedBeforeError, EndingError, EndRefusedError, NotReadyError
+from rocketstore.broker.transactions.run import EndedBeforeError, EndingError
 from rocketstore.pb import broker_pb2 as pb
-from rocketstore.remoting.bodies.clients import HeartbeatData, ProducerData
-from rocketstore.remoting.codes import RequestCode
-from rocketstore.remoting.headers import CheckTransactionHeader, read_header
 from rocketstore.state.changes import check_name
-from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
 
-VERSION: Final = 1
-"""Reported to administrators as the version of members that use gRPC."""
 _STATES: Final = ("COMMIT", "ROLLBACK", "UNKNOWN")
 CHECKS_WAITING_MAX: Final = 64
 """Checks that a member has not read yet: further ones go to others of its group."""
@@ -41,11 +31,9 @@ async def end_transaction(parts: BrokerParts, data: bytes, check: Callable[[byte
     request = parse(pb.EndTransactionRequest, data)
     if request.state not in _STATES:
         raise InvalidRequestError(f"a transaction cannot end with {request.state[:64]!r}: {', '.join(_STATES)}")
-    if parts.store.role is BrokerRole.SLAVE:
-        raise _unavailable(parts, "this broker is a slave: end transactions at the master")
+    parts.mastership.require()
     if check is not None:
-        offset = request.offset
-        check(await parts.readers.run(parts.store.read_record, offset) if offset >= 0 else None)
+        check(await parts.records.at(request.offset))
     result = "OPEN"
     if request.state != "UNKNOWN":
         try:
@@ -56,16 +44,7 @@ async def end_transaction(parts: BrokerParts, data: bytes, check: Callable[[byte
             result = "ENDED_BEFORE"
         except EndingError:
             result = "ENDING"
-        except EndRefusedError as error:
-            raise InvalidRequestError(str(error)) from error
-        except NotReadyError as error:
-            raise _unavailable(parts, str(error)) from error
     return pb.EndTransactionResponse(result=result).SerializeToString()
-
-
-def _unavailable(parts: BrokerParts, reason: str) -> NotStoredError:
-    refusal = PutResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, outcome="not_applied", reason=reason)
-    return NotStoredError(refusal, parts.view().leader_address)
 
 
 class _Waiting(NamedTuple):
@@ -79,23 +58,22 @@ class ProducerLink(StreamLink):
     """A member's stream in the tables of clients. It passes on only checks of transactions."""
 
     def __init__(self, call: Call) -> None:
-        super().__init__(Place(*call.connection.place), self._may_send)
+        super().__init__(call.connection.place)
         self._call = call
         self.is_open = True
         self.waiting: deque[_Waiting] = deque()
 
-    def _may_send(self, topic: str) -> bool:
+    def may_send(self, topic: str) -> bool:
+        """Whether its account may send to a topic, and so be asked about transactions there."""
         caller = self._call.caller
         return caller is None or caller.may(ResourceKind.TOPIC, topic, Permission.PUB)
 
-    def tell(self, request: Frame) -> bool:
+    def check_half(self, check: HalfCheck) -> bool:
         """Returns whether the member will hear of it: not while it, or its account, has too much to read."""
-        if request.code != RequestCode.CHECK_TRANSACTION_STATE or not self.is_open:
+        if not self.is_open:
             return False
-        header = read_header(CheckTransactionHeader, request.fields)
-        offset, queue_offset = header.commit_log_offset, header.tran_state_table_offset
-        check = pb.TransactionCheck(record=request.body, offset=offset, queue_offset=queue_offset)
-        data = pb.ProducerMembershipResponse(check=check).SerializeToString()
+        wire = pb.TransactionCheck(record=check.record, offset=check.offset, queue_offset=check.queue_offset)
+        data = pb.ProducerMembershipResponse(check=wire).SerializeToString()
         leases = self._call.leases()
         try:
             if len(self.waiting) >= CHECKS_WAITING_MAX:
@@ -118,10 +96,10 @@ class ProducerLink(StreamLink):
 class ProducerStream:
     """One member's stream: reads heartbeats, writes checks."""
 
-    def __init__(self, call: Call, link: ProducerLink, members: Members) -> None:
+    def __init__(self, call: Call, link: ProducerLink, groups: Groups) -> None:
         self._call = call
         self._link = link
-        self._members = members
+        self._groups = groups
         self._identity = ("", "")
         self._beats = 0  # not yet answered
 
@@ -135,11 +113,8 @@ class ProducerStream:
             if self._identity not in (("", ""), identity):
                 raise InvalidRequestError(f"a stream is of one member of one group, {' '.join(self._identity)}")
             self._identity = identity
-            beat = HeartbeatData(request.client_id, (ProducerData(request.group),))
-            try:
-                await self._members.join(self._link, self._call.quota.owner, Language.PYTHON, VERSION, beat)
-            except RequestError as error:
-                raise TooManyWaitsError(str(error)) from None
+            beat = Heartbeat(request.client_id, (request.group,), (), PYTHON, VERSION)
+            await self._groups.join(self._link, self._call.quota.owner, beat)
             self._beats = 1  # several at once have one answer
             self._link.news.set()
 

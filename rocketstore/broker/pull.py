@@ -8,11 +8,11 @@ from typing import Final
 from dledger.clock import Clock
 from dledger.rpc.clients.answers import Leases
 from rocketstore.broker.codec import Pull
+from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.long_polling import WaitingPulls
 from rocketstore.broker.readers import ReadThreads
 from rocketstore.broker.tag_filter import TagFilter, TagFilters
-from rocketstore.broker.topics import TopicAccess
-from rocketstore.broker_config import BrokerConfig
+from rocketstore.broker.topics import Topics
 from rocketstore.config import MIB
 from rocketstore.state.changes import check_name
 from rocketstore.store.message_store import MessageStore
@@ -53,14 +53,14 @@ class PullService:
 
     def __init__(
         self,
-        config: BrokerConfig,
+        live: LiveConfig,
         store: MessageStore,
-        topics: TopicAccess,
+        topics: Topics,
         waiting: WaitingPulls,
         readers: ReadThreads,
         clock: Clock,
     ) -> None:
-        self._config = config
+        self._live = live
         self._store = store
         self._topics = topics
         self._waiting = waiting
@@ -68,14 +68,10 @@ class PullService:
         self._clock = clock
         self._filters = TagFilters()
 
-    def adopt(self, config: BrokerConfig) -> None:
-        """Continue with changed settings."""
-        self._config = config
-
     async def pull(self, pull: Pull, leases: Leases) -> GetResult:
         """The requested messages, whose bytes are accounted for in ``leases``.
 
-        Raises ``InvalidRequestError``, ``TooManyPullsError``, and the refusals of ``TopicAccess.check_readable``.
+        Raises ``InvalidRequestError`` and ``Refusal``.
         """
         wish = self._check(pull)
         if pull.offset < wish.begin_offset:
@@ -121,7 +117,7 @@ class PullService:
         self._topics.check_readable(pull.topic, pull.queue_id)
         if pull.group:  # it becomes a name in the statistics
             check_name(pull.group, "group")
-        config = self._config
+        config = self._live.now
         wait_ms_max = config.pull_wait_ms_max if config.long_polling_enable else config.short_polling_time_mills
         return _Wish(
             pull,

@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
 
+from rocketstore.store.message_store import MessageStore
+
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -36,3 +38,15 @@ class ReadThreads:
     def close(self) -> None:
         """Join the threads."""
         self._executor.shutdown(wait=True)
+
+
+class RecordReader:
+    """Reads messages at places in the log that clients name."""
+
+    def __init__(self, store: MessageStore, threads: ReadThreads) -> None:
+        self._store = store
+        self._threads = threads
+
+    async def at(self, offset: int) -> bytes | None:
+        """The record that begins at this offset; None if none does."""
+        return await self._threads.run(self._store.read_record, offset) if offset >= 0 else None

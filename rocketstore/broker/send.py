@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -25,10 +25,11 @@ from dledger.rpc.clients.calls import Call
 from dledger.rpc.options import limit_metadata
 from dledger.values import MIB
 from rocketstore.broker.codec import ResultEncoder, SendCall
-from rocketstore.broker.refusals import NotStoredError
-from rocketstore.broker.topics import TopicAccess
+from rocketstore.broker.live_config import LiveConfig
+from rocketstore.broker.mastership import Mastership
+from rocketstore.broker.refusal import Refusal
+from rocketstore.broker.topics import Topics
 from rocketstore.broker.transactions.begins import Begun, HalfMessages, HalfRefusedError
-from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.checks import TIMED_MARK, check_client_topic, check_keys, check_message, check_timed
 from rocketstore.message.message import (
     PROPERTY_DELAY,
@@ -39,59 +40,47 @@ from rocketstore.message.message import (
 )
 from rocketstore.message.producer_names import MEMORY_KEY
 from rocketstore.store.message_store import MessageStore
-from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
+from rocketstore.types import PutMessageStatus, PutResult
 
 STREAM_REQUESTS_PENDING_MAX: Final = 1024
 STREAM_MESSAGES_PENDING_MAX: Final = 16_384
 STREAM_BYTES_PENDING_MAX: Final = 16 * MIB
-FAILURES_MAX: Final = 1024
-"""How many topics that could not be created are remembered, with the reason."""
 
 _ILLEGAL: Final = frozenset({PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIES_SIZE_EXCEEDED})
 
 SendDone = Callable[[Sequence[PutResult]], None]
-CreateTopic = Callable[[str, str, int], Awaitable[PutResult]]
-"""Gets the topic, who wants it, and of how many queues it may be at most (0: the broker's default)."""
 StreamContext = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class SendHandler:
-    """Passes validated requests to the store. Lives on the event loop.
+    """Passes validated requests to the store. Lives on the event loop."""
 
-    ``create_topic`` creates a topic with the broker's defaults; ``leader_address`` returns the address that accepts
-    writes, as far as known.
-    """
-
-    def __init__(  # noqa: PLR0913  # one parameter per part of the broker
+    def __init__(  # one parameter per part of the broker
         self,
-        config: BrokerConfig,
+        live: LiveConfig,
         store: MessageStore,
-        topics: TopicAccess,
+        topics: Topics,
         bridge: LoopBridge,
         halves: HalfMessages,
         *,
-        create_topic: CreateTopic,
-        leader_address: Callable[[], str],
+        mastership: Mastership,
         conditions: Conditions,
     ) -> None:
         self._conditions = conditions
         self.messages_pending = 0
         self.bytes_pending = 0
-        self._config = config
+        self._live = live
         self._store = store
         self._topics = topics
         self._bridge = bridge
         self._halves = halves
-        self._create_topic = create_topic
-        self._leader_address = leader_address
-        self._creating: dict[str, asyncio.Task[PutResult]] = {}
-        self._not_created: dict[str, PutResult] = {}
+        self._mastership = mastership
         self._room_wanted: set[asyncio.Event] = set()
 
     @property
     def is_full(self) -> bool:
         """Whether nothing more may be accepted for now."""
-        config = self._config
+        config = self._live.now
         return (
             self.messages_pending >= config.send_pending_messages_max
             or self.bytes_pending >= config.send_pending_bytes_max
@@ -119,16 +108,8 @@ class SendHandler:
         """Create missing topics if this broker may; messages for a topic that could not be created are refused."""
         owner = "" if request.quota is None else request.quota.owner
         for name in {one.topic for one in request.messages}:
-            if self._topics.find(name) is None and name not in request.denied and self.may_create(name):
-                await self.ensure_topic(name, owner)
-
-    async def ensure_topic(self, name: str, owner: str, queues_max: int = 0) -> None:
-        """Create one, unless that is under way; if it could not be, ``no_topic_reason`` says why."""
-        task = self._creating.get(name)
-        if task is None:
-            task = self._creating[name] = asyncio.ensure_future(self._create_topic(name, owner, queues_max))
-            task.add_done_callback(partial(self._created, name))
-        await asyncio.shield(task)
+            if self._topics.find(name) is None and name not in request.denied and self._topics.may_create(name):
+                await self._topics.create_default(name, owner)
 
     def submit(self, request: SendCall, done: SendDone) -> None:
         """Pass a request to the store; ``done`` is called once, on the loop, with one result per message."""
@@ -190,7 +171,7 @@ class SendHandler:
         done(results)
 
     def _illegal(self, messages: Sequence[Message], refused: Mapping[int, PutResult]) -> dict[int, PutResult]:
-        found = {at: check_message(one, self._config.store) for at, one in enumerate(messages) if at not in refused}
+        found = {at: check_message(one, self._live.now.store) for at, one in enumerate(messages) if at not in refused}
         return {at: refusal for at, refusal in found.items() if refusal is not None}
 
     async def wait_room(self, room: asyncio.Event) -> None:
@@ -202,38 +183,17 @@ class SendHandler:
         finally:
             self._room_wanted.discard(room)
 
-    def _created(self, name: str, task: asyncio.Task[PutResult]) -> None:
-        self._creating.pop(name, None)
-        self._not_created.pop(name, None)
-        if not task.cancelled() and not task.result().ok:
-            if len(self._not_created) >= FAILURES_MAX:
-                self._not_created.clear()
-            self._not_created[name] = task.result()
-
-    def adopt(self, config: BrokerConfig) -> None:
-        """Continue with changed settings."""
-        self._config = config
-
-    def may_create(self, name: str) -> bool:
-        """Whether a send may create this topic here."""
-        return (
-            self._config.auto_create_topic_enable
-            and self._store.role is not BrokerRole.SLAVE
-            and not check_client_topic(name)
-        )
-
     def _refusals(
         self, messages: Sequence[Message], denied: Mapping[int, PutResult], begun: list[Begun]
     ) -> dict[int, PutResult]:
         """The refused messages by place; sets the queues of the others. Half messages are added to ``begun``: from then
         on they are of another topic, so what is ``denied`` must not get that far.
         """
-        if self._store.role is BrokerRole.SLAVE:
-            refusal = self._not_master()
-            return dict.fromkeys(range(len(messages)), refusal)
+        if not self._mastership.is_master:
+            return dict.fromkeys(range(len(messages)), self._mastership.refusal())
         refused: dict[int, PutResult] = {}
         name, queues = "", 0
-        keys_max = self._config.store.message_keys_max
+        keys_max = self._live.now.store.message_keys_max
         for at, message in enumerate(messages):
             if message.topic != name:
                 name = message.topic
@@ -257,8 +217,8 @@ class SendHandler:
 
     def _unplaced(self, messages: Sequence[Message]) -> dict[int, PutResult]:
         """Those of messages to be stored again that have no place here, with the reason."""
-        if self._store.role is BrokerRole.SLAVE:
-            return dict.fromkeys(range(len(messages)), self._not_master())
+        if not self._mastership.is_master:
+            return dict.fromkeys(range(len(messages)), self._mastership.refusal())
         found = {at: self._place(message) for at, message in enumerate(messages)}
         return {at: problem for at, problem in found.items() if problem is not None}
 
@@ -270,7 +230,7 @@ class SendHandler:
         """Choose the queue if the producer did not; returns the reason for a refusal, or None."""
         topic = self._topics.find(message.topic)
         if topic is None or check_client_topic(message.topic):
-            return self._no_topic(message.topic)
+            return self._topics.missing(message.topic)
         problem = self._topics.write_problem(topic, message.queue_id)
         if problem:
             return _refusal(PutMessageStatus.MESSAGE_ILLEGAL, problem)
@@ -294,39 +254,14 @@ class SendHandler:
         begun.append(self._halves.begin(message, group, place))
         return None
 
-    def _no_topic(self, name: str) -> PutResult:
-        problem = check_client_topic(name)
-        if not problem and not self._config.auto_create_topic_enable:
-            problem = (
-                f"topic {name} does not exist, and sending does not create it (autoCreateTopicEnable=false): "
-                "create it first"
-            )
-        failure = self._not_created.get(name)
-        if not problem and failure is not None and failure.status in _ILLEGAL:
-            problem = failure.reason
-        if problem:
-            return _refusal(PutMessageStatus.MESSAGE_ILLEGAL, problem)
-        # Resending helps: the topic could not be created just now, or another broker has deleted it meanwhile.
-        why = failure.reason if failure is not None else "it is being deleted"
-        return _refusal(PutMessageStatus.OS_PAGECACHE_BUSY, f"cannot create topic {name}: {why}")
-
-    def no_topic_reason(self, name: str) -> str:
-        """Why a topic that does not exist was not created."""
-        return self._no_topic(name).reason
-
     def refusal_when_stopping(self) -> PutResult:
         """The result of requests that were not accepted any more."""
         return PutResult(
             PutMessageStatus.SERVICE_NOT_AVAILABLE,
             outcome="not_applied",
             reason="this broker is stopping",
-            leader=self._leader_address(),
+            leader=self._mastership.leader_address,
         )
-
-    def _not_master(self) -> PutResult:
-        leader = self._leader_address()
-        reason = "this broker is a slave" if leader else "this broker is a slave, and the master is unknown"
-        return PutResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, outcome="not_applied", reason=reason, leader=leader)
 
 
 def _refusal(status: PutMessageStatus, reason: str) -> PutResult:
@@ -379,7 +314,7 @@ class SendStream:
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until the client ends the stream or ``stop`` is set, and everything accepted is answered.
 
-        Raises ``InvalidRequestError``, and after ``stop`` ``NotStoredError``, which refuses everything not accepted.
+        Raises ``InvalidRequestError``, and after ``stop`` ``Refusal``, which refuses everything not accepted.
         """
         # Tells the client that the stream is established: earlier failures mean that nothing was sent.
         await self._context.send_initial_metadata(self._told)
@@ -400,7 +335,7 @@ class SendStream:
             self._answer_ready.set()
             await writer
             if stop.is_set():
-                raise NotStoredError(self._sender.refusal_when_stopping(), "")
+                raise Refusal.of(self._sender.refusal_when_stopping())
         finally:
             for task in (reader, writer, stopping):
                 task.cancel()

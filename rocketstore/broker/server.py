@@ -420,8 +420,6 @@ class BrokerServer:
                 self._slave_sync = SlaveSync(self.state, to_members, replication.master, lambda: registration.master)
                 self._slave_sync.start(self._threads.report)
         self._remoting = RemotingService(parts, to_members, registration.announce)
-        if self._service is not None:
-            self._service.memberships.serve(self._remoting.members, self._remoting.retries)
         registration.start()
 
     async def _look_for_successor(self, replication: HaService) -> bool:

@@ -34,21 +34,27 @@ from dledger.values import parse_address
 from rocketstore.broker import codec
 from rocketstore.broker.access import BrokerAccess
 from rocketstore.broker.admin import AdminHandler, AdminService
+from rocketstore.broker.groups import Groups
 from rocketstore.broker.hosts import peer_host
 from rocketstore.broker.live_config import LiveConfig
-from rocketstore.broker.long_polling import TooManyPullsError, WaitingPulls
+from rocketstore.broker.long_polling import WaitingPulls
+from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.measurements import ServiceCounters
 from rocketstore.broker.memberships import Memberships
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.ports import GroupView
 from rocketstore.broker.positions import LogPositions, no_indexes
-from rocketstore.broker.producer_groups import end_transaction
+from rocketstore.broker.producer_groups import ProducerLink, ProducerStream, end_transaction
 from rocketstore.broker.pull import PullService
-from rocketstore.broker.readers import ReadThreads
-from rocketstore.broker.refusals import REFUSALS, CallTooLongError, Context, NotStoredError, abort
+from rocketstore.broker.readers import ReadThreads, RecordReader
+from rocketstore.broker.refusal import Refusal, RefusalKind
+from rocketstore.broker.refusals import REFUSALS, Context, abort
+from rocketstore.broker.retries import Retries
 from rocketstore.broker.send import SendHandler, SendStream
+from rocketstore.broker.state_changes import StateChanges
 from rocketstore.broker.status import StatusReport
-from rocketstore.broker.topics import TopicAccess
+from rocketstore.broker.topics import Topics
+from rocketstore.broker.transactions.asking import ProducerChecks
 from rocketstore.broker.transactions.begins import HalfMessages
 from rocketstore.broker.transactions.ends import TransactionEnds
 from rocketstore.broker.transactions.service import TransactionService
@@ -59,7 +65,7 @@ from rocketstore.message.producer_names import check_producer_name
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.store.message_store import MessageStore
-from rocketstore.types import PutMessageStatus, PutResult
+from rocketstore.types import PutResult
 
 DRAIN_TIMEOUT_S: Final = 1.0
 STREAM_KINDS: Final = 5
@@ -115,7 +121,6 @@ class BrokerService:
         self._quotas = Quotas(limits, owner_percent=config.access.account_share_percent)
         self._room = AnswerRoom()
         self._connections = connections
-        self._has_caught_up = has_caught_up
         self._bridge = bridge
         self._clock = clock
         self._store_host = store_host
@@ -126,59 +131,63 @@ class BrokerService:
         self._waiting = WaitingPulls(bridge, waiting_max=config.pulls_waiting_max)
         store.add_arrival_listener(self._waiting.arrived)
         store.let_messages_gather(unless=lambda: len(self._waiting) > 0)
-        topics = TopicAccess(state.topic, state.begin_offset, broker_permission=config.broker_permission)
-        self._view = view
+        transactions = transactions or TransactionService(config, store, state, clock)
+        live = LiveConfig(config)
+        halves = HalfMessages(live, transactions)
+        self._mastership = mastership = Mastership(store, view, has_caught_up)
+        changes = StateChanges(bridge, mastership)
+        topics = Topics(live, state, mastership, changes)
         self._admin = AdminService(
-            config,
+            live,
             store,
             state,
             topics,
             self._readers,
-            bridge,
-            clock,
-            leader_address=self._leader_address,
+            mastership=mastership,
+            changes=changes,
             positions=LogPositions(store, topics, position_of),
             hosts=self._hosts,
         )
-        self._pulls = PullService(config, store, topics, self._waiting, self._readers, clock)
-        transactions = transactions or TransactionService(config, store, state, clock)
-        halves = HalfMessages(config, transactions)
+        self._pulls = PullService(live, store, topics, self._waiting, self._readers, clock)
         self._sender = SendHandler(
-            config,
+            live,
             store,
             topics,
             bridge,
             halves,
-            create_topic=self._admin.create_default_topic,
-            leader_address=self._leader_address,
+            mastership=mastership,
             conditions=self._conditions,
         )
-        adopters = (topics.adopt, self._admin.adopt, self._sender.adopt, self._pulls.adopt, halves.adopt)
+        records = RecordReader(store, self._readers)
+        retries = Retries(live, state, mastership, topics, self._sender, records, store_host)
+        groups = Groups(live, state, mastership, retries, self._conditions)
         self.parts: Final = BrokerParts(
-            LiveConfig(config, *adopters),
+            live,
             store,
             state,
             topics,
+            changes,
             self._sender,
             self._pulls,
-            self._admin,
             self._readers,
+            records,
             bridge,
             clock,
             self._quotas,
             self._room,
             transactions,
             halves,
-            TransactionEnds(transactions, self._readers, bridge, self._leader_address),
-            view,
+            TransactionEnds(transactions, self._readers, bridge, mastership),
+            mastership,
+            groups,
             store_host,
-            self._check_caught_up,
             guard,
             self._conditions,
             replication,
         )
         """What other protocols serve, too."""
         self.memberships: Final = Memberships(self.parts)
+        self._producer_checks = ProducerChecks(store, transactions, groups.clients, self._readers, bridge, store_host)
         self._encoder = codec.ResultEncoder(store_host)
         self._memory = "" if store.log.is_replicated else token_hex(8)
         self._report = StatusReport(
@@ -188,7 +197,7 @@ class BrokerService:
     def _hosts(self) -> frozenset[HostAddress] | None:
         """As records name them: this broker's and its group's; None if one has a name instead of an address."""
         try:
-            places = [parse_address(one) for one in self._view().members.values() if one]
+            places = [parse_address(one) for one in self._mastership.view().members.values() if one]
             return frozenset({self._store_host, *(HostAddress(ip_address(host).packed, port) for host, port in places)})
         except ValueError:
             return None
@@ -218,6 +227,8 @@ class BrokerService:
 
     async def drain(self) -> None:
         """Wait for the handlers that the stopped server is cancelling: if the loop ended first, it would log errors."""
+        self.parts.groups.close()
+        await self._producer_checks.close()
         if self._handling:
             await asyncio.wait(tuple(self._handling), timeout=DRAIN_TIMEOUT_S)
 
@@ -247,7 +258,7 @@ class BrokerService:
         if isinstance(found, DLedgerError):
             found.outcome = "not_applied"  # whatever the error: a read changes nothing
             refusal = PutResult(status_of(found), outcome="not_applied", reason=str(found))
-            raise NotStoredError(refusal, self._leader_address())
+            raise Refusal.of(refusal, self._mastership.leader_address)
         return pb.ProducerResponse(next_sequence=found).SerializeToString()
 
     async def _pull(self, data: bytes, call: Call) -> bytes:
@@ -267,7 +278,7 @@ class BrokerService:
         access, caller, pull = self._access, call.caller, codec.decode_pull(data)
         if access is not None and caller is not None:
             access.check_pull(caller, pull)
-        self._check_caught_up()
+        self._mastership.require_caught_up()
         with call.quota.wait("pulls_waiting_max") if pull.wait_ms else nullcontext():
             result = await self._pulls.pull(pull, leases)
         if access is not None and caller is not None and pull.wait_ms:
@@ -284,7 +295,9 @@ class BrokerService:
         await self.memberships.run(call, check, self._stop)
 
     async def _producer_membership(self, call: Call) -> None:
-        await self.memberships.run_producer(call, self._stop)
+        link = ProducerLink(call)
+        stream = ProducerStream(call, link, self.parts.groups)
+        await self.memberships.serve(call, link, stream.read, stream.write, self._stop)
 
     async def _end_transaction(self, data: bytes, call: Call) -> bytes:
         access, caller = self._access, call.caller
@@ -313,16 +326,9 @@ class BrokerService:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _check_caught_up(self) -> None:
-        """Raises ``NotStoredError`` while it is unknown what is committed, because no answer would be reliable."""
-        if not self._has_caught_up():
-            reason = "this broker has just started and does not know yet which entries are committed"
-            refusal = PutResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, outcome="not_applied", reason=reason)
-            raise NotStoredError(refusal, self._leader_address())
-
     def _once_caught_up(self, handler: AdminHandler) -> AdminHandler:
         async def answer(data: bytes, owner: str) -> bytes:
-            self._check_caught_up()
+            self._mastership.require_caught_up()
             return await handler(data, owner)
 
         return answer
@@ -350,9 +356,6 @@ class BrokerService:
         method = rpc_options.method(codec.SERVICE, name)
         caller = access_gate.admit(self._access.guard, self._quotas, method, context, body)
         return Call(context, connection, caller.quota, caller, self._room)
-
-    def _leader_address(self) -> str:
-        return self._view().leader_address
 
     def counters(self) -> ServiceCounters:
         """Requests in progress; callable from any thread."""
@@ -407,7 +410,7 @@ class BrokerService:
                         return await handler(data, call)
             except TimeoutError:
                 if limit.expired():
-                    raise CallTooLongError(rpc_options.too_long(limits)) from None
+                    raise Refusal(RefusalKind.TOO_LATE, rpc_options.too_long(limits), outcome="unknown") from None
                 raise
 
         async def answer(data: bytes, context: Context) -> bytes:
@@ -445,5 +448,5 @@ class BrokerService:
         """Refusals are the client's problem, except reaching a limit; anything else is ours."""
         if isinstance(error, CorruptLogError | DiskError):
             _log.error("a request failed: %s", error)
-        elif isinstance(error, PendingFullError | TooManyPullsError):
+        elif isinstance(error, PendingFullError) or (isinstance(error, Refusal) and error.kind is RefusalKind.TOO_MANY):
             self._conditions.limit(str(error))

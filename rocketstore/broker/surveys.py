@@ -9,7 +9,7 @@ from typing import Final
 from dledger.errors import CorruptLogError, InvalidRequestError
 from rocketstore.broker.codec import parse
 from rocketstore.broker.readers import ReadThreads
-from rocketstore.broker.topics import TopicAccess
+from rocketstore.broker.topics import Topics
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.store.message_store import MessageStore
@@ -24,7 +24,7 @@ QUEUES_MAX: Final = 1024
 class Surveys:
     """On the event loop. An answer covers as many names, from the first one, as its limits allow, and at least one."""
 
-    def __init__(self, store: MessageStore, state: BrokerState, topics: TopicAccess, readers: ReadThreads) -> None:
+    def __init__(self, store: MessageStore, state: BrokerState, topics: Topics, readers: ReadThreads) -> None:
         self._store = store
         self._state = state
         self._topics = topics

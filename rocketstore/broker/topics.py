@@ -1,17 +1,31 @@
-"""Checks which queues a client may use, by the topics in the broker state."""
+"""The broker's topics: which queues clients may use, and topics that are created because somebody sends to them."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
-from rocketstore.broker.refusals import NotFoundRefusalError, NotPermittedError, OutOfRangeError
-from rocketstore.broker_config import PERMISSION_READ, PERMISSION_WRITE, BrokerConfig
+from dledger.errors import InvalidRequestError
+from rocketstore.broker.creation_quota import CreationQuota
+from rocketstore.broker.live_config import LiveConfig
+from rocketstore.broker.mastership import Mastership
+from rocketstore.broker.refusal import Refusal, RefusalKind
+from rocketstore.broker.state_changes import StateChanges
+from rocketstore.broker_config import PERMISSION_READ, PERMISSION_WRITE
+from rocketstore.message.checks import check_client_topic
+from rocketstore.message.record import CorruptRecordError, decode_record
+from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import TopicConfig
+from rocketstore.types import HIDDEN_TOPICS, PutMessageStatus, PutResult
 
 CURSORS_MAX: Final = 65_536
 """Topics for which the round-robin position is remembered."""
+FAILURES_MAX: Final = 1024
+"""How many topics that could not be created are remembered, with the reason."""
+_ILLEGAL: Final = frozenset({PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIES_SIZE_EXCEEDED})
 
 
 class TopicNews:
@@ -30,36 +44,31 @@ class TopicNews:
             listener()
 
 
-class TopicAccess:
-    """Lives on the event loop. ``find`` returns a topic of the broker state, or None.
+class Topics:
+    """Lives on the event loop."""
 
-    ``begin_offset`` returns a queue's first offset that does not belong to a deleted topic of the same name.
-    """
-
-    def __init__(
-        self,
-        find: Callable[[str], TopicConfig | None],
-        begin_offset: Callable[[str, int], int],
-        *,
-        broker_permission: int,
-    ) -> None:
-        self._find = find
-        self.begin_offset: Final = begin_offset
-        self._broker_permission = broker_permission
+    def __init__(self, live: LiveConfig, state: BrokerState, mastership: Mastership, changes: StateChanges) -> None:
+        self._live = live
+        self._state = state
+        self._mastership = mastership
+        self._changes = changes
+        config = live.now
+        most = config.queues_max * config.access.account_share_percent // 100
+        self._quota = CreationQuota("queues", "queues_max", most, lambda name: state.topic(name) is not None)
+        self.find: Final[Callable[[str], TopicConfig | None]] = state.topic
+        """The topic of this name, or None."""
+        self.begin_offset: Final = state.begin_offset
+        """A queue's first offset that does not belong to a deleted topic of the same name."""
         self.news: Final = TopicNews()
         self._cursors: dict[str, itertools.count[int]] = {}
+        self._creating: dict[str, asyncio.Task[PutResult]] = {}
+        self._not_created: dict[str, PutResult] = {}
 
-    def adopt(self, config: BrokerConfig) -> None:
-        """Continue with changed settings."""
-        self._broker_permission = config.broker_permission
-
-    def find(self, name: str) -> TopicConfig | None:
-        """The topic, or None."""
-        return self._find(name)
+    # -- use -----------------------------------------------------------------------------------------------------------
 
     def write_problem(self, topic: TopicConfig, queue_id: int) -> str:
         """Why nothing may be sent to this queue (-1: to any); empty if allowed."""
-        if not self._broker_permission & PERMISSION_WRITE:
+        if not self._live.now.broker_permission & PERMISSION_WRITE:
             return "this broker does not allow writes (brokerPermission)"
         if not topic.permission & PERMISSION_WRITE:
             return f"topic {topic.name} does not allow writes (permission {topic.permission})"
@@ -80,14 +89,91 @@ class TopicAccess:
         return next(cursor) % topic.write_queues
 
     def check_readable(self, name: str, queue_id: int) -> None:
-        """Raises ``NotFoundRefusalError``, ``NotPermittedError`` or ``OutOfRangeError`` unless it is readable."""
-        topic = self._find(name)
+        """Raises ``Refusal`` unless it is readable."""
+        topic = self.find(name)
         if topic is None:
-            raise NotFoundRefusalError(f"topic {name!r} does not exist")
-        if not self._broker_permission & topic.permission & PERMISSION_READ:
-            raise NotPermittedError(f"topic {name} or this broker does not allow reads")
+            raise Refusal(RefusalKind.NO_TOPIC, f"topic {name!r} does not exist")
+        if not self._live.now.broker_permission & topic.permission & PERMISSION_READ:
+            raise Refusal(RefusalKind.NOT_PERMITTED, f"topic {name} or this broker does not allow reads")
         # Queues removed from writing stay readable until `read_queues` is lowered.
         if not 0 <= queue_id < topic.read_queues:
-            raise OutOfRangeError(
-                f"topic {name} has {topic.read_queues} read queues, numbered from 0: there is no queue {queue_id}"
+            raise Refusal(
+                RefusalKind.NO_QUEUE,
+                f"topic {name} has {topic.read_queues} read queues, numbered from 0: there is no queue {queue_id}",
             )
+
+    def require(self, name: str) -> TopicConfig:
+        """The topic. Raises ``Refusal`` if it does not exist."""
+        topic = self.find(name)
+        if topic is None:
+            raise Refusal(RefusalKind.NO_TOPIC, f"topic {name!r} does not exist")
+        return topic
+
+    def may_be_seen(self, record: bytes, *, is_damaged_seen: bool = False) -> bool:
+        """Whether a message is neither one of the broker's own, nor from a deleted topic of the same name."""
+        try:
+            message = decode_record(record, check_crc=False)
+        except CorruptRecordError:  # its topic is unknown; access control, where it is on, decides
+            return is_damaged_seen
+        if message.topic in HIDDEN_TOPICS:
+            return False
+        return message.queue_offset >= self.begin_offset(message.topic, message.queue_id)
+
+    # -- creation ------------------------------------------------------------------------------------------------------
+
+    def may_create(self, name: str) -> bool:
+        """Whether a send may create this topic here."""
+        return self._live.now.auto_create_topic_enable and self._mastership.is_master and not check_client_topic(name)
+
+    async def create(self, topic: TopicConfig, owner: str) -> PutResult:
+        """Create a topic that ``owner`` did not ask for by name."""
+        try:
+            self._quota.take(owner, topic.name, topic.write_queues)
+            result = await self._changes.outcome(partial(self._put, topic))
+        except InvalidRequestError as error:
+            return PutResult(PutMessageStatus.MESSAGE_ILLEGAL, outcome="not_applied", reason=str(error))
+        self.news.tell()
+        return result
+
+    async def create_default(self, name: str, owner: str, queues_max: int = 0) -> None:
+        """Create a topic because ``owner`` sent to it, of at most ``queues_max`` queues (0: the broker's default),
+        unless that is under way; if it could not be, ``missing`` says why.
+        """
+        task = self._creating.get(name)
+        if task is None:
+            config = self._live.now
+            default = config.default_topic_queue_nums
+            queues = min(queues_max, default) if queues_max > 0 else default
+            topic = TopicConfig(name, queues, queues, config.broker_permission)
+            task = self._creating[name] = asyncio.ensure_future(self.create(topic, owner))
+            task.add_done_callback(partial(self._created, name))
+        await asyncio.shield(task)
+
+    def missing(self, name: str) -> PutResult:
+        """Why there is no such topic to send to."""
+        problem = check_client_topic(name)
+        if not problem and not self._live.now.auto_create_topic_enable:
+            problem = (
+                f"topic {name} does not exist, and sending does not create it (autoCreateTopicEnable=false): "
+                "create it first"
+            )
+        failure = self._not_created.get(name)
+        if not problem and failure is not None and failure.status in _ILLEGAL:
+            problem = failure.reason
+        if problem:
+            return PutResult(PutMessageStatus.MESSAGE_ILLEGAL, outcome="not_applied", reason=problem)
+        # Resending helps: the topic could not be created just now, or another broker has deleted it meanwhile.
+        why = failure.reason if failure is not None else "it is being deleted"
+        reason = f"cannot create topic {name}: {why}"
+        return PutResult(PutMessageStatus.OS_PAGECACHE_BUSY, outcome="not_applied", reason=reason)
+
+    def _put(self, topic: TopicConfig, done: Callable[[PutResult], None]) -> None:
+        self._state.put_topic(topic, done, automatic=True)
+
+    def _created(self, name: str, task: asyncio.Task[PutResult]) -> None:
+        self._creating.pop(name, None)
+        self._not_created.pop(name, None)
+        if not task.cancelled() and not task.result().ok:
+            if len(self._not_created) >= FAILURES_MAX:
+                self._not_created.clear()
+            self._not_created[name] = task.result()

@@ -28,7 +28,6 @@ from dledger.remoting.frame import Frame
 from dledger.remoting.server import Answer, Handler
 from dledger.types import TlsServerMode
 from rocketstore.broker.parts import BrokerParts
-from rocketstore.broker.remoting.clients import ClientLink, StreamLink
 from rocketstore.broker.remoting.decoding import BodyDecoder
 from rocketstore.broker.remoting.forwarding import BORN_HOST, FORWARDED
 from rocketstore.broker.remoting.needs import (
@@ -91,7 +90,7 @@ class RemotingAccess:
         self._guard = parts.guard
         self._origin_of = origin_of
         self._groups_of = groups_of
-        self._callers: dict[ClientLink, dict[str, Caller]] = {}  # by access key
+        self._callers: dict[RemotingConnection, dict[str, Caller]] = {}  # by access key
         self._known: dict[RemotingConnection, _Known] = {}
         if parts.guard is not None and not _is_sealed(parts.config):
             _LOG.warning(
@@ -190,10 +189,8 @@ class RemotingAccess:
     def _end(self, guard: AccessGuard, connection: RemotingConnection, caller: Caller, why: str) -> None:
         connection.close(str(guard.ended(caller, why)))
 
-    def may_send(self, connection: ClientLink, topic: str) -> bool:
+    def may_send(self, connection: RemotingConnection, topic: str) -> bool:
         """Whether an account that uses this connection may send to a topic, and so be asked about its transactions."""
-        if isinstance(connection, StreamLink):
-            return connection.may_send(topic)
         callers = self._callers.get(connection, {}).values()
         return self._guard is None or any(one.may(ResourceKind.TOPIC, topic, PUB) for one in callers)
 

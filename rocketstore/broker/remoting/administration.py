@@ -5,7 +5,7 @@ size.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, ParamSpec, TypeVar
 
 from dledger.remoting.codes import AnswerCode
@@ -14,11 +14,7 @@ from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
 from dledger.remoting.server import LITTLE, Answer, Handler
 from dledger.remoting.shares import HostShares
-from dledger.rpc.bridge import LoopCallback
 from rocketstore.broker.parts import BrokerParts
-from rocketstore.broker.ports import StateDone
-from rocketstore.broker.refusals import NotStoredError
-from rocketstore.types import BrokerRole, PutResult
 
 READS_WAITING_MAX: Final = 256
 """Maximum reads of administrators waiting for a thread."""
@@ -26,8 +22,6 @@ REQUESTS_MAX: Final = 4 * READS_WAITING_MAX
 """Maximum requests of administrators in progress; some wait for clients for up to 10 s."""
 QUEUES_MAX: Final = 20_000
 """Maximum queues in one response: each costs up to two reads, and about 150 bytes of the frame's 16 MiB."""
-CHANGES_AT_ONCE: Final = 64
-"""Of several in one request: looking at each takes the loop's time."""
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -79,30 +73,6 @@ class Administration:
         self._room.release()
         if not reading.cancelled():
             reading.exception()  # taken note of, if nobody waits any more
-
-    def check_master(self) -> None:
-        """Raises ``RequestError`` on a slave."""
-        if self._parts.store.role is BrokerRole.SLAVE:
-            leader = self._parts.view().leader_address
-            where = f", {leader}" if leader else ""
-            raise RequestError(f"this broker is a slave: topics and groups are changed at the master{where}")
-
-    async def change(self, *changes: Callable[[StateDone], None]) -> None:
-        """Change the broker's state; returns once that is stored and applied. Raises ``NotStoredError``."""
-        done = 0
-        for start in range(0, len(changes), CHANGES_AT_ONCE):
-            begun = [self._begun(change) for change in changes[start : start + CHANGES_AT_ONCE]]
-            results: Sequence[PutResult] = await asyncio.gather(*begun)
-            done += sum(one.ok for one in results)
-            failed = next((one for one in results if not one.ok), None)
-            if failed is not None:
-                count = f"{done} of {len(changes)} changes are done: " if len(changes) > 1 else ""
-                raise NotStoredError(failed._replace(reason=count + failed.reason), self._parts.view().leader_address)
-
-    def _begun(self, change: Callable[[StateDone], None]) -> asyncio.Future[PutResult]:
-        outcome: LoopCallback[PutResult] = LoopCallback(self._parts.bridge)
-        change(outcome.done)
-        return outcome.future
 
 
 def check_queues(count: int) -> None:

@@ -10,9 +10,10 @@ from dledger.remoting.codes import AnswerCode, Language
 from dledger.remoting.connection import DisconnectedError, RemotingConnection, TooManyCallsError
 from dledger.remoting.errors import FrameError, RequestError
 from dledger.remoting.frame import Frame
+from rocketstore.broker.clients import Client, ClientTables
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.administration import Administration, check_queues
-from rocketstore.broker.remoting.clients import Client, ClientTables
+from rocketstore.broker.remoting.links import RemotingLink, connection_of
 from rocketstore.broker.remoting.offsets import Offsets
 from rocketstore.broker.remoting.queries import Queries
 from rocketstore.broker.remoting.topic_table import known_topic
@@ -103,7 +104,7 @@ class ClientCalls:
         Nothing changes here: who is not online is told so, and mqadmin commits the offsets itself.
         """
         header = read_header(ResetClientOffsetHeader, frame.fields)
-        self._parts.check_caught_up()
+        self._parts.mastership.require_caught_up()
         topic = known_topic(self._parts, header.topic)
         table = await self._admin.read(self._targets, topic, header)
         clients = self._online(header.group)
@@ -116,7 +117,7 @@ class ClientCalls:
         body = ResetOffsetBody(table).encode()
         for_clients = _for_c(table) if frame.language == Language.CPP else body
         request = Frame(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, 0, write_header(header), for_clients)
-        deaf = [one.client_id for one in clients if not one.connection.tell(request)]
+        deaf = [one.client_id for one in clients if not _tell(one, request)]
         remark = f"these do not take what they are sent: {', '.join(deaf)}" if deaf else ""
         return frame.answer(remark=remark, body=body)
 
@@ -150,7 +151,7 @@ class ClientCalls:
             raise RequestError(reason, AnswerCode.SYSTEM_BUSY)
         self._under_way += 1
         try:
-            return await client.connection.call(request, timeout_s)
+            return await connection_of(client.link).call(request, timeout_s)
         except (DisconnectedError, TooManyCallsError, FrameError) as error:
             raise RequestError(f"consumer <{client.client_id}>: {error}") from error
         finally:
@@ -192,3 +193,8 @@ def _for_c(table: dict[MessageQueue, int]) -> bytes:
         QueueOffsetForC(one.topic, one.broker_name, one.queue_id, offset) for one, offset in table.items()
     ]
     return ResetOffsetBodyForC(tuple(places)).encode()
+
+
+def _tell(client: Client, request: Frame) -> bool:
+    """Returns whether it could be sent; clients that use gRPC take no such requests."""
+    return isinstance(client.link, RemotingLink) and client.link.connection.tell(request)

@@ -10,9 +10,10 @@ from dledger.remoting.codes import AnswerCode, Language
 from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
+from rocketstore.broker.clients import Client, ClientTables
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.administration import Administration
-from rocketstore.broker.remoting.clients import Client, ClientTables
+from rocketstore.broker.remoting.members import data_of
 from rocketstore.broker.remoting.pulls import TAG
 from rocketstore.broker.tag_filter import TagFilter
 from rocketstore.remoting.bodies.clients import (
@@ -43,7 +44,7 @@ class Connected:
             raise RequestError(f"the consumer group[{name}] not online", AnswerCode.CONSUMER_NOT_ONLINE)
         body = ConsumerConnectionList(
             _connections(group.clients.values()),
-            dict(group.subscriptions),
+            {topic: data_of(one) for topic, one in group.subscriptions.items()},
             group.consume_type,
             group.message_model,
             group.consume_from_where,
@@ -66,7 +67,7 @@ class Connected:
                 group: tuple(
                     ProducerInfo(
                         one.client_id,
-                        f"/{one.connection.place}",
+                        f"/{one.link.address}",
                         Language(one.language),
                         one.version,
                         clock_ms - int((now - one.heard_at) * 1000),
@@ -107,6 +108,5 @@ class Connected:
 
 def _connections(clients: Iterable[Client]) -> tuple[ClientConnection, ...]:
     return tuple(
-        ClientConnection(one.client_id, str(one.connection.place), Language(one.language), one.version)
-        for one in clients
+        ClientConnection(one.client_id, one.link.address, Language(one.language), one.version) for one in clients
     )

@@ -25,7 +25,6 @@ from dledger.remoting.shares import HostShares
 from dledger.values import host_of, parse_address
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.remoting.codes import RequestCode
-from rocketstore.types import BrokerRole
 
 _log = logging.getLogger(__name__)
 FORWARDED: Final = frozenset(
@@ -116,11 +115,11 @@ class Forwarding:
     def _master_for(self, frame: Frame) -> str:
         """The master's address if this is for it and not for us; empty otherwise."""
         parts = self._parts
-        if parts.store.role is not BrokerRole.SLAVE or frame.code not in FORWARDED:
+        if parts.mastership.is_master or frame.code not in FORWARDED:
             return ""
         if BORN_HOST in frame.fields:
             return ""  # it was passed on already
-        view = parts.view()
+        view = parts.mastership.view()
         return view.leader_address if view.leader != parts.config.node_id else ""
 
     async def _look_up_members(self) -> None:
@@ -134,7 +133,7 @@ class Forwarding:
 
     async def _addresses_of_members(self) -> frozenset[str]:
         found: set[str] = set()
-        for name in {host_of(one) for one in self._parts.view().members.values() if one}:
+        for name in {host_of(one) for one in self._parts.mastership.view().members.values() if one}:
             with suppress(OSError, UnicodeError):  # no such name, now or ever
                 places = await self._parts.readers.run(socket.getaddrinfo, name, None, type=socket.SOCK_STREAM)
                 found.update(str(place[4][0]) for place in places)

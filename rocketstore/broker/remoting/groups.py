@@ -9,14 +9,14 @@ from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import Frame
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.administration import Administration
-from rocketstore.broker.remoting.retries import Retries
+from rocketstore.broker.retries import Retries
 from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupList, SubscriptionGroupTable
 from rocketstore.remoting.bodies.topics import DataVersion
 from rocketstore.remoting.headers import DeleteGroupHeader, GroupConfigHeader, read_header
 from rocketstore.state.changes import GroupConfig
 
 
-class Groups:
+class GroupAdministration:
     """On the loop."""
 
     def __init__(self, parts: BrokerParts, admin: Administration, retries: Retries) -> None:
@@ -29,17 +29,17 @@ class Groups:
 
     async def put(self, _: RemotingConnection, frame: Frame) -> Frame:
         """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP."""
-        self._admin.check_master()
+        self._parts.mastership.require()
         group = _config_of(SubscriptionGroupConfig.decode(frame.body))
-        await self._admin.change(lambda done: self._parts.state.put_group(group, done))
+        await self._parts.changes.make(lambda done: self._parts.state.put_group(group, done))
         return frame.answer()
 
     async def put_all(self, _: RemotingConnection, frame: Frame) -> Frame:
         """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST."""
-        self._admin.check_master()
+        self._parts.mastership.require()
         wanted = await self._admin.read(SubscriptionGroupList.decode, frame.body)
         groups = [_config_of(one) for one in wanted.group_config_list]
-        await self._admin.change(*[partial(self._parts.state.put_group, one) for one in groups])
+        await self._parts.changes.make(*[partial(self._parts.state.put_group, one) for one in groups])
         return frame.answer()
 
     async def one(self, _: RemotingConnection, frame: Frame) -> Frame:
@@ -54,15 +54,15 @@ class Groups:
         to remove them: then what it has to try again and its dead letters are removed, too.
         """
         header = read_header(DeleteGroupHeader, frame.fields)
-        self._admin.check_master()
+        self._parts.mastership.require()
         state, name = self._parts.state, header.group_name
         if not state.has_group(name):
             return frame.answer()
         if header.remove_offset or not state.offsets(name):
-            await self._admin.change(lambda done: state.delete_group(name, done))
+            await self._parts.changes.make(lambda done: state.delete_group(name, done))
             self._parts.topics.news.tell()
             return frame.answer()
-        await self._admin.change(lambda done: state.put_group(GroupConfig(name), done))
+        await self._parts.changes.make(lambda done: state.put_group(GroupConfig(name), done))
         return frame.answer(remark=f"the offsets of {name} stay, and so does the group, with the default settings")
 
     async def all(self, _: RemotingConnection, frame: Frame) -> Frame:

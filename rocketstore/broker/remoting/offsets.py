@@ -15,7 +15,7 @@ from dledger.remoting.frame import Frame
 from dledger.rpc.bridge import LoopCallback
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.ports import StateDone
-from rocketstore.broker.refusals import NotFoundRefusalError, NotPermittedError, OutOfRangeError
+from rocketstore.broker.refusal import Refusal
 from rocketstore.remoting.headers import (
     GroupQueueHeader,
     OffsetAnswer,
@@ -26,7 +26,7 @@ from rocketstore.remoting.headers import (
     read_header,
     write_header,
 )
-from rocketstore.types import BrokerRole, PutResult
+from rocketstore.types import PutResult
 
 _LOG: Final = logging.getLogger(__name__)
 _NONE: Final = -1
@@ -54,7 +54,7 @@ class Offsets:
     async def query(self, _: RemotingConnection, frame: Frame) -> Frame:
         """QUERY_CONSUMER_OFFSET: a group without an offset starts a short queue at its begin, unless it asks not to."""
         parts, header = self._parts, read_header(GroupQueueHeader, frame.fields)
-        parts.check_caught_up()
+        parts.mastership.require_caught_up()
         found = parts.state.offset(header.consumer_group, header.topic, header.queue_id)
         if found == _NONE:
             low, high = await self._range(header.topic, header.queue_id)
@@ -70,7 +70,7 @@ class Offsets:
     async def update(self, _: RemotingConnection, frame: Frame) -> Frame:
         """UPDATE_CONSUMER_OFFSET: any offset from the client, also backwards; but not beyond the end."""
         parts, header = self._parts, read_header(UpdateOffsetHeader, frame.fields)
-        self._check_master()
+        parts.mastership.require()
         self._pulled.pop((header.consumer_group, header.topic, header.queue_id), None)  # it is older
         outcome: LoopCallback[PutResult] = LoopCallback(parts.bridge)
         self._commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset, outcome.done)
@@ -81,7 +81,7 @@ class Offsets:
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """The offset committed with a pull: the last one counts, soon, and the pull does not depend on it."""
-        if self._parts.store.role is BrokerRole.SLAVE:
+        if not self._parts.mastership.is_master:
             return
         key = group, topic, queue_id
         waiting = self._pulled.get(key)
@@ -141,7 +141,7 @@ class Offsets:
             self._pulled_timer.cancel()
             self._pulled_timer = None
         pulled, self._pulled = self._pulled, {}
-        if self._parts.store.role is BrokerRole.SLAVE:
+        if not self._parts.mastership.is_master:
             return
         for (group, topic, queue_id), (offset, before) in pulled.items():
             if self._parts.state.offset(group, topic, queue_id) != before:
@@ -152,20 +152,16 @@ class Offsets:
             except DLedgerError as error:
                 _LOG.debug("%s: %s", said, error)
 
-    def _check_master(self) -> None:
-        if self._parts.store.role is BrokerRole.SLAVE:
-            raise RequestError("this broker is a slave: commit at the master", AnswerCode.SERVICE_NOT_AVAILABLE)
-
     def _is_readable(self, topic: str, queue_id: int) -> bool:
         try:
             self._parts.topics.check_readable(topic, queue_id)
-        except (NotFoundRefusalError, NotPermittedError, OutOfRangeError):
+        except Refusal:
             return False
         return True
 
     async def _range(self, topic: str, queue_id: int) -> tuple[int, int]:
         """The bounds of a queue; 0 if it does not exist."""
-        self._parts.check_caught_up()
+        self._parts.mastership.require_caught_up()
         if not self._is_readable(topic, queue_id):
             return 0, 0
         return await self._parts.readers.run(self.range_of, topic, queue_id)

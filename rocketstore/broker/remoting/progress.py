@@ -7,13 +7,13 @@ from typing import Final
 from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
+from rocketstore.broker.clients import ClientTables, Subscription
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.administration import Administration
-from rocketstore.broker.remoting.clients import ClientTables
+from rocketstore.broker.remoting.members import data_of
 from rocketstore.broker.remoting.offsets import Offsets
 from rocketstore.broker.remoting.topic_table import find_topic, known_topic
 from rocketstore.broker.tag_filter import TagFilter
-from rocketstore.remoting.bodies.clients import SubscriptionData
 from rocketstore.remoting.bodies.groups import CorrectionOffsets
 from rocketstore.remoting.bodies.stats import ConsumeQueueBody, ConsumeQueueData
 from rocketstore.remoting.headers import CloneOffsetHeader, ConsumeQueueHeader, CorrectionOffsetHeader, read_header
@@ -37,7 +37,7 @@ class Progress:
     async def clone(self, _: RemotingConnection, frame: Frame) -> Frame:
         """CLONE_GROUP_OFFSET: one topic's, or all; unless ``offline``, only of topics that the group subscribes to."""
         header = read_header(CloneOffsetHeader, frame.fields)
-        self._admin.check_master()
+        self._parts.mastership.require()
         state = self._parts.state
         group = self._clients.consumers(header.dest_group)
         subscribed = group.subscriptions.keys() if group is not None and not header.offline else ()
@@ -51,12 +51,12 @@ class Progress:
         return frame.answer()
 
     async def _commit(self, group: str, offsets: list[QueueOffset]) -> None:
-        await self._admin.change(lambda done: self._parts.state.commit_offsets(group, offsets, True, done))
+        await self._parts.changes.make(lambda done: self._parts.state.commit_offsets(group, offsets, True, done))
 
     async def correction(self, _: RemotingConnection, frame: Frame) -> Frame:
         """QUERY_CORRECTION_OFFSET: the lowest offsets of all groups but some. RocketMQ deletes the offsets of these."""
         header = read_header(CorrectionOffsetHeader, frame.fields)
-        self._parts.check_caught_up()
+        self._parts.mastership.require_caught_up()
         known_topic(self._parts, header.topic)
         return frame.answer(body=await self._admin.read(self._lowest, header))
 
@@ -78,7 +78,7 @@ class Progress:
     async def units(self, _: RemotingConnection, frame: Frame) -> Frame:
         """QUERY_CONSUME_QUEUE."""
         header = read_header(ConsumeQueueHeader, frame.fields)
-        self._parts.check_caught_up()
+        self._parts.mastership.require_caught_up()
         known_topic(self._parts, header.topic)
         if not 0 < header.count <= UNITS_MAX:
             raise RequestError(f"count is {header.count}: 1 to {UNITS_MAX} units of a queue can be asked for")
@@ -86,12 +86,12 @@ class Progress:
         subscription = None if group is None else group.subscriptions.get(header.topic)
         return frame.answer(body=await self._admin.read(self._units, header, subscription))
 
-    def _units(self, header: ConsumeQueueHeader, subscription: SubscriptionData | None) -> bytes:
+    def _units(self, header: ConsumeQueueHeader, subscription: Subscription | None) -> bytes:
         parts = self._parts
         low, high = self._offsets.range_of(header.topic, header.queue_id)
         if not high and (header.topic, header.queue_id) not in parts.store.queues():
             raise RequestError(f"{header.queue_id}@{header.topic} is not exist!")
-        tags = None if subscription is None else TagFilter.parse(subscription.sub_string)
+        tags = None if subscription is None else TagFilter.parse(subscription.expression)
         first = max(header.index, low)
         found: list[ConsumeQueueData] = []
         for offset in range(first, min(first + header.count, high)):
@@ -99,7 +99,8 @@ class Progress:
             if unit is not None:
                 wanted = tags is not None and tags.matches_code(unit.tags_code)
                 found.append(ConsumeQueueData(unit.offset, unit.size, unit.tags_code, eval=wanted))
+        shown = None if subscription is None else data_of(subscription)
         no_filter = "" if not header.consumer_group else "null"  # RocketMQ's: that of SQL92
         if header.consumer_group and subscription is None:
             no_filter = f"{header.consumer_group}@{header.topic} is not online!"
-        return ConsumeQueueBody(tuple(found), high, low, subscription, no_filter).encode()
+        return ConsumeQueueBody(tuple(found), high, low, shown, no_filter).encode()

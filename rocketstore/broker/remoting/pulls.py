@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Final, NamedTuple
@@ -17,18 +17,17 @@ from dledger.remoting.frame import Frame, head_of
 from dledger.remoting.server import Handler
 from dledger.rpc.clients.answers import Leases
 from rocketstore.broker.codec import Pull
+from rocketstore.broker.groups import Groups
 from rocketstore.broker.parts import BrokerParts
-from rocketstore.broker.refusals import NotFoundRefusalError, NotPermittedError, OutOfRangeError
+from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.remoting.access import RemotingAccess
-from rocketstore.broker.remoting.clients import ClientTables
+from rocketstore.broker.remoting.links import RemotingLink
 from rocketstore.broker.remoting.offsets import Offsets
 from rocketstore.broker.remoting.registration import MASTER_ID
-from rocketstore.broker.remoting.retries import Retries
-from rocketstore.remoting.bodies.clients import MessageModel
 from rocketstore.remoting.headers import PullAnswer, PullHeader, write_header
 from rocketstore.remoting.pull_frames import found_head, read_pull
 from rocketstore.state.changes import GroupConfig
-from rocketstore.types import BrokerRole, GetMessageStatus, GetResult
+from rocketstore.types import GetMessageStatus, GetResult, MessageModel
 
 COMMIT_OFFSET: Final = 1
 """System flag of a pull: its ``commit_offset`` is valid."""
@@ -67,12 +66,17 @@ class RemotingPulls:
     """On the loop."""
 
     def __init__(
-        self, parts: BrokerParts, clients: ClientTables, offsets: Offsets, retries: Retries, access: RemotingAccess
+        self,
+        parts: BrokerParts,
+        groups: Groups,
+        offsets: Offsets,
+        access: RemotingAccess,
+        link_of: Callable[[RemotingConnection], RemotingLink],
     ) -> None:
+        self._link_of = link_of
         self._access = access
-        self._retries = retries
         self._parts = parts
-        self._clients = clients
+        self._groups = groups
         self._offsets = offsets
         self._waiting: dict[RemotingConnection, set[asyncio.Task[None]]] = {}
 
@@ -103,8 +107,8 @@ class RemotingPulls:
     def _admitted(self, connection: RemotingConnection, frame: Frame) -> _Admitted:
         parts = self._parts
         header = read_pull(frame.fields)
-        parts.check_caught_up()
-        group = self._retries.group(header.consumer_group)
+        parts.mastership.require_caught_up()
+        group = self._groups.retries.group(header.consumer_group)
         if not group.consume_enable:
             reason = f"subscription group no permission, {group.name}: it is not allowed to consume (consumeEnable)"
             raise RequestError(reason, AnswerCode.NO_PERMISSION)
@@ -134,7 +138,7 @@ class RemotingPulls:
                 result = await parts.pulls.pull(pull, leases)
             self._access.admit_again(connection, frame, rules)
             code, next_offset = _code(result, pull.offset), result.next_offset
-            if code == AnswerCode.PULL_OFFSET_MOVED and parts.store.role is BrokerRole.SLAVE:
+            if code == AnswerCode.PULL_OFFSET_MOVED and not parts.mastership.is_master:
                 await asyncio.sleep(min(pull.wait_ms / 1000, SLAVE_PAUSE_S))
                 code, next_offset = AnswerCode.PULL_NOT_FOUND, pull.offset
             suggested = self._suggested(result, group)
@@ -175,7 +179,7 @@ class RemotingPulls:
             if header.expression_type not in ("", TAG):
                 raise RequestError(f"filters of type {header.expression_type} are not supported: use tags")
             return header.subscription
-        group = self._clients.consumers(header.consumer_group)
+        group = self._groups.clients.consumers(header.consumer_group)
         if group is None:
             raise RequestError(
                 f"the consumer's group info not exist: {header.consumer_group} has sent no heartbeat to this broker",
@@ -188,11 +192,11 @@ class RemotingPulls:
         if found is None:
             reason = f"the consumer's subscription not exist: {header.consumer_group} does not subscribe {header.topic}"
             raise RequestError(reason, AnswerCode.SUBSCRIPTION_NOT_EXIST)
-        if group.version_of(connection, header.topic) < header.sub_version:
+        if group.version_of(self._link_of(connection), header.topic) < header.sub_version:
             raise RequestError("the consumer's subscription not latest", AnswerCode.SUBSCRIPTION_NOT_LATEST)
-        if found.expression_type not in ("", TAG):
-            raise RequestError(f"filters of type {found.expression_type} are not supported: use tags")
-        return found.sub_string
+        if found.kind not in ("", TAG):
+            raise RequestError(f"filters of type {found.kind} are not supported: use tags")
+        return found.expression
 
 
 async def _drained(connection: RemotingConnection) -> None:
@@ -208,12 +212,10 @@ def _refusals(topic: str) -> Iterator[None]:
     """Turn the refusals of a pull into answers that tell clients how to react."""
     try:
         yield
-    except NotFoundRefusalError as error:
-        raise RequestError(f"topic[{topic}] not exist: {error}", AnswerCode.TOPIC_NOT_EXIST) from error
-    except NotPermittedError as error:
-        raise RequestError(str(error), AnswerCode.NO_PERMISSION) from error
-    except OutOfRangeError as error:
-        raise RequestError(str(error), AnswerCode.SYSTEM_ERROR) from error
+    except Refusal as error:
+        if error.kind is RefusalKind.NO_TOPIC:
+            raise RequestError(f"topic[{topic}] not exist: {error}", AnswerCode.TOPIC_NOT_EXIST) from error
+        raise
 
 
 def _code(result: GetResult, asked: int) -> AnswerCode:

@@ -35,7 +35,7 @@ class Queries:
     async def by_key(self, _: RemotingConnection, frame: Frame) -> Frame:
         """QUERY_MESSAGE: the newest messages, as many as fit; clients compare the keys themselves."""
         header = read_header(QueryMessageHeader, frame.fields)
-        self._parts.check_caught_up()
+        self._parts.mastership.require_caught_up()
         unique = frame.fields.get(UNIQUE_FIELD, "").lower() == "true"
         found, fields = await self._admin.read(self._find, header, unique)
         if not found:
@@ -46,7 +46,7 @@ class Queries:
     async def by_offset(self, _: RemotingConnection, frame: Frame) -> Frame:
         """VIEW_MESSAGE_BY_ID: clients extract the offset from the id."""
         header = read_header(ViewMessageHeader, frame.fields)
-        self._parts.check_caught_up()
+        self._parts.mastership.require_caught_up()
         record = await self._admin.read(self.record_at, header.offset)
         if record is None:
             raise RequestError(f"can not find message by the offset, {header.offset}")
@@ -55,7 +55,7 @@ class Queries:
     def record_at(self, offset: int) -> bytes | None:
         """The message at an untrusted offset, if clients may see it. May wait for a disk."""
         record = self._parts.store.read_record(offset) if offset >= 0 else None
-        return record if record is not None and self._parts.admin.may_be_seen(record) else None
+        return record if record is not None and self._parts.topics.may_be_seen(record) else None
 
     def _find(self, header: QueryMessageHeader, unique: bool) -> tuple[list[bytes], dict[str, str]]:
         parts, found = self._parts, list[bytes]()
@@ -71,4 +71,4 @@ class Queries:
             )
         end = parts.store.index_end()
         fields = write_header(QueryMessageAnswer(end.store_ms, end.offset))
-        return [record for record in found if self._parts.admin.may_be_seen(record)], fields
+        return [record for record in found if self._parts.topics.may_be_seen(record)], fields

@@ -273,7 +273,7 @@ class NameServerRegistration:
 
     def _request(self, body: bytes) -> Frame:
         """The term and who leads in it come from one view: a deposed master does not know yet that it is a slave."""
-        config, view, store = self._parts.config, self._parts.view(), self._parts.store
+        config, view, store = self._parts.config, self._parts.mastership.view(), self._parts.store
         leads = not store.log.is_replicated or view.leader == config.node_id
         header = RegisterBrokerHeader(
             config.name,

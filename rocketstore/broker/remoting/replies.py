@@ -7,9 +7,10 @@ from typing import Final
 from dledger.remoting.connection import DisconnectedError, RemotingConnection, TooManyCallsError
 from dledger.remoting.errors import FrameError, RequestError
 from dledger.remoting.frame import Frame
+from rocketstore.broker.clients import ClientTables
 from rocketstore.broker.hosts import host_text
 from rocketstore.broker.parts import BrokerParts
-from rocketstore.broker.remoting.clients import ClientTables
+from rocketstore.broker.remoting.links import connection_of
 from rocketstore.message.properties import decode_properties
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import PushReplyHeader, SendAnswer, SendHeader, read_header, write_header
@@ -40,7 +41,7 @@ class Replies:
         if asker is None:
             raise RequestError(f"push reply message fail, channel of <{asker_id}> not found.")
         try:
-            answer = await asker.connection.call(self._pushed(connection, frame, header), PUSH_S_MAX)
+            answer = await connection_of(asker.link).call(self._pushed(connection, frame, header), PUSH_S_MAX)
         except (TimeoutError, DisconnectedError, TooManyCallsError, FrameError) as error:
             reason = str(error) or f"no answer within {PUSH_S_MAX:g} s"
             raise RequestError(f"push reply message to {asker_id} fail: {reason}") from error

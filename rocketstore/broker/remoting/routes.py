@@ -33,7 +33,7 @@ class Routes:
         return frame.answer(body=info.encode())
 
     def _group(self) -> BrokerData:
-        config, view = self._parts.config, self._parts.view()
+        config, view = self._parts.config, self._parts.mastership.view()
         addresses = {MASTER_ID: view.leader_address} if view.leader_address else {}
         copies = [address for node, address in sorted(view.members.items()) if address and node != view.leader]
         addresses |= dict(enumerate(copies, MASTER_ID + 1))

@@ -92,7 +92,7 @@ class RunningBroker:
         if prove and isinstance(log, PlainCommitLog) and not parts.config.access.acl_enable:
             here[proof.PROOF] = proof.answer(log, prove)
         told = parts.store.runtime_info() | parts.state.runtime_info() | parts.transactions.runtime_info()
-        view, conditions = parts.view(), [one.kind for one in parts.conditions.now()]
+        view, conditions = parts.mastership.view(), [one.kind for one in parts.conditions.now()]
         own = own_table(self._release, parts.config.node_id, view.role, view.term, view.members, conditions)
         return KVTable(told | here | own | parts.replication()).encode()
 
@@ -109,7 +109,7 @@ class RunningBroker:
         config, role = parts.config, parts.store.role
         now = {
             "brokerRole": str(role),
-            "brokerId": str(broker_id(config, role, parts.view())),
+            "brokerId": str(broker_id(config, role, parts.mastership.view())),
             "brokerIP1": str(ip_address(parts.store_host.ip)),
             "useTLS": str(config.effective_security.has_tls).lower(),
         }

@@ -24,8 +24,8 @@ from rocketstore.broker.codec import SendCall
 from rocketstore.broker.hosts import host_address
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.access import OriginOf, QuotaOf
-from rocketstore.broker.remoting.retries import Retries
 from rocketstore.broker.remoting.topic_table import sendable_system_topic
+from rocketstore.broker.retries import Retries
 from rocketstore.broker.transactions.begins import Begun, HalfRefusedError
 from rocketstore.config import KIB
 from rocketstore.message.batch import CorruptBatchError, expand_batch
@@ -46,7 +46,7 @@ from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import SendAnswer, SendHeader, write_header
 from rocketstore.remoting.send_frames import StoredAnswers, read_send
 from rocketstore.state.changes import TopicConfig
-from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
+from rocketstore.types import PutMessageStatus, PutResult
 
 ANSWER_S_MAX: Final = 2.5
 """Clients hang up after 3 s, and lose what else is under way: a slow send is answered before."""
@@ -156,7 +156,9 @@ class RemotingSends:
     def take(self, connection: RemotingConnection, frame: Frame) -> None:
         """Store what is sent, and answer. Raises ``RequestError``: it is refused at once."""
         header = read_send(frame.fields, short=frame.code not in _LONG_NAMES)
-        target = self._retries.target_of(header) if header.topic.startswith(RETRY_PREFIX) else None
+        target = None
+        if header.topic.startswith(RETRY_PREFIX):
+            target = self._retries.target_of(header.topic, header.reconsume_times, header.max_reconsume_times)
         send = self._read(connection, frame, header, target)
         name = send.messages[0].topic
         waiting = self._creating.get(name)
@@ -174,8 +176,7 @@ class RemotingSends:
     ) -> _Send:
         """What is sent; ``target`` is the topic to which it goes if that is not the one it names."""
         parts = self._parts
-        if parts.store.role is BrokerRole.SLAVE:
-            raise RequestError("this broker is a slave: send to the master", AnswerCode.SERVICE_NOT_AVAILABLE)
+        parts.mastership.require()
         is_batch = frame.code == RequestCode.SEND_BATCH_MESSAGE
         quota = self._quota_of(connection, frame)
         if quota.is_full:
@@ -255,7 +256,7 @@ class RemotingSends:
         """Why the topic or the queue does not do; chooses the queue if the client left that to us."""
         topics, first = self._parts.topics, send.messages[0]
         if topic is None:
-            reason = self._parts.sender.no_topic_reason(first.topic)
+            reason = topics.missing(first.topic).reason
             return AnswerCode.TOPIC_NOT_EXIST, f"topic[{first.topic}] not exist: {reason}"
         problem = topics.write_problem(topic, max(first.queue_id, -1))
         if problem:
@@ -275,7 +276,7 @@ class RemotingSends:
 
     def _begin_to_create(self, send: _Send, header: SendHeader, target: TopicConfig | None) -> None:
         topic = send.messages[0].topic
-        if target is None and not self._parts.sender.may_create(topic):
+        if target is None and not self._parts.topics.may_create(topic):
             self._gather(send, None)
             return
         self._creating[topic] = [send]
@@ -285,7 +286,7 @@ class RemotingSends:
     async def _create(self, topic: str, target: TopicConfig | None, header: SendHeader, owner: str) -> None:
         async with asyncio.timeout(CREATE_S_MAX):
             if target is None:
-                await self._parts.sender.ensure_topic(topic, owner, header.default_topic_queue_nums)
+                await self._parts.topics.create_default(topic, owner, header.default_topic_queue_nums)
             else:
                 await self._retries.ensure_topic(target, owner)
 

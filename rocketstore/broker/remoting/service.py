@@ -7,28 +7,29 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from dledger.access.quota import TooManyWaitsError
+from dledger.errors import DLedgerError
 from dledger.remoting.client import RemotingClient
 from dledger.remoting.codes import ANNOUNCED, AnswerCode
 from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import FRAME_BYTES_MAX
 from dledger.remoting.server import Direct, Handler, Handlers, RemotingServer, ServerLimits
-from rocketstore.broker.long_polling import TooManyPullsError
+from rocketstore.broker.groups import Groups
 from rocketstore.broker.parts import BrokerParts
-from rocketstore.broker.refusals import REFUSALS, NotFoundRefusalError, NotPermittedError, NotStoredError
+from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.remoting.access import RemotingAccess
 from rocketstore.broker.remoting.administration import Administration
 from rocketstore.broker.remoting.calls import ClientCalls
 from rocketstore.broker.remoting.connected import Connected
 from rocketstore.broker.remoting.decoding import BodyDecoder
 from rocketstore.broker.remoting.forwarding import FORWARDED, Forwarding
-from rocketstore.broker.remoting.groups import Groups
-from rocketstore.broker.remoting.members import Members
+from rocketstore.broker.remoting.groups import GroupAdministration
+from rocketstore.broker.remoting.links import RemotingLink
+from rocketstore.broker.remoting.members import MemberRequests
 from rocketstore.broker.remoting.offsets import Offsets
 from rocketstore.broker.remoting.progress import Progress
 from rocketstore.broker.remoting.pulls import RemotingPulls
 from rocketstore.broker.remoting.queries import Queries
 from rocketstore.broker.remoting.replies import Replies
-from rocketstore.broker.remoting.retries import Retries
 from rocketstore.broker.remoting.routes import Routes
 from rocketstore.broker.remoting.runtime import RunningBroker
 from rocketstore.broker.remoting.sends import RemotingSends
@@ -38,7 +39,6 @@ from rocketstore.broker.remoting.stats import Stats
 from rocketstore.broker.remoting.topics import Topics
 from rocketstore.broker.remoting.transactions import RemotingTransactions
 from rocketstore.remoting.codes import RequestCode
-from rocketstore.types import PutMessageStatus
 
 RECEIVE_BYTES_MAX: Final = 16 * FRAME_BYTES_MAX
 """Received and not done with, of all connections together."""
@@ -73,15 +73,14 @@ class RemotingService:
         self._forwarding = forwarding = Forwarding(parts, client)
         decoder = BodyDecoder(parts.readers)
         self.access: Final = RemotingAccess(parts, forwarding.origin_of, self._groups_of, decoder)
-        self.retries: Final = Retries(parts, self.access.quota_of)
-        self.members: Final = Members(parts, self.retries, self.access.quota_of, decoder)
-        """These two also serve the members of groups that use gRPC."""
-        access, retries, members = self.access, self.retries, self.members
+        access = self.access
+        self._groups = groups = parts.groups
+        members = MemberRequests(groups, access.quota_of, self._link_of, decoder, parts.readers)
         self._offsets = offsets = Offsets(parts)
-        self._statistics = Statistics(parts, retries)
-        sends = RemotingSends(parts, retries, forwarding.origin_of, access.quota_of)
-        self._pulls = RemotingPulls(parts, members.clients, offsets, retries, access)
-        self._transactions = RemotingTransactions(parts, members.clients, access.may_send)
+        self._statistics = Statistics(parts, groups.retries)
+        sends = RemotingSends(parts, groups.retries, forwarding.origin_of, access.quota_of)
+        self._pulls = RemotingPulls(parts, groups, offsets, access, self._link_of)
+        transactions = RemotingTransactions(parts)
         unsent = UNSENT_BYTES_MAX + config.effective_limits.answer_bytes_max
         requests = REQUESTS_MAX + config.pulls_waiting_max
         code = RequestCode
@@ -97,13 +96,13 @@ class RemotingService:
             code.GET_EARLIEST_MSG_STORETIME: offsets.earliest_time,
             code.HEART_BEAT: members.heartbeat,
             code.UNREGISTER_CLIENT: members.unregister,
-            code.CONSUMER_SEND_MSG_BACK: retries.send_back,
+            code.CONSUMER_SEND_MSG_BACK: members.send_back,
             code.GET_CONSUMER_LIST_BY_GROUP: members.consumer_ids,
             code.LOCK_BATCH_MQ: members.lock,
             code.UNLOCK_BATCH_MQ: members.unlock,
-            code.END_TRANSACTION: self._transactions.end,
-            code.RESUME_CHECK_HALF_MESSAGE: self._transactions.resume,
-        } | _administration(parts, members, retries, offsets, self._statistics, announce)
+            code.END_TRANSACTION: transactions.end,
+            code.RESUME_CHECK_HALF_MESSAGE: transactions.resume,
+        } | _administration(parts, groups, offsets, self._statistics, announce)
         allowed = {
             number: access.awaited(number, forwarding.awaited(handler) if number in FORWARDED else handler)
             for number, handler in awaited.items()
@@ -137,39 +136,39 @@ class RemotingService:
     async def close(self, grace_s: float) -> None:
         """Answer what is under way for ``grace_s``, then hang up on everybody."""
         self._expiry.cancel()
-        self.members.close()
         self._statistics.close()
         await self.server.close(grace_s)
         self._offsets.close()
         await self._forwarding.close()
-        await self._transactions.close()
 
     def _groups_of(self, connection: RemotingConnection) -> Iterable[str]:
-        return self.members.clients.groups_of(connection)
+        return self._groups.clients.groups_of(self._link_of(connection))
+
+    def _link_of(self, connection: RemotingConnection) -> RemotingLink:
+        return RemotingLink(connection, self.access.may_send)
 
     def _closed(self, connection: RemotingConnection) -> None:
         self._pulls.closed(connection)
-        self.members.closed(connection)
+        self._groups.clients.closed(self._link_of(connection))
         self.access.closed(connection)
 
     def _expire(self) -> None:
-        self.members.hang_up_on_the_silent()
+        self._groups.hang_up_on_the_silent()
         self._expiry = asyncio.get_running_loop().call_later(EXPIRY_INTERVAL_S, self._expire)
 
 
 def _administration(  # the parts of remoting that administrators ask
     parts: BrokerParts,
-    members: Members,
-    retries: Retries,
+    groups: Groups,
     offsets: Offsets,
     statistics: Statistics,
     announce: Callable[[], Awaitable[None]],
 ) -> dict[int, Handler]:
     """The handlers of queries, and of what administrators ask for."""
     code, admin = RequestCode, Administration(parts)
-    clients = members.clients
+    clients = groups.clients
     topics = Topics(parts, admin, announce)
-    groups = Groups(parts, admin, retries)
+    settings = GroupAdministration(parts, admin, groups.retries)
     queries = Queries(parts, admin)
     stats = Stats(parts, admin, clients, offsets, statistics.get_tps)
     connected = Connected(parts, admin, clients)
@@ -188,11 +187,11 @@ def _administration(  # the parts of remoting that administrators ask
         code.GET_BROKER_CLUSTER_INFO: routes.of_cluster,
         code.GET_ALL_TOPIC_CONFIG: topics.all,
         code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: topics.of_the_system,
-        code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: groups.put,
-        code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: groups.put_all,
-        code.DELETE_SUBSCRIPTIONGROUP: groups.delete,
-        code.GET_SUBSCRIPTIONGROUP_CONFIG: groups.one,
-        code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: groups.all,
+        code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: settings.put,
+        code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: settings.put_all,
+        code.DELETE_SUBSCRIPTIONGROUP: settings.delete,
+        code.GET_SUBSCRIPTIONGROUP_CONFIG: settings.one,
+        code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: settings.all,
         code.QUERY_MESSAGE: queries.by_key,
         code.VIEW_MESSAGE_BY_ID: queries.by_offset,
         code.GET_TOPIC_STATS_INFO: stats.of_topic,
@@ -231,15 +230,28 @@ def _administration(  # the parts of remoting that administrators ask
     )
 
 
+_CODES: Final = {
+    RefusalKind.INVALID: AnswerCode.SYSTEM_ERROR,
+    RefusalKind.ILLEGAL_MESSAGE: AnswerCode.MESSAGE_ILLEGAL,
+    RefusalKind.NO_TOPIC: AnswerCode.TOPIC_NOT_EXIST,
+    RefusalKind.NO_QUEUE: AnswerCode.SYSTEM_ERROR,
+    RefusalKind.NO_GROUP: AnswerCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+    RefusalKind.NO_MESSAGE: AnswerCode.SYSTEM_ERROR,
+    RefusalKind.NO_OFFSET: AnswerCode.QUERY_NOT_FOUND,
+    RefusalKind.NO_CLIENT: AnswerCode.CONSUMER_NOT_ONLINE,
+    RefusalKind.NOT_PERMITTED: AnswerCode.NO_PERMISSION,
+    RefusalKind.TOO_MANY: AnswerCode.SYSTEM_BUSY,
+    RefusalKind.BUSY: AnswerCode.SYSTEM_ERROR,
+    RefusalKind.UNAVAILABLE: AnswerCode.SERVICE_NOT_AVAILABLE,
+    RefusalKind.TOO_LATE: AnswerCode.SYSTEM_ERROR,
+    RefusalKind.FAILED: AnswerCode.SYSTEM_ERROR,
+}
+
+
 def code_of(error: Exception) -> AnswerCode | None:
-    """The answer to what the broker's own parts refuse."""
-    if isinstance(error, NotStoredError):
-        not_here = error.result.status is PutMessageStatus.SERVICE_NOT_AVAILABLE
-        return AnswerCode.SERVICE_NOT_AVAILABLE if not_here else AnswerCode.SYSTEM_ERROR
-    if isinstance(error, NotFoundRefusalError):
-        return AnswerCode.TOPIC_NOT_EXIST
-    if isinstance(error, NotPermittedError):
-        return AnswerCode.NO_PERMISSION
-    if isinstance(error, TooManyPullsError | TooManyWaitsError):
+    """The answer to what the broker refuses; None: it is no refusal."""
+    if isinstance(error, Refusal):
+        return _CODES[error.kind]
+    if isinstance(error, TooManyWaitsError):
         return AnswerCode.SYSTEM_BUSY
-    return AnswerCode.SYSTEM_ERROR if isinstance(error, REFUSALS) else None
+    return AnswerCode.SYSTEM_ERROR if isinstance(error, DLedgerError) else None

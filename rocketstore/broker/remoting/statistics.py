@@ -16,7 +16,7 @@ from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
 from rocketstore.broker.measurements import first_groups, first_topics
 from rocketstore.broker.parts import BrokerParts
-from rocketstore.broker.remoting.retries import Retries
+from rocketstore.broker.retries import Retries
 from rocketstore.remoting.bodies.stats import BrokerStatsData, BrokerStatsItem
 from rocketstore.remoting.headers import StatsDataHeader, read_header
 

@@ -7,10 +7,10 @@ from typing import Final
 
 from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import Frame
+from rocketstore.broker.clients import ClientTables
 from rocketstore.broker.hosts import host_text
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.administration import Administration, check_queues
-from rocketstore.broker.remoting.clients import ClientTables
 from rocketstore.broker.remoting.offsets import Offsets
 from rocketstore.broker.remoting.topic_table import find_topic, known_topic
 from rocketstore.remoting.bodies.queues import MessageQueue
@@ -55,13 +55,13 @@ class Stats:
     async def of_topic(self, _: RemotingConnection, frame: Frame) -> Frame:
         """GET_TOPIC_STATS_INFO."""
         topic = known_topic(self._parts, read_header(TopicHeader, frame.fields).topic)
-        self._parts.check_caught_up()
+        self._parts.mastership.require_caught_up()
         return frame.answer(body=await self._admin.read(self._topic_stats, topic))
 
     async def of_group(self, _: RemotingConnection, frame: Frame) -> Frame:
         """GET_CONSUME_STATS: for all topics in which the group has offsets, or for one."""
         header = read_header(ConsumeStatsHeader, frame.fields)
-        self._parts.check_caught_up()
+        self._parts.mastership.require_caught_up()
         group = self._clients.consumers(header.consumer_group)
         subscribed = frozenset(group.subscriptions) if group is not None else frozenset[str]()
         named = (header.topic,) if header.topic else None
@@ -70,13 +70,13 @@ class Stats:
     async def of_all_groups(self, _: RemotingConnection, frame: Frame) -> Frame:
         """GET_BROKER_CONSUME_STATS."""
         header = read_header(BrokerConsumeStatsHeader, frame.fields)
-        self._parts.check_caught_up()
+        self._parts.mastership.require_caught_up()
         return frame.answer(body=await self._admin.read(self._all_stats, header.is_order))
 
     async def time_spans(self, _: RemotingConnection, frame: Frame) -> Frame:
         """QUERY_CONSUME_TIME_SPAN."""
         header = read_header(ConsumeTimeSpanHeader, frame.fields)
-        self._parts.check_caught_up()
+        self._parts.mastership.require_caught_up()
         topic = known_topic(self._parts, header.topic)
         return frame.answer(body=await self._admin.read(self._spans, topic, header.group))
 

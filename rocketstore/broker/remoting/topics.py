@@ -33,7 +33,7 @@ class Topics:
     async def put(self, _: RemotingConnection, frame: Frame) -> Frame:
         """UPDATE_AND_CREATE_TOPIC: clients look up the route right after the response."""
         header = read_header(PutTopicHeader, frame.fields)
-        self._admin.check_master()
+        self._parts.mastership.require()
         topic = self._checked(
             TopicConfigData(
                 header.topic,
@@ -45,16 +45,16 @@ class Topics:
                 header.order,
             )
         )
-        await self._admin.change(lambda done: self._parts.state.put_topic(topic, done))
+        await self._parts.changes.make(lambda done: self._parts.state.put_topic(topic, done))
         await self._announce()
         return frame.answer()
 
     async def put_all(self, _: RemotingConnection, frame: Frame) -> Frame:
         """UPDATE_AND_CREATE_TOPIC_LIST."""
-        self._admin.check_master()
+        self._parts.mastership.require()
         wanted = await self._admin.read(TopicConfigList.decode, frame.body)
         topics = [self._checked(one) for one in wanted.topic_config_list]
-        await self._admin.change(*[partial(self._parts.state.put_topic, one) for one in topics])
+        await self._parts.changes.make(*[partial(self._parts.state.put_topic, one) for one in topics])
         await self._announce()
         return frame.answer()
 
@@ -66,10 +66,10 @@ class Topics:
     async def delete(self, _: RemotingConnection, frame: Frame) -> Frame:
         """DELETE_TOPIC_IN_BROKER: an unknown topic counts as deleted."""
         name = read_header(TopicHeader, frame.fields).topic
-        self._admin.check_master()
+        self._parts.mastership.require()
         self._check_name(name)
         if self._parts.state.topic(name) is not None:
-            await self._admin.change(lambda done: self._parts.state.delete_topic(name, done))
+            await self._parts.changes.make(lambda done: self._parts.state.delete_topic(name, done))
             await self._announce()
         return frame.answer()
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.transactions.messages import make_half
 from rocketstore.broker.transactions.service import TransactionService
-from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.checks import check_client_topic, check_keys, check_message, check_timed
 from rocketstore.message.message import PROPERTY_CHECK_TIMES, Message
 from rocketstore.types import PutMessageStatus, PutResult
@@ -41,20 +41,16 @@ class Begun(NamedTuple):
 class HalfMessages:
     """On the loop."""
 
-    def __init__(self, config: BrokerConfig, transactions: TransactionService) -> None:
-        self._config = config
+    def __init__(self, live: LiveConfig, transactions: TransactionService) -> None:
+        self._live = live
         self._transactions = transactions
         self._on_their_way: Counter[str] = Counter()  # by group
-
-    def adopt(self, config: BrokerConfig) -> None:
-        """Continue with changed settings."""
-        self._config = config
 
     def check_begin(self, group: str, *, is_plain: bool) -> None:
         """Raises ``HalfRefusedError`` unless ``group`` may begin a transaction. ``is_plain``: neither delayed nor of a
         batch.
         """
-        if self._config.reject_transaction_message:
+        if self._live.now.reject_transaction_message:
             reason = "this broker takes no transactional messages (rejectTransactionMessage)"
             raise HalfRefusedError(PutMessageStatus.NO_PERMISSION, reason)
         if not is_plain or not group:
@@ -78,8 +74,8 @@ class HalfMessages:
         make_half(probe)
         probe.property_string += _CHECKS
         probe.topic = max(message.topic, probe.topic, key=len)
-        refusal = check_message(probe, self._config.store)
-        keys_max = self._config.store.message_keys_max
+        refusal = check_message(probe, self._live.now.store)
+        keys_max = self._live.now.store.message_keys_max
         problem = check_client_topic(message.topic) or check_keys(message, keys_max) or check_timed(message)
         return problem or ("" if refusal is None else refusal.reason)
 

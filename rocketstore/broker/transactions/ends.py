@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Final
 
 from dledger.rpc.bridge import LoopBridge, LoopCallback
+from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.readers import ReadThreads
-from rocketstore.broker.refusals import NotStoredError
+from rocketstore.broker.refusal import Refusal
 from rocketstore.broker.transactions.service import TransactionService
 from rocketstore.types import PutResult
 
@@ -26,27 +26,28 @@ class TransactionEnds:
         transactions: TransactionService,
         readers: ReadThreads,
         bridge: LoopBridge,
-        leader_address: Callable[[], str],
+        mastership: Mastership,
     ) -> None:
         self._transactions = transactions
         self._readers = readers
         self._bridge = bridge
-        self._leader_address = leader_address
+        self._mastership = mastership
         self._ready = asyncio.Event()
         transactions.add_ready_listener(lambda: bridge.post(self._ready.set))
 
     async def end(self, queue_offset: int, offset: int, group: str, *, commit: bool) -> None:
         """Commit or roll back the transaction of ``group`` whose half message is there; returns when the log has it.
 
-        Raises ``EndRefusedError`` and ``NotReadyError``: nothing was done; ``NotStoredError``: the outcome says.
+        Raises ``Refusal``, of which ``EndRefusedError`` and ``NotReadyError`` mean that nothing was done.
         """
+        self._mastership.require()
         await self._wait_ready()
         ended: LoopCallback[PutResult] = LoopCallback(self._bridge)
         request = partial(self._transactions.end, queue_offset, offset, group, commit=commit, done=ended.done)
         await self._readers.run(request)
         result = await ended.future
         if not result.ok:
-            raise NotStoredError(result, self._leader_address())
+            raise Refusal.of(result, self._mastership.leader_address)
 
     async def _wait_ready(self) -> None:
         """A new master soon knows which transactions are open."""

@@ -17,6 +17,7 @@ from dledger.clock import Clock
 from dledger.errors import CorruptLogError, ShutdownError
 from dledger.runtime.supervisor import Supervisor
 from dledger.runtime.worker import Worker
+from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.transactions.checks import Askers, Checks
 from rocketstore.broker.transactions.halves import Half, OpenHalves, Phase, half_of
 from rocketstore.broker.transactions.messages import committed, given_up, op_message, op_target
@@ -52,8 +53,11 @@ EndDone = Callable[[PutResult], None]
 """Called once, on any thread, with what became of a transaction's end."""
 
 
-class EndRefusedError(Exception):
+class EndRefusedError(Refusal):
     """Raised when a transaction is not ended by a request, and why."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(RefusalKind.INVALID, sentence)
 
 
 class EndedBeforeError(EndRefusedError):
@@ -64,8 +68,11 @@ class EndingError(EndRefusedError):
     """Raised when an earlier request's end is on its way."""
 
 
-class NotReadyError(Exception):
+class NotReadyError(Refusal):
     """Raised while this broker does not know which transactions are open."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(RefusalKind.UNAVAILABLE, sentence)
 
 
 class _Result(NamedTuple):

@@ -25,16 +25,11 @@ from rocketstore.client.errors import UnreadableBodyError
 from rocketstore.client.received import sent_expression, tags_of_expression
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.tags import tags_code
-from rocketstore.remoting.bodies.clients import (
-    ConsumeFromWhere,
-    ConsumerData,
-    HeartbeatData,
-    MessageModel,
-    SubscriptionData,
-)
+from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData, SubscriptionData
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import SendBackHeader
+from rocketstore.types import ConsumeFromWhere, MessageModel
 
 if TYPE_CHECKING:
     from dledger.client.security import ClientSecurity

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
-from enum import IntEnum
 from typing import Annotated, ClassVar, Final
 
 from dledger.records import record
@@ -12,6 +11,7 @@ from dledger.remoting.codes import Language
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.body import AtMost, Body
 from rocketstore.remoting.headers import Int32, Int64, Named
+from rocketstore.types import ConsumeFromWhere, ConsumeType, MessageModel
 
 CLIENT_BYTES_MAX: Final = 2 * 1024 * 1024
 """For a body that any client may send: enough for a heartbeat with ten thousand subscriptions."""
@@ -23,31 +23,6 @@ LOCK_QUEUES_MAX: Final = 8192
 """In one request to lock queues: those of one group at one broker."""
 TAGS_MAX: Final = 16_384
 """For one subscription: the tags of an expression of 64 KiB."""
-
-
-class ConsumeType(IntEnum):
-    """Whether a consumer pulls actively; the numbers are those of the C++ client, as in the next two."""
-
-    CONSUME_ACTIVELY = 0
-    CONSUME_PASSIVELY = 1
-
-
-class MessageModel(IntEnum):
-    """Whether each consumer of a group receives all messages, or its share."""
-
-    BROADCASTING = 0
-    CLUSTERING = 1
-
-
-class ConsumeFromWhere(IntEnum):
-    """Where a group without offsets starts."""
-
-    CONSUME_FROM_LAST_OFFSET = 0
-    CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST = 1
-    CONSUME_FROM_MIN_OFFSET = 2
-    CONSUME_FROM_MAX_OFFSET = 3
-    CONSUME_FROM_FIRST_OFFSET = 4
-    CONSUME_FROM_TIMESTAMP = 5
 
 
 @record(frozen=True, slots=True)

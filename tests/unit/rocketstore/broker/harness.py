@@ -10,7 +10,7 @@ import grpc
 import pytest
 from google.protobuf.message import Message as Wire
 
-from dledger.access.guard import AccessGuard, quota_at
+from dledger.access.guard import AccessGuard
 from dledger.access.rules import AccessRules
 from dledger.client.security import ChannelMaker, ClientSecurity
 from dledger.clock import Clock
@@ -20,10 +20,8 @@ from dledger.rpc.bridge import LoopBridge, LoopThread
 from dledger.rpc.clients.aio_server import add_methods, aio_server
 from dledger.rpc.clients.connections import Connections
 from rocketstore.broker.codec import SERVICE
+from rocketstore.broker.groups import Groups
 from rocketstore.broker.ports import GroupView, StateDone
-from rocketstore.broker.remoting.decoding import BodyDecoder
-from rocketstore.broker.remoting.members import Members
-from rocketstore.broker.remoting.retries import Retries
 from rocketstore.broker.service import BrokerService
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.message import HostAddress
@@ -288,12 +286,6 @@ class Harness:
             guard=self.guard,
             conditions=self.conditions,
         )
-        parts = self.service.parts
-        quotas = parts.quotas
-        retries = Retries(parts, lambda one, _: quota_at(one.place.host, str(one.place), quotas))
-        decoder = BodyDecoder(parts.readers)
-        members = Members(parts, retries, lambda one, _: quota_at(one.place.host, str(one.place), quotas), decoder)
-        self.service.memberships.serve(members, retries)
         add_methods(self.server, SERVICE, self.service.methods())
         self.port = self.server.add_insecure_port("127.0.0.1:0")
         await self.server.start()
@@ -336,6 +328,11 @@ class Harness:
             f"/{SERVICE}/{method}", request_serializer=None, response_deserializer=None
         )
         return multi(requests)
+
+    @property
+    def groups(self) -> Groups:
+        """Its producer and consumer groups."""
+        return self.service.parts.groups
 
     def become(self, role: BrokerRole) -> None:
         """Change the store's role."""

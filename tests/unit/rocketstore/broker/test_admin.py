@@ -218,7 +218,7 @@ def test_a_slave_refuses_changes_and_names_the_master(broker: Harness) -> None:
         ("DeleteTopic", pb.DeleteTopicRequest(name="T")),
         ("DeleteGroup", pb.DeleteGroupRequest(name="g")),
     ):
-        with failing(grpc.StatusCode.UNAVAILABLE, "not the master") as metadata:
+        with failing(grpc.StatusCode.UNAVAILABLE, "is a slave") as metadata:
             broker.call(method, request, pb.PutTopicResponse)
         assert (metadata["outcome"], metadata["leader"]) == ("not_applied", "host:1")
 
@@ -375,5 +375,5 @@ def test_a_place_must_be_given_and_be_of_this_log(broker: Harness) -> None:
     with failing(grpc.StatusCode.INVALID_ARGUMENT, "plain"):
         commit_position(broker, index=3)
     broker.become(BrokerRole.SLAVE)
-    with failing(grpc.StatusCode.UNAVAILABLE, "not the master"):
+    with failing(grpc.StatusCode.UNAVAILABLE, "is a slave"):
         commit_position(broker, position=3)

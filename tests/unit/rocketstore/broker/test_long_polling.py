@@ -8,7 +8,8 @@ import pytest
 
 from dledger.rpc import loops
 from dledger.rpc.bridge import LoopBridge
-from rocketstore.broker.long_polling import TooManyPullsError, WaitingPulls
+from rocketstore.broker.long_polling import WaitingPulls
+from rocketstore.broker.refusal import Refusal
 from tests.unit.rocketstore.heads import head
 
 
@@ -72,7 +73,7 @@ def test_who_leaves_is_forgotten_and_makes_room() -> None:
         bridge = Bridge()
         pulls = WaitingPulls(bridge, waiting_max=2)
         first, second = pulls.enter(("T", 0), None), pulls.enter(("T", 0), None)
-        with pytest.raises(TooManyPullsError, match="pulls_waiting_max"):
+        with pytest.raises(Refusal, match="pulls_waiting_max"):
             pulls.enter(("T", 1), None)
 
         pulls.leave(first)

@@ -121,13 +121,13 @@ def test_a_group_without_master_is_passed_over_and_nothing_is_executed_twice(clu
 def test_groups_that_come_later_are_joined_with_the_topic(tmp_path: Path) -> None:
     """With the next message to it, also at groups that did not get that message."""
     with cluster_in(tmp_path, "a") as cluster:
-        other = cluster.brokers["b"].remoting
+        other = cluster.brokers["b"].groups.clients
         with producer(cluster) as sender:
             sender.send_in_transaction(Message("T", b"x"), saying(COMMIT))
             cluster.join("b")
             sender._routes._known.clear()
             sender.send_in_transaction(Message("T", b"y"), saying(COMMIT), queue_id=0, broker_name="a")
-            wait_until(lambda: "producers" in other.members.clients.producer_groups(), "it has joined there")
+            wait_until(lambda: "producers" in other.producer_groups(), "it has joined there")
 
 
 def test_a_group_that_must_not_be_connected_to_keeps_no_message_from_the_others(cluster: Cluster) -> None:

@@ -12,7 +12,6 @@ from rocketstore.client.group_branch import Assignment, Branch
 from rocketstore.client.group_division import Division
 from rocketstore.client.group_offsets import Beginnings
 from rocketstore.client.shares import QueueName
-from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.state.changes import TopicConfig
 from rocketstore.types import BrokerRole
 from tests.support.waiting import wait_until
@@ -29,10 +28,10 @@ def broker() -> Iterator[RemotingHarness]:
 
 def lockable(broker: RemotingHarness) -> list[int]:
     """The queues that another client may lock; it does."""
-    queues = tuple(MessageQueue("T", broker.config.name, queue_id) for queue_id in range(4))
+    queues = tuple(("T", queue_id) for queue_id in range(4))
 
     async def lock() -> list[int]:
-        return [one.queue_id for one in broker.remoting.members._locks.lock("g", "java", queues)]
+        return [queue_id for _, queue_id in broker.groups._locks.lock("g", "java", queues)]
 
     return broker.bridge.run(lock())
 

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from dledger.errors import AccessDeniedError, ConfigError, InvalidRequestError, UnavailableError
-from rocketstore.broker.remoting.locks import LOCK_S
+from rocketstore.broker.locks import LOCK_S
 from rocketstore.client import GroupConsumer, GroupDelivery, GroupOptions, QueueName, group_consumer
 from rocketstore.client.connection import BrokerConnection
 from rocketstore.client.errors import NotFoundError
@@ -21,7 +21,6 @@ from rocketstore.client.group_offsets import Beginnings
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
 from rocketstore.pb import broker_pb2 as pb
-from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.state.changes import TopicConfig
 from tests.support.fake_broker import FakeBrokers
 from tests.support.waiting import wait_until
@@ -341,8 +340,8 @@ def test_a_queue_is_handed_over_only_after_the_message_in_use(broker: RemotingHa
 def test_a_lock_of_another_member_is_respected(broker: RemotingHarness) -> None:
     """Until it is given back, or has expired."""
     put(broker, 4)
-    locks = broker.remoting.members._locks
-    theirs = (MessageQueue("T", broker.config.name, 2),)
+    locks = broker.groups._locks
+    theirs = (("T", 2),)
 
     async def lock() -> None:
         locks.lock("g", "java", theirs)
@@ -424,17 +423,17 @@ def test_queues_that_could_not_be_taken_are_unlocked(broker: RemotingHarness, mo
         monkeypatch.setattr(branch.beginnings, "of", unavailable)
         with pytest.raises(UnavailableError):
             branch._gain(Assignment(), [QueueName("U", 0)])
-        assert not [key for key in broker.remoting.members._locks._locks if key[1] == "U"]
+        assert not [key for key in broker.groups._locks._locks if key[1] == "U"]
 
 
 def test_a_renewal_keeps_what_it_got_and_what_is_being_left(broker: RemotingHarness) -> None:
     """A queue that another member has locked meanwhile is given up; one whose message is in use stays locked."""
     put(broker, 4)
     with member(broker, ordered=True, commit_s=3600.0) as one:
-        branch, locks = branch_of(one), broker.remoting.members._locks
+        branch, locks = branch_of(one), broker.groups._locks
         held = {found.message.queue_id: found for found in (one.receive(15.0) for _ in range(4)) if found is not None}
         branch._release([held[1].share])
-        theirs = (MessageQueue("T", broker.config.name, 2),)
+        theirs = (("T", 2),)
 
         async def lock() -> None:
             locks.unlock("g", one.client_id, theirs)

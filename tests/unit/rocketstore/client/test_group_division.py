@@ -19,7 +19,6 @@ from rocketstore.client.group_division import Division
 from rocketstore.client.group_places import KnownToNameServers
 from rocketstore.nameserver.errors import NameServerError
 from rocketstore.nameserver.groups import TopicShare
-from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.state.changes import TopicConfig
 from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
 from tests.support.waiting import wait_until
@@ -264,10 +263,10 @@ def test_a_queue_of_brokers_that_are_left_stays_locked_while_its_message_is_hand
         return {topic: tuple(one for one in shares if one.group.name != "b") for topic, shares in places.items()}
 
     def lockable() -> list[int]:
-        queues = tuple(MessageQueue(TOPIC, "b", queue_id) for queue_id in range(2))
+        queues = tuple((TOPIC, queue_id) for queue_id in range(2))
 
         async def lock() -> list[int]:
-            return sorted(one.queue_id for one in known.b.remoting.members._locks.lock(GROUP, "java", queues))
+            return sorted(queue_id for _, queue_id in known.b.groups._locks.lock(GROUP, "java", queues))
 
         return known.b.bridge.run(lock())
 

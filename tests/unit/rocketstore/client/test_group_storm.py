@@ -33,7 +33,7 @@ def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Known]:
     for module in ("group_division", "group_branch"):
         monkeypatch.setattr(f"rocketstore.client.{module}.LOOK_S", 0.05)
     monkeypatch.setattr("rocketstore.client.group_branch.REBALANCE_S", 0.5)
-    monkeypatch.setattr("rocketstore.broker.remoting.locks.LOCK_S", 9.0)  # also those of members that were killed
+    monkeypatch.setattr("rocketstore.broker.locks.LOCK_S", 9.0)  # also those of members that were killed
     monkeypatch.setattr("rocketstore.client.group_branch.LOCK_VALID_S", 3.0)
     monkeypatch.setattr("rocketstore.client.group_branch.RENEW_S", 1.0)
     with two_brokers(tmp_path) as found:

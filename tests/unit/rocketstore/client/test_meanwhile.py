@@ -29,7 +29,7 @@ def test_a_queue_that_comes_back_is_taken_once_its_message_is_done(broker: Remot
         assert came.body == b"%d" % (freed + 4)
         assert one.receive(0.5) is None
         assert queues_of(one) == [sorted(set(range(4)) - {kept})]
-        assert broker.remoting.members._locks._locks["g", "T", kept].client_id == one.client_id
+        assert broker.groups._locks._locks["g", "T", kept].client_id == one.client_id
         one.ack(held[kept])
         came = one.receive(15.0)
         assert came is not None

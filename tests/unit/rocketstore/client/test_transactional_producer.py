@@ -14,7 +14,7 @@ import pytest
 from dledger.access.rules import parse_rules
 from dledger.client.discovery import Directory
 from dledger.errors import AccessDeniedError, ConfigError, InvalidRequestError, UnavailableError
-from dledger.remoting.frame import Frame
+from rocketstore.broker.clients import HalfCheck
 from rocketstore.client import (
     AsyncTransactionalProducer,
     PreparedMessage,
@@ -258,14 +258,14 @@ def test_nobody_is_asked_here_about_what_is_under_way_here(broker: RemotingHarne
     with producer(broker, ledger) as sender:
 
         def execute(_prepared: PreparedMessage) -> TransactionState:
-            (client,) = broker.remoting.members.clients.producers("producers")
-            told, tell = threading.Semaphore(0), client.connection.tell
+            (client,) = broker.groups.clients.producers("producers")
+            told, tell = threading.Semaphore(0), client.link.check_half
 
-            def told_too(request: Frame) -> bool:
+            def told_too(check: HalfCheck) -> bool:
                 told.release()
-                return tell(request)
+                return tell(check)
 
-            client.connection.tell = told_too  # type: ignore[method-assign]
+            client.link.check_half = told_too  # type: ignore[method-assign]
             assert all(told.acquire(timeout=WAIT_S) for _ in range(4))
             return COMMIT
 

@@ -14,10 +14,8 @@ from rocketstore.remoting.bodies.clients import (
     CheckClientBody,
     ClientConnection,
     ConsumerConnectionList,
-    ConsumeType,
     HeartbeatData,
     LockQueuesBody,
-    MessageModel,
     ProducerConnectionList,
     ProducerInfo,
     ProducersByGroup,
@@ -43,6 +41,7 @@ from rocketstore.remoting.bodies.stats import (
 )
 from rocketstore.remoting.bodies.topics import DataVersion
 from rocketstore.remoting.body import Body
+from rocketstore.types import ConsumeType, MessageModel
 
 MQ = '{"brokerName":"b","queueId":1,"topic":"t"}'
 QUEUE = MessageQueue("t", "b", 1)

@@ -13,13 +13,10 @@ from dledger.remoting.codes import Language
 from dledger.remoting.fastjson import loads
 from dledger.remoting.frame import Frame, cut, decode, encode
 from rocketstore.remoting.bodies.clients import (
-    ConsumeFromWhere,
     ConsumerIdList,
-    ConsumeType,
     HeartbeatData,
     LockedQueuesBody,
     LockQueuesBody,
-    MessageModel,
     SubscriptionData,
 )
 from rocketstore.remoting.bodies.groups import ConsumerOffsetTable, DelayOffsetTable, SubscriptionGroupTable
@@ -53,6 +50,7 @@ from rocketstore.remoting.headers import (
     read_header,
     write_header,
 )
+from rocketstore.types import ConsumeFromWhere, ConsumeType, MessageModel
 from tests.unit.rocketstore.remoting.golden_frames import BINARY, CPP, GO, GOLDEN
 
 REQUEST_HEADERS: dict[int, tuple[type[Any], bool]] = {

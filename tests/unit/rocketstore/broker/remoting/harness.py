@@ -31,7 +31,6 @@ class RemotingHarness(Harness):
         self.view = replace(self.view, leader_address=here, members={"n0": here})
         self.client = RemotingClient()
         self.remoting = RemotingService(self.service.parts, self.client, self._announce)
-        self.service.memberships.serve(self.remoting.members, self.remoting.retries)
         self._listening = await asyncio.get_running_loop().create_server(self.remoting.server.protocol, "127.0.0.1", 0)
         self.remoting_port = self._listening.sockets[0].getsockname()[1]
 

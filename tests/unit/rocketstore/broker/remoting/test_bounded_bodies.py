@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rocketstore.broker.remoting.clients import HEARTBEAT_SUBSCRIPTIONS_MAX
-from rocketstore.broker.remoting.members import LOCKED_AT_ONCE, batched
+from rocketstore.broker.clients import HEARTBEAT_SUBSCRIPTIONS_MAX
+from rocketstore.broker.groups import LOCKED_AT_ONCE, batched
 from rocketstore.remoting.bodies.clients import (
     GROUPS_MAX,
     LOCK_QUEUES_MAX,
@@ -48,8 +48,9 @@ def test_so_many_queues_are_locked_at_once_and_no_more(broker: RemotingHarness, 
 def test_parts_are_all_of_it() -> None:
     """None twice, none left out; one empty part if there is nothing."""
     for count in (0, 1, LOCKED_AT_ONCE, LOCKED_AT_ONCE + 1, 3 * LOCKED_AT_ONCE):
-        parts = list(batched(queues(count), LOCKED_AT_ONCE))
-        assert [one for part in parts for one in part] == list(queues(count))
+        queues = [("T", number) for number in range(count)]
+        parts = list(batched(queues))
+        assert [one for part in parts for one in part] == queues
         assert all(len(part) <= LOCKED_AT_ONCE for part in parts)
 
 
@@ -64,6 +65,6 @@ def test_a_heartbeat_names_so_many_groups_and_topics_at_most(broker: RemotingHar
     )
     for beat in too_many:
         assert client.ask(RequestCode.HEART_BEAT, {}, beat.encode()).code != 0
-    assert broker.remoting.members.clients.consumers("g") is None
+    assert broker.groups.clients.consumers("g") is None
     good = HeartbeatData("me", (), (ConsumerData("g", subscription_data_set=topics),))
     assert client.ask(RequestCode.HEART_BEAT, {}, good.encode()).code == 0

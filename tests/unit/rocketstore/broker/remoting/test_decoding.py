@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from dledger.remoting.codes import AnswerCode
+from rocketstore.broker.clients import HEARTBEAT_SUBSCRIPTIONS_MAX
 from rocketstore.broker.readers import ReadThreads
 from rocketstore.broker.remoting import decoding
-from rocketstore.broker.remoting.clients import HEARTBEAT_SUBSCRIPTIONS_MAX
 from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData, LockQueuesBody, SubscriptionData
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.codes import RequestCode
@@ -71,7 +71,7 @@ def test_others_go_on_while_a_large_heartbeat_is_decoded(
         assert other.subscribe("h", "T").code == 0
     threads.go.set()
     assert client.answer_to(beat).code == 0
-    found = broker.remoting.members.clients.consumers("g")
+    found = broker.groups.clients.consumers("g")
     assert found is not None
     assert len(found.subscriptions) == 1000
 
@@ -86,7 +86,7 @@ def test_a_goodbye_does_not_overtake_the_heartbeat_before_it(
     assert client.send().code == 0
     threads.go.set()
     assert [client.answer_to(one).code for one in (beat, left)] == [0, 0]
-    assert broker.remoting.members.clients.consumers("g") is None
+    assert broker.groups.clients.consumers("g") is None
 
 
 def test_a_small_heartbeat_does_not_overtake_a_large_one(
@@ -98,7 +98,7 @@ def test_a_small_heartbeat_does_not_overtake_a_large_one(
     assert client.send().code == 0
     threads.go.set()
     assert [client.answer_to(one).code for one in beats] == [0, 0]
-    found = broker.remoting.members.clients.consumers("g")
+    found = broker.groups.clients.consumers("g")
     assert found is not None
     assert len(found.subscriptions) == 1
 
@@ -134,7 +134,7 @@ def test_a_host_rests_after_each_large_body(broker: RemotingHarness, monkeypatch
         beside.begin(RequestCode.HEART_BEAT, None, _heartbeat("h", 1000))
         assert beside.send().code == 0
         assert third.ask(RequestCode.HEART_BEAT, None, _heartbeat("g", 1000)).code == 0, "which came later"
-        assert broker.remoting.members.clients.consumers("h") is None
+        assert broker.groups.clients.consumers("h") is None
 
 
 def test_locks_of_many_queues_are_decoded_by_a_thread(client: RemotingSocket, threads: _Threads) -> None:

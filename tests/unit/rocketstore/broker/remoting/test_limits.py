@@ -35,7 +35,7 @@ def test_a_heartbeat_of_a_closed_connection_makes_no_member(broker: RemotingHarn
         connection.connection_lost(None)  # in the same turn of the loop
         while broker.remoting.server.requests_under_way:
             await asyncio.sleep(0)
-        return broker.remoting.members.clients.consumer_groups()
+        return broker.groups.clients.consumer_groups()
 
     assert broker.bridge.run(beat()) == []
 

@@ -9,8 +9,8 @@ from queue import SimpleQueue
 import grpc
 import pytest
 
+from rocketstore.broker.clients import SILENT_S_MAX
 from rocketstore.broker.codec import SERVICE
-from rocketstore.broker.remoting.clients import SILENT_S_MAX
 from rocketstore.message.ids import parse_offset_message_id
 from rocketstore.message.record import decode_record
 from rocketstore.pb import broker_pb2 as pb
@@ -95,11 +95,11 @@ def test_a_member_subscribes_as_rocketmqs_clients_do(broker: RemotingHarness) ->
         one.hears("a")
         one.request.subscriptions[0].tag_expression = "A || B"
         one.beat()
-        group = broker.remoting.members.clients.consumers("g")
+        group = broker.groups.clients.consumers("g")
         assert group is not None
-        wait_until(lambda: group.subscriptions["T"].tags_set == ("A", "B"), "the new tags are known")
+        wait_until(lambda: group.subscriptions["T"].tags == ("A", "B"), "the new tags are known")
         assert set(group.subscriptions) == {"T", "%RETRY%g"}
-        assert group.subscriptions["T"].code_set == (65, 66)
+        assert group.subscriptions["T"].codes == (65, 66)
         assert "%RETRY%g" in broker.state.table
 
 
@@ -107,11 +107,11 @@ def test_a_member_without_heartbeats_is_dropped(broker: RemotingHarness) -> None
     """As RocketMQ's clients are: its stream ends, and it may join again."""
     with member(broker, "a") as one:
         one.hears("a")
-        tables = broker.remoting.members.clients
+        tables = broker.groups.clients
 
         def later() -> None:
             tables._now = lambda: 2 * SILENT_S_MAX + 1e9
-            broker.remoting.members.hang_up_on_the_silent()
+            broker.groups.hang_up_on_the_silent()
 
         broker.bridge.post(later)
         with failing(grpc.StatusCode.UNAVAILABLE, "no heartbeat"):
@@ -182,7 +182,7 @@ def test_a_queue_is_locked_for_one_member_of_any_kind(broker: RemotingHarness, c
     broker.call("UnlockQueues", unlock, pb.UnlockQueuesResponse)
     assert lock("another") == [0]
     broker.become(BrokerRole.SLAVE)
-    with failing(grpc.StatusCode.UNAVAILABLE, "lock at the master") as told:
+    with failing(grpc.StatusCode.UNAVAILABLE, "ask the master") as told:
         lock("another")
     assert told == {"outcome": "not_applied", "leader": broker.view.leader_address}
 
@@ -209,6 +209,6 @@ def test_a_message_sent_back_comes_again_and_is_dead_in_the_end(broker: Remoting
     with failing(grpc.StatusCode.INVALID_ARGUMENT, "delay level"):
         back(delay_level=-2)
     broker.become(BrokerRole.SLAVE)
-    with failing(grpc.StatusCode.UNAVAILABLE, "send back to the master") as told:
+    with failing(grpc.StatusCode.UNAVAILABLE, "ask the master") as told:
         back()
     assert told == {"outcome": "not_applied", "leader": broker.view.leader_address}

@@ -13,10 +13,9 @@ import pytest
 from dledger.access.rules import parse_rules
 from dledger.client.security import ChannelMaker, ClientSecurity
 from dledger.config import AccessConfig
-from dledger.remoting.frame import Frame
+from rocketstore.broker.clients import SILENT_S_MAX, HalfCheck
 from rocketstore.broker.codec import SERVICE
 from rocketstore.broker.producer_groups import CHECKS_WAITING_MAX, ProducerLink
-from rocketstore.broker.remoting.clients import SILENT_S_MAX
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.record import decode_record
 from rocketstore.pb import broker_pb2 as pb
@@ -118,9 +117,9 @@ def member(broker: RemotingHarness, client_id: str = "a", channel: grpc.Channel 
 
 def link_of(broker: RemotingHarness) -> ProducerLink:
     """The only member's."""
-    (found,) = broker.remoting.members.clients.producers(GROUP)
-    assert isinstance(found.connection, ProducerLink)
-    return found.connection
+    (found,) = broker.groups.clients.producers(GROUP)
+    assert isinstance(found.link, ProducerLink)
+    return found.link
 
 
 # --- beginning and ending ---------------------------------------------------------------------------------------------
@@ -224,7 +223,7 @@ def test_a_slave_begins_and_ends_none(broker: RemotingHarness) -> None:
     """It names the master."""
     (place,) = prepare(broker)
     broker.become(BrokerRole.SLAVE)
-    with failing(grpc.StatusCode.UNAVAILABLE, "at the master") as told:
+    with failing(grpc.StatusCode.UNAVAILABLE, "ask the master") as told:
         finish(broker, place)
     assert told == {"outcome": "not_applied", "leader": broker.view.leader_address}
     assert broker.send(half())[0].status == "SERVICE_NOT_AVAILABLE"
@@ -318,21 +317,19 @@ def test_a_check_goes_to_who_reads(broker: RemotingHarness) -> None:
     """A member that reads nothing gets a bounded number; the room they take is free again when it is gone."""
     with member(broker):
         link = link_of(broker)
-        fields = {"tranStateTableOffset": "1", "commitLogOffset": "2"}
-        check = Frame(RequestCode.CHECK_TRANSACTION_STATE, 0, fields, bytes(1000))
+        check = HalfCheck("T", bytes(1000), 1, 2, "", "")
         room = broker.service.parts.quotas.root
 
         async def tell() -> tuple[int, bool]:
             taken = 0
-            while link.tell(check):
+            while link.check_half(check):
                 taken += 1
             return taken, room.answer_bytes > 1000 * taken
 
         assert broker.bridge.run(tell()) == (CHECKS_WAITING_MAX, True)
-        assert not link.tell(Frame(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, 0, {}))
-    wait_until(lambda: not list(broker.remoting.members.clients.producers(GROUP)), "it is no member")
+    wait_until(lambda: not list(broker.groups.clients.producers(GROUP)), "it is no member")
     wait_until(lambda: not room.answer_bytes, "its room is free")
-    assert not link.tell(check)
+    assert not link.check_half(check)
 
 
 def test_a_check_larger_than_the_room_goes_to_another_member() -> None:
@@ -340,22 +337,21 @@ def test_a_check_larger_than_the_room_goes_to_another_member() -> None:
     limits = replace(BrokerConfig().limits, answer_bytes_max=1 << 20)
     with RemotingHarness(replace(BrokerConfig(), limits=limits)) as broker, member(broker):
         link = link_of(broker)
-        fields = {"tranStateTableOffset": "1", "commitLogOffset": "2"}
-        check = Frame(RequestCode.CHECK_TRANSACTION_STATE, 0, fields, bytes(200_000))
+        check = HalfCheck("T", bytes(200_000), 1, 2, "", "")
 
         async def tell() -> int:
-            return sum(link.tell(check) for _ in range(8))
+            return sum(link.check_half(check) for _ in range(8))
 
         assert broker.bridge.run(tell()) < 6
 
 
 def test_a_member_without_heartbeats_is_dropped(broker: RemotingHarness) -> None:
     with member(broker) as one:
-        tables = broker.remoting.members.clients
+        tables = broker.groups.clients
 
         def later() -> None:
             tables._now = lambda: 2 * SILENT_S_MAX + 1e9
-            broker.remoting.members.hang_up_on_the_silent()
+            broker.groups.hang_up_on_the_silent()
 
         broker.bridge.post(later)
         with failing(grpc.StatusCode.UNAVAILABLE, "no heartbeat"):

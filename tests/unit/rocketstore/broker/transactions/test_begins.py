@@ -6,6 +6,7 @@ from typing import cast
 
 import pytest
 
+from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.transactions.begins import HalfMessages, HalfRefusedError
 from rocketstore.broker.transactions.service import TransactionService
 from rocketstore.broker_config import BrokerConfig
@@ -29,7 +30,7 @@ class Transactions:
 def test_what_is_on_its_way_counts_for_all_and_for_its_group() -> None:
     """All groups together have a limit, and each its share: neither count stands for the other."""
     service = Transactions()
-    halves = HalfMessages(BrokerConfig(), cast("TransactionService", service))
+    halves = HalfMessages(LiveConfig(BrokerConfig()), cast("TransactionService", service))
     begun = [halves.begin(half(b"x"), group) for group in ("a", "a", "a", "b")]
     for group in ("a", "b", "c"):
         halves.check_begin(group, is_plain=True)

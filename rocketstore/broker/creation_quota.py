@@ -15,7 +15,7 @@ OWNERS_MAX: Final = 10_000
 """How many clients are remembered; beyond that, the least recently active one is forgotten."""
 
 
-class MadeByClients:
+class CreationQuota:
     """Lives on the event loop. Only names for which ``exists`` is still true count."""
 
     def __init__(self, what: str, setting: str, most: int, exists: Callable[[str], bool]) -> None:

@@ -6,11 +6,10 @@ import asyncio
 from collections import Counter
 from typing import cast
 
-from dledger.remoting.frame import Frame
 from dledger.rpc import loops
-from rocketstore.broker.remoting import notices as module
-from rocketstore.broker.remoting.clients import ClientLink
-from rocketstore.broker.remoting.notices import Notices
+from rocketstore.broker import notices as module
+from rocketstore.broker.clients import ClientLink
+from rocketstore.broker.notices import Notices
 
 
 class _Link:
@@ -19,8 +18,8 @@ class _Link:
     def __init__(self) -> None:
         self.told: Counter[str] = Counter()
 
-    def tell(self, request: Frame) -> bool:
-        self.told[request.fields["consumerGroup"]] += 1
+    def members_changed(self, group: str) -> bool:
+        self.told[group] += 1
         return True
 
 

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Final, NamedTuple
 
-from dledger.remoting.codes import AnswerCode
-from dledger.remoting.errors import RequestError
-from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.broker.refusal import Refusal, RefusalKind
+from rocketstore.types import QueueKey
 
 LOCK_S: Final = 60.0
 """RocketMQ's: a lock not renewed for this long is free."""
@@ -32,7 +31,7 @@ class _Lock(NamedTuple):
 
 
 _Key = tuple[str, str, int]
-"""Group, topic and queue, whatever broker a client names."""
+"""Group, topic and queue."""
 
 
 class QueueLocks:
@@ -44,21 +43,17 @@ class QueueLocks:
         self._locks: OrderedDict[_Key, _Lock] = OrderedDict()  # the one renewed last is the last
         self._owned: dict[str, OrderedDict[_Key, None]] = {}  # in the same order
 
-    def lock(
-        self, group: str, client_id: str, queues: Iterable[MessageQueue], owner: str = ""
-    ) -> tuple[MessageQueue, ...]:
-        """Lock or renew; returns the queues that the client now has locked. Raises ``RequestError`` if there are too
-        many.
-        """
+    def lock(self, group: str, client_id: str, queues: Iterable[QueueKey], owner: str = "") -> tuple[QueueKey, ...]:
+        """Lock or renew; returns what the client has locked now. Raises ``Refusal`` if there are too many."""
         queues = tuple(queues)
-        names = {group, client_id, *(one.topic for one in queues), *(one.broker_name for one in queues)}
+        names = {group, client_id, *(topic for topic, _ in queues)}
         if max(map(len, names)) > NAME_CHARS_MAX:
-            raise RequestError(f"a name has more than {NAME_CHARS_MAX} characters")
+            raise Refusal(RefusalKind.INVALID, f"a name has more than {NAME_CHARS_MAX} characters")
         now, got = self._now(), []
         for queue in queues:
             self._forget(now, self._locks)
             self._forget(now, self._owned.get(owner, ()))
-            key = group, queue.topic, queue.queue_id
+            key = group, *queue
             held = self._locks.get(key)
             if held is not None and held.client_id != client_id and now - held.renewed_at <= LOCK_S:
                 continue
@@ -68,21 +63,21 @@ class QueueLocks:
             got.append(queue)
         return tuple(got)
 
-    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
+    def unlock(self, group: str, client_id: str, queues: Iterable[QueueKey]) -> None:
         """Unlock the client's queues."""
         for queue in queues:
-            key = group, queue.topic, queue.queue_id
+            key = group, *queue
             held = self._locks.get(key)
             if held is not None and held.client_id == client_id:
                 self._drop(key)
 
     def _check_room(self, owner: str) -> None:
-        """Raises ``RequestError``."""
+        """Raises ``Refusal``."""
         if len(self._locks) >= LOCKS_MAX:
-            raise RequestError(f"{LOCKS_MAX} queues are locked, the most there may be", AnswerCode.SYSTEM_BUSY)
+            raise Refusal(RefusalKind.TOO_MANY, f"{LOCKS_MAX} queues are locked, the most there may be")
         if len(self._owned.get(owner, ())) >= self._share_max:
             reason = f"{self._share_max} queues are locked by this client's account or address, the most it may"
-            raise RequestError(f"{reason} (account_share_percent)", AnswerCode.SYSTEM_BUSY)
+            raise Refusal(RefusalKind.TOO_MANY, f"{reason} (account_share_percent)")
 
     def _forget(self, now: float, oldest: Iterable[_Key]) -> None:
         for key in tuple(islice(oldest, FORGOTTEN)):

@@ -8,25 +8,14 @@ a slow one could not change anything.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
-from dledger.remoting.codes import AnswerCode
-from dledger.remoting.connection import DisconnectedError, Place
-from dledger.remoting.errors import RequestError
-from dledger.remoting.frame import Frame
-from rocketstore.remoting.bodies.clients import (
-    ConsumeFromWhere,
-    ConsumerData,
-    ConsumerIdList,
-    ConsumeType,
-    HeartbeatData,
-    MessageModel,
-    SubscriptionData,
-)
+from dledger.records import record
+from rocketstore.broker.refusal import Refusal, RefusalKind
+from rocketstore.types import ConsumeFromWhere, ConsumeType, MessageModel
 
 SILENT_S_MAX: Final = 120.0
 """RocketMQ's: a client without a heartbeat for this long is dropped."""
@@ -43,58 +32,85 @@ NAME_CHARS_MAX: Final = 255
 """RocketMQ's, for the name of a group."""
 _SUBSCRIPTION_BYTES: Final = 512
 _SAID_BYTES: Final = 128
+_TAG_BYTES: Final = 128
+"""About what a subscription, a client's word about one, and a tag with its hash take besides their texts."""
 MEETINGS: Final = 3
-MET_MAX: Final = 1024
 MEETINGS_S: Final = 120.0
 """So many connections of one client id within this time, each while another is there, are of two clients."""
-"""About what one takes, and one tag with its hash, besides their texts."""
-_TAG_BYTES: Final = 128
+MET_MAX: Final = 1024
+
+
+class HalfCheck(NamedTuple):
+    """What to ask a producer about: the record of a half message with its real topic and queue, and its places."""
+
+    topic: str
+    record: bytes
+    queue_offset: int
+    offset: int
+    message_id: str
+    """By its offset in the log."""
+    unique_id: str
+    """The producer's; may be empty."""
 
 
 class ClientLink(Protocol):
-    """A client's connection: of RocketMQ's remoting protocol, or a stream of ours."""
+    """A client's connection, whatever protocol it speaks. Equal links are one connection."""
 
     @property
-    def place(self) -> Place:
-        """Where the client is."""
+    def host(self) -> str:
+        """Where the client is: its IP address."""
 
-    def tell(self, request: Frame) -> bool:
-        """Send a request that has no answer; returns whether it could be sent."""
+    @property
+    def address(self) -> str:
+        """``host:port`` of the client."""
 
-    async def call(self, request: Frame, timeout_s: float) -> Frame:
-        """Ask the client."""
+    def may_send(self, topic: str) -> bool:
+        """Whether an account that uses it may send to a topic, and so be asked about its transactions."""
+
+    def members_changed(self, group: str) -> bool:
+        """Tell a consumer that its group has other members now; returns whether it will hear of it."""
+
+    def check_half(self, check: HalfCheck) -> bool:
+        """Ask a producer what became of a transaction; returns whether it will hear of it."""
 
     def close(self, reason: str) -> None:
         """Hang up."""
 
 
-class StreamLink:
-    """A stream of ours. What it is told is noted until ``news`` is awaited."""
+@record(frozen=True, slots=True)
+class Subscription:
+    """A topic that a consumer wants: all of it, or messages with one of the ``tags``, whose hashes are ``codes``."""
 
-    def __init__(self, place: Place, may_send: Callable[[str], bool] = lambda _topic: False) -> None:
-        self._place = place
-        self.may_send = may_send
-        """Whether its account may send to a topic, and so be asked about transactions there."""
-        self.news = asyncio.Event()
-        self.closed_because = ""
+    topic: str
+    expression: str = "*"
+    tags: tuple[str, ...] = ()
+    codes: tuple[int, ...] = ()
+    version: int = 0
+    """A time of the client's clock, in milliseconds."""
+    kind: str = "TAG"
+    class_filter: bool = False
 
-    @property
-    def place(self) -> Place:
-        """The client's address."""
-        return self._place
 
-    def tell(self, request: Frame) -> bool:  # noqa: ARG002  # as for every client
-        """Returns whether the client will hear of it."""
-        return False
+@record(frozen=True, slots=True)
+class Consumer:
+    """How a client consumes in a group."""
 
-    async def call(self, request: Frame, timeout_s: float) -> Frame:  # noqa: ARG002  # as for every client
-        """Raises ``DisconnectedError``: these clients answer no requests."""
-        raise DisconnectedError(f"the client at {self._place} uses gRPC and answers no requests of code {request.code}")
+    group: str
+    consume_type: ConsumeType = ConsumeType.CONSUME_PASSIVELY
+    message_model: MessageModel = MessageModel.CLUSTERING
+    consume_from_where: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+    subscriptions: tuple[Subscription, ...] = ()
 
-    def close(self, reason: str) -> None:
-        """End the stream."""
-        self.closed_because = reason
-        self.news.set()
+
+@record(frozen=True, slots=True)
+class Heartbeat:
+    """In which groups a client produces and consumes. ``language`` and ``version`` are shown to administrators."""
+
+    client_id: str
+    producer_groups: tuple[str, ...] = ()
+    consumers: tuple[Consumer, ...] = ()
+    language: int = 0
+    version: int = 0
 
 
 class Trouble(Enum):
@@ -114,13 +130,13 @@ class Said(NamedTuple):
 class Client:
     """One member of a group."""
 
-    __slots__ = ("client_id", "connection", "heard_at", "language", "said", "version")
+    __slots__ = ("client_id", "heard_at", "language", "link", "said", "version")
 
-    def __init__(self, client_id: str, connection: ClientLink, language: int, version: int, now: float) -> None:
-        self.client_id = client_id
-        self.connection = connection
-        self.language = language
-        self.version = version
+    def __init__(self, beat: Heartbeat, link: ClientLink, now: float) -> None:
+        self.client_id = beat.client_id
+        self.link = link
+        self.language = beat.language
+        self.version = beat.version
         self.heard_at = now
         """In the loop's time."""
         self.said: dict[str, Said] = {}
@@ -131,8 +147,9 @@ class ConsumerGroup:
     """The consumers of one group, and its subscriptions."""
 
     __slots__ = (
+        "__weakref__",
         "_digests",
-        "_encoded_ids",
+        "_id_list",
         "_ids",
         "_met",
         "_said",
@@ -146,7 +163,7 @@ class ConsumerGroup:
     )
 
     def __init__(self) -> None:
-        self._encoded_ids = b""
+        self._id_list: tuple[str, ...] | None = None
         self._ids: Counter[str] = Counter()
         self._met: dict[str, tuple[int, float]] = {}  # how often one connected while another of its id was there, since
         self._said = 0  # how much, of all clients
@@ -156,28 +173,28 @@ class ConsumerGroup:
         self.subscription_bytes = 0
         """About how much memory the subscriptions take."""
         self.clients: dict[ClientLink, Client] = {}
-        self.subscriptions: dict[str, SubscriptionData] = {}
+        self.subscriptions: dict[str, Subscription] = {}
         self.consume_type = ConsumeType.CONSUME_PASSIVELY
         self.message_model = MessageModel.CLUSTERING
         self.consume_from_where = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
 
     def put(self, client: Client) -> bool:
         """Add or refresh a client; returns whether it is a new one."""
-        known = self.clients.get(client.connection)
-        self.clients[client.connection] = client
+        known = self.clients.get(client.link)
+        self.clients[client.link] = client
         self._ids[client.client_id] += 1
         if known is not None:
             client.said = known.said
             _take(self._ids, known.client_id, 1)
         if known is not None and known.client_id == client.client_id:
             return False
-        self._encoded_ids = b""
+        self._id_list = None
         return True
 
-    def remove(self, connection: ClientLink) -> bool:
+    def remove(self, link: ClientLink) -> bool:
         """Remove a client; returns whether it was here."""
-        self._encoded_ids = b""
-        known = self.clients.pop(connection, None)
+        self._id_list = None
+        known = self.clients.pop(link, None)
         if known is None:
             return False
         _take(self._ids, known.client_id, 1)
@@ -232,48 +249,46 @@ class ConsumerGroup:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """The clients' ids. One that has connected again, and whose old connection has not ended yet, is one client:
-        counted twice, it would be given queues that it does not take.
+        """The clients' ids, the same object until they change: after each change, all of them ask for it.
+
+        One that has connected again, and whose old connection has not ended yet, is one client: counted twice, it would
+        be given queues that it does not take.
         """
-        return tuple(dict.fromkeys(one.client_id for one in self.clients.values()))
+        if self._id_list is None:
+            self._id_list = tuple(dict.fromkeys(one.client_id for one in self.clients.values()))
+        return self._id_list
 
-    def encoded_ids(self) -> bytes:
-        """The clients' ids as the body of an answer: after each change, all of them ask for it."""
-        if not self._encoded_ids:
-            self._encoded_ids = ConsumerIdList(self.ids).encode()
-        return self._encoded_ids
-
-    def newest(self, connection: ClientLink, data: ConsumerData) -> dict[str, SubscriptionData]:
+    def newest(self, link: ClientLink, data: Consumer) -> dict[str, Subscription]:
         """What the group subscribes to after a client's heartbeat, by topic: what it has not said before counts."""
-        client = self.clients.get(connection)
+        client = self.clients.get(link)
         said = {} if client is None else client.said
-        found: dict[str, SubscriptionData] = {}
-        for one in data.subscription_data_set:
+        found: dict[str, Subscription] = {}
+        for one in data.subscriptions:
             known, before = self.subscriptions.get(one.topic), said.get(one.topic)
             is_old = known is not None and before is not None and before.digest == _digest(one)
             found[one.topic] = known if known is not None and is_old else one
         return found
 
-    def bytes_after(self, connection: ClientLink, data: ConsumerData) -> int:
+    def bytes_after(self, link: ClientLink, data: Consumer) -> int:
         """``subscription_bytes`` after a client's heartbeat."""
-        client = self.clients.get(connection)
-        said = self._said - (0 if client is None else len(client.said)) + len(data.subscription_data_set)
-        return _bytes_of(self.newest(connection, data).values()) + _SAID_BYTES * said
+        client = self.clients.get(link)
+        said = self._said - (0 if client is None else len(client.said)) + len(data.subscriptions)
+        return _bytes_of(self.newest(link, data).values()) + _SAID_BYTES * said
 
-    def version_of(self, connection: ClientLink, topic: str) -> int:
+    def version_of(self, link: ClientLink, topic: str) -> int:
         """The newest version of its subscription that a client, or the group, is known to have."""
-        client, known = self.clients.get(connection), self.subscriptions.get(topic)
+        client, known = self.clients.get(link), self.subscriptions.get(topic)
         said = None if client is None else client.said.get(topic)
-        return max(-1 if said is None else said.version, -1 if known is None else known.sub_version)
+        return max(-1 if said is None else said.version, -1 if known is None else known.version)
 
-    def subscribe(self, client: Client, data: ConsumerData) -> bool:
+    def subscribe(self, client: Client, data: Consumer) -> bool:
         """Apply a client's heartbeat; returns whether a topic was added or removed."""
         self.consume_type = data.consume_type
         self.message_model = data.message_model
         self.consume_from_where = data.consume_from_where
-        wanted = self.newest(client.connection, data)
+        wanted = self.newest(client.link, data)
         self._forget(client)
-        client.said = {one.topic: Said(one.sub_version, _digest(one)) for one in data.subscription_data_set}
+        client.said = {one.topic: Said(one.version, _digest(one)) for one in data.subscriptions}
         for topic, said in client.said.items():
             self._digests.setdefault(topic, Counter())[said.digest] += 1
         changed = wanted.keys() != self.subscriptions.keys()
@@ -310,69 +325,69 @@ class ClientTables:
         self._members: Counter[str] = Counter()  # by owner
         self._subscription_bytes: Counter[str] = Counter()  # by the owner of the last heartbeat
 
-    def heartbeat(
-        self, connection: ClientLink, language: int, version: int, beat: HeartbeatData, owner: str = ""
-    ) -> None:
-        """Record the groups in a client's heartbeat. Raises ``RequestError`` if there are too many."""
+    def heartbeat(self, link: ClientLink, beat: Heartbeat, owner: str = "") -> None:
+        """Record the groups in a client's heartbeat. Raises ``Refusal`` if there are too many."""
         if len(beat.client_id) > CLIENT_ID_CHARS_MAX:
-            raise RequestError(
-                f"a client id of {len(beat.client_id)} characters: at most {CLIENT_ID_CHARS_MAX} are allowed"
+            raise Refusal(
+                RefusalKind.INVALID,
+                f"a client id of {len(beat.client_id)} characters: at most {CLIENT_ID_CHARS_MAX} are allowed",
             )
-        if any(len(one.group_name) > NAME_CHARS_MAX for one in beat.producer_data_set):
-            raise RequestError(f"a producer group's name has more than {NAME_CHARS_MAX} characters")
-        subscriptions = sum(len(one.subscription_data_set) for one in beat.consumer_data_set)
+        if any(len(one) > NAME_CHARS_MAX for one in beat.producer_groups):
+            raise Refusal(RefusalKind.INVALID, f"a producer group's name has more than {NAME_CHARS_MAX} characters")
+        subscriptions = sum(len(one.subscriptions) for one in beat.consumers)
         if subscriptions > HEARTBEAT_SUBSCRIPTIONS_MAX:
-            raise RequestError(
-                f"{subscriptions} subscriptions of one client: at most {HEARTBEAT_SUBSCRIPTIONS_MAX} are allowed"
+            raise Refusal(
+                RefusalKind.INVALID,
+                f"{subscriptions} subscriptions of one client: at most {HEARTBEAT_SUBSCRIPTIONS_MAX} are allowed",
             )
-        as_consumer, as_producer = self._groups_of.setdefault(connection, (set(), set()))
-        owner = self._owners.setdefault(connection, owner)
-        named = {one.group_name for one in beat.consumer_data_set} - as_consumer
-        named_producers = {one.group_name for one in beat.producer_data_set} - as_producer
+        as_consumer, as_producer = self._groups_of.setdefault(link, (set(), set()))
+        owner = self._owners.setdefault(link, owner)
+        named = {one.group for one in beat.consumers} - as_consumer
+        named_producers = set(beat.producer_groups) - as_producer
         new = len(named) + len(named_producers)
         if len(as_consumer) + len(as_producer) + new > CONNECTION_MEMBERS_MAX:
-            raise RequestError("too many groups for one connection", AnswerCode.SYSTEM_BUSY)
+            raise Refusal(RefusalKind.TOO_MANY, "too many groups for one connection")
         self._check_room("groups", self._members, owner, new, new, MEMBERS_MAX)
-        groups = {data.group_name: data for data in beat.consumer_data_set}
+        groups = {data.group: data for data in beat.consumers}
         known = {name: self._consumers.get(name) or ConsumerGroup() for name in groups}
-        total = sum(known[name].bytes_after(connection, data) for name, data in groups.items())
+        total = sum(known[name].bytes_after(link, data) for name, data in groups.items())
         more = total - sum(one.subscription_bytes for one in known.values())
         of_owner = total - sum(one.subscription_bytes for one in known.values() if one.owner == owner)
         self._check_room("subscriptions", self._subscription_bytes, owner, more, of_owner, SUBSCRIPTION_BYTES_MAX)
         now = self._now()
         for data in groups.values():
-            self._consumer_beat(Client(beat.client_id, connection, language, version, now), data, owner)
-            as_consumer.add(data.group_name)
-        if beat.producer_data_set and self._producer_ids.get(connection) != beat.client_id:
-            self._forget_id(connection)
-            self._producer_ids[connection] = beat.client_id
-        if beat.producer_data_set:
-            self._producer_at[beat.client_id] = connection
-        for producer in beat.producer_data_set:
-            clients = self._producers.setdefault(producer.group_name, {})
-            clients[connection] = Client(beat.client_id, connection, language, version, now)
-            as_producer.add(producer.group_name)
+            self._consumer_beat(Client(beat, link, now), data, owner)
+            as_consumer.add(data.group)
+        if beat.producer_groups and self._producer_ids.get(link) != beat.client_id:
+            self._forget_id(link)
+            self._producer_ids[link] = beat.client_id
+        if beat.producer_groups:
+            self._producer_at[beat.client_id] = link
+        for name in beat.producer_groups:
+            clients = self._producers.setdefault(name, {})
+            clients[link] = Client(beat, link, now)
+            as_producer.add(name)
         self._members[owner] += new
 
     def _check_room(self, what: str, used: Counter[str], owner: str, more: int, of_owner: int, limit: int) -> None:
-        """Raises ``RequestError`` if there is no room for ``more`` in all, or for ``of_owner`` of the owner."""
+        """Raises ``Refusal`` if there is no room for ``more`` in all, or for ``of_owner`` of the owner."""
         if more > 0 and used.total() + more > limit:
-            raise RequestError(f"too many {what} for this broker", AnswerCode.SYSTEM_BUSY)
+            raise Refusal(RefusalKind.TOO_MANY, f"too many {what} for this broker")
         if of_owner > 0 and used[owner] + of_owner > limit * self._share_percent // 100:
             reason = f"too many {what} of this client's account or address (account_share_percent)"
-            raise RequestError(reason, AnswerCode.SYSTEM_BUSY)
+            raise Refusal(RefusalKind.TOO_MANY, reason)
 
-    def _consumer_beat(self, client: Client, data: ConsumerData, owner: str) -> None:
-        group = self._consumers.setdefault(data.group_name, ConsumerGroup())
+    def _consumer_beat(self, client: Client, data: Consumer, owner: str) -> None:
+        group = self._consumers.setdefault(data.group, ConsumerGroup())
         _take(self._subscription_bytes, group.owner, group.subscription_bytes)
-        known = group.clients.get(client.connection)
+        known = group.clients.get(client.link)
         is_new = group.put(client)
         is_changed = group.subscribe(client, data)
-        self._look(data.group_name, group, client, None if known is None else known.heard_at)
+        self._look(data.group, group, client, None if known is None else known.heard_at)
         group.owner = owner
         self._subscription_bytes[owner] += group.subscription_bytes
         if is_new or is_changed:
-            self._changed(data.group_name)
+            self._changed(data.group)
 
     def _look(self, name: str, group: ConsumerGroup, client: Client, heard_at: float | None) -> None:
         """Tell what is wrong with a group that a client belongs to, last heard at ``heard_at``."""
@@ -381,8 +396,8 @@ class ClientTables:
             self._tell(
                 Trouble.CLIENT_ID,
                 name,
-                f"two consumers of group {name} have the client id {client.client_id}, at {client.connection.place} "
-                f"and {namesake.connection.place}: some queues are read twice and others by nobody. Give each an "
+                f"two consumers of group {name} have the client id {client.client_id}, at {client.link.address} "
+                f"and {namesake.link.address}: some queues are read twice and others by nobody. Give each an "
                 "id of its own (instanceName in Java)",
             )
         differing = group.differing(client)
@@ -396,29 +411,29 @@ class ClientTables:
                 "of its own",
             )
 
-    def unregister(self, connection: ClientLink, producer_group: str, consumer_group: str) -> None:
+    def unregister(self, link: ClientLink, producer_group: str, consumer_group: str) -> None:
         """Remove a client from these groups; an empty name means none."""
         if producer_group:
-            self._leave_producers(connection, producer_group)
+            self._leave_producers(link, producer_group)
         if consumer_group:
-            self._leave_consumers(connection, consumer_group)
+            self._leave_consumers(link, consumer_group)
 
-    def closed(self, connection: ClientLink) -> None:
+    def closed(self, link: ClientLink) -> None:
         """Remove a disconnected client."""
-        self._forget_id(connection)
-        as_consumer, as_producer = self._groups_of.pop(connection, (set(), set()))
+        self._forget_id(link)
+        as_consumer, as_producer = self._groups_of.pop(link, (set(), set()))
         for name in tuple(as_producer):
-            self._leave_producers(connection, name)
+            self._leave_producers(link, name)
         for name in tuple(as_consumer):
-            self._leave_consumers(connection, name)
-        _take(self._members, self._owners.pop(connection, ""), len(as_consumer) + len(as_producer))
+            self._leave_consumers(link, name)
+        _take(self._members, self._owners.pop(link, ""), len(as_consumer) + len(as_producer))
 
     def silent(self) -> list[ClientLink]:
         """Connections of clients whose last heartbeat is too old."""
         before = self._now() - SILENT_S_MAX
         found: dict[ClientLink, None] = {}
         for clients in (*(group.clients for group in self._consumers.values()), *self._producers.values()):
-            found.update(dict.fromkeys(connection for connection, one in clients.items() if one.heard_at < before))
+            found.update(dict.fromkeys(link for link, one in clients.items() if one.heard_at < before))
         return list(found)
 
     # -- questions -----------------------------------------------------------------------------------------------------
@@ -440,14 +455,14 @@ class ClientTables:
 
     def producer_by_id(self, client_id: str) -> Client | None:
         """Any producer with this id."""
-        connection = self._producer_at.get(client_id)
-        if connection is None:
+        link = self._producer_at.get(client_id)
+        if link is None:
             return None
-        return next((self._producers[name][connection] for name in self._groups_of[connection][1]), None)
+        return next((self._producers[name][link] for name in self._groups_of[link][1]), None)
 
-    def groups_of(self, connection: ClientLink) -> Iterable[str]:
+    def groups_of(self, link: ClientLink) -> Iterable[str]:
         """In which groups a client consumes."""
-        as_consumer, _as_producer = self._groups_of.get(connection, (frozenset[str](), frozenset[str]()))
+        as_consumer, _as_producer = self._groups_of.get(link, (frozenset[str](), frozenset[str]()))
         return as_consumer
 
     def consumer_groups(self) -> list[str]:
@@ -460,31 +475,31 @@ class ClientTables:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _forget_id(self, connection: ClientLink) -> None:
-        client_id = self._producer_ids.pop(connection, "")
-        if self._producer_at.get(client_id) is connection:
+    def _forget_id(self, link: ClientLink) -> None:
+        client_id = self._producer_ids.pop(link, "")
+        if self._producer_at.get(client_id) is link:
             del self._producer_at[client_id]
 
-    def _leave_producers(self, connection: ClientLink, name: str) -> None:
+    def _leave_producers(self, link: ClientLink, name: str) -> None:
         clients = self._producers.get(name, {})
-        if clients.pop(connection, None) is None:
+        if clients.pop(link, None) is None:
             return
         if not clients:
             del self._producers[name]
-        if connection in self._groups_of:
-            self._groups_of[connection][1].discard(name)
-            _take(self._members, self._owners[connection], 1)
+        if link in self._groups_of:
+            self._groups_of[link][1].discard(name)
+            _take(self._members, self._owners[link], 1)
 
-    def _leave_consumers(self, connection: ClientLink, name: str) -> None:
+    def _leave_consumers(self, link: ClientLink, name: str) -> None:
         group = self._consumers.get(name)
-        if group is None or not group.remove(connection):
+        if group is None or not group.remove(link):
             return
         if not group.clients:
             del self._consumers[name]
             _take(self._subscription_bytes, group.owner, group.subscription_bytes)
-        if connection in self._groups_of:
-            self._groups_of[connection][0].discard(name)
-            _take(self._members, self._owners[connection], 1)
+        if link in self._groups_of:
+            self._groups_of[link][0].discard(name)
+            _take(self._members, self._owners[link], 1)
         self._changed(name)
 
 
@@ -494,18 +509,18 @@ def _take(counts: Counter[str], owner: str, number: int) -> None:
         del counts[owner]
 
 
-def _digest(one: SubscriptionData) -> int:
+def _digest(one: Subscription) -> int:
     """Of what is selected, however it is written."""
-    selected = frozenset(one.tags_set) if one.tags_set else one.sub_string
-    return hash((selected, one.expression_type, one.class_filter_mode))
+    selected = frozenset(one.tags) if one.tags else one.expression
+    return hash((selected, one.kind, one.class_filter))
 
 
-def _bytes_of(subscriptions: Iterable[SubscriptionData]) -> int:
+def _bytes_of(subscriptions: Iterable[Subscription]) -> int:
     return sum(
         _SUBSCRIPTION_BYTES
         + len(one.topic)
-        + len(one.sub_string)
-        + sum(map(len, one.tags_set))
-        + _TAG_BYTES * max(len(one.tags_set), len(one.code_set))
+        + len(one.expression)
+        + sum(map(len, one.tags))
+        + _TAG_BYTES * max(len(one.tags), len(one.codes))
         for one in subscriptions
     )

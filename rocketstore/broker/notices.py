@@ -12,10 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from dledger.remoting.frame import Frame
-from rocketstore.broker.remoting.clients import ClientLink
-from rocketstore.remoting.codes import RequestCode
-from rocketstore.remoting.headers import GroupHeader, write_header
+from rocketstore.broker.clients import ClientLink
 
 INTERVAL_S: Final = 0.1
 """The least time between two rounds."""
@@ -32,7 +29,8 @@ class Notices:
         self._links_of = links_of
         self._changed: dict[str, None] = {}  # in the order of their changes
         self._links: deque[ClientLink] = deque()  # the rest of one group
-        self._notice = Frame(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, 0)
+        self._group = ""
+        """The group of ``_links``."""
         self._timer: asyncio.Handle | None = None
 
     def changed(self, group: str) -> None:
@@ -53,11 +51,10 @@ class Notices:
         told = 0
         while told < AT_ONCE_MAX and (self._links or self._changed):
             if not self._links:
-                group = next(iter(self._changed))
-                del self._changed[group]
-                self._links.extend(self._links_of(group))
-                self._notice = self._notice._replace(fields=write_header(GroupHeader(group)))
+                self._group = next(iter(self._changed))
+                del self._changed[self._group]
+                self._links.extend(self._links_of(self._group))
             while self._links and told < AT_ONCE_MAX:
-                self._links.popleft().tell(self._notice)
+                self._links.popleft().members_changed(self._group)
                 told += 1
         self._timer = asyncio.get_running_loop().call_later(max(INTERVAL_S, told / NOTICES_PER_S), self._tell)

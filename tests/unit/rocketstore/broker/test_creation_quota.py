@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from rocketstore.broker import made
-from rocketstore.broker.made import MadeByClients
+from rocketstore.broker import creation_quota
+from rocketstore.broker.creation_quota import CreationQuota
 from rocketstore.state.limits import LimitReachedError
 
 
 def test_each_client_has_its_own_share() -> None:
     """What one makes twice counts once; what is gone does not count."""
     gone: set[str] = set()
-    shares = MadeByClients("queues", "queues_max", 10, lambda name: name not in gone)
+    shares = CreationQuota("queues", "queues_max", 10, lambda name: name not in gone)
     shares.take("alice", "A", 8)
     shares.take("alice", "A", 8)
     with pytest.raises(LimitReachedError, match=r"alice has made 8 queues .* is 10 \(queues_max"):
@@ -26,8 +26,8 @@ def test_each_client_has_its_own_share() -> None:
 
 def test_clients_are_remembered_as_long_as_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that made nothing for longest is forgotten."""
-    monkeypatch.setattr(made, "OWNERS_MAX", 2)
-    shares = MadeByClients("groups", "groups_max", 1, lambda _name: True)
+    monkeypatch.setattr(creation_quota, "OWNERS_MAX", 2)
+    shares = CreationQuota("groups", "groups_max", 1, lambda _name: True)
     for owner in ("a", "b", "a", "c"):
         shares.take(owner, owner, 1)
 

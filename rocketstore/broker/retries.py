@@ -15,14 +15,13 @@ from random import randrange
 from typing import Final
 
 from dledger.access.permissions import DEAD_PREFIX, RETRY_PREFIX
-from dledger.remoting.codes import AnswerCode
-from dledger.remoting.connection import RemotingConnection
-from dledger.remoting.errors import RequestError
-from dledger.remoting.frame import Frame
 from rocketstore.broker.codec import SendCall
-from rocketstore.broker.parts import BrokerParts
-from rocketstore.broker.refusals import NotStoredError
-from rocketstore.broker.remoting.access import QuotaOf
+from rocketstore.broker.live_config import LiveConfig
+from rocketstore.broker.mastership import Mastership
+from rocketstore.broker.readers import RecordReader
+from rocketstore.broker.refusal import Refusal, RefusalKind
+from rocketstore.broker.send import SendHandler
+from rocketstore.broker.topics import Topics
 from rocketstore.message.checks import properties_bytes
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import (
@@ -39,11 +38,10 @@ from rocketstore.message.message import (
 )
 from rocketstore.message.properties import PROPERTIES_BYTES_MAX
 from rocketstore.message.record import CorruptRecordError, decode_record
-from rocketstore.remoting.codes import VERSION_SEND_BACK_MAX
-from rocketstore.remoting.headers import SendBackHeader, SendHeader, read_header
+from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import GroupConfig, TopicConfig, check_group
 from rocketstore.store.stats import OTHERS
-from rocketstore.types import HALF_TOPIC, HIDDEN_TOPICS, OP_TOPIC, SCHEDULE_TOPIC, BrokerRole, PutResult
+from rocketstore.types import HALF_TOPIC, HIDDEN_TOPICS, OP_TOPIC, SCHEDULE_TOPIC, PutResult
 
 PROPERTY_ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"
 FIRST_DELAY_LEVEL: Final = 3
@@ -62,58 +60,55 @@ _NEVER_CONSUMED: Final = HIDDEN_TOPICS | {HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC}
 _log = logging.getLogger("rocketstore")
 
 
-class NoSuchMessageError(RequestError):
-    """Raised when no message begins at an offset, or it is in another topic."""
-
-
 class Retries:
     """On the loop."""
 
-    def __init__(self, parts: BrokerParts, quota_of: QuotaOf) -> None:
-        self._parts = parts
-        self._quota_of = quota_of
+    def __init__(  # one parameter per neighbour
+        self,
+        live: LiveConfig,
+        state: BrokerState,
+        mastership: Mastership,
+        topics: Topics,
+        sender: SendHandler,
+        records: RecordReader,
+        store_host: HostAddress,
+    ) -> None:
+        self._live = live
+        self._state = state
+        self._mastership = mastership
+        self._topics = topics
+        self._sender = sender
+        self._records = records
+        self._store_host = store_host
         self.sent_back: Final[Counter[tuple[str, str]]] = Counter()
         """How many messages came back, by group and their first topic."""
-
-    async def send_back(self, connection: RemotingConnection, frame: Frame) -> Frame:
-        """CONSUMER_SEND_MSG_BACK."""
-        header = read_header(SendBackHeader, frame.fields)
-        limited = frame.version >= VERSION_SEND_BACK_MAX and header.max_reconsume_times >= 0
-        await self.put_back(
-            header.group,
-            header.offset,
-            delay_level=header.delay_level,
-            retries_max=header.max_reconsume_times if limited else None,
-            owner=self._quota_of(connection, frame).owner,
-        )
-        return frame.answer()
 
     async def put_back(
         self, group: str, offset: int, *, delay_level: int, retries_max: int | None, owner: str, topic: str = ""
     ) -> None:
         """Store a message again, to be retried or as a dead one. ``topic``: the one it must be in, if given.
 
-        Raises ``RequestError``, and ``NotStoredError``.
+        Raises ``Refusal``.
         """
-        self._check_master()
+        self._mastership.require()
         config = self.group(group)
         if not config.retry_queues:
             return
         message = await self._message_at(offset)
         if topic not in ("", message.topic):
-            raise NoSuchMessageError(f"no message of topic {topic} begins at offset {offset}")
+            raise Refusal(RefusalKind.NO_MESSAGE, f"no message of topic {topic} begins at offset {offset}")
         limit = config.retry_times_max if retries_max is None else retries_max
         is_dead = message.reconsume_times >= limit or delay_level < 0
         target = dead_topic(config) if is_dead else retry_topic(config)
         await self.ensure_topic(target, owner)
-        there = self._parts.topics.find(target.name) or target  # nobody reads queues that only the settings have
-        again = _copy(message, there, self._parts.store_host)
+        there = self._topics.find(target.name) or target  # nobody reads queues that only the settings have
+        again = _copy(message, there, self._store_host)
         if not is_dead:
             again.properties[PROPERTY_DELAY] = str(delay_level or FIRST_DELAY_LEVEL + message.reconsume_times)
             if properties_bytes(again) > PROPERTIES_BYTES_MAX:  # it would come back to the consumer for ever
                 is_dead, target = True, dead_topic(config)
                 await self.ensure_topic(target, owner)
-                again = _copy(message, target, self._parts.store_host)
+                again = _copy(message, target, self._store_host)
                 _log.warning(
                     "group %s: the message at %d has too many properties to be tried again: it is a dead letter now",
                     config.name, offset,
@@ -125,50 +120,50 @@ class Retries:
             )  # fmt: skip
         result = await self._stored(again)
         if not result.ok:
-            raise NotStoredError(result, self._parts.view().leader_address)
+            raise Refusal.of(result, self._mastership.leader_address)
         pair = (config.name, again.properties[PROPERTY_RETRY_TOPIC])
         if pair not in self.sent_back and len(self.sent_back) >= SENT_BACK_MAX:
             pair = (OTHERS, OTHERS)
         self.sent_back[pair] += 1
 
-    def target_of(self, header: SendHeader) -> TopicConfig:
-        """The topic for a message that a client sends to ``%RETRY%group``: that one, or the dead-letter topic."""
-        config = self.group(header.topic.removeprefix(RETRY_PREFIX))
-        limit = header.max_reconsume_times if header.max_reconsume_times >= 0 else config.retry_times_max
-        if header.reconsume_times >= limit:
+    def target_of(self, topic: str, reconsume_times: int, retries_max: int) -> TopicConfig:
+        """The topic for a message that a client sends to ``%RETRY%group``: that one, or the dead-letter topic.
+
+        ``retries_max``: negative for the group's own limit.
+        """
+        config = self.group(topic.removeprefix(RETRY_PREFIX))
+        if reconsume_times >= (retries_max if retries_max >= 0 else config.retry_times_max):
             return dead_topic(config)
         return retry_topic(replace(config, retry_queues=max(config.retry_queues, 1)))
 
     def group(self, name: str) -> GroupConfig:
-        """A group's settings. Raises ``RequestError`` if it does not exist, without creating it."""
-        state = self._parts.state
+        """A group's settings. Raises ``Refusal`` if it does not exist, without creating it."""
+        state = self._state
         check_group(name)
-        if not self._parts.config.auto_create_subscription_group and not state.has_group(name):
+        if not self._live.now.auto_create_subscription_group and not state.has_group(name):
             reason = f"subscription group not exist, {name}: create it first (autoCreateSubscriptionGroup=false)"
-            raise RequestError(reason, AnswerCode.SUBSCRIPTION_GROUP_NOT_EXIST)
+            raise Refusal(RefusalKind.NO_GROUP, reason)
         return state.group(name)
 
     async def ensure_topic(self, topic: TopicConfig, owner: str) -> None:
-        """Create a retry or dead-letter topic if it does not exist. Raises ``RequestError``."""
-        if self._parts.topics.find(topic.name) is None:
-            result = await self._parts.admin.create_topic(topic, owner)
+        """Create a retry or dead-letter topic if it does not exist. Raises ``Refusal``."""
+        if self._topics.find(topic.name) is None:
+            result = await self._topics.create(topic, owner)
             if not result.ok:
-                raise RequestError(f"topic[{topic.name}] not exist: {result.reason}")
+                raise Refusal(
+                    RefusalKind.NO_TOPIC, f"topic[{topic.name}] not exist: {result.reason}", outcome=result.outcome
+                )
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _check_master(self) -> None:
-        if self._parts.store.role is BrokerRole.SLAVE:
-            raise RequestError("this broker is a slave: send back to the master", AnswerCode.SERVICE_NOT_AVAILABLE)
-
     async def _message_at(self, offset: int) -> Message:
-        record = await self._parts.readers.run(self._parts.store.read_record, offset) if offset >= 0 else None
+        record = await self._records.at(offset)
         try:
             message = None if record is None else decode_record(record)
         except CorruptRecordError:
             message = None
         if message is None or message.topic in _NEVER_CONSUMED:
-            raise NoSuchMessageError(f"look message by offset failed, {offset}")
+            raise Refusal(RefusalKind.NO_MESSAGE, f"look message by offset failed, {offset}")
         return message
 
     async def _stored(self, message: Message) -> PutResult:
@@ -178,7 +173,7 @@ class Retries:
             if not stored.done():  # otherwise nobody is waiting any more
                 stored.set_result(results[0])
 
-        self._parts.sender.submit(SendCall(0, [message], True, len(message.body), again=True), done)
+        self._sender.submit(SendCall(0, [message], True, len(message.body), again=True), done)
         return await stored
 
 
