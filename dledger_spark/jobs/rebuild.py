@@ -29,9 +29,8 @@ from dledger_spark.jobs.units import CountUnit
 from dledger_spark.rebuild.parts import INDEX, INDEX_DIR, PARTS, QUEUES, QUEUES_DIR
 from rocketstore.config import MessageStoreConfig
 from rocketstore.index.file import IndexShape
-from rocketstore.store.checkpoint import CHECKPOINT_FILE, UNKNOWN, StoreCheckpointFile
 from rocketstore.store.deleted import DELETED_FILE
-from rocketstore.store.directory import ABORT_FILE, StoreDirectory
+from rocketstore.store.directory import StoreDirectory
 from rocketstore.verification.verify import settings_for
 
 if TYPE_CHECKING:
@@ -230,12 +229,11 @@ def _staging(beside: Path | None) -> Iterator[Path]:
 
 
 def _bounds(options: RebuildOptions) -> Bounds:
-    """What the broker has dispatched according to its files: the whole log, if it was stopped cleanly."""
-    from rocketstore.verification.compare import Bounds, read_deleted
+    """What the broker has dispatched according to its files."""
+    from dledger_spark.directory.files import NODE_PREFIX
+    from rocketstore.verification.compare import Bounds, dispatched_to, read_deleted
 
-    running = (options.root / ABORT_FILE).exists()
-    replay_from = StoreCheckpointFile(FileSystem(), options.root / CHECKPOINT_FILE).read().replay_from
-    dispatched = (1 << 62) if not running else replay_from if replay_from != UNKNOWN else 0
+    dispatched = dispatched_to(options.root, is_member=any(options.root.glob(f"{NODE_PREFIX}*")))
     return Bounds(0, 0, dispatched, read_deleted(options.store.config_dir / DELETED_FILE))
 
 

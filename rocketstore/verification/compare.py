@@ -1,8 +1,8 @@
 """Compares a broker's derived files with those that its log yields: every unit and every entry.
 
 Expected differences are counted, but not reported: units and entries of records that retention has removed since
-(*expired*), of records after the part of the log that was read (*newer*), of records that a running or killed broker
-has yet to dispatch (*pending*), and units of a deleted topic's messages (*deleted*). Everything else is a
+(*expired*), of records after the part of the log that was read (*newer*), of records that a broker has yet to dispatch
+(*pending*, see ``dispatched_to``), and units of a deleted topic's messages (*deleted*). Everything else is a
 ``Difference``.
 """
 
@@ -19,10 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dledger.store.format import parse_segment_name
-from dledger.store.fs import read_whole
+from dledger.store.fs import FileSystem, read_whole
 from rocketstore.consume_queue.units import FILLER, UNIT, UNIT_BYTES
 from rocketstore.index.chains import ENTRIES, HEADER, KEY, IndexHeader, chained, seconds_since
 from rocketstore.index.file import HEADER_BYTES, IndexShape
+from rocketstore.store.checkpoint import CHECKPOINT_FILE, UNKNOWN, StoreCheckpointFile
+from rocketstore.store.directory import ABORT_FILE
 
 Mask = NDArray[np.bool_]
 _INDEX_NAME: Final = re.compile(r"[0-9]{17}")
@@ -67,6 +69,18 @@ class Tally:
     pending: int = 0
     deleted: int = 0
     differences: list[Difference] = field(default_factory=list)
+
+
+def dispatched_to(root: Path, *, is_member: bool) -> int:
+    """Before which offset a broker has put everything into queues and index, according to its files.
+
+    That is the whole log of a plain broker that was stopped cleanly. Of one that runs or was killed it is what the
+    checkpoint says; of a group's member also after a clean stop, because its group may commit more while it stops.
+    """
+    replay_from = StoreCheckpointFile(FileSystem(), root / CHECKPOINT_FILE).read().replay_from
+    if not is_member and not (root / ABORT_FILE).exists():
+        return 1 << 62
+    return 0 if replay_from == UNKNOWN else replay_from
 
 
 def read_deleted(path: Path) -> dict[tuple[str, int], int]:

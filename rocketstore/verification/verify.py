@@ -36,12 +36,20 @@ from rocketstore.message.scan import RecordScanOutcome, scan_entries, scan_recor
 from rocketstore.settings import load_broker_settings
 from rocketstore.state.changes import MalformedStateError
 from rocketstore.state.snapshot import SNAPSHOT_FILE, decode_snapshot
-from rocketstore.store.checkpoint import CHECKPOINT_FILE, UNKNOWN, StoreCheckpointFile, is_intact, read_checkpoint_file
+from rocketstore.store.checkpoint import CHECKPOINT_FILE, StoreCheckpointFile, is_intact, read_checkpoint_file
 from rocketstore.store.deleted import DELETED_FILE, DeletedQueues
 from rocketstore.store.directory import ABORT_FILE
 from rocketstore.store.dispatch import RECORD_BYTES_MAX
 from rocketstore.types import RecordHead
-from rocketstore.verification.compare import Bounds, Difference, compare_index, compare_queues, read_deleted, read_keys
+from rocketstore.verification.compare import (
+    Bounds,
+    Difference,
+    compare_index,
+    compare_queues,
+    dispatched_to,
+    read_deleted,
+    read_keys,
+)
 
 _CHUNK_BYTES: Final = 8 * MIB
 _PROBE_BYTES: Final = MIB
@@ -264,9 +272,7 @@ class _Derived:
 
 
 def _bounds(store: MessageStoreConfig, found: VerifiedBroker) -> Bounds:
-    """What the broker has dispatched according to its files: the whole log, if it was stopped cleanly. Verifies its
-    small files.
-    """
+    """What the broker has dispatched according to its files. Verifies its small files."""
     root = found.root
     checkpoint = root / CHECKPOINT_FILE
     if checkpoint.exists() and not is_intact(read_checkpoint_file(checkpoint)):
@@ -278,10 +284,7 @@ def _bounds(store: MessageStoreConfig, found: VerifiedBroker) -> Bounds:
         deleted = read_deleted(deleted_path)
     except CorruptLogError as error:
         found.add(error.path, error.offset, error.reason)
-    replay_from = StoreCheckpointFile(FileSystem(), checkpoint).read().replay_from
-    running = (root / ABORT_FILE).exists()
-    dispatched = (1 << 62) if not running else replay_from if replay_from != UNKNOWN else 0
-    return Bounds(0, 0, dispatched, deleted)
+    return Bounds(0, 0, dispatched_to(root, is_member=found.replicated), deleted)
 
 
 def _compare(store: MessageStoreConfig, derived: _Derived, bounds: Bounds, found: VerifiedBroker) -> None:

@@ -83,6 +83,27 @@ def test_a_sound_broker_checks_out(root: Path, verify: Verify) -> None:
     assert found["brokers"][0]["keys"] > 100
 
 
+def test_what_a_stopped_member_has_yet_to_build_is_no_damage(tmp_path: Path, verify: Verify) -> None:
+    """Its group may commit more while it stops; the next start builds queues and index from the checkpoint on."""
+    config = small_config(tmp_path / "root", enable_dledger_commit_log=True, max_index_num=120)
+    root, earlier = config.store_path_root_dir, tmp_path / "earlier"
+    with master(config) as store:
+        put_all(store, 200)
+        store.flush()
+        shutil.copytree(root, earlier, ignore=shutil.ignore_patterns("*.tmp"))
+        put_all(store, 100)
+    for derived in ("consumequeue", "index"):
+        shutil.rmtree(root / derived)
+        (earlier / derived).rename(root / derived)
+    (earlier / "checkpoint").replace(root / "checkpoint")
+    write_conf(config, tmp_path)
+
+    assert verify(root).exit_code == 0, verify(root).output
+    path = max(root.glob("consumequeue/[!S]*/*/*"), key=lambda one: sum(map(bool, one.read_bytes())))
+    turn(path, 20 * 3 + 15)
+    assert verify(root).exit_code == 1
+
+
 def test_a_turned_bit_in_a_queue_is_named_with_file_and_offset(root: Path, verify: Verify) -> None:
     """A tags code that hides a message from filters; an offset that leads nowhere."""
     path = max(root.glob("consumequeue/[!S]*/*/*"), key=lambda one: sum(map(bool, one.read_bytes())))
