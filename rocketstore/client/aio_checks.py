@@ -32,6 +32,7 @@ class AsyncCheckWorkers:
         workers: int = WORKERS,
     ) -> None:
         self._member = CheckMember(directory, group, self._news, timeout_s=timeout_s, security=security)
+        self.new_transaction_id: Final = self._member.ids.next
         self._handle = handle
         self._count = workers
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -31,6 +31,7 @@ class CheckWorkers:
     ) -> None:
         self._changed = threading.Condition()
         self._member = CheckMember(directory, group, self._news, timeout_s=timeout_s, security=security)
+        self.new_transaction_id: Final = self._member.ids.next
         self._handle = handle
         self._count = workers
         self._workers: list[threading.Thread] = []

@@ -19,9 +19,9 @@ from rocketstore.client.group_division import Division
 from rocketstore.client.group_offsets import LocalOffsets
 from rocketstore.client.group_options import GroupOptions, GroupSettings
 from rocketstore.client.group_places import GivenBrokers, KnownToNameServers, Places
-from rocketstore.client.memberships import new_client_id
 from rocketstore.client.received import tags_of_expression
 from rocketstore.client.shares import GroupDelivery, QueueName, Share, Shares
+from rocketstore.message.ids import new_client_id
 from rocketstore.pb import broker_pb2 as pb
 
 _log = logging.getLogger(__name__)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
-from secrets import token_hex
 from typing import TYPE_CHECKING, Final
 
 import grpc
@@ -30,11 +27,6 @@ HEARTBEAT_S: Final = 10.0
 RECONNECT_S_MAX: Final = 0.5
 Heard = Callable[[str, bytes | None], None]
 """Called with the address of a broker and what it says, or None at the end of its stream; on any thread."""
-
-
-def new_client_id() -> str:
-    """A name for a member, different from every other's."""
-    return f"{socket.gethostname()[:64]}@{os.getpid()}#{token_hex(6)}"
 
 
 class BrokerStreams:

@@ -29,7 +29,6 @@ from rocketstore.client.transactions import (
     TransactionState,
     checked_message,
 )
-from rocketstore.message.ids import unique_id
 from rocketstore.message.message import PROPERTY_PRODUCER_GROUP, PROPERTY_TRANSACTION, PROPERTY_UNIQUE_KEY, Message
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import PutMessageStatus
@@ -130,7 +129,7 @@ class TransactionalProducer(Producer):
         """The first half of ``send_in_transaction``; the second must follow."""
         check_properties(message)
         self.start()
-        transaction_id = unique_id()
+        transaction_id = self._checks.new_transaction_id()
         named = {**message.properties, PROPERTY_UNIQUE_KEY: transaction_id}
         half_properties = {**named, PROPERTY_TRANSACTION: "true", PROPERTY_PRODUCER_GROUP: self.group}
         half_message = replace(message, properties=half_properties, meant=message.meant | _SET_HERE)

@@ -20,10 +20,11 @@ from dledger.records import record
 from dledger.values import MIB
 from rocketstore.client.connection import BrokerConnection
 from rocketstore.client.errors import BadAnswerError, is_retried_read
-from rocketstore.client.memberships import BrokerStreams, new_client_id
+from rocketstore.client.memberships import BrokerStreams
 from rocketstore.client.methods import parse_answer
 from rocketstore.client.receipts import SendReceipt
 from rocketstore.client.received import COMPRESSION_FLAGS, decompress
+from rocketstore.message.ids import ids_of_client, new_client_id
 from rocketstore.message.message import PROPERTY_CHECK_TIMES, PROPERTY_UNIQUE_KEY, SYS_FLAG_COMPRESSED, Message
 from rocketstore.message.record import decode_record
 from rocketstore.pb import broker_pb2 as pb
@@ -153,7 +154,10 @@ class CheckMember:
         self.group: Final = group
         self.pending: Final = PendingChecks(news)
         self._connection = BrokerConnection(directory, timeout_s=timeout_s, security=security)
-        request = pb.ProducerMembershipRequest(group=group, client_id=new_client_id())
+        client_id = new_client_id()
+        self.ids: Final = ids_of_client(client_id)
+        """For its half messages: the broker recognizes by them who prepared a message."""
+        request = pb.ProducerMembershipRequest(group=group, client_id=client_id)
         self._streams = BrokerStreams(self._connection, "ProducerMembership", request.SerializeToString(), self._heard)
         self._closing = threading.Event()
         self._tender = threading.Thread(target=self._tend, name=f"rocketstore-checks-{group}", daemon=True)

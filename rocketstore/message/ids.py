@@ -27,6 +27,9 @@ _COUNT_MASK: Final = 0xFFFF
 _SKEW_MAX_MS: Final = 1_000_000
 _IP_BYTES: Final = (4, 16)
 _PROCESS_DIGITS_MAX: Final = 19
+_PROCESS_AT: Final = {32: 8, 56: 32}
+"""Where the process number stands in a unique id, by the id's length; the tag follows."""
+_TAG_DIGITS: Final = 8
 
 
 def offset_message_id(store_host: HostAddress, offset: int) -> str:
@@ -98,7 +101,7 @@ class UniqueIds:
 
 def process_of(unique_key: str) -> int:
     """The process number in a producer's unique id, of which it holds 16 bits; -1 if it is no such id."""
-    at = {32: 8, 56: 32}.get(len(unique_key), -1)
+    at = _PROCESS_AT.get(len(unique_key), -1)
     text = unique_key[at : at + 4] if at >= 0 else ""
     return int(text, 16) if len(text) == 4 and all(one in hexdigits for one in text) else -1
 
@@ -110,6 +113,24 @@ def is_of_process(client_id: str, process: int) -> bool:
     return known and int(text) & _COUNT_MASK == process
 
 
+def is_of_client(client_id: str, unique_key: str) -> bool:
+    """Whether this client, not only its process, gave a message its unique id: see ``ids_of_client``."""
+    at = _PROCESS_AT.get(len(unique_key), -1) + 4
+    tag = client_id.partition("#")[2][:_TAG_DIGITS].upper()
+    is_its = len(tag) == _TAG_DIGITS and tag == unique_key[at : at + _TAG_DIGITS].upper()
+    return is_its and is_of_process(client_id, process_of(unique_key))
+
+
+def new_client_id() -> str:
+    """A name for a member of a group, different from every other's: host, process and a random tag."""
+    return f"{socket.gethostname()[:64]}@{os.getpid()}#{secrets.token_hex(6)}"
+
+
+def ids_of_client(client_id: str) -> UniqueIds:
+    """Unique ids that tell which client made them, given a ``new_client_id``: they have its tag."""
+    return _ids_here(int(client_id.partition("#")[2][:_TAG_DIGITS], 16))
+
+
 def unique_id() -> str:
     """A unique id of this process, for the property ``UNIQ_KEY``."""
     return _own_ids().next()
@@ -117,7 +138,11 @@ def unique_id() -> str:
 
 @cache
 def _own_ids() -> UniqueIds:
-    return UniqueIds(_own_ip(), os.getpid(), lambda: time.time_ns() // 1_000_000)
+    return _ids_here(None)
+
+
+def _ids_here(tag: int | None) -> UniqueIds:
+    return UniqueIds(_own_ip(), os.getpid(), lambda: time.time_ns() // 1_000_000, tag=tag)
 
 
 os.register_at_fork(after_in_child=_own_ids.cache_clear)  # a child process must not generate its parent's ids

@@ -18,7 +18,7 @@ from rocketstore.broker.readers import ReadThreads
 from rocketstore.broker.transactions.checks import AskedDone, Check
 from rocketstore.broker.transactions.messages import check_record
 from rocketstore.broker.transactions.service import TransactionService
-from rocketstore.message.ids import is_of_process, offset_message_id, process_of
+from rocketstore.message.ids import is_of_client, is_of_process, offset_message_id, process_of
 from rocketstore.message.message import PROPERTY_REAL_TOPIC, PROPERTY_UNIQUE_KEY, HostAddress
 from rocketstore.message.record import decode_record
 from rocketstore.store.message_store import MessageStore
@@ -88,20 +88,24 @@ class ProducerChecks:
                 asked.append(check.queue_offset)
 
     def _ask_one(self, group: str, question: _Question) -> bool:
-        """Who prepared the message is asked first: the producer with its connection, or after a reconnection that of
-        its process, or one on its machine. Then the group's other producers get their turns. One that is slow is passed
-        over, and one that may not send there.
+        """The producer that prepared the message, known by its unique ids or its connection, and as long as it is there
+        nobody else: others may know nothing of the transaction. Then one of its process or on its machine, then the
+        group's others in turn, of which one that is slow is passed over. One that may not send there is never asked.
         """
         check, born = question.check, host_text(question.born)
         producers = [one for one in self._clients.producers(group) if one.link.may_send(check.topic)]
         first = next(self._turns) % max(len(producers), 1)
         host, process = host_of(born), process_of(check.unique_id)
 
-        def strangeness(one: Client) -> tuple[bool, bool, bool]:
-            return one.link.address != born, not is_of_process(one.client_id, process), one.link.host != host
+        def strangeness(one: Client) -> tuple[bool, bool]:
+            return not is_of_process(one.client_id, process), one.link.host != host
 
-        nearest = sorted(producers[first:] + producers[:first], key=strangeness)
-        return any(one.link.check_half(check) for one in islice(nearest, TRIES))
+        asked = (
+            [one for one in producers if is_of_client(one.client_id, check.unique_id)]
+            or [one for one in producers if one.link.address == born]
+            or sorted(producers[first:] + producers[:first], key=strangeness)
+        )
+        return any(one.link.check_half(check) for one in islice(asked, TRIES))
 
     def _question(self, check: Check) -> _Question | None:
         """On a read thread; None if there is nothing to ask any more."""

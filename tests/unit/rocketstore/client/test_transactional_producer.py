@@ -56,6 +56,10 @@ class Ledger:
             raise answer
         return answer
 
+    def say(self, answer: TransactionState) -> None:
+        """From now on."""
+        self._answers = deque((answer,))
+
     async def check_async(self, prepared: PreparedMessage) -> TransactionState:
         await asyncio.sleep(0)
         return self.check(prepared)
@@ -285,6 +289,22 @@ def test_another_member_answers_for_one_that_is_gone(broker: RemotingHarness) ->
         wait_until(lambda: len(bodies(broker)) == 2, "both are committed")
     assert sorted(bodies(broker)) == [b"java", b"python"]
     assert {one.transaction_id for one in ledger.asked} > {"u"}
+
+
+def test_two_producers_of_one_process_are_asked_about_their_own(broker: RemotingHarness) -> None:
+    """Though they share group, machine and process, and send by other connections than they are asked on: neither knows
+    what the other's transactions came to. When one has gone, the other is asked."""
+    others, own = Ledger(ROLLBACK), Ledger(UNKNOWN, UNKNOWN, COMMIT)
+    with producer(broker, others):
+        with producer(broker, own) as first:
+            for number in range(8):
+                first.send_in_transaction(Message("T", b"%d" % number), saying(UNKNOWN))
+            wait_until(lambda: len(bodies(broker)) == 8, "all are committed")
+            assert others.asked == []
+            own.say(UNKNOWN)
+            first.send_in_transaction(Message("T", b"left"), saying(UNKNOWN))
+        wait_until(lambda: bool(others.asked), "the other one is asked")
+        assert {one.message.body for one in others.asked} == {b"left"}
 
 
 def test_rocketmqs_producers_answer_for_ours(broker: RemotingHarness) -> None:

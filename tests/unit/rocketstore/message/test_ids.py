@@ -12,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger.errors import InvalidRequestError
-from rocketstore.message.ids import UniqueIds, offset_message_id, parse_offset_message_id, unique_id
+from rocketstore.message.ids import (
+    UniqueIds,
+    ids_of_client,
+    is_of_client,
+    new_client_id,
+    offset_message_id,
+    parse_offset_message_id,
+    unique_id,
+)
 from rocketstore.message.message import HostAddress
 
 V4 = HostAddress(ip_address("127.0.0.1").packed, 10_911)
@@ -136,6 +144,33 @@ def test_the_count_wraps() -> None:
     counts = [ids.next()[-4:] for _ in range(65_537)]
 
     assert counts[65_534:] == ["FFFE", "FFFF", "0000"]
+
+
+@pytest.mark.parametrize(
+    ("client_id", "is_its"),
+    [
+        ("host@70000#00c0ffee9999", True),
+        ("other@4464#00C0FFEE", True),
+        ("host@70000#00c0ffe", False),
+        ("host@70000#00c0ffef9999", False),
+        ("host@70001#00c0ffee9999", False),
+        ("host@70000", False),
+        ("00c0ffee", False),
+    ],
+)
+@pytest.mark.parametrize("ip", [b"\x7f\0\0\1", V6.ip])
+def test_a_unique_id_tells_which_client_made_it(client_id: str, is_its: bool, ip: bytes) -> None:
+    """By the process and the tag, which stands in the id of the client, too."""
+    made = UniqueIds(ip, 70_000, lambda: 0, tag=0x00C0FFEE).next()
+    assert is_of_client(client_id, made) is is_its
+    assert not is_of_client(client_id, made[:-1])
+
+
+def test_clients_of_one_process_give_ids_of_their_own() -> None:
+    """With a new client's id, each recognizes its own."""
+    first, second = new_client_id(), new_client_id()
+    ids = ids_of_client(first)
+    assert all(is_of_client(first, ids.next()) and not is_of_client(second, ids.next()) for _ in range(3))
 
 
 def test_unique_ids_differ_between_threads_and_generators() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from dledger.remoting.codes import ANNOUNCED, AnswerCode
 from dledger.remoting.frame import Frame
 from rocketstore.broker.remoting import sends
+from rocketstore.broker.remoting.links import RemotingLink
 from rocketstore.broker.transactions.messages import check_record
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.ids import offset_message_id, parse_offset_message_id
@@ -26,6 +28,7 @@ from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness, capt
 from tests.unit.rocketstore.remoting.golden_frames import GOLDEN
 
 COMMIT, ROLLBACK = 8, 12
+WAIT_S = 30.0
 SOON = replace(BrokerConfig(), transaction_check_interval=100, transaction_time_out=0, transaction_check_max=1000)
 PREPARED = "KEYS\x01k\x02TRAN_MSG\x01true\x02WAIT\x01true\x02PGROUP\x01producers\x02TAGS\x01A"
 
@@ -265,6 +268,43 @@ def test_who_prepared_a_message_is_known_by_its_process_after_a_reconnection() -
         before.send(properties=f"{PREPARED}\x02UNIQ_KEY\x010A000001{70_000 & 0xFFFF:04X}{7:020X}")
         for _ in range(4):
             assert second.request(RequestCode.CHECK_TRANSACTION_STATE).fields["tranStateTableOffset"] == "0"
+        assert first.others == []
+
+
+def test_who_prepared_a_message_is_known_by_its_own_id_among_those_of_its_process() -> None:
+    """Whatever connection it was sent by, also by one that another has now."""
+    with RemotingHarness(SOON) as broker, broker.dial() as first, broker.dial() as second:
+        beat(first, "producers", client_id="host@70000#0000beef1234")
+        beat(second, "producers", client_id="host@70000#c0ffee001234")
+        first.send(properties=f"{PREPARED}\x02UNIQ_KEY\x010A000001{70_000 & 0xFFFF:04X}C0FFEE00{7:012X}")
+        for _ in range(4):
+            assert second.request(RequestCode.CHECK_TRANSACTION_STATE).fields["tranStateTableOffset"] == "0"
+        assert first.others == []
+
+
+def test_nobody_else_is_asked_while_who_prepared_a_message_does_not_read() -> None:
+    """It is there, so it will: another one that knows nothing of the transaction might roll it back."""
+    with RemotingHarness(SOON) as broker, broker.dial() as first, broker.dial() as second:
+        beat(first, "producers")
+        beat(second, "producers", client_id="p2")
+        tables = broker.groups.clients
+        (link,) = [one.link for one in tables.producers("producers") if one.client_id == "p2"]
+        assert isinstance(link, RemotingLink)
+        connection = link.connection
+        asked = threading.Semaphore(0)
+
+        def refuse(_frame: Frame) -> bool:
+            asked.release()
+            return False
+
+        tell = connection.tell
+        connection.tell = refuse  # type: ignore[method-assign, assignment]
+        second.send(properties=PREPARED)
+        assert all(asked.acquire(timeout=WAIT_S) for _ in range(4))
+        assert first.others == []
+        connection.tell = tell  # type: ignore[method-assign]
+        assert second.request(RequestCode.CHECK_TRANSACTION_STATE).fields["tranStateTableOffset"] == "0"
+        first.ask(RequestCode.HEART_BEAT, None, HeartbeatData("p1", (ProducerData("producers"),)).encode())
         assert first.others == []
 
 
