@@ -1,4 +1,4 @@
-"""Which permission each method of the log needs: one that is not held refuses it, also on streams that are open."""
+"""A permission that is withdrawn ends what it allowed. Which method needs which: ``test_privileges``."""
 
 from __future__ import annotations
 
@@ -30,19 +30,6 @@ accounts:
 KEY = ((signing.ACCESS_KEY, "caller"),)
 """Its address is trusted, so that no signature is needed."""
 DENIED = grpc.StatusCode.PERMISSION_DENIED
-NEEDED = {
-    "Append": "PUB",
-    "AppendStream": "PUB",
-    "Producer": "PUB",
-    "Read": "SUB",
-    "Follow": "SUB",
-    "FetchLog": "SUB",
-    "Locate": "SUB",
-    "BlockDigests": "SUB",
-    "TransferLeadership": "admin",
-    "Metadata": "",
-    "WatchRole": "",
-}
 
 
 @contextmanager
@@ -64,31 +51,6 @@ def stream_of(channel: grpc.Channel, name: str) -> grpc.StreamStreamMultiCallabl
     """A method, called as if both sides were streams."""
     path = options.method(options.LOG_SERVICE, name)
     return channel.stream_stream(path, request_serializer=None, response_deserializer=None)
-
-
-def refusal_of(channel: grpc.Channel, name: str) -> grpc.StatusCode | None:
-    """With what a call that has no valid request is refused; None if it is answered."""
-    requests: SimpleQueue[bytes | None] = SimpleQueue()
-    requests.put(b"")
-    call = stream_of(channel, name)(iter(requests.get, None), 10, KEY)
-    try:
-        next(iter(call))
-    except grpc.RpcError as error:
-        code: grpc.StatusCode = error.code()
-        return code
-    finally:
-        requests.put(None)
-        call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
-    return None
-
-
-@pytest.mark.parametrize("permission", ["DENY", "PUB", "SUB", "PUB|SUB"])
-def test_each_method_needs_its_permission_and_no_other(permission: str) -> None:
-    """Writers do not read, readers do not write, and neither moves the leadership."""
-    with served(permission) as (channel, _):
-        refused = {name for name in NEEDED if refusal_of(channel, name) is DENIED}
-
-    assert refused == {name for name, needed in NEEDED.items() if needed and needed not in permission.split("|")}
 
 
 def test_an_open_append_stream_ends_with_the_permission() -> None:
