@@ -60,8 +60,8 @@ class ConditionKind(StrEnum):
     SUPERSEDED = "superseded"
     """A plain master that came back: another broker has become master of its log meanwhile. It takes no messages."""
     DIFFERENT_SUBSCRIPTIONS = "different_subscriptions"
-    """Consumers of one group, which is the subject, select different messages of a topic, so each misses those in the
-    queues of the others. Holds for 90 s after the last heartbeat that showed it."""
+    """Consumers of one group, which is the subject, subscribe to different topics, or to different messages of one, so
+    each misses those in the queues of the others. Holds for 90 s after the last heartbeat that showed it."""
     SHARED_CLIENT_ID = "shared_client_id"
     """Two consumers of one group, which is the subject, have the same client id, so they read some queues twice and
     others not at all. Holds as long."""

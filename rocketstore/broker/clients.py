@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
+from dledger.access.permissions import RETRY_PREFIX
 from dledger.records import record
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.types import ConsumeFromWhere, ConsumeType, MessageModel
@@ -153,6 +154,7 @@ class ConsumerGroup:
         "_ids",
         "_met",
         "_said",
+        "_subscribers",
         "clients",
         "consume_from_where",
         "consume_type",
@@ -168,6 +170,7 @@ class ConsumerGroup:
         self._met: dict[str, tuple[int, float]] = {}  # how often one connected while another of its id was there, since
         self._said = 0  # how much, of all clients
         self._digests: dict[str, Counter[int]] = {}  # of what clients say, by topic
+        self._subscribers = 0  # clients that have said anything
         self.owner = ""
         """Whose share the subscriptions take up."""
         self.subscription_bytes = 0
@@ -236,7 +239,21 @@ class ConsumerGroup:
                     return topic, found
         return None
 
+    def lacking(self, client: Client) -> tuple[str, Client, Client] | None:
+        """A topic to which either this client or another one subscribes, which of them does, and which does not."""
+        if self.message_model is MessageModel.BROADCASTING or not client.said:
+            return None
+        for topic, digests in self._digests.items():
+            if topic.startswith(RETRY_PREFIX) or digests.total() == self._subscribers:
+                continue
+            has = topic in client.said
+            other = next((one for one in self.clients.values() if one.said and (topic in one.said) != has), None)
+            if other is not None:
+                return (topic, client, other) if has else (topic, other, client)
+        return None
+
     def _forget(self, client: Client) -> None:
+        self._subscribers -= bool(client.said)
         for topic, said in client.said.items():
             counts = self._digests[topic]
             counts[said.digest] -= 1
@@ -289,6 +306,7 @@ class ConsumerGroup:
         wanted = self.newest(client.link, data)
         self._forget(client)
         client.said = {one.topic: Said(one.version, _digest(one)) for one in data.subscriptions}
+        self._subscribers += bool(client.said)
         for topic, said in client.said.items():
             self._digests.setdefault(topic, Counter())[said.digest] += 1
         changed = wanted.keys() != self.subscriptions.keys()
@@ -400,16 +418,9 @@ class ClientTables:
                 f"and {namesake.link.address}: some queues are read twice and others by nobody. Give each an "
                 "id of its own (instanceName in Java)",
             )
-        differing = group.differing(client)
-        if differing is not None:
-            topic, other = differing
-            self._tell(
-                Trouble.SUBSCRIPTIONS,
-                name,
-                f"consumers of group {name} subscribe to topic {topic} with different tags ({client.client_id} and "
-                f"{other.client_id}): each misses the messages in the other's queues. Give each subscription a group "
-                "of its own",
-            )
+        difference = self.difference(name, client.link)
+        if difference:
+            self._tell(Trouble.SUBSCRIPTIONS, name, difference)
 
     def unregister(self, link: ClientLink, producer_group: str, consumer_group: str) -> None:
         """Remove a client from these groups; an empty name means none."""
@@ -445,6 +456,29 @@ class ClientTables:
     def producers(self, group: str) -> Iterable[Client]:
         """The producers of a group."""
         return self._producers.get(group, {}).values()
+
+    def difference(self, name: str, link: ClientLink) -> str:
+        """How a consumer's subscriptions differ from another one's of its group, for people; empty if they do not."""
+        group = self._consumers.get(name)
+        client = None if group is None else group.clients.get(link)
+        if group is None or client is None:
+            return ""
+        advice = "Give each subscription a group of its own"
+        differing = group.differing(client)
+        if differing is not None:
+            topic, other = differing
+            return (
+                f"consumers of group {name} subscribe to topic {topic} with different tags ({client.client_id} and "
+                f"{other.client_id}): each misses the messages in the other's queues. {advice}"
+            )
+        lacking = group.lacking(client)
+        if lacking is None:
+            return ""
+        topic, subscriber, other = lacking
+        return (
+            f"consumers of group {name} subscribe to different topics: {subscriber.client_id} to {topic}, and "
+            f"{other.client_id} does not, so nobody reads the queues of that topic that are its share. {advice}"
+        )
 
     def consumer(self, group: str, client_id: str) -> Client | None:
         """One consumer by its id, at its newest connection."""

@@ -170,11 +170,13 @@ class _Stream:
         while not link.closed_because:
             await link.news.wait()
             link.news.clear()
-            group = self._groups.clients.consumers(self._identity[0])
+            name, clients = self._identity[0], self._groups.clients
+            group, warning = clients.consumers(name), clients.difference(name, link)
             if link.closed_because or group is None:
                 continue
             with call.connection.writing():
-                await call.context.write(pb.MembershipResponse(client_ids=group.ids).SerializeToString())
+                answer = pb.MembershipResponse(client_ids=group.ids, warning=warning)
+                await call.context.write(answer.SerializeToString())
 
 
 def _queues(group: str, client_id: str, queues: Iterable[pb.GroupQueue]) -> list[QueueKey]:

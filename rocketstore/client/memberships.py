@@ -14,6 +14,7 @@ import grpc
 from dledger.backoff import Backoff
 from dledger.client.shared import RETRY_WAIT_S_MIN
 from dledger.errors import DLedgerError, UnavailableError
+from dledger.escapes import escaped
 from rocketstore.client.connection import BrokerConnection
 from rocketstore.client.errors import failure_of
 from rocketstore.client.methods import parse_answer
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 HEARTBEAT_S: Final = 10.0
 RECONNECT_S_MAX: Final = 0.5
+WARNINGS_MAX: Final = 16
+"""Different ones that a member logs, each once: they name other members, who come and go."""
 Heard = Callable[[str, bytes | None], None]
 """Called with the address of a broker and what it says, or None at the end of its stream; on any thread."""
 
@@ -93,6 +96,7 @@ class MemberStreams(BrokerStreams):
         super().__init__(connection, "Membership", request.SerializeToString(), self._take)
         self._changed = changed
         self._members: dict[str, list[str]] = {}  # the last list of each broker to which there is a stream
+        self._warned: set[str] = set()
 
     def members(self) -> list[str] | None:
         """The members according to the master; None if that is unknown now."""
@@ -103,7 +107,11 @@ class MemberStreams(BrokerStreams):
         if data is None:
             self._members.pop(address, None)
             return
-        members = list(parse_answer(pb.MembershipResponse, data, address).client_ids)
+        answer = parse_answer(pb.MembershipResponse, data, address)
+        members, warning = list(answer.client_ids), answer.warning
+        if warning and warning not in self._warned and len(self._warned) < WARNINGS_MAX:
+            self._warned.add(warning)
+            _log.warning("%s", escaped(warning))
         if self._members.get(address) != members:
             self._members[address] = members
             self._changed()

@@ -536,10 +536,12 @@ class MembershipRequest(_message.Message):
     def __init__(self, group: _Optional[str] = ..., client_id: _Optional[str] = ..., subscriptions: _Optional[_Iterable[_Union[Subscription, _Mapping]]] = ..., broadcast: _Optional[bool] = ...) -> None: ...
 
 class MembershipResponse(_message.Message):
-    __slots__ = ("client_ids",)
+    __slots__ = ("client_ids", "warning")
     CLIENT_IDS_FIELD_NUMBER: _ClassVar[int]
+    WARNING_FIELD_NUMBER: _ClassVar[int]
     client_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, client_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    warning: str
+    def __init__(self, client_ids: _Optional[_Iterable[str]] = ..., warning: _Optional[str] = ...) -> None: ...
 
 class GroupQueue(_message.Message):
     __slots__ = ("topic", "queue_id")

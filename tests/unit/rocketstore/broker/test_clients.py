@@ -185,12 +185,14 @@ class _Consumers:
             tell=lambda trouble, group, _message: self.told.append((trouble, group)),
         )
 
-    def beat(self, place: str, tags: str = "*", *, client_id: str = "", version: int = 0) -> None:
+    def beat(
+        self, place: str, tags: str = "*", client_id: str = "", version: int = 0, topics: tuple[str, ...] = ("T",)
+    ) -> None:
         """One second after the last."""
         self.now += 1
         tag_set = () if tags == "*" else tuple(tags.split("||"))
-        data = Subscription("T", tags, tag_set, version=version)
-        beat = Heartbeat(client_id or place, consumers=(Consumer("g", subscriptions=(data,)),))
+        data = tuple(Subscription(one, tags, tag_set, version=version) for one in topics)
+        beat = Heartbeat(client_id or place, consumers=(Consumer("g", subscriptions=data),))
         self.tables.heartbeat(cast("ClientLink", _Place(place)), beat)
 
     def version(self, place: str) -> int:
@@ -236,6 +238,28 @@ def test_consumers_with_different_tags_are_told_until_one_is_left() -> None:
     assert consumers.told == [(Trouble.SUBSCRIPTIONS, "g")] * 2
     consumers.close("two")
     consumers.beat("one", "a||b")
+    assert len(consumers.told) == 2
+
+
+def test_consumers_of_different_topics_are_told_until_one_is_left() -> None:
+    """Nobody reads the queues of a topic that fall to a member that does not subscribe to it. One that subscribes to
+    nothing, because it chooses queues itself, and topics for retries make no difference."""
+    consumers = _Consumers()
+    consumers.beat("one", topics=("T", "U"))
+    consumers.beat("two", topics=("U", "T", "%RETRY%g"))
+    consumers.beat("free", topics=())
+    consumers.beat("one", topics=("T", "U"))
+    assert consumers.told == []
+    consumers.beat("two", topics=("T",))
+    consumers.beat("one", topics=("T", "U"))
+    consumers.beat("free", topics=())
+    assert consumers.told == [(Trouble.SUBSCRIPTIONS, "g")] * 2
+    for place in ("one", "two"):
+        told = consumers.tables.difference("g", cast("ClientLink", _Place(place)))
+        assert "different topics: one to U, and two does not" in told
+    assert not consumers.tables.difference("g", cast("ClientLink", _Place("free")))
+    consumers.close("two")
+    consumers.beat("one", topics=("T", "U"))
     assert len(consumers.told) == 2
 
 

@@ -209,6 +209,30 @@ def test_a_topic_that_is_made_anew_is_consumed_again(broker: RemotingHarness, mo
         wait_until(lambda: sorted(seen.bodies) == sorted(sent), "its messages come")
 
 
+@pytest.mark.parametrize(
+    ("topic", "tags", "words"),
+    [("T", "b", "subscribe to topic T with different tags"), ("U", "a", "subscribe to different topics")],
+)
+def test_a_member_that_subscribes_otherwise_than_its_group_is_warned_at_its_start(
+    caplog: pytest.LogCaptureFixture, topic: str, tags: str, words: str
+) -> None:
+    """Messages are missed then. Members that were there before hear of it, too, and each says it once."""
+
+    def warnings() -> list[str]:
+        records = [one for one in caplog.records if one.name.startswith("rocketstore.client")]
+        return [one.getMessage() for one in records if one.levelname == "WARNING" and "group g" in one.getMessage()]
+
+    topics = (TopicConfig("T", 4, 4), TopicConfig("U", 4, 4), TopicConfig("%RETRY%g", 1, 1))
+    with RemotingHarness(None, *topics) as broker, member(broker, tags="a"), member(broker, tags="a"):
+        assert warnings() == []
+        with GroupConsumer([broker.address], group="g", timeout_s=15.0) as other:
+            other.subscribe(topic, tags)
+            other.start()
+            assert any(words in one and other.client_id in one for one in warnings())
+            wait_until(lambda: len(warnings()) == 3, "the others are warned")
+            assert all("Give each subscription a group of its own" in one for one in warnings())
+
+
 def test_tags_are_chosen(broker: RemotingHarness) -> None:
     """And the others count as done."""
     put(broker, 8, tags="A")
