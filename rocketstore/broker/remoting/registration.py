@@ -66,6 +66,10 @@ class _NameServer:
         self.address = address
         self.places: tuple[str, ...] = (address,)
         """Its addresses, if it is a name with several: each is a name server of its own."""
+        self.untold: set[str] = set()
+        """Those of its addresses that could not be told, or whose connection has ended since."""
+        self.all_due_at = float("-inf")
+        """When to tell all of them, in the loop's time."""
         self.news = asyncio.Event()  # set when one of the next two changes
         self.is_wanted = False
         """Whether it must be told at once."""
@@ -119,7 +123,8 @@ class NameServerRegistration:
     def lost(self, address: str) -> None:
         """The connection to a name server has ended."""
         for one in self._name_servers:
-            if address in (one.address, *one.places):
+            if address in one.places:
+                one.untold.add(address)
                 one.is_lost = True
                 one.news.set()
 
@@ -151,6 +156,8 @@ class NameServerRegistration:
 
     async def _run(self, server: _NameServer) -> None:
         while True:
+            if server.is_wanted:
+                server.all_due_at = float("-inf")
             server.is_wanted = server.is_lost = False
             waiting, server.announced = server.announced, []
             try:
@@ -181,16 +188,26 @@ class NameServerRegistration:
                     await server.news.wait()
 
     async def _tell(self, server: _NameServer) -> bool:
-        """Register at one. Whether it knows now."""
-        timeout_s = self._parts.config.register_broker_timeout_mills / 1000
+        """Register at one: at all its addresses, or between two periods at those that lack it. Whether it knows now."""
+        config, loop = self._parts.config, asyncio.get_running_loop()
+        timeout_s = config.register_broker_timeout_mills / 1000
         try:
+            if server.topic_changes != self._parts.state.topic_changes:
+                server.all_due_at = float("-inf")
             server.topic_changes = self._parts.state.topic_changes
             if not self.may_lead():
                 return True
             body = await self._parts.readers.run(self._body)
-            if not self._parts.config.namesrv_tls:  # a certificate is for the name
-                server.places = await addresses_of(server.address)
-            told = await asyncio.gather(*(self._tell_at(server, one, body, timeout_s) for one in server.places))
+            places = server.places  # with TLS, a certificate is for the name
+            if not config.namesrv_tls:
+                places = await addresses_of(server.address)
+            new, server.places = set(places) - set(server.places), places
+            if loop.time() >= server.all_due_at:
+                server.all_due_at = loop.time() + config.register_name_server_period / 1000
+                new = set(places)
+            server.untold = (server.untold | new) & set(places)
+            untold = [one for one in places if one in server.untold]
+            told = await asyncio.gather(*(self._tell_at(server, one, body, timeout_s) for one in untold))
             failure = "; ".join(one for one in told if one)
             if not failure:
                 await self._look_who_may_register(server, timeout_s)
@@ -214,6 +231,7 @@ class NameServerRegistration:
             return whose + (str(error) or f"no answer within {timeout_s:g} s")
         if answer.code:
             return f"{whose}it answered {answer.code}: {answer.remark[:REMARK_CHARS_MAX]!r}"
+        server.untold.discard(place)
         self._learn(read_header(RegisterBrokerAnswer, answer.fields))
         return ""
 

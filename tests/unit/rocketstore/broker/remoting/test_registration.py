@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -36,6 +37,8 @@ class _NameServers:
         self.told: list[tuple[str, set[str]]] = []
         self.ids: list[tuple[str, str | None]] = []
         self.asked = 0
+        self.tried: Counter[str] = Counter()
+        """How often each was asked for anything."""
         self.silent: set[str] = set()
         self.failures: list[Exception] = []
         self.masters: dict[str, str] = {}
@@ -48,6 +51,7 @@ class _NameServers:
         self.answers.set()
 
     async def call(self, address: str, request: Frame, timeout_s: float) -> Frame:
+        self.tried[address] += 1
         if address in self.silent:
             await asyncio.sleep(timeout_s)
             raise TimeoutError
@@ -143,6 +147,57 @@ def test_a_name_with_several_addresses_is_as_many_name_servers(monkeypatch: pyte
         assert "127.0.0.3:1: no answer" in registration.failures()["127.0.0.1:1"]
 
     _registering(test, register_broker_timeout_mills=100)
+
+
+def test_of_several_addresses_only_those_that_failed_are_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is gone for long costs the others nothing; a change is for all. The same where one has hung up."""
+    good, bad, other = "127.0.0.2:1", "127.0.0.3:1", "127.0.0.1:2"
+
+    async def resolve(address: str) -> tuple[str, ...]:
+        return (other,) if address == other else (good, bad)
+
+    monkeypatch.setattr(registration_module, "addresses_of", resolve)
+    monkeypatch.setattr(registration_module, "_pause_s", lambda _number: 0.0)
+
+    async def test(_: Harness, registration: NameServerRegistration, servers: _NameServers) -> None:
+        async def tried(address: str, times: int) -> None:
+            enough = servers.tried[address] + times
+            while servers.tried[address] < enough:
+                await asyncio.sleep(0.01)
+
+        servers.silent.add(bad)
+        await tried(bad, 5)
+        assert (servers.tried[good], servers.tried[other]) == (1, 1)
+        registration.wake()
+        await tried(bad, 3)
+        assert (servers.tried[good], servers.tried[other]) == (2, 2)
+        servers.silent.clear()
+        while registration.failures():
+            await asyncio.sleep(0.01)
+        assert servers.told[-1][0] == bad
+        registration.lost(bad)
+        await tried(bad, 1)
+        assert (servers.tried[good], servers.tried[other]) == (2, 2)
+
+    _registering(test, register_broker_timeout_mills=10, register_name_server_period=60_000)
+
+
+def test_all_addresses_are_told_each_period_though_one_fails_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name server forgets who is silent for two minutes."""
+    good, bad, other = "127.0.0.2:1", "127.0.0.3:1", "127.0.0.1:2"
+
+    async def resolve(address: str) -> tuple[str, ...]:
+        return (other,) if address == other else (good, bad)
+
+    monkeypatch.setattr(registration_module, "addresses_of", resolve)
+    monkeypatch.setattr(registration_module, "_pause_s", lambda _number: 0.0)
+
+    async def test(_: Harness, _registration: NameServerRegistration, servers: _NameServers) -> None:
+        servers.silent.add(bad)
+        while servers.tried[good] < 4:
+            await asyncio.sleep(0.01)
+
+    _registering(test, register_broker_timeout_mills=10, register_name_server_period=100)
 
 
 def test_only_a_name_has_several_addresses() -> None:
