@@ -52,6 +52,7 @@ from rocketstore.state.rocketmq_files import (
     RocketmqFiles,
     edited_by_hand,
     newer_changes,
+    once_replaced,
     read_rocketmq_files,
     written_by_rocketmq,
 )
@@ -142,7 +143,7 @@ def stored_state(config_dir: Path, *, has_log: bool, edits: bool = False) -> tup
         _log.warning(
             "%s: RocketMQ has used this store since, or its files were edited: imported %s",
             config_dir,
-            ", ".join(newer.sums),
+            ", ".join(newer.names),
         )
         return replace(snapshot, changes=newer.changes, imported=newer.sums), True
     if has_log:
@@ -192,7 +193,8 @@ class BrokerState:
         self._snapshot_due_ms = 0
         self._saved = -1
         self._imported: Mapping[str, str] = {}
-        """RocketMQ's files whose contents are in the tables, with their sums, until ours have replaced them."""
+        """RocketMQ's files whose contents are in the tables, with their sums, until ours have replaced them; then the
+        backups of those."""
         self._saved_imported: Mapping[str, str] = self._imported
         self._rocketmq_files = RocketmqFiles(self._fs, config_dir)
         self._rocketmq_files_due_ms = 0
@@ -653,7 +655,7 @@ class BrokerState:
             _log.warning("broker state: cannot write RocketMQ's files: %s", error)
         else:
             self._rocketmq_files_saved = changed
-            self._imported = {}
+            self._imported = once_replaced(self._imported)
         now_ms = self._clock.monotonic_ms()
         self._rocketmq_files_due_ms = max(self._rocketmq_files_due_ms, now_ms + _WRITING_SHARE * (now_ms - began_ms))
 

@@ -8,7 +8,8 @@ Each has a ``.bak`` with its previous contents: RocketMQ falls back on it if the
 do we. Our files contain a mark that RocketMQ ignores and never writes, and a checksum; we never read our own files
 back, unless somebody has edited them, which the checksum shows: a plain broker takes that over. A file without the mark
 is RocketMQ's. Both are news unless they have the very contents that were taken over already (``sums``). The times of
-the files say nothing: a copy of a store has new ones.
+the files say nothing: a copy of a store has new ones. A backup whose file is missing is no news either if it was there
+when the file was taken over, or is what was taken over: then somebody has deleted the file, and the log counts.
 
 RocketMQ's brokers store what clients tell them, such as an offset of -1. A value that cannot be taken over is left out
 by itself, with a warning.
@@ -83,7 +84,20 @@ class Imported(NamedTuple):
 
     changes: tuple[Change, ...] = ()
     sums: Mapping[str, str] = {}
-    """SHA-256 of the contents of each of RocketMQ's files, by name."""
+    """SHA-256 of the contents of each of RocketMQ's files, by name, and of those of their backups that there were."""
+
+    @property
+    def names(self) -> list[str]:
+        """Of the files."""
+        return [name for name in self.sums if name in _READERS]
+
+
+class _Found(NamedTuple):
+    """The contents of a file, their SHA-256, and whether it is the backup of one that cannot be read."""
+
+    content: _Content
+    sum: str
+    is_backup: bool
 
 
 class _Skipped:
@@ -111,7 +125,7 @@ _Skip = Callable[[str], None]
 
 def read_rocketmq_files(directory: Path) -> Imported:
     """The changes that create the tables in these files. A file with foreign contents is logged and skipped."""
-    found = {name: one for name in _READERS if (one := _news(directory / name, "")) is not None}
+    found = {name: one for name in _READERS if (one := _news(directory / name, {})) is not None}
     return _joined((), found)
 
 
@@ -123,9 +137,7 @@ def newer_changes(
     ``taken`` are the sums of those of its files that ``known`` already contains. A file written by RocketMQ replaces
     everything known about its subject: topics missing in it were deleted there.
     """
-    found = {
-        name: one for name in _READERS if (one := _news(directory / name, taken.get(name, ""), edits=edits)) is not None
-    }
+    found = {name: one for name in _READERS if (one := _news(directory / name, taken, edits=edits)) is not None}
     if not found:
         return None
     replaced = tuple(kind for name, kind in _REPLACED.items() if name in found)
@@ -142,7 +154,8 @@ def written_by_rocketmq(directory: Path) -> list[str]:
 
 def edited_by_hand(directory: Path) -> list[str]:
     """The names of the files here that were changed after this broker had written them."""
-    return [name for name in _READERS if (found := _content(directory / name)) is not None and _is_edited(found[0])]
+    contents = {name: _content(directory / name) for name in _READERS}
+    return [name for name, found in contents.items() if found is not None and _is_edited(found.content)]
 
 
 def changes_in(name: str, body: bytes) -> FileChanges:
@@ -158,8 +171,8 @@ def changes_in(name: str, body: bytes) -> FileChanges:
 
 def impossible_topics(directory: Path) -> list[str]:
     """Topics of ``topics.json`` that cannot be created here, such as those without queues."""
-    content, _ = _content(directory / TOPICS) or ({}, "")
-    topics = content.get("topicConfigTable")
+    found = _content(directory / TOPICS)
+    topics = None if found is None else found.content.get("topicConfigTable")
     if not isinstance(topics, dict):
         return []
     return sorted(name for name, one in topics.items() if name not in HIDDEN_TOPICS and not _is_possible(name, one))
@@ -167,20 +180,29 @@ def impossible_topics(directory: Path) -> list[str]:
 
 def batch_topics(directory: Path) -> set[str]:
     """Topics of ``topics.json`` with queues of batches, also once they were taken over."""
-    content, _ = _content(directory / TOPICS) or ({}, "")
-    topics = content.get("topicConfigTable")
+    found = _content(directory / TOPICS)
+    topics = None if found is None else found.content.get("topicConfigTable")
     return {name for name, one in topics.items() if _is_of_batches(one)} if isinstance(topics, dict) else set()
 
 
 def _joined(known: Sequence[Change], found: Mapping[str, Imported], taken: Mapping[str, str] | None = None) -> Imported:
     changes = (*known, *(change for one in found.values() for change in one.changes))
-    return Imported(changes, {**(taken or {}), **{name: one.sums[name] for name, one in found.items()}})
+    sums = dict(taken or {})
+    for one in found.values():
+        sums |= one.sums
+    return Imported(changes, sums)
 
 
-def _foreign(path: Path) -> tuple[_Content, str] | None:
-    """The contents that RocketMQ wrote, and their sum: our files have the mark."""
+def once_replaced(taken: Mapping[str, str]) -> dict[str, str]:
+    """What is left of ``taken`` once our files have replaced those: their backups."""
+    backups = {_backup_of(name): one for name, one in taken.items() if name in _READERS}
+    return {name: one for name, one in taken.items() if name not in _READERS} | backups
+
+
+def _foreign(path: Path) -> _Found | None:
+    """The contents that RocketMQ wrote: our files have the mark."""
     found = _content(path)
-    return None if found is None or found[0].get(_MARK) == _OURS else found
+    return None if found is None or found.content.get(_MARK) == _OURS else found
 
 
 def _is_edited(content: _Content) -> bool:
@@ -194,14 +216,15 @@ def _sum_of(content: _Content) -> str:
     return f"{zlib.crc32(json.dumps(rest, sort_keys=True).encode()):08x}"
 
 
-def _news(path: Path, taken: str, *, edits: bool = False) -> Imported | None:
+def _news(path: Path, taken: Mapping[str, str], *, edits: bool = False) -> Imported | None:
     found = _content(path)
-    if found is not None and found[0].get(_MARK) == _OURS and not (edits and _is_edited(found[0])):
+    if found is None or (found.content.get(_MARK) == _OURS and not (edits and _is_edited(found.content))):
         return None
-    if found is None or found[1] == taken:
+    name, backup = path.name, _backup_of(path.name)
+    if found.sum == taken.get(name) or (found.is_backup and found.sum == taken.get(backup)):
         return None
     try:
-        changes, skipped = _read(path.name, found[0])
+        changes, skipped = _read(name, found.content)
     except _UNUSABLE as error:
         _log.error("%s: not imported: %s", path, error)
         return None
@@ -209,7 +232,8 @@ def _news(path: Path, taken: str, *, edits: bool = False) -> Imported | None:
         _log.warning("%s: taken over, except: %s", path, skipped)
     else:
         _log.info("%s: taken over", path)
-    return Imported(changes, {path.name: found[1]})
+    beside = _at(_backup(path), is_backup=True)
+    return Imported(changes, {name: found.sum} | ({} if beside is None else {backup: beside.sum}))
 
 
 def _read(name: str, content: _Content) -> FileChanges:
@@ -218,21 +242,28 @@ def _read(name: str, content: _Content) -> FileChanges:
     return FileChanges(changes, skipped.text)
 
 
-def _content(path: Path) -> tuple[_Content, str] | None:
-    """The contents of the file, or of its backup if it is unreadable, and their sum; None if both are unreadable."""
-    for one in (path, _backup(path)):
-        try:
-            body = read_whole(one)
-            return _parse(body.decode()), hashlib.sha256(body).hexdigest()
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError, RecursionError, InvalidRequestError) as error:
-            _log.error("%s: cannot be read: %s", one, error)
-    return None
+def _content(path: Path) -> _Found | None:
+    """The contents of the file, or of its backup if it is unreadable; None if both are unreadable."""
+    return _at(path, is_backup=False) or _at(_backup(path), is_backup=True)
+
+
+def _at(path: Path, *, is_backup: bool) -> _Found | None:
+    try:
+        body = read_whole(path)
+        return _Found(_parse(body.decode()), hashlib.sha256(body).hexdigest(), is_backup)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError, InvalidRequestError) as error:
+        _log.error("%s: cannot be read: %s", path, error)
+        return None
 
 
 def _backup(path: Path) -> Path:
-    return path.with_name(path.name + ".bak")
+    return path.with_name(_backup_of(path.name))
+
+
+def _backup_of(name: str) -> str:
+    return f"{name}.bak"
 
 
 def _parse(text: str) -> _Content:
@@ -469,8 +500,8 @@ class RocketmqFiles:
         """The file's contents when it was first read: later writes are our own."""
         known = self._known.get(name)
         if known is None:
-            content, _ = _content(self._directory / name) or ({}, "")
-            found = content.get(table)
+            read = _content(self._directory / name)
+            found = None if read is None else read.content.get(table)
             known = self._known[name] = found if isinstance(found, dict) else {}
         return known
 

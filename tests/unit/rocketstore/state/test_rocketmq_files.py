@@ -23,7 +23,13 @@ from rocketstore.state.changes import (
     SetDelayOffsets,
     TopicConfig,
 )
-from rocketstore.state.rocketmq_files import RocketmqFiles, edited_by_hand, newer_changes, read_rocketmq_files
+from rocketstore.state.rocketmq_files import (
+    RocketmqFiles,
+    edited_by_hand,
+    newer_changes,
+    once_replaced,
+    read_rocketmq_files,
+)
 from rocketstore.state.snapshot import SNAPSHOT_FILE, BrokerSnapshot, read_snapshot, write_snapshot
 from rocketstore.state.tables import Tables
 from tests.crash.crash_fs import NO_SPACE, FailingFs
@@ -368,6 +374,34 @@ def test_a_newer_backup_counts_where_its_file_is_lost(tmp_path: Path) -> None:
 
     newer = newer_changes(tmp_path, {}, KNOWN)
 
+    assert newer is not None
+    assert Tables(newer.changes).groups == {"readers": {("Orders", 0): 12}}
+
+
+def test_a_backup_that_was_there_at_the_take_over_is_no_news_when_its_file_is_deleted(tmp_path: Path) -> None:
+    """By hand: the log counts. Neither the one of RocketMQ's file, nor that file itself once ours has replaced it. If
+    RocketMQ has written since, or somebody puts the backup in the file's place, that is meant."""
+    name, backup = "consumerOffset.json", "consumerOffset.json.bak"
+    as_rocketmq_writes(tmp_path, backup, {"offsetTable": {"Orders@readers": {"0": 3}}})
+    as_rocketmq_writes(tmp_path, name, {"offsetTable": {"Orders@readers": {"0": 5}}})
+    taken = read_rocketmq_files(tmp_path).sums
+    assert list(taken) == [name, backup]
+    before = (tmp_path / backup).read_bytes()
+
+    (tmp_path / name).write_text("torn")
+    assert newer_changes(tmp_path, taken, KNOWN) is None
+    (tmp_path / name).unlink()
+    assert newer_changes(tmp_path, taken, KNOWN) is None
+    (tmp_path / name).write_bytes(before)
+    assert newer_changes(tmp_path, taken, KNOWN) is not None
+
+    as_rocketmq_writes(tmp_path, name, {"offsetTable": {"Orders@readers": {"0": 5}}})
+    write(tmp_path)
+    (tmp_path / name).unlink()
+    for known in (taken, once_replaced(taken), once_replaced(once_replaced(taken))):
+        assert newer_changes(tmp_path, known, KNOWN) is None
+    as_rocketmq_writes(tmp_path, backup, {"offsetTable": {"Orders@readers": {"0": 12}}})
+    newer = newer_changes(tmp_path, once_replaced(taken), KNOWN)
     assert newer is not None
     assert Tables(newer.changes).groups == {"readers": {("Orders", 0): 12}}
 
