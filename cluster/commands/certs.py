@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from dledger import flag_values
+from dledger.errors import ConfigError
 
 # `cluster.certs` is imported in the commands because it needs an optional package.
 
@@ -146,18 +147,19 @@ def renew(names: tuple[str, ...], directory: Path, new_key: bool, days: int) -> 
 
 @certs.command(
     "show",
+    short_help="Show the owner, expiry and purpose of certificates.",
     epilog="""\b
 Examples:
-  dledger certs show certs/*.crt
+  dledger certs show certs
   dledger certs show certs/n0.crt --json""",
 )
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="(FILE|DIRECTORY)…")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per file.")
 def show(files: tuple[Path, ...], as_json: bool) -> None:
-    """Show the owner, expiry and purpose of certificates."""
+    """Show the owner, expiry and purpose of certificates: those of files, or of all .crt files in a directory."""
     from cluster.certs import look_at
 
-    for file in files:
+    for file in [one for given in files for one in _certificates_in(given)]:
         facts = look_at(file)
         if as_json:
             click.echo(json.dumps({"file": str(file), **asdict(facts), "validity": facts.validity}, default=str))
@@ -173,3 +175,13 @@ def show(files: tuple[Path, ...], as_json: bool) -> None:
             ("SHA-256", facts.fingerprint),
         ):
             click.echo(f"  {word:8} {text}")
+
+
+def _certificates_in(given: Path) -> list[Path]:
+    """A directory's certificates, or the file itself. Raises ``ConfigError`` for a directory without any."""
+    if not given.is_dir():
+        return [given]
+    found = sorted(given.glob("*.crt"))
+    if not found:
+        raise ConfigError([f"{given}: contains no .crt file: give the certificate's file, or its directory"])
+    return found

@@ -10,7 +10,14 @@ from typing import Generic, Self, TypeVar
 from dledger.backoff import Backoff
 from dledger.client.aio_channels import Answer, AsyncChannels, AsyncSeeker, retry
 from dledger.client.channels import Service
-from dledger.client.discovery import DISCOVERY_TIMEOUT_S, Directory, most_telling, parse_addresses, report_of_node
+from dledger.client.discovery import (
+    DISCOVERY_TIMEOUT_S,
+    Directory,
+    most_telling,
+    nobody_answers,
+    parse_addresses,
+    report_of_node,
+)
 from dledger.client.security import ChannelMaker, ClientSecurity
 from dledger.client.shared import (
     RETRY_WAIT_S_MAX,
@@ -158,7 +165,7 @@ class AsyncCalls:
                     self._directory.learn(address, report_of_node(answer))
                     statuses.append(answer)
         if not statuses:
-            raise most_telling(failures.values())
+            raise nobody_answers(failures.values())
         return members_by_id(statuses, failures)
 
     async def watch_role(self, address: str | None = None) -> AsyncGenerator[RoleEvent, None]:

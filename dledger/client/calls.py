@@ -9,7 +9,14 @@ from typing import Generic, Self, TypeVar
 
 from dledger.backoff import Backoff
 from dledger.client.channels import Answer, Channels, Seeker, Service, retry
-from dledger.client.discovery import DISCOVERY_TIMEOUT_S, Directory, most_telling, parse_addresses, report_of_node
+from dledger.client.discovery import (
+    DISCOVERY_TIMEOUT_S,
+    Directory,
+    most_telling,
+    nobody_answers,
+    parse_addresses,
+    report_of_node,
+)
 from dledger.client.security import ChannelMaker, ClientSecurity
 from dledger.client.shared import (
     RETRY_WAIT_S_MAX,
@@ -155,7 +162,7 @@ class Calls:
                     self._directory.learn(address, report_of_node(answer))
                     statuses.append(answer)
         if not statuses:
-            raise most_telling(failures.values())
+            raise nobody_answers(failures.values())
         return members_by_id(statuses, failures)
 
     def watch_role(self, address: str | None = None) -> Generator[RoleEvent, None]:

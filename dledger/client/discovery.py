@@ -82,6 +82,17 @@ def most_telling(failures: Iterable[DLedgerError]) -> DLedgerError:
     return min(failures, key=_silence_of)
 
 
+def nobody_answers(failures: Iterable[DLedgerError]) -> DLedgerError:
+    """What to report if no server answered: the most telling failure; if all are silent, what is known of each."""
+    found = list(failures)
+    telling = most_telling(found)
+    if len(found) == 1 or not isinstance(telling, _SILENCE):
+        return telling
+    together = type(telling)("nobody answers: " + "; ".join(map(str, found)))
+    together.outcome = "not_applied"
+    return together
+
+
 def _silence_of(failure: DLedgerError) -> int:
     return 0 if isinstance(failure, _HOPELESS) else 2 if isinstance(failure, _SILENCE) else 1
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Literal
 
-from dledger.client.discovery import DISCOVERY_TIMEOUT_S, Addresses, most_telling
+from dledger.client.discovery import DISCOVERY_TIMEOUT_S, Addresses, nobody_answers
 from dledger.client.security import ClientSecurity
 from dledger.client.shared import Deadline
 from dledger.conditions import Condition
@@ -166,7 +166,7 @@ class Admin:
                     directory.learn(address, report_of_broker(answer))
         statuses = [one for one in answers.values() if isinstance(one, BrokerStatus)]
         if not statuses:
-            raise most_telling([one for one in answers.values() if isinstance(one, DLedgerError)])
+            raise nobody_answers(one for one in answers.values() if isinstance(one, DLedgerError))
         # The same broker may have responded under two names.
         names = {one.node_id: one.address for one in reversed(statuses) if one.node_id}
         return {

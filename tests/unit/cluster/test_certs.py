@@ -227,6 +227,26 @@ def test_the_commands_make_a_group_s_files(run: Callable[..., Result], tmp_path:
     assert {path.name for path in (tmp_path / "certs").iterdir()} >= {"n0.key", "billing.key"}
 
 
+def test_a_directory_stands_for_its_certificates(run: Callable[..., Result], tmp_path: Path) -> None:
+    """Not for keys, which nobody wants to see; one without any is refused with what to give."""
+    for words in (["init"], ["node", "n0"]):
+        assert run(*words).exit_code == 0
+    shown = run("show", "certs")
+    assert shown.exit_code == 0, shown.output
+    assert [one for one in shown.output.splitlines() if not one.startswith(" ")] == [
+        f"certs/{name}.crt: valid, {days} days left" for name, days in (("ca", 3650), ("n0", 365))
+    ]
+    as_json = [json.loads(line)["file"] for line in run("show", "certs", "certs/n0.crt", "--json").output.splitlines()]
+    assert as_json == ["certs/ca.crt", "certs/n0.crt", "certs/n0.crt"]
+
+    (tmp_path / "empty").mkdir()
+    refused = run("show", "empty")
+    assert (refused.exit_code, "empty: contains no .crt file: give the certificate's file" in refused.output) == (
+        2,
+        True,
+    )
+
+
 def test_a_second_run_of_a_script_changes_nothing(run: Callable[..., Result], tmp_path: Path) -> None:
     """``--if-missing`` is for start scripts; without it, what is there is an error with exit code 2."""
     script = (["init", "d"], ["node", "n0", "--dir", "d"], ["client", "c", "--dir", "d"])

@@ -132,6 +132,17 @@ def test_wrong_usage_is_told(run: Run, words: tuple[str, ...]) -> None:
     assert run(*words).exit_code == 2
 
 
+@pytest.mark.parametrize(("name", "option"), [("TAGS", "--tags"), ("KEYS", "--keys"), ("DELAY", "--delay-level")])
+def test_a_property_that_has_an_option_is_refused_with_it(
+    run: Run, brokers: FakeBrokers, name: str, option: str
+) -> None:
+    """It means something to the store, as in RocketMQ: with DELAY it is delivered later, and has no place yet."""
+    refused = run("message", "send", "-t", "orders", "x", "--property", f"{name}=3")
+
+    assert (refused.exit_code, f"use {option}" in refused.stderr, refused.stdout) == (2, True, "")
+    assert not any(queue.messages for queue in brokers.queues.values())
+
+
 def test_nobody_answers(run: Run) -> None:
     """A sentence and exit code 1."""
     shown = run("topic", "list", "-b", f"127.0.0.1:{free_ports(1)[0]}", "--timeout", "0.3")

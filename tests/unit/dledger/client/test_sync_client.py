@@ -434,8 +434,9 @@ def test_members_status_tells_of_all(client: DLedgerClient, group: FakeGroup) ->
     assert isinstance(answers[NodeId("n2")], UnavailableError)
     group.kill(0)
     group.kill(1)
-    with pytest.raises(UnavailableError):
+    with pytest.raises(UnavailableError) as nobody:
         client.members_status()
+    assert all(f"{one} is unreachable" in str(nobody.value) for one in group.addresses)
 
 
 def test_watch_role_tells_changes(client: DLedgerClient, group: FakeGroup) -> None:
