@@ -47,18 +47,21 @@ class BatchItem(NamedTuple):
 
 
 def encode_batch(messages: Iterable[Message]) -> bytes:
-    """The body of a batch: each message's flag, body and properties.
+    """The body of a batch: each message's flag, body and properties. Raises as ``encode_items``."""
+    return encode_items((one.flag, one.body, encode_properties(one.properties)) for one in messages)
+
+
+def encode_items(items: Iterable[tuple[int, bytes, bytes]]) -> bytes:
+    """The same for messages given by flag, body and encoded properties.
 
     Raises ``InvalidRequestError`` for anything that does not fit into an item.
     """
     parts: list[bytes] = []
-    for message in messages:
-        properties = encode_properties(message.properties)
+    for flag, body, properties in items:
         if len(properties) > PROPERTIES_BYTES_MAX:
             raise InvalidRequestError(f"the properties of an item take {len(properties)} bytes")
-        body = message.body
         try:
-            head = _ITEM.pack(_ITEM_OVERHEAD + len(body) + len(properties), 0, 0, message.flag, len(body))
+            head = _ITEM.pack(_ITEM_OVERHEAD + len(body) + len(properties), 0, 0, flag, len(body))
         except error as problem:
             raise InvalidRequestError(f"a number of the message does not fit its field: {problem}") from problem
         parts += (head, body, _PROPERTIES_LENGTH.pack(len(properties)), properties)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.connection import ByteRoom, Owner, RemotingConnection
 from dledger.remoting.frame import Frame
+from rocketstore.message.batch import decode_batch
 from rocketstore.remoting.bodies.routes import BrokerData, ClusterInfo, QueueData, TopicRouteData
 from rocketstore.remoting.codes import RequestCode
 
@@ -138,3 +140,75 @@ async def scripted_server(context: ssl.SSLContext | None = None) -> AsyncIterato
         yield server
     finally:
         await server.stop()
+
+
+class Stored(NamedTuple):
+    """A message that was sent to a scripted broker."""
+
+    topic: str
+    queue: int
+    body: bytes
+    properties: str
+
+
+class MessageStore:
+    """Scripts for a broker that keeps what it is sent; ``answers`` come first, one per request, before it stores."""
+
+    def __init__(self) -> None:
+        self.messages: list[Stored] = []
+        self.answers: deque[Callable[[Frame], Reply]] = deque()
+        """Refusals, or silence, instead of storing; a script that raises ``Stores`` has it stored, and not answered."""
+        self.held: asyncio.Event | None = None
+        """While set and not ready, nothing is stored or answered."""
+        self.status = 0
+        """The answer code of what is stored."""
+
+    def bodies(self, queue: int | None = None) -> list[bytes]:
+        """Of all messages, or of one queue's, in order."""
+        return [one.body for one in self.messages if queue in (None, one.queue)]
+
+    async def send(self, frame: Frame) -> Reply:
+        """SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE."""
+        if self.held is not None:
+            await self.held.wait()
+        if self.answers:
+            answer = self.answers.popleft()
+            try:
+                return answer(frame)
+            except StoresSilentlyError:
+                self.store(frame)
+                return None
+        return self.store(frame)
+
+    def store(self, frame: Frame) -> Frame:
+        """Keep what a request sends, and answer."""
+        topic, queue = frame.fields["b"], int(frame.fields["e"])
+        first = len(self.bodies(queue))
+        if frame.code == RequestCode.SEND_BATCH_MESSAGE:
+            items = decode_batch(frame.body)
+            self.messages += [Stored(topic, queue, one.body, str(one.properties)) for one in items]
+        else:
+            self.messages.append(Stored(topic, queue, frame.body, frame.fields.get("i", "")))
+        count = len(self.bodies(queue)) - first
+        ids = ",".join(f"{7:032X}" for _ in range(count))
+        fields = {"msgId": ids, "queueId": str(queue), "queueOffset": str(first)}
+        return frame.answer(self.status, fields=fields)
+
+    def serve(self, server: ScriptedServer) -> None:
+        """Let a server keep messages here."""
+        server.scripts[RequestCode.SEND_MESSAGE_V2] = self.send
+        server.scripts[RequestCode.SEND_BATCH_MESSAGE] = self.send
+
+
+class StoresSilentlyError(Exception):
+    """Raised by a script: the message is stored, and nobody says so."""
+
+
+def stores_silently(_frame: Frame) -> Frame:
+    """A script for ``MessageStore.answers``."""
+    raise StoresSilentlyError
+
+
+def refuses(code: int, remark: str = "no") -> Callable[[Frame], Frame]:
+    """A script that answers with an error."""
+    return lambda frame: frame.answer(code, remark)

@@ -1,6 +1,6 @@
 """Clients of brokers on asyncio, over RocketMQ's remoting protocol: they work with Apache RocketMQ's brokers as well.
 
-The parts, from the bottom up; each is made by the one above it, on the event loop that it belongs to:
+The parts, from the bottom up; each is made by the one above it, and used on one event loop:
 
 - ``connections.BrokerConnections``: one connection per address; signs requests, and turns answers into errors.
 - ``route_servers.RouteServers``: asks name servers, or the brokers of a group, where topics are.
@@ -9,6 +9,9 @@ The parts, from the bottom up; each is made by the one above it, on the event lo
   ``ask_reader``, ``repeat``). Each client has one, and gives it ``requests`` (brokers ask clients, too) and ``lost``.
 - ``heartbeats.Heartbeats``: how brokers know a client's groups: ``make`` returns what the client belongs to now.
 - ``errors``: every error, with its ``outcome``; ``may_repeat`` and ``may_send_elsewhere`` are the rules of retries.
+- ``outgoing``, ``queue_selection``, ``pipeline.SendPipeline``: a producer's messages, where they go, and their batches.
+- ``transactions``: half messages, their ends, and the checks of brokers.
+- ``producer.Producer``.
 
 A client checks ``Cluster.check`` at the beginning of each call: it says that the client is closed, or is used in a
 forked child or on another loop. Deadlines are passed down as ``connections.Deadline``.

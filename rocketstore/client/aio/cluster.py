@@ -1,7 +1,7 @@
 """What every client has: connections, routes, a clock for each call, and the rules by which a request is repeated.
 
-``Cluster`` belongs to the event loop it was opened on. A client is given the addresses of a group's brokers, or of name
-servers: everything else is the same for both.
+``Cluster`` belongs to the event loop it is first used on. A client is given the addresses of a group's brokers, or of
+name servers: everything else is the same for both.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _T = TypeVar("_T")
 
 
 class Cluster:
-    """The brokers behind some addresses. Create it on the event loop that it is used on.
+    """The brokers behind some addresses. It may be made anywhere, and is then used on one event loop.
 
     ``requests`` receives what brokers ask of this client; ``lost`` is called with the address of each connection that
     ended by itself. Raises ``ConfigError`` for addresses that are none, for both kinds of them or neither, and for what
@@ -66,7 +66,7 @@ class Cluster:
         self.connections: Final = BrokerConnections(given, security, requests=requests, lost=lost)
         source = RouteServers(self.connections, given, are_name_servers=self.by_name_servers, timeout_s=timeout_s)
         self.routes: Final = RouteCache(source)
-        self._loop = asyncio.get_running_loop()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._process = os.getpid()
         self.is_closed = False
 
@@ -82,7 +82,9 @@ class Cluster:
             raise ClientClosedError(OTHER_PROCESS)
         if self.is_closed:
             raise ClientClosedError("this client is closed")
-        if asyncio.get_running_loop() is not self._loop:
+        loop = asyncio.get_running_loop()
+        self._loop = self._loop or loop
+        if self._loop is not loop:
             raise ClientClosedError("this client was made on another event loop: make one for each loop")
 
     def deadline(self, timeout_s: float | None = None) -> Deadline:

@@ -148,9 +148,32 @@ class BrokerConnections:
         except FrameError as error:
             raise MessageRefusedError(f"the request fits into no frame: {error}") from error
 
+    async def ask_over(
+        self, connection: RemotingConnection, code: int, header: DataclassInstance, *, timeout_s: float
+    ) -> Frame:
+        """As ``ask``, over the connection on which a server has asked something."""
+        fields = write_header(header)
+        request = Frame(code, 0, self._signed(fields, b"") if self._access_key else fields)
+        address = str(connection.place)
+        try:
+            answer = await connection.call(request, timeout_s)
+        except DisconnectedError as error:
+            raise ConnectionEndedError(str(error)) from error
+        except TimeoutError as error:
+            raise TimedOutError(f"{address} did not answer within {timeout_s:.3g} s") from error
+        except TooManyCallsError as error:
+            raise BrokerBusyError(str(error), address=address) from error
+        if answer.code != AnswerCode.SUCCESS:
+            raise refusal_of(answer, address)
+        return answer
+
     def protocol_version(self, address: str) -> int:
         """The version of this project's own requests that the server has announced; 0: none, or not connected yet."""
         return self._protocols.get(address, 0)
+
+    def is_open(self, address: str) -> bool:
+        """Whether the server has answered over a connection that has not ended."""
+        return address in self._protocols
 
     async def close(self, *, at_once: bool = False) -> None:
         """Close all connections; calls in progress fail. Idempotent. ``at_once``: without an orderly end."""

@@ -54,6 +54,7 @@ class Heartbeats:
         self._errors: dict[str, ClientError] = {}
         self._task: asyncio.Task[None] | None = None
         self._wanted = asyncio.Event()
+        self._turn = asyncio.Lock()
 
     @property
     def known_at(self) -> frozenset[str]:
@@ -81,14 +82,15 @@ class Heartbeats:
 
     async def send_now(self) -> None:
         """Tell every broker that has not heard of this client for a while; returns once all have answered."""
-        now = asyncio.get_running_loop().time()
-        addresses = self._addresses()
-        for gone in self._sent_at.keys() - addresses:
-            del self._sent_at[gone]
-        due = [one for one in addresses if now - self._sent_at.get(one, float("-inf")) >= INTERVAL_S]
-        if due:
-            body = self._make().encode()
-            await asyncio.gather(*(self._send(one, body) for one in due))
+        async with self._turn:
+            now = asyncio.get_running_loop().time()
+            addresses = self._addresses()
+            for gone in self._sent_at.keys() - addresses:
+                del self._sent_at[gone]
+            due = [one for one in addresses if now - self._sent_at.get(one, float("-inf")) >= INTERVAL_S]
+            if due:
+                body = self._make().encode()
+                await asyncio.gather(*(self._send(one, body) for one in due))
 
     async def stop(self) -> None:
         """End, and tell the brokers that know this client that it leaves its groups. Idempotent."""

@@ -137,7 +137,6 @@ class RouteCache:
 
     def __init__(self, source: RouteSource) -> None:
         self._source = source
-        self._loop = asyncio.get_running_loop()
         self._known: dict[str, _Known] = {}
         self._asking: dict[str, asyncio.Task[_Known]] = {}
         self._brokers: dict[str, RoutedBroker] = {}
@@ -151,7 +150,7 @@ class RouteCache:
         known = self._known.get(topic)
         if known is None or known.route is None:
             return None
-        if self._loop.time() >= known.until:
+        if _now() >= known.until:
             self._ask(topic)
         return known.route
 
@@ -161,7 +160,7 @@ class RouteCache:
         if route is not None:
             return route
         known = self._known.get(topic)
-        if known is None or self._loop.time() >= known.until:
+        if known is None or _now() >= known.until:
             known = await asyncio.shield(self._ask(topic))
         if known.failure is not None:
             raise known.failure
@@ -171,7 +170,7 @@ class RouteCache:
         """The route as it is now, looked up at most every half second. Raises as ``find``."""
         known = self._known.get(topic)
         if known is not None:
-            pause_s = known.asked_at + UNKNOWN_REFRESH_S - self._loop.time()
+            pause_s = known.asked_at + UNKNOWN_REFRESH_S - _now()
             if pause_s > 0:
                 await asyncio.sleep(pause_s)
         known = await asyncio.shield(self._ask(topic))
@@ -187,6 +186,12 @@ class RouteCache:
         self._source.distrust()
         until = known.asked_at + UNKNOWN_REFRESH_S
         self._known[topic] = _Known(known.route, known.asked_at, until, known.failure, known.missing)
+
+    def now_exists(self, topic: str) -> None:
+        """Look a topic up when it is next needed that nobody knew before: a message has created it."""
+        known = self._known.get(topic)
+        if known is not None and known.route is None:
+            del self._known[topic]
 
     def missing(self, topic: str) -> frozenset[str]:
         """The names of brokers in the route that name servers do not know any more."""
@@ -207,7 +212,7 @@ class RouteCache:
     async def refresh_brokers(self) -> None:
         """Look up all brokers, at most every half second. Raises ``ClientError``."""
         if self._asking_brokers is None:
-            self._asking_brokers = self._loop.create_task(self._ask_brokers())
+            self._asking_brokers = asyncio.get_running_loop().create_task(self._ask_brokers())
             self._asking_brokers.add_done_callback(self._asked_brokers)
         await asyncio.shield(self._asking_brokers)
 
@@ -219,11 +224,11 @@ class RouteCache:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     async def _ask_brokers(self) -> None:
-        pause_s = self._brokers_asked_at + UNKNOWN_REFRESH_S - self._loop.time()
+        pause_s = self._brokers_asked_at + UNKNOWN_REFRESH_S - _now()
         if pause_s > 0:
             self._source.distrust()
             await asyncio.sleep(pause_s)
-        self._brokers_asked_at = self._loop.time()
+        self._brokers_asked_at = _now()
         info = await self._source.clusters()
         self._learn(info.broker_addr_table.values())
 
@@ -235,12 +240,14 @@ class RouteCache:
     def _ask(self, topic: str) -> asyncio.Task[_Known]:
         asking = self._asking.get(topic)
         if asking is None:
-            asking = self._asking[topic] = self._loop.create_task(self._look_up(topic, self._known.get(topic)))
+            asking = self._asking[topic] = asyncio.get_running_loop().create_task(
+                self._look_up(topic, self._known.get(topic))
+            )
             asking.add_done_callback(lambda _: self._asking.pop(topic, None))
         return asking
 
     async def _look_up(self, topic: str, before: _Known | None) -> _Known:
-        asked_at = self._loop.time()
+        asked_at = _now()
         known = await self._looked_up(topic, before, asked_at)
         self._known.pop(topic, None)
         self._known[topic] = known
@@ -281,6 +288,10 @@ class RouteCache:
                 self._brokers[one.broker_name] = RoutedBroker(one.cluster, one.broker_name, dict(one.broker_addrs))
                 if len(self._brokers) > BROKERS_MAX:
                     self._brokers.pop(next(iter(self._brokers)))
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def parts_of(data: TopicRouteData) -> tuple[TopicQueues, ...]:

@@ -157,6 +157,7 @@ async def test_a_closed_client_says_so_and_ends_what_is_waiting() -> None:
 @on_loop
 async def test_a_client_of_another_loop_or_process_says_what_to_do() -> None:
     async with pair() as (cluster, _, _servers):
+        cluster.check()
 
         async def elsewhere() -> None:
             cluster.check()

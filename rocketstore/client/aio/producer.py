@@ -1,0 +1,349 @@
+"""``Producer``: sends messages to the masters of a topic's brokers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Literal, Self
+
+from dledger.errors import ConfigError
+from dledger.remoting.connection import RemotingConnection
+from dledger.remoting.frame import FLAG_ONEWAY, Frame
+from rocketstore.client.aio.cluster import Cluster
+from rocketstore.client.aio.errors import BrokerUnreachableError, ClientError, PartlySentError
+from rocketstore.client.aio.heartbeats import Heartbeats, new_client_id
+from rocketstore.client.aio.outgoing import OutgoingMessage, outgoing, request_of
+from rocketstore.client.aio.pipeline import PipelineLimits, SendPipeline
+from rocketstore.client.aio.results import PreparedMessage, SendResult, TransactionResult, TransactionState
+from rocketstore.client.aio.transactions import Check, Transaction, Transactions, checked_state
+from rocketstore.message.ids import unique_id
+from rocketstore.message.message import Message
+from rocketstore.remoting.bodies.clients import HeartbeatData, ProducerData
+from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.remoting.codes import RequestCode
+
+if TYPE_CHECKING:
+    from dledger.client.security import ClientSecurity
+
+TIMEOUT_S: Final = 5.0
+BODY_BYTES_MAX: Final = 4 * 1024 * 1024
+"""RocketMQ's ``maxMessageSize``."""
+_REFUSED: Final = 3
+"""The answer code to requests that clients do not serve."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerOptions:
+    """What is rarely changed.
+
+    ``allow_duplicates``: send a message again although it may be stored, as RocketMQ's own producers do; otherwise it
+    fails with ``outcome="unknown"``, and the caller decides. ``check_workers``: how many transactions ``check`` is
+    called for at once. ``close_timeout_s``: how long ``close`` waits for messages on their way.
+    """
+
+    allow_duplicates: bool = False
+    body_bytes_max: int = BODY_BYTES_MAX
+    check_workers: int = 1
+    close_timeout_s: float = 10.0
+    limits: PipelineLimits = field(default_factory=PipelineLimits)
+
+
+class Producer:
+    """Sends messages to a group of brokers, or to all brokers that name servers know.
+
+    Give either ``addresses`` of brokers of this project (one is enough to find the others), or ``name_servers``, which
+    works with Apache RocketMQ's brokers, too. A message that was certainly not stored is sent again until ``timeout_s``
+    has passed, at another broker if it has no ``key``; the error of the last attempt says in ``outcome`` whether it may
+    be stored. Messages with the same ``key``, or for the same ``queue``, are stored in the order of the calls.
+
+    ``group`` and ``check`` are for transactions: a broker that does not hear of the end of one asks a member of the
+    producer group; ``check`` then says what has become of it. It must look where all members store their transactions,
+    and answers UNKNOWN while the local transaction may still be in progress somewhere.
+
+    One producer serves a whole program; use it on one event loop, and close it (``async with``).
+    """
+
+    def __init__(  # noqa: PLR0913  # one parameter per option
+        self,
+        addresses: Sequence[str] | str | None = None,
+        *,
+        name_servers: Sequence[str] | str | None = None,
+        group: str = "",
+        check: Check | None = None,
+        enable_idempotence: bool | Literal["auto"] = "auto",
+        timeout_s: float = TIMEOUT_S,
+        security: ClientSecurity | None = None,
+        options: ProducerOptions | None = None,
+    ) -> None:
+        if check is not None and not group:
+            raise ConfigError(["transactions need the name of a producer group: give group=… beside check=…"])
+        self.group: Final = group
+        self.client_id: Final = new_client_id()
+        self._check = check
+        self._enable_idempotence = enable_idempotence
+        self._options = options or ProducerOptions()
+        self._cluster = Cluster(
+            addresses,
+            name_servers,
+            timeout_s=timeout_s,
+            security=security,
+            requests=self._take_request,
+            lost=self._lost,
+        )
+        self._pipeline: SendPipeline | None = None
+        self._heartbeats: Heartbeats | None = None
+        self._transactions: Transactions | None = None
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Join the producer group, if there is a ``check``: from now on this producer is asked about transactions.
+
+        Without one there is nothing to start. Raises what keeps it from joining at any broker.
+        """
+        self._opened()
+        if self._check is None or self._transactions is not None:
+            return
+        deadline = self._cluster.deadline()
+        await self._cluster.repeat(lambda: self._cluster.brokers(deadline), deadline, harmless=True)
+        if self._transactions is None:
+            self._transactions = Transactions(
+                self._cluster, self.group, self._check, workers=self._options.check_workers
+            )
+            self._heartbeats = Heartbeats(self._cluster, self._heartbeat)
+            self._heartbeats.start()
+        await self._joined(self._heartbeats)
+
+    async def close(self) -> None:
+        """Send what is pending, for a bounded time, leave the group, and close every connection. Idempotent."""
+        if self._cluster.is_closed:
+            return
+        try:
+            if self._pipeline is not None:
+                await self._pipeline.close(self._options.close_timeout_s)
+            if self._transactions is not None:
+                await self._transactions.close()
+            if self._heartbeats is not None:
+                await self._heartbeats.stop()
+        finally:
+            await self._cluster.close()
+
+    # -- sending -------------------------------------------------------------------------------------------------------
+
+    async def send(
+        self, message: Message, *, key: str | None = None, queue: MessageQueue | int | None = None
+    ) -> SendResult:
+        """Send one message; returns when the broker has stored it.
+
+        The queue is the one that ``key`` (a sharding key) hashes to, as with RocketMQ's ``SelectMessageQueueByHash``,
+        or ``queue`` (a number is enough if one broker has the topic), or the next in turn. Raises ``ClientError``.
+        """
+        return await (await self.submit(message, key=key, queue=queue))
+
+    async def submit(
+        self, message: Message, *, key: str | None = None, queue: MessageQueue | int | None = None
+    ) -> asyncio.Future[SendResult]:
+        """Send one message soon, together with others; the future has its result, or its error.
+
+        Waits only while too much is pending. Raises ``MessageRefusedError`` for a message that no broker takes,
+        ``SendQueueFullError`` if there is no room within ``timeout_s``.
+        """
+        pipeline = self._opened()
+        prepared = self._prepared(message, key, queue)
+        if not pipeline.has_room:
+            await pipeline.wait_for_room(self._cluster.timeout_s)
+        return pipeline.add(prepared, self._cluster.timeout_s)
+
+    async def send_many(
+        self, messages: Iterable[Message], *, key: str | None = None, queue: MessageQueue | int | None = None
+    ) -> list[SendResult]:
+        """Send messages in as few requests as possible; returns one result each, in the order of the call.
+
+        Raises the error itself if nothing was stored, ``PartlySentError`` with all outcomes if some are or may be.
+        """
+        pipeline = self._opened()
+        prepared = [self._prepared(message, key, queue) for message in messages]
+        futures: list[asyncio.Future[SendResult]] = []
+        try:
+            for one in prepared:
+                if not pipeline.has_room:
+                    await pipeline.wait_for_room(self._cluster.timeout_s)
+                futures.append(pipeline.add(one, self._cluster.timeout_s))
+        except ClientError as error:
+            outcomes = await _outcomes(futures)
+            return results_of([*outcomes, *([error] * (len(prepared) - len(outcomes)))])
+        return results_of(await _outcomes(futures))
+
+    async def send_oneway(
+        self, message: Message, *, key: str | None = None, queue: MessageQueue | int | None = None
+    ) -> None:
+        """Send one message without an answer: nobody says whether it was stored, and it is sent once.
+
+        Raises ``BrokerUnreachableError`` if it could not be sent, and ``NotFoundError`` for an unknown topic.
+        """
+        pipeline = self._opened()
+        prepared = self._prepared(message, key, queue)
+        route = await self._cluster.route(message.topic, self._cluster.deadline())
+        place = pipeline.selector.choose(route, prepared)
+        broker = self._cluster.routes.broker(place.broker_name)
+        if broker is None or not broker.master:
+            raise BrokerUnreachableError(f"brokers {place.broker_name} have no master now")
+        request = request_of([prepared], place, self.group)
+        await self._cluster.connections.tell(broker.master, request._replace(flag=FLAG_ONEWAY))
+
+    async def flush(self) -> None:
+        """Return once every message submitted so far has an outcome."""
+        await self._opened().flush()
+
+    @property
+    def pending_messages(self) -> int:
+        """Messages that were submitted and have no outcome yet."""
+        return 0 if self._pipeline is None else self._pipeline.pending_messages
+
+    # -- transactions --------------------------------------------------------------------------------------------------
+
+    def transaction(
+        self, message: Message, *, key: str | None = None, queue: MessageQueue | int | None = None
+    ) -> Transaction:
+        """``async with producer.transaction(message) as transaction:``, see ``Transaction``.
+
+        The message is stored where nobody sees it before the block begins. If that fails, the block is not entered;
+        with ``outcome="unknown"`` there may be a message that nobody commits, and ``check`` will be asked.
+        """
+        return Transaction(lambda: self._begin_transaction(message, key, queue), self._find_transactions, message)
+
+    async def send_in_transaction(
+        self,
+        message: Message,
+        execute: Callable[[PreparedMessage], Awaitable[TransactionState]],
+        *,
+        key: str | None = None,
+        queue: MessageQueue | int | None = None,
+    ) -> TransactionResult:
+        """Store a message, call ``execute``, and commit the message or roll it back as that says.
+
+        If ``execute`` raises, the transaction stays open, and the error is passed on: ``check`` will be asked.
+        """
+        async with self.transaction(message, key=key, queue=queue) as transaction:
+            if transaction.is_safe:
+                transaction.state = checked_state(await execute(transaction.prepared))
+        return transaction.result
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _opened(self) -> SendPipeline:
+        """Raises ``ClientClosedError``."""
+        self._cluster.check()
+        if self._pipeline is None:
+            options = self._options
+            self._pipeline = SendPipeline(
+                self._cluster, self.group, options.limits, allow_duplicates=options.allow_duplicates
+            )
+        return self._pipeline
+
+    def _prepared(self, message: Message, key: str | None, queue: MessageQueue | int | None) -> OutgoingMessage:
+        prepared = outgoing(message, self._options.body_bytes_max)
+        return _placed(prepared, key, queue)
+
+    async def _begin_transaction(
+        self, message: Message, key: str | None, queue: MessageQueue | int | None
+    ) -> SendResult:
+        if self._check is None:
+            raise ConfigError(["a producer of transactions needs group=… and check=…: brokers ask it about them"])
+        await self.start()
+        transactions, transaction_id = self._find_transactions(), unique_id()
+        half = outgoing(message, self._options.body_bytes_max, producer_group=self.group, transaction_id=transaction_id)
+        pipeline = self._opened()
+        if not pipeline.has_room:
+            await pipeline.wait_for_room(self._cluster.timeout_s)
+        transactions.begin(transaction_id)
+        try:
+            return await pipeline.add(_placed(half, key, queue), self._cluster.timeout_s)
+        except BaseException:
+            transactions.forget(transaction_id)
+            raise
+
+    def _find_transactions(self) -> Transactions:
+        assert self._transactions is not None, "start has been called"
+        return self._transactions
+
+    async def _joined(self, heartbeats: Heartbeats | None) -> None:
+        """Return once a broker knows this producer. Raises why none does."""
+        if heartbeats is None or heartbeats.known_at:
+            return
+        deadline = self._cluster.deadline()
+
+        async def attempt() -> None:
+            await heartbeats.send_now()
+            masters = [one.master for one in self._cluster.routes.brokers if one.master]
+            if heartbeats.known_at:
+                return
+            for master in masters:
+                if (error := heartbeats.error(master)) is not None:
+                    raise error
+            raise BrokerUnreachableError(f"producer group {self.group}: no broker has a master now")
+
+        await self._cluster.repeat(attempt, deadline, harmless=True)
+
+    def _heartbeat(self) -> HeartbeatData:
+        return HeartbeatData(self.client_id, (ProducerData(self.group),))
+
+    def _lost(self, address: str) -> None:
+        if self._heartbeats is not None:
+            self._heartbeats.lost(address)
+
+    def _take_request(self, connection: RemotingConnection, frame: Frame) -> None:
+        """Brokers ask about transactions; whatever else they ask, a producer does not answer."""
+        if frame.code == RequestCode.CHECK_TRANSACTION_STATE and self._transactions is not None:
+            self._transactions.take(connection, frame)
+            connection.done(frame, None)
+        else:
+            connection.done(frame, frame.answer(_REFUSED, f"request type {frame.code} is not served by producers"))
+
+
+def _placed(message: OutgoingMessage, key: str | None, queue: MessageQueue | int | None) -> OutgoingMessage:
+    if key is not None and queue is not None:
+        raise ConfigError(["a key chooses the queue: give either key or queue"])
+    if key is not None and not isinstance(key, str):
+        raise TypeError(f"key must be a str, not {type(key).__name__}: {key!r}")
+    message.key, message.wanted = key, queue
+    return message
+
+
+async def _outcomes(futures: Sequence[asyncio.Future[SendResult]]) -> list[SendResult | ClientError]:
+    found = await asyncio.gather(*futures, return_exceptions=True)
+    outcomes: list[SendResult | ClientError] = []
+    for one in found:
+        if not isinstance(one, SendResult | ClientError):
+            raise one
+        outcomes.append(one)
+    return outcomes
+
+
+def results_of(outcomes: Sequence[SendResult | ClientError]) -> list[SendResult]:
+    """The results, if there are only such. Raises the first error if nothing was stored, else ``PartlySentError``."""
+    errors = [one for one in outcomes if isinstance(one, ClientError)]
+    if not errors:
+        return [one for one in outcomes if isinstance(one, SendResult)]
+    if len(errors) == len(outcomes) and all(one.outcome == "not_applied" for one in errors):
+        raise errors[0]
+    stored = len(outcomes) - len(errors)
+    unknown = sum(one.outcome == "unknown" for one in errors)
+    raise PartlySentError(
+        f"{stored} of {len(outcomes)} messages stored, {unknown} of unknown outcome, {len(errors) - unknown} "
+        f"not stored: {errors[0]}",
+        outcomes,
+    )

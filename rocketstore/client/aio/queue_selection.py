@@ -1,0 +1,104 @@
+"""Which queue a message goes to: the one of its sharding key, or the next in turn at a broker that works."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from rocketstore.client.aio.errors import ForbiddenError, NotFoundError
+from rocketstore.client.aio.outgoing import CREATED_QUEUES, OutgoingMessage, queue_number_of_key
+from rocketstore.client.aio.routes import RouteCache, TopicRoute
+from rocketstore.remoting.bodies.queues import MessageQueue
+
+AVOIDED_S: Final = 5.0
+"""How long a broker that failed gets no messages that may go to another."""
+_TURNS: Final = 1 << 16
+
+
+class QueueSelector:
+    """Chooses queues; it remembers which brokers failed lately."""
+
+    def __init__(self, routes: RouteCache) -> None:
+        self._routes = routes
+        self._loop = asyncio.get_running_loop()
+        # Not always the first queue: many short-lived producers would fill it, and leave the others empty.
+        self._turn = random.randrange(_TURNS)
+        self._avoided: dict[str, float] = {}  # until when, by broker name
+
+    def avoid(self, broker: str) -> None:
+        """Prefer other brokers for a while: this one failed, or took too long."""
+        self._avoided[broker] = self._loop.time() + AVOIDED_S
+
+    def works_again(self, broker: str) -> None:
+        """It has taken a message."""
+        self._avoided.pop(broker, None)
+
+    def next(self, route: TopicRoute, tried: Collection[str] = ()) -> MessageQueue:
+        """The next queue in turn, at a broker with a master and without a recent failure, if there is one.
+
+        ``tried``: names of brokers that the message was offered to already. Raises ``ForbiddenError`` if the topic
+        cannot be written.
+        """
+        queues = _writable(route)
+        self._turn += 1
+        chosen = queues[self._turn % len(queues)]
+        if not self._avoided and not tried and self._has_master(chosen.broker_name):
+            return chosen
+        now = self._loop.time()
+        self._avoided = {name: until for name, until in self._avoided.items() if until > now}
+        others = [one for one in queues if one.broker_name not in tried] or queues
+        sound = [one for one in others if self._is_sound(one.broker_name)]
+        usable = sound or others
+        return usable[self._turn % len(usable)]
+
+    def choose(self, route: TopicRoute, message: OutgoingMessage) -> MessageQueue:
+        """The queue of a message by its key or its caller's choice, else the next one. Raises ``RefusedError``."""
+        if message.key is not None:
+            return self.of_key(route, message.key)
+        return self.next(route) if message.wanted is None else self.named(route, message.wanted)
+
+    def of_key(self, route: TopicRoute, key: str) -> MessageQueue:
+        """The queue of a sharding key: always the same while the topic's queues are.
+
+        So it may be at a broker that has no master now. Raises ``ForbiddenError``.
+        """
+        queues = _writable(route) and route.writable
+        return queues[queue_number_of_key(key, len(queues))]
+
+    def named(self, route: TopicRoute, queue: MessageQueue | int) -> MessageQueue:
+        """A queue given by number, if that is enough, or by broker and number. Raises ``NotFoundError``."""
+        if isinstance(queue, MessageQueue):
+            if queue in route.writable:
+                return queue
+            raise NotFoundError(f"topic {route.topic} has no writable queue {queue.queue_id} at {queue.broker_name}")
+        found = [one for one in route.writable if one.queue_id == queue]
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            raise NotFoundError(f"topic {route.topic} has no writable queue {queue}")
+        names = ", ".join(one.broker_name for one in found)
+        raise NotFoundError(f"topic {route.topic} has a queue {queue} at each of {names}: give a MessageQueue")
+
+    def _has_master(self, name: str) -> bool:
+        broker = self._routes.broker(name)
+        return broker is not None and bool(broker.master)
+
+    def _is_sound(self, name: str) -> bool:
+        return name not in self._avoided and self._has_master(name)
+
+
+def creating_route(topic: str, default: TopicRoute) -> TopicRoute:
+    """The route of a topic that does not exist yet, by that of the topic that others are created from."""
+    parts = tuple(
+        one.__class__(one.broker, one.read_queues, min(one.write_queues, CREATED_QUEUES), one.permission)
+        for one in default.parts
+    )
+    return TopicRoute(topic, parts)
+
+
+def _writable(route: TopicRoute) -> Sequence[MessageQueue]:
+    if not route.in_turn:
+        raise ForbiddenError(f"topic {route.topic} does not allow writes")
+    return route.in_turn
