@@ -138,9 +138,11 @@ class AdminService:
         wire = parse(pb.CommitOffsetsRequest, data)
         self._mastership.require()
         self._take_group(owner, wire.group)
-        offsets = [(one.topic, one.queue_id, one.offset) for one in wire.offsets]
-        await self._changes.make(lambda done: self._state.commit_offsets(wire.group, offsets, wire.reset, done))
-        return pb.CommitOffsetsResponse().SerializeToString()
+        incarnation = self._store.incarnation
+        if wire.incarnation in (0, incarnation):
+            offsets = [(one.topic, one.queue_id, one.offset) for one in wire.offsets]
+            await self._changes.make(lambda done: self._state.commit_offsets(wire.group, offsets, wire.reset, done))
+        return pb.CommitOffsetsResponse(incarnation=incarnation).SerializeToString()
 
     async def _commit_position(self, data: bytes, owner: str) -> bytes:
         wire = parse(pb.CommitPositionRequest, data)
@@ -167,7 +169,8 @@ class AdminService:
         wire = parse(pb.FetchOffsetsRequest, data)
         found = self._state.offsets(wire.group, wire.topic)
         return pb.FetchOffsetsResponse(
-            offsets=[pb.ConsumerOffset(topic=topic, queue_id=queue, offset=offset) for topic, queue, offset in found]
+            offsets=[pb.ConsumerOffset(topic=topic, queue_id=queue, offset=offset) for topic, queue, offset in found],
+            incarnation=self._store.incarnation,
         ).SerializeToString()
 
     async def _put_topic(self, data: bytes) -> bytes:

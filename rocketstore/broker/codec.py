@@ -209,7 +209,7 @@ def decode_pull(data: bytes) -> Pull:
     )
 
 
-def encode_pulled(result: GetResult) -> bytes:
+def encode_pulled(result: GetResult, incarnation: int) -> bytes:
     """Encode a pull response."""
     return pb.PullResponse(
         status=result.status,
@@ -218,4 +218,5 @@ def encode_pulled(result: GetResult) -> bytes:
         max_offset=result.max_offset,
         records=b"".join(result.records),
         count=len(result.records),
+        incarnation=incarnation,
     ).SerializeToString()

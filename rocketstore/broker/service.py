@@ -283,7 +283,7 @@ class BrokerService:
             result = await self._pulls.pull(pull, leases)
         if access is not None and caller is not None and pull.wait_ms:
             access.check_after_wait(caller, pull)
-        return codec.encode_pulled(result)
+        return codec.encode_pulled(result, self._store.incarnation)
 
     async def _membership(self, call: Call) -> None:
         access, caller = self._access, call.caller

@@ -19,9 +19,9 @@ from dledger.forks import LostLock, mind_forks
 from dledger.limits import AboveZero, Bytes, Positive, Range, Unit, out_of_range
 from dledger.values import MIB
 from rocketstore.client.connection import BrokerConnection
-from rocketstore.client.errors import MessageRefusedError, NotAllowedNowError, NotFoundError
+from rocketstore.client.errors import MessageRefusedError, NotAllowedNowError, NotFoundError, OtherIncarnationError
 from rocketstore.client.fetcher import PullOptions, QueueFetcher
-from rocketstore.client.group_offsets import Beginnings, BrokerOffsets, Start
+from rocketstore.client.group_offsets import LOOKS_MAX, Beginnings, BrokerOffsets, Fetched, Start
 from rocketstore.client.received import ReceivedMessage, sent_expression, split_records, tags_of_expression
 from rocketstore.client.shares import QueueName
 from rocketstore.client.topic_cache import TopicCache, no_such_topic
@@ -94,7 +94,7 @@ class _Queue:
     finished: int  # the first offset that may not be committed yet, because its message is still in use
     committed: int | None = None
     offered: int | None = None  # by the last commit: it may be stored although no response arrived
-    in_doubt: bool = False  # its offset is gone, and nobody knows yet whether it is still the same queue
+    in_doubt: bool = False  # the broker may have lost, and replaced, what was read: nothing is committed
     rewind: bool = False  # the next commit may go back
     rest: deque[ReceivedMessage] = field(default_factory=deque)
     rest_next: int = 0  # where the queue continues after the rest
@@ -231,7 +231,9 @@ class Consumer:
         except DLedgerError:
             queue.fetcher.seek(queue.delivered)  # what was damaged in transit may be intact the next time
             raise
-        queue.rewind |= chunk.rewinds
+        if chunk.rewinds:
+            queue.rewind = True
+            queue.finished = min(queue.finished, chunk.next_offset)
         queue.rest.extend(messages)
         queue.rest_next = chunk.next_offset
         if not messages:
@@ -291,7 +293,7 @@ class Consumer:
                     f"queue {queue_id} of {self.topic} is not assigned to this consumer, which has "
                     f"{sorted(self._queues)}"
                 )
-            self._go_to(queue, offset)
+            self._go_to(queue, offset, 0)
             queue.rewind = True
 
     def seek_to(self, start: Start) -> None:
@@ -303,13 +305,24 @@ class Consumer:
             self.seek(queue_id, self._beginnings.offset_at(self._name(queue_id), start))
 
     def _commit(self, *, finished_only: bool) -> None:
-        if not self.group or not (finished_only or self._to_commit(finished_only=False)):
-            return
-        with self._committing:  # from before the look on: a commit after it would seem to have been undone
-            self._adopt_changes()
-            self._store_places(self._to_commit(finished_only=finished_only))
+        with self._lock:
+            is_due = finished_only or any(one.rewind or one.committed != one.delivered for one in self._queues.values())
+        if self.group and is_due:
+            with self._committing:  # from before the look on: a commit after it would seem to have been undone
+                self._look_and_store(lambda: self._to_commit(finished_only=finished_only))
 
-    def _store_places(self, places: Sequence[tuple[_Queue, int, bool]]) -> None:
+    def _look_and_store(self, places: Callable[[], Sequence[tuple[_Queue, int, bool]]]) -> None:
+        for left in reversed(range(LOOKS_MAX)):
+            incarnation = self._adopt_changes()
+            try:
+                self._store_places(places(), incarnation)
+            except OtherIncarnationError:
+                if not left:
+                    raise
+            else:
+                return
+
+    def _store_places(self, places: Sequence[tuple[_Queue, int, bool]], incarnation: int) -> None:
         for reset in (False, True):
             chosen = [(queue, offset) for queue, offset, rewind in places if rewind is reset]
             if not chosen:
@@ -317,7 +330,8 @@ class Consumer:
             with self._lock:
                 for queue, offset in chosen:
                     queue.offered = offset
-            self._store.commit({self._name(queue.queue_id): offset for queue, offset in chosen}, rewind=reset)
+            offsets = {self._name(queue.queue_id): offset for queue, offset in chosen}
+            self._store.commit(offsets, incarnation, rewind=reset)
             with self._lock:
                 for queue, offset in chosen:
                     queue.committed = offset
@@ -336,32 +350,62 @@ class Consumer:
     def _name(self, queue_id: int) -> QueueName:
         return QueueName(self.topic, queue_id)
 
-    def _adopt_changes(self) -> None:
+    def _adopt_changes(self) -> int:
         """Adopt offsets changed elsewhere since the last commit: committing ours would undo a reset.
 
         An offset that moved forward, but not beyond what was returned here, has no effect. Offsets that are gone are
-        written again.
+        written again. Returns the incarnation of the broker for which ours may be committed then.
         """
-        queues = list(self._queues.values())
-        last = {one: one.fetcher.last for one in queues}
-        stored = self._store.fetch([self.topic])
-        for one in queues:
-            if self._name(one.queue_id) in stored:
-                one.in_doubt = False
-                one.fetcher.known = last[one] or one.fetcher.known
-        self._look_into([one for one in queues if self._name(one.queue_id) not in stored])
-        moved = []
-        with self._lock:
-            for queue_id, queue in self._queues.items():
-                offset = stored.get(self._name(queue_id))
-                if offset is None or offset in (queue.committed, queue.offered) or queue.rewind:
-                    continue
-                moved.append(f"queue {queue_id} from {queue.committed} to {offset}")
-                if offset > queue.delivered or offset < (
-                    queue.finished if queue.committed is None else queue.committed
-                ):
-                    self._go_to(queue, offset)
-                queue.committed = offset
+        stored, incarnation = self._store.fetch([self.topic])
+        moved: list[str] = []
+        gone: list[_Queue] = []
+        for queue in list(self._queues.values()):
+            same = self._has_what_was_read(queue, incarnation)
+            unsure = queue.fetcher.has_nothing_to_compare
+            offset = stored.get(self._name(queue.queue_id))
+            first = self._first(queue) if unsure and offset is None else None
+            with self._lock:
+                told = offset is not None or first is not None
+                queue.in_doubt = not (same or (unsure and told))
+                if first is not None:
+                    self._go_to(queue, first, incarnation)
+                elif offset is not None and self._adopt(queue, offset, incarnation, unsure=unsure):
+                    moved.append(f"queue {queue.queue_id} from {queue.committed} to {offset}")
+                if unsure and told:
+                    queue.fetcher.confirm(incarnation)
+                if offset is not None:
+                    queue.committed = offset
+                elif queue.committed is not None and not queue.in_doubt:
+                    queue.committed = queue.offered = None
+                    gone.append(queue)
+        self._tell_changes(moved, gone)
+        return incarnation
+
+    def _adopt(self, queue: _Queue, offset: int, incarnation: int, *, unsure: bool) -> bool:
+        """Go there if it is not ours; requires the lock. Returns whether it was changed elsewhere."""
+        if unsure:
+            before = offset < queue.finished
+        elif offset in (queue.committed, queue.offered) or queue.rewind:
+            return False
+        else:
+            before = offset < (queue.finished if queue.committed is None else queue.committed)
+        if offset > queue.delivered or before:
+            self._go_to(queue, offset, incarnation)
+            queue.in_doubt = False
+            return True
+        return not unsure
+
+    def _has_what_was_read(self, queue: _Queue, incarnation: int) -> bool:
+        try:
+            return queue.fetcher.is_at(incarnation)
+        except (NotAllowedNowError, NotFoundError):  # it may be readable again later
+            return False
+
+    def _first(self, queue: _Queue) -> int | None:
+        """Where the queue begins; None if it may not be read."""
+        return self._beginnings.offsets_at([name := self._name(queue.queue_id)], "first").get(name)
+
+    def _tell_changes(self, moved: Sequence[str], gone: Sequence[_Queue]) -> None:
         if moved:
             _log.warning(
                 "group %s: its offsets in %s were changed elsewhere (%s): they were reset, or another consumer "
@@ -370,36 +414,18 @@ class Consumer:
                 self.topic,
                 ", ".join(moved),
             )
-
-    def _look_into(self, lost: Sequence[_Queue]) -> None:
-        """Offsets are gone: the group or the topic was deleted, or a broker lost its disk and counts anew."""
-        lost = [one for one in lost if one.committed is not None]
-        for queue in lost:
-            try:
-                back = queue.fetcher.other_history()
-            except (NotAllowedNowError, NotFoundError):  # it may be readable again later
-                queue.in_doubt = True
-                continue
-            with self._lock:
-                if back is not None:  # what was pulled ahead is dropped, and has not been returned yet
-                    finished = queue.finished
-                    self._go_to(queue, min(back, queue.delivered))
-                    queue.finished = min(finished, queue.delivered)
-                queue.committed = queue.offered = None
-                queue.in_doubt = False
-        lost = [one for one in lost if one.committed is None]
-        if lost:
+        if gone:
             _log.warning(
                 "group %s: its offsets in %s are gone: the group or the topic was deleted, or the broker lost its "
                 "disk; they are stored again (%s)",
                 self.group,
                 self.topic,
-                ", ".join(f"queue {one.queue_id}: {one.finished}" for one in lost),
+                ", ".join(f"queue {one.queue_id}: {one.finished}" for one in gone),
             )
 
     @staticmethod
-    def _go_to(queue: _Queue, offset: int) -> None:
-        queue.fetcher.seek(offset)
+    def _go_to(queue: _Queue, offset: int, incarnation: int) -> None:
+        queue.fetcher.seek(offset, incarnation)
         queue.rest.clear()
         queue.delivered = queue.finished = offset
 
@@ -446,10 +472,10 @@ class Consumer:
         assigned = [self._name(one) for one in self._assigned(known.read_queues)]
         if self.group:
             self._begin(known.read_queues)
-            places = self._beginnings.of(assigned)
+            places, incarnation = self._beginnings.of(assigned)
         else:
-            places = self._beginnings.offsets_at(assigned, options.start)
-        self._add(places)
+            places, incarnation = Fetched(self._beginnings.offsets_at(assigned, options.start))
+        self._add(places, incarnation)
         if options.auto_commit_s is not None:
             self._commit_at = time.monotonic() + options.auto_commit_s
         self._watch.start()
@@ -461,7 +487,7 @@ class Consumer:
         if offsets := survey[self.topic]:
             self._beginnings.begin(offsets)
 
-    def _add(self, places: Mapping[QueueName, int]) -> None:
+    def _add(self, places: Mapping[QueueName, int], incarnation: int) -> None:
         """Read these queues, too; requires the lock."""
         options = self._options
         pulls = PullOptions(
@@ -476,7 +502,7 @@ class Consumer:
             patient=True,
         )
         for name, offset in sorted(places.items()):
-            fetcher = QueueFetcher(self._connection, name.queue_id, offset, pulls, self._arrived)
+            fetcher = QueueFetcher(self._connection, name.queue_id, offset, pulls, self._arrived, incarnation)
             queue = _Queue(name.queue_id, fetcher, offset, offset, offset if self.group else None)
             self._queues[name.queue_id] = queue
             self._turn.append(queue)
@@ -520,10 +546,11 @@ class Consumer:
             self._drop(removed)
         added = [self._name(one) for one in sorted(wanted - self._queues.keys())]
         if added:
-            offsets = self._beginnings.of(added) if self.group else self._beginnings.offsets_at(added, "first")
+            found = self._beginnings
+            offsets, incarnation = found.of(added) if self.group else Fetched(found.offsets_at(added, "first"))
             with self._lock:
                 if not self._closing.is_set():
-                    self._add(offsets)
+                    self._add(offsets, incarnation)
             _log.info("topic %s has got queues %s: they are read, too", self.topic, [one.queue_id for one in added])
 
     def _drop(self, queue_ids: Sequence[int]) -> None:
@@ -531,9 +558,7 @@ class Consumer:
         dropped = [self._queues[one] for one in queue_ids]
         if self.group:
             with self._committing:
-                self._adopt_changes()
-                places = self._to_commit(finished_only=True)
-                self._store_places([one for one in places if one[0] in dropped])
+                self._look_and_store(lambda: [one for one in self._to_commit(finished_only=True) if one[0] in dropped])
         with self._lock:
             for queue in dropped:
                 del self._queues[queue.queue_id]

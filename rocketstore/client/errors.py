@@ -72,6 +72,10 @@ class UnreadableBodyError(BadAnswerError):
     """Raised when a body is compressed by a method that this installation cannot read."""
 
 
+class OtherIncarnationError(UnavailableError):
+    """Raised when offsets are not committed because the broker may have lost messages since they were read; retry."""
+
+
 class OffsetOutOfRangeError(DLedgerError):
     """Raised when the next message no longer exists and the consumer must not skip it; ``seek`` to continue."""
 

@@ -96,8 +96,9 @@ class Chunk(NamedTuple):
 class _BeyondEnd(Exception):  # noqa: N818  # it is no error: it leaves the lock
     """The master insists that the queue ends before the wanted offset."""
 
-    def __init__(self, end: int) -> None:
+    def __init__(self, end: int, incarnation: int) -> None:
         self.end = end
+        self.incarnation = incarnation
 
 
 class QueueFetcher:
@@ -110,7 +111,9 @@ class QueueFetcher:
         offset: int,
         pulls: PullOptions,
         arrived: Callable[[], None],
+        incarnation: int = 0,
     ) -> None:
+        """``incarnation``: of the broker that knew the offset; 0: of whichever answers first."""
         self.queue_id = queue_id
         self.skipped = 0
         """How many offsets were skipped because their messages no longer exist."""
@@ -128,11 +131,12 @@ class QueueFetcher:
         self._stock: deque[Chunk] = deque()
         self._stock_bytes = 0
         self._error: DLedgerError | None = None
-        self._last = b""
-        self._begins_at = offset
-        self._is_doubtful = False  # whether the broker may have lost messages since
-        self.known = b""
-        """The last message at a moment when the group's offset was still there: of the consumer."""
+        # What the broker of this incarnation is known to have as it was read, in front of the offset:
+        self._incarnation = incarnation
+        self._last = b""  # the last message that came; empty if there was none
+        self._learn_at = offset - 1  # the message to ask for in its place, -1: none
+        self._again_until = 0  # what comes before this offset was not there, or not wanted, when it was read first
+        self._needs_position = False  # there is no such message: only the group's position can tell
         self._stop = threading.Event()
         self._call: _Call | None = None
         self._address = ""
@@ -164,12 +168,14 @@ class QueueFetcher:
                 raise self._error
         return None
 
-    def seek(self, offset: int) -> None:
-        """Drop the stock and continue at ``offset``."""
+    def seek(self, offset: int, incarnation: int | None = None) -> None:
+        """Drop the stock and continue at ``offset``.
+
+        ``incarnation``: of the broker that knew the offset; 0: whichever answers; None: that of what came last.
+        """
         with self._lock:
             self._epoch += 1
-            self._offset = offset
-            self._beyond_since = None
+            self._begin_at(offset, self._incarnation if incarnation is None else incarnation)
             self._stock.clear()
             self._stock_bytes = 0
             self._error = None
@@ -178,34 +184,46 @@ class QueueFetcher:
         if call is not None:
             call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
 
-    @property
-    def last(self) -> bytes:
-        """The record of the last message that came; empty if there was none."""
-        with self._lock:
-            return self._last
+    def _begin_at(self, offset: int, incarnation: int) -> None:
+        self._offset = offset
+        self._incarnation = incarnation
+        self._last, self._learn_at = b"", offset - 1
+        self._again_until, self._needs_position = 0, False
+        self._beyond_since = None
 
-    def other_history(self) -> int | None:
-        """Where to go on if the broker's queue is not the one that was read so far: it lost its disk. Else None.
+    def is_at(self, incarnation: int) -> bool:
+        """Whether the broker of this incarnation has what was taken so far, as it was read. Raises ``DLedgerError``.
 
-        The last message that came while the queue was known to be the same shows it: another one is in its place, or
-        none. What was stored later than it is new. Raises ``DLedgerError``.
+        Otherwise nothing may be committed there: other messages may be in the place of those that were read.
         """
-        return self._other_history(self.known)
-
-    def _other_history(self, known: bytes) -> int | None:
         with self._lock:
-            offset = self._offset
-        place = _only(known).queue_offset if known else max(offset - 1, 0)
-        answer = self._message_at(place)
-        if answer.max_offset < offset:
-            is_other = True
-        elif answer.records:
-            is_other = bool(known) and _is_replaced(known, bytes(answer.records))
-        else:
-            is_other = bool(known) and answer.min_offset <= place
-        if not is_other:
-            return None
-        return self._begin_after(_only(known)) if known else max(answer.min_offset, 0)
+            known, last, epoch, offset = self._incarnation, self._last, self._epoch, self._offset
+            if known == incarnation or not incarnation:
+                return not (self._needs_position or self._again_until or any(one.rewinds for one in self._stock))
+            if not known:
+                self._incarnation = incarnation
+                return True
+            if not last or _only(last).queue_offset + 1 != offset:
+                return False
+        answer = self._message_at(_only(last).queue_offset)
+        with self._lock:
+            same = (self._incarnation, self._last, self._epoch, self._offset) == (known, last, epoch, offset)
+            if not same or bytes(answer.records) != last or answer.incarnation != incarnation:
+                return False
+            self._incarnation = incarnation
+            return not any(one.rewinds for one in self._stock)
+
+    def confirm(self, incarnation: int) -> None:
+        """The broker of this incarnation has the group's position: everything before it is as it was."""
+        with self._lock:
+            if incarnation in (0, self._incarnation):
+                self._needs_position = False
+
+    @property
+    def has_nothing_to_compare(self) -> bool:
+        """Whether only the group's position can tell if the broker has what was taken so far."""
+        with self._lock:
+            return self._needs_position
 
     def _message_at(self, offset: int, timeout_s: float | None = None) -> pb.PullResponse:
         """With the whole message, if there is one."""
@@ -249,13 +267,12 @@ class QueueFetcher:
         told = ""
         while not self._stop.is_set():
             try:
-                self._learn()
                 if self._session():
                     backoff.succeeded()
                     told = ""
             except _BeyondEnd as beyond:
                 try:
-                    self._go_back(beyond.end)
+                    self._go_back(beyond.end, beyond.incarnation)
                 except OffsetOutOfRangeError as error:
                     self._give_up(error)
                 except DLedgerError as error:
@@ -264,7 +281,6 @@ class QueueFetcher:
             except DLedgerError as error:
                 if self._stop.is_set():
                     return
-                self._is_doubtful = True
                 hopeless = self._is_hopeless(error)
                 if self._address:
                     self._connection.directory.note_failure(self._address, error)
@@ -277,49 +293,68 @@ class QueueFetcher:
                     _log.warning("queue %d of %s: %s; retrying", self.queue_id, self._pulls.topic, told)
                 self._stop.wait(backoff.pause())
 
-    def _learn(self) -> None:
+    def _learn(self, incarnation: int) -> None:
         """A message that was read in an earlier life is known, too: the one before the position that was stored."""
-        begin, self._begins_at = self._begins_at, 0
-        if begin <= 0:
-            return
-        if self._connection.directory.leader is None:
-            self._begins_at = begin
-            return
+        with self._lock:
+            place, epoch = self._learn_at, self._epoch
+            if place < 0 or self._last:
+                return
         try:
-            records = bytes(self._message_at(begin - 1, LOOK_BACK_S).records)
+            answer = self._message_at(place, LOOK_BACK_S)
         except DLedgerError as error:
-            if is_retried_read(error):
-                self._begins_at = begin
+            if not is_retried_read(error):
+                self._learn_at = -1
             return
-        if records and not self.known and _only(records).queue_offset == begin - 1:
-            self.known = records
+        records = bytes(answer.records)
+        with self._lock:
+            if self._epoch != epoch or self._learn_at != place or answer.incarnation != incarnation:
+                return
+            self._learn_at = -1
+            if not self._last and records and _only(records).queue_offset == place:
+                self._last = records
 
-    def _look_back(self) -> None:
-        """After a broken connection to the master: it may have lost messages, and taken new ones at their offsets.
+    def _look_back(self, incarnation: int) -> bool:
+        """Another incarnation has answered: it may have lost messages, and taken new ones at their offsets.
 
-        A queue that has become shorter is not believed at once: see ``BEYOND_END_S``.
+        Returns whether its answer counts. A queue that has become shorter is not believed at once: see
+        ``BEYOND_END_S``.
         """
         with self._lock:
-            last, epoch, offset = self._last or self.known, self._epoch, self._offset
-        if not (self._is_doubtful and last):
-            return
+            last, epoch, offset, known = self._last, self._epoch, self._offset, self._incarnation
+            if not (last and known):
+                self._needs_position = bool(known and self._pulls.group)
+                self._incarnation = incarnation
+                return True
+        place = _only(last).queue_offset
         try:
-            answer = self._message_at(_only(last).queue_offset, LOOK_BACK_S)
+            answer = self._message_at(place, LOOK_BACK_S)
         except StoreFailedError as error:  # it was read before: what follows is not held up
             _log.warning(
                 "queue %d of %s: the last message is unreadable now: %s", self.queue_id, self._pulls.topic, error
             )
-            self._is_doubtful = False
-            return
-        if not _is_replaced(last, bytes(answer.records)):
-            self._is_doubtful = bool(answer.max_offset < offset)
-            return
-        target = self._begin_after(_only(last))
+            with self._lock:
+                if self._epoch == epoch:
+                    self._incarnation = incarnation
+            return True
+        if answer.incarnation != incarnation:
+            self._stop.wait(IDLE_PAUSE_S)
+            return False
+        if answer.max_offset <= place:
+            return True
+        target = min(self._begin_after(_only(last)), place) if _is_replaced(last, bytes(answer.records)) else None
         with self._lock:
-            if self._epoch == epoch and self._offset == offset > target:  # else it has gone back itself
-                self._go_to(target, f"the message before {offset} is another one: the broker has lost messages")
-        self._is_doubtful = False
+            if self._epoch != epoch or self._offset != offset:
+                return False
+            if target is None:
+                self._incarnation = incarnation
+                if place + 1 < offset:  # what was not wanted there may have been replaced by what is
+                    self._again_until, self._offset = offset, max(place + 1, answer.min_offset)
+                return self._offset == offset
+            self._go_to(
+                target, incarnation, f"the message before {offset} is another one: the broker has lost messages"
+            )
         self._arrived()
+        return False
 
     def _is_hopeless(self, error: DLedgerError) -> bool:
         if isinstance(error, NotFoundError) and self._address != self._connection.directory.leader:
@@ -350,14 +385,14 @@ class QueueFetcher:
         self._arrived()
         self._stop.wait(REFUSED_PAUSE_S)
 
-    def _go_back(self, end: int) -> None:
+    def _go_back(self, end: int, incarnation: int) -> None:
         """The queue ends before our offset: behind what was lost, or where a queue in its place begins."""
         with self._lock:
-            last, epoch, offset = self._last or self.known, self._epoch, self._offset
+            last, epoch, offset = self._last, self._epoch, self._offset
         target = min(self._begin_after(_only(last)), end) if last else end
         with self._lock:
             if self._epoch == epoch and self._offset == offset:
-                self._go_to(target, f"the queue ends at {end}, before {offset}")
+                self._go_to(target, incarnation, f"the queue ends at {end}, before {offset}")
         self._arrived()
 
     def _begin_after(self, last: ReceivedMessage) -> int:
@@ -372,8 +407,6 @@ class QueueFetcher:
         self._address = ""
         address = self._connection.seeker.reader(self._connection.deadline())
         at_master = self._connection.directory.leader == address
-        if at_master:
-            self._look_back()
         until = float("inf") if at_master else time.monotonic() + SLAVE_SESSION_S
         requests: SimpleQueue[bytes | None] = SimpleQueue()
         call = self._connection.channels.open_stream("PullStream", address, iter(requests.get, None))
@@ -386,6 +419,11 @@ class QueueFetcher:
                 requests.put(request.SerializeToString())
                 began = time.monotonic()
                 response = self._answer(call, address)
+                if at_master and response.incarnation:
+                    if response.incarnation != self._incarnation and not self._look_back(response.incarnation):
+                        continue
+                    if not response.records:
+                        self._learn(response.incarnation)
                 if not self._take_in(response, epoch, at_master=at_master):
                     break
                 answered = True
@@ -458,13 +496,13 @@ class QueueFetcher:
                 )
             if response.next_offset > offset:
                 self._offset = response.next_offset
-                self._last = _last_of(response.records) or self._last
-                self._stock.append(Chunk(response.records, response.next_offset))
-                self._stock_bytes += len(response.records)
+                self._add_to_stock(response, offset)
         elif status == GetMessageStatus.OFFSET_TOO_SMALL:
             if response.min_offset <= offset:
                 raise BadAnswerError(f"queue {self.queue_id}: {offset} cannot be below {response.min_offset}")
-            self._go_to(response.min_offset, f"messages {offset} to {response.min_offset - 1} are gone")
+            self._go_to(
+                response.min_offset, self._incarnation, f"messages {offset} to {response.min_offset - 1} are gone"
+            )
         elif status == GetMessageStatus.OFFSET_OVERFLOW_BADLY or (
             status in _NOTHING_YET and response.max_offset < offset
         ):
@@ -472,7 +510,7 @@ class QueueFetcher:
             if not at_master:
                 self._beyond_since = None
             elif self._is_long_beyond():
-                raise _BeyondEnd(max(response.max_offset, 0))
+                raise _BeyondEnd(max(response.max_offset, 0), response.incarnation)
             return
         elif status not in _NOTHING_YET:
             raise BadAnswerError(f"queue {self.queue_id}: {status!r} is not a valid answer to a pull")
@@ -484,15 +522,25 @@ class QueueFetcher:
             self._beyond_since = now
         return now >= self._beyond_since + BEYOND_END_S
 
-    def _go_to(self, offset: int, why: str) -> None:
+    def _add_to_stock(self, response: pb.PullResponse, offset: int) -> None:
+        if offset < self._again_until:
+            if response.records:
+                self._stock.append(Chunk(b"", offset, rewinds=True))
+            elif response.next_offset < self._again_until:
+                return
+            self._again_until = 0
+        self._last = _last_of(response.records) or self._last
+        self._stock.append(Chunk(response.records, response.next_offset))
+        self._stock_bytes += len(response.records)
+
+    def _go_to(self, offset: int, incarnation: int, why: str) -> None:
         if not self._pulls.go_on_when_out_of_range:
             raise OffsetOutOfRangeError(f"queue {self.queue_id}: {why}")
         _log.warning("queue %d of %s: %s; continuing at %d", self.queue_id, self._pulls.topic, why, offset)
         rewinds = offset <= self._offset
         if not rewinds:
             self.skipped += offset - self._offset
-        self._beyond_since = None
-        self._offset = offset
+        self._begin_at(offset, incarnation)
         self._stock.append(Chunk(b"", offset, rewinds))
 
 

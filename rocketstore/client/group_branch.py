@@ -14,9 +14,9 @@ from typing import Final
 from dledger.errors import DLedgerError, UnavailableError
 from dledger.records import record
 from rocketstore.client.connection import BrokerConnection
-from rocketstore.client.errors import NotAllowedNowError, NotFoundError, is_retried_read
+from rocketstore.client.errors import NotAllowedNowError, NotFoundError, OtherIncarnationError, is_retried_read
 from rocketstore.client.fetcher import PullOptions, QueueFetcher
-from rocketstore.client.group_offsets import Beginnings, OffsetStore
+from rocketstore.client.group_offsets import LOOKS_MAX, Beginnings, OffsetStore
 from rocketstore.client.group_options import GroupOptions
 from rocketstore.client.memberships import MemberStreams
 from rocketstore.client.methods import LOCK_QUEUES, SEND_BACK, UNLOCK_QUEUES
@@ -272,16 +272,16 @@ class Branch:
             gained = self._lock(gained)
         added: set[QueueName] = set()
         try:
-            offsets = self.beginnings.of(gained)
+            offsets, incarnation = self.beginnings.of(gained)
             for name in sorted(offsets):
                 if self._plan is not plan:  # it took long: perhaps others have them by now
                     break
-                self._add(name, offsets[name], began + LOCK_VALID_S if self._locks else float("inf"))
+                self._add(name, offsets[name], incarnation, began + LOCK_VALID_S if self._locks else float("inf"))
                 added.add(name)
         finally:
             self._unlock([one for one in gained if one not in added])
 
-    def _add(self, name: QueueName, offset: int, usable_until: float) -> None:
+    def _add(self, name: QueueName, offset: int, incarnation: int, usable_until: float) -> None:
         identity, options = self._identity, self._options
         expression = identity.tags.get(name.topic, "*")
         pulls = PullOptions(
@@ -295,7 +295,7 @@ class Branch:
         )
         share = Share(name, offset, offset, tags_of_expression(expression))
         share.usable_until = usable_until
-        share.source = QueueFetcher(self._connection, name.queue_id, offset, pulls, self._shares.arrived)
+        share.source = QueueFetcher(self._connection, name.queue_id, offset, pulls, self._shares.arrived, incarnation)
         self._shares.add(share)
 
     def _release(self, lost: Sequence[Share]) -> None:
@@ -372,60 +372,83 @@ class Branch:
         """Adopt offsets that were changed elsewhere (reset, or committed by the member before), then commit."""
         self._commit(list(self._held().values()))
 
-    def _adopt(self, held: Mapping[QueueName, Share]) -> None:
-        last = {name: share.source.last for name, share in held.items()}
-        stored = self._store.fetch({one.topic for one in held})
-        for name in stored.keys() & held.keys():
-            held[name].in_doubt = False
-            held[name].source.known = last[name] or held[name].source.known
-        self._look_into([share for name, share in held.items() if name not in stored])
-        for name, share in held.items():
+    def _adopt_changes(self, shares: Sequence[Share]) -> int:
+        """Returns the incarnation of the broker for which ours may be committed then."""
+        stored, incarnation = self._store.fetch({one.name.topic for one in shares})
+        gone: list[Share] = []
+        for share in shares:
+            same = self._has_what_was_read(share, incarnation)
+            unsure = share.source.has_nothing_to_compare
+            offset = stored.get(share.name)
+            first = self._first(share) if unsure and offset is None else None
             with self._shares.changed:
-                offset, progress = stored.get(name), share.progress
-                if offset is None or offset in (share.committed, share.offered) or share.rewind:
-                    continue
-                if offset > progress.next or (share.committed is not None and offset < share.committed):
-                    _log.warning(
-                        "group %s: its offset in %s was changed to %d elsewhere; continuing there",
-                        self._identity.group,
-                        name,
-                        offset,
-                    )
-                    self._shares.go_to(share, offset)
-                share.committed = offset
-
-    def _look_into(self, lost: Sequence[Share]) -> None:
-        """Offsets are gone: the group or a topic was deleted, or a broker lost its disk. They are stored again."""
-        lost = [one for one in lost if one.committed is not None]
-        for share in lost:
-            try:
-                back = share.source.other_history()
-            except (NotAllowedNowError, NotFoundError):  # it may be readable again later
-                share.in_doubt = True
-                continue
-            with self._shares.changed:
-                if back is not None:  # what was pulled ahead is dropped, and what is in use comes again
-                    self._shares.go_to(share, min(back, share.progress.done))
-                share.committed = share.offered = None
-                share.in_doubt = False
-        lost = [one for one in lost if one.committed is None]
-        if lost:
+                told = offset is not None or first is not None
+                share.in_doubt = not (same or (unsure and told))
+                if first is not None:
+                    self._shares.go_to(share, first, incarnation)
+                elif offset is not None:
+                    self._adopt(share, offset, incarnation, unsure=unsure)
+                if unsure and told:
+                    share.source.confirm(incarnation)
+                if offset is not None:
+                    share.committed = offset
+                elif share.committed is not None and not share.in_doubt:
+                    share.committed = share.offered = None
+                    gone.append(share)
+        if gone:
             _log.warning(
                 "group %s: its offsets are gone: the group or a topic was deleted, or the broker lost its disk; they "
                 "are stored again (%s)",
                 self._identity.group,
-                ", ".join(f"{one.name}: {one.progress.done}" for one in lost),
+                ", ".join(f"{one.name}: {one.progress.done}" for one in gone),
             )
+        return incarnation
+
+    def _adopt(self, share: Share, offset: int, incarnation: int, *, unsure: bool) -> None:
+        """Go there if it is not ours; requires the lock of the shares."""
+        progress = share.progress
+        if unsure:
+            before = offset < progress.done
+        elif offset in (share.committed, share.offered) or share.rewind:
+            return
+        else:
+            before = share.committed is not None and offset < share.committed
+        if offset > progress.next or before:
+            _log.warning(
+                "group %s: its offset in %s was changed to %d elsewhere; continuing there",
+                self._identity.group,
+                share.name,
+                offset,
+            )
+            self._shares.go_to(share, offset, incarnation)
+            share.in_doubt = False
+
+    def _has_what_was_read(self, share: Share, incarnation: int) -> bool:
+        try:
+            return share.source.is_at(incarnation)
+        except (NotAllowedNowError, NotFoundError):  # it may be readable again later
+            return False
+
+    def _first(self, share: Share) -> int | None:
+        """Where the queue begins; None if it may not be read."""
+        return self.beginnings.offsets_at([share.name], "first").get(share.name)
 
     def _commit(self, shares: Sequence[Share]) -> None:
         """Also of queues that are left: a position that was reset, or is gone, is not overwritten."""
         if not shares:
             return
         with self._committing:  # from before the look on: a commit after it would seem to have been undone
-            self._adopt({one.name: one for one in shares})
-            self._commit_once(shares)
+            for left in reversed(range(LOOKS_MAX)):
+                incarnation = self._adopt_changes(shares)
+                try:
+                    self._commit_once(shares, incarnation)
+                except OtherIncarnationError:
+                    if not left:
+                        raise
+                else:
+                    return
 
-    def _commit_once(self, shares: Sequence[Share]) -> None:
+    def _commit_once(self, shares: Sequence[Share], incarnation: int) -> None:
         with self._shares.changed:
             places = {
                 one: (one.progress.done, one.rewind)
@@ -438,7 +461,7 @@ class Branch:
             chosen = {share: offset for share, (offset, back) in places.items() if back is rewind}
             if not chosen:
                 continue
-            self._store.commit({share.name: offset for share, offset in chosen.items()}, rewind=rewind)
+            self._store.commit({share.name: offset for share, offset in chosen.items()}, incarnation, rewind=rewind)
             with self._shares.changed:
                 for share, offset in chosen.items():
                     share.committed = offset

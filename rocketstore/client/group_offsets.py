@@ -8,11 +8,11 @@ import os
 import threading
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 from dledger.errors import ConfigError, InvalidRequestError
 from rocketstore.client.connection import BrokerConnection
-from rocketstore.client.errors import BadAnswerError, NotFoundError
+from rocketstore.client.errors import BadAnswerError, NotFoundError, OtherIncarnationError
 from rocketstore.client.methods import COMMIT_OFFSETS, FETCH_OFFSETS, OFFSET_BY_TIME, QUEUE_RANGE
 from rocketstore.client.shares import QueueName
 from rocketstore.pb import broker_pb2 as pb
@@ -24,15 +24,28 @@ Start = Literal["first", "last"] | int
 OFFSETS_MAX: Final = 1024
 """In one request: brokers take no more, and a topic has no more queues."""
 
+LOOKS_MAX: Final = 3
+"""How often a commit looks again because another broker became master since it looked."""
+
+
+class Fetched(NamedTuple):
+    """Offsets, and the incarnation of the broker that keeps them; 0: it is none."""
+
+    offsets: dict[QueueName, int]
+    incarnation: int = 0
+
 
 class OffsetStore(Protocol):
     """Keeps offsets. Both methods may raise ``DLedgerError``."""
 
-    def fetch(self, topics: Collection[str]) -> dict[QueueName, int]:
+    def fetch(self, topics: Collection[str]) -> Fetched:
         """All offsets in these topics."""
 
-    def commit(self, offsets: Mapping[QueueName, int], *, rewind: bool = False) -> None:
-        """Store offsets. Without ``rewind``, none goes back."""
+    def commit(self, offsets: Mapping[QueueName, int], incarnation: int, *, rewind: bool = False) -> None:
+        """Store offsets. Without ``rewind``, none goes back.
+
+        Raises ``OtherIncarnationError`` if the broker is of another incarnation, unless that is 0.
+        """
 
 
 class BrokerOffsets:
@@ -43,23 +56,31 @@ class BrokerOffsets:
         self._group = group
         self._broker_name = broker_name
 
-    def fetch(self, topics: Collection[str]) -> dict[QueueName, int]:
+    def fetch(self, topics: Collection[str]) -> Fetched:
         """All offsets in these topics."""
         found: dict[QueueName, int] = {}
+        incarnations: set[int] = set()
         for topic in topics:
             request = pb.FetchOffsetsRequest(group=self._group, topic=topic)
             answer = self._connection.ask_master(FETCH_OFFSETS, request, self._connection.deadline())
+            incarnations.add(answer.incarnation)
             for one in answer.offsets:
                 if one.topic in (topic, ""):
                     found[QueueName(topic, one.queue_id, self._broker_name)] = one.offset
-        return found
+        if len(incarnations) > 1:
+            raise OtherIncarnationError("another broker became master, or it was restarted, while it was asked")
+        return Fetched(found, *incarnations)
 
-    def commit(self, offsets: Mapping[QueueName, int], *, rewind: bool = False) -> None:
+    def commit(self, offsets: Mapping[QueueName, int], incarnation: int, *, rewind: bool = False) -> None:
         """Store offsets. Without ``rewind``, none goes back."""
         for names in _parts(offsets):
             wire = [pb.ConsumerOffset(topic=one.topic, queue_id=one.queue_id, offset=offsets[one]) for one in names]
-            request = pb.CommitOffsetsRequest(group=self._group, offsets=wire, reset=rewind)
-            self._connection.ask_master(COMMIT_OFFSETS, request, self._connection.deadline())
+            request = pb.CommitOffsetsRequest(group=self._group, offsets=wire, reset=rewind, incarnation=incarnation)
+            answer = self._connection.ask_master(COMMIT_OFFSETS, request, self._connection.deadline())
+            if incarnation and answer.incarnation != incarnation:
+                raise OtherIncarnationError(
+                    "the offsets are not committed: another broker became master, or it was restarted"
+                )
 
 
 def _parts(names: Iterable[QueueName]) -> list[list[QueueName]]:
@@ -83,12 +104,12 @@ class LocalOffsets:
         self._lock = threading.Lock()
         self._offsets: dict[QueueName, int] = {} if file is None else _read(file)
 
-    def fetch(self, topics: Collection[str]) -> dict[QueueName, int]:
+    def fetch(self, topics: Collection[str]) -> Fetched:
         """All offsets in these topics."""
         with self._lock:
-            return {name: offset for name, offset in self._offsets.items() if name.topic in topics}
+            return Fetched({name: offset for name, offset in self._offsets.items() if name.topic in topics})
 
-    def commit(self, offsets: Mapping[QueueName, int], *, rewind: bool = False) -> None:
+    def commit(self, offsets: Mapping[QueueName, int], incarnation: int, *, rewind: bool = False) -> None:  # noqa: ARG002  # a file has none
         """Store offsets. Without ``rewind``, none goes back. Raises ``OSError``."""
         with self._lock:
             for name, offset in offsets.items():
@@ -144,13 +165,14 @@ class Beginnings:
         self._connection = connection
         self._store = store
         self._broker_name = broker_name
+        self._incarnation = 0  # of the broker that was surveyed
 
     def survey(self, topics: Mapping[str, int], start: Start) -> dict[str, dict[QueueName, int] | None]:
         """Where new groups would begin in these topics, of so many queues; None for a topic where this group has begun.
 
         The offsets to store if it has begun nowhere else.
         """
-        begun = self._begun(topics)
+        begun, self._incarnation = self._begun(topics)
         return {
             topic: None
             if topic in begun
@@ -163,22 +185,23 @@ class Beginnings:
 
         That must have come after our look: then ours are not behind anything sent since that member began.
         """
-        begun = self._begun({one.topic for one in offsets})
+        begun, _ = self._begun({one.topic for one in offsets})
         mine = {one: offset for one, offset in offsets.items() if one.topic not in begun}
         if mine:
-            self._store.commit(mine)
+            self._store.commit(mine, self._incarnation)
 
-    def of(self, wanted: Collection[QueueName]) -> dict[QueueName, int]:
+    def of(self, wanted: Collection[QueueName]) -> Fetched:
         """The offsets of these queues, but for those that do not exist. Those of new queues are stored first."""
-        stored = self._store.fetch({one.topic for one in wanted})
+        stored, incarnation = self._store.fetch({one.topic for one in wanted})
         known = {one: stored[one] for one in wanted if one in stored}
         fresh = self.offsets_at([one for one in wanted if one not in known], "first")
         if fresh:
-            self._store.commit(fresh)
-        return known | fresh
+            self._store.commit(fresh, incarnation)
+        return Fetched(known | fresh, incarnation)
 
-    def _begun(self, topics: Collection[str]) -> set[str]:
-        return {one.topic for one in self._store.fetch(topics) if one.broker_name == self._broker_name}
+    def _begun(self, topics: Collection[str]) -> tuple[set[str], int]:
+        found = self._store.fetch(topics)
+        return {one.topic for one in found.offsets if one.broker_name == self._broker_name}, found.incarnation
 
     def offsets_at(self, names: Iterable[QueueName], start: Start) -> dict[QueueName, int]:
         """Where these queues are at ``start``, but for those that do not exist."""

@@ -38,12 +38,6 @@ class Source(Protocol):
 
     max_offset: int
     skipped: int
-    known: bytes
-    """The last message that is known to be in the queue that is read."""
-
-    @property
-    def last(self) -> bytes:
-        """The record of the last message that came."""
 
     @property
     def ready(self) -> bool:
@@ -52,11 +46,18 @@ class Source(Protocol):
     def take(self) -> Chunk | None:
         """The next response."""
 
-    def seek(self, offset: int) -> None:
+    def seek(self, offset: int, incarnation: int | None = None) -> None:
         """Continue at another offset."""
 
-    def other_history(self) -> int | None:
-        """Where to go on if the queue is not the one that was read so far. Raises ``DLedgerError``."""
+    @property
+    def has_nothing_to_compare(self) -> bool:
+        """Whether only the group's position can tell if the broker has what was taken so far."""
+
+    def is_at(self, incarnation: int) -> bool:
+        """Whether the broker of this incarnation has what was taken so far. Raises ``DLedgerError``."""
+
+    def confirm(self, incarnation: int) -> None:
+        """The broker of this incarnation has the group's position."""
 
     def look_after(self, master: str | None) -> None:
         """Called periodically."""
@@ -136,7 +137,7 @@ class Share:
         self.offered: int | None = None
         """By the last commit: it may be stored although no answer arrived."""
         self.in_doubt = False
-        """Whether its offset is gone, and nobody knows yet whether it is still the same queue."""
+        """Whether the broker may have lost, and replaced, what was read: then nothing is committed."""
         self.rewind = False
         """Whether the next commit may go back."""
         self.rest: deque[ReceivedMessage] = deque()
@@ -172,7 +173,12 @@ class Share:
         if chunk.rewinds:
             self.rewind = True
             progress.abandoned = True
-            self.progress = progress = InUse(chunk.next_offset)
+            again = min(progress.done, chunk.next_offset)  # what is in use before that place comes again, too
+            self.progress = progress = InUse(again)
+            if again < chunk.next_offset:
+                self.rest_next = again
+                self.source.seek(again)
+                return True
         self.rest.extend(messages)
         self.rest_next = chunk.next_offset
         if not messages:
@@ -296,13 +302,16 @@ class Shares:
                 self._forget_again(share)
                 self.changed.notify_all()
 
-    def go_to(self, share: Share, offset: int) -> None:
-        """Continue elsewhere in a queue; what is in use does not count any more."""
+    def go_to(self, share: Share, offset: int, incarnation: int) -> None:
+        """Continue elsewhere in a queue; what is in use does not count any more.
+
+        ``incarnation``: of the broker that knows the offset.
+        """
         with self.changed:
             share.progress.abandoned = True
             share.progress = InUse(offset)
             share.rest.clear()
-            share.source.seek(offset)
+            share.source.seek(offset, incarnation)
             self._forget_again(share)
 
     def close(self) -> None:

@@ -130,20 +130,22 @@ class PullRequest(_message.Message):
     def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., max_messages: _Optional[int] = ..., max_bytes: _Optional[int] = ..., tag_expression: _Optional[str] = ..., wait_ms: _Optional[int] = ...) -> None: ...
 
 class PullResponse(_message.Message):
-    __slots__ = ("status", "next_offset", "min_offset", "max_offset", "records", "count")
+    __slots__ = ("status", "next_offset", "min_offset", "max_offset", "records", "count", "incarnation")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     NEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
     MIN_OFFSET_FIELD_NUMBER: _ClassVar[int]
     MAX_OFFSET_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     status: str
     next_offset: int
     min_offset: int
     max_offset: int
     records: bytes
     count: int
-    def __init__(self, status: _Optional[str] = ..., next_offset: _Optional[int] = ..., min_offset: _Optional[int] = ..., max_offset: _Optional[int] = ..., records: _Optional[bytes] = ..., count: _Optional[int] = ...) -> None: ...
+    incarnation: int
+    def __init__(self, status: _Optional[str] = ..., next_offset: _Optional[int] = ..., min_offset: _Optional[int] = ..., max_offset: _Optional[int] = ..., records: _Optional[bytes] = ..., count: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class QueryByIdRequest(_message.Message):
     __slots__ = ("message_id",)
@@ -268,18 +270,22 @@ class ConsumerOffset(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class CommitOffsetsRequest(_message.Message):
-    __slots__ = ("group", "offsets", "reset")
+    __slots__ = ("group", "offsets", "reset", "incarnation")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     OFFSETS_FIELD_NUMBER: _ClassVar[int]
     RESET_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     group: str
     offsets: _containers.RepeatedCompositeFieldContainer[ConsumerOffset]
     reset: bool
-    def __init__(self, group: _Optional[str] = ..., offsets: _Optional[_Iterable[_Union[ConsumerOffset, _Mapping]]] = ..., reset: _Optional[bool] = ...) -> None: ...
+    incarnation: int
+    def __init__(self, group: _Optional[str] = ..., offsets: _Optional[_Iterable[_Union[ConsumerOffset, _Mapping]]] = ..., reset: _Optional[bool] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class CommitOffsetsResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("incarnation",)
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    def __init__(self, incarnation: _Optional[int] = ...) -> None: ...
 
 class CommitPositionRequest(_message.Message):
     __slots__ = ("group", "index", "position", "topics")
@@ -310,10 +316,12 @@ class FetchOffsetsRequest(_message.Message):
     def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ...) -> None: ...
 
 class FetchOffsetsResponse(_message.Message):
-    __slots__ = ("offsets",)
+    __slots__ = ("offsets", "incarnation")
     OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     offsets: _containers.RepeatedCompositeFieldContainer[ConsumerOffset]
-    def __init__(self, offsets: _Optional[_Iterable[_Union[ConsumerOffset, _Mapping]]] = ...) -> None: ...
+    incarnation: int
+    def __init__(self, offsets: _Optional[_Iterable[_Union[ConsumerOffset, _Mapping]]] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class GroupOffsetsRequest(_message.Message):
     __slots__ = ("groups",)

@@ -15,6 +15,7 @@ checkpoint is written only after queues and index were flushed beyond it.
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
@@ -82,8 +83,15 @@ class IndexEnd(NamedTuple):
     offset: int
 
 
+def _new_incarnation() -> int:
+    return secrets.randbits(63) | 1
+
+
 class MessageStore:
     """One store for one log. Thread-safe; ``load``, ``start`` and ``shutdown`` belong to one owner."""
+
+    incarnation: int = _new_incarnation()
+    """Another number at every start and whenever it becomes master: messages may have been replaced in between."""
 
     def __init__(
         self,
@@ -97,6 +105,7 @@ class MessageStore:
         """The store loads, starts and shuts down ``log``. A store with a replicated log starts as a slave."""
         self.config: Final = config
         self.log: Final = log
+        self.incarnation = _new_incarnation()
         self._clock = clock or Clock()
         self._fs = fs or FileSystem()
         self._conditions = conditions or Conditions("store", self._clock)
@@ -321,6 +330,7 @@ class MessageStore:
 
     def become_master(self, role: BrokerRole) -> None:
         """Accept puts from now on. In a replicated log only after ``wait_dispatched`` and ``rebuild_queue_offsets``."""
+        self.incarnation = _new_incarnation()
         self._gate.become(role)
         self._numbers.look()
 

@@ -88,12 +88,14 @@ class ModelBroker:
         self.topics: dict[str, Topic] = {}
         self.queues: dict[Place, ModelQueue] = {}
         self.offsets: dict[tuple[str, str, int], int] = {}
+        self.committed: dict[tuple[str, str, int], list[int]] = {}
+        """Every position there was since the last reset, the last one last."""
         self.members: dict[str, list[str]] = {}
         self.locks: dict[Place, str] = {}
         self.dead: list[Stored] = []
         self.is_down = False
-        self.starts = 0
-        """How often it was started: no connection outlives that."""
+        self.starts = 1
+        """How often it was started: its incarnation. No connection outlives that."""
         self.takes_back = "yes"
         """Whether it takes messages back: ``yes``, ``later`` (no room for a retry topic), or ``never``."""
         self.at_commits: deque[Callable[[], None]] = deque()
@@ -119,32 +121,39 @@ class ModelBroker:
                 if topic == name:
                     self.queues[topic, queue_id] = ModelQueue(queue.end)
             self.offsets = {key: offset for key, offset in self.offsets.items() if key[1] != name}
+            self.committed = {key: found for key, found in self.committed.items() if key[1] != name}
             self.changed.notify_all()
 
     def delete_group(self, name: str) -> None:
         with self.changed:
             self.offsets = {key: offset for key, offset in self.offsets.items() if key[0] != name}
+            self.committed = {key: found for key, found in self.committed.items() if key[0] != name}
 
     def lose_everything(self) -> None:
         """The disk is another one. Topics are made anew at once, as a producer's first message does it."""
         with self.changed:
             self.queues.clear()
             self.offsets.clear()
+            self.committed.clear()
             self.locks.clear()
             self._log.clear()
             for name in [one for one in self.topics if one.startswith("%")]:
                 del self.topics[name]
             self.changed.notify_all()
 
-    def lose_end(self, place: Place, count: int) -> list[Stored]:
-        """Its last messages were never flushed; positions never point beyond what is left."""
+    def lose_end(self, place: Place, count: int, *, commits: int = 0) -> list[Stored]:
+        """Its last messages were never flushed, nor the last ``commits``; no position is beyond what is left."""
         with self.changed:
             queue = self.queues.get(place, ModelQueue())
             lost = queue.stored[max(len(queue.stored) - count, 0) :]
             del queue.stored[len(queue.stored) - len(lost) :]
-            for key, offset in self.offsets.items():
-                if key[1:] == place:
-                    self.offsets[key] = min(offset, queue.end)
+            for key in [one for one in self.offsets if one[1:] == place]:
+                found = self.committed.setdefault(key, [self.offsets[key]])
+                del found[max(len(found) - commits, 0) :]
+                if found:
+                    self.offsets[key] = min(found[-1], queue.end)
+                else:
+                    del self.offsets[key]
             return lost
 
     def set_down(self, *, down: bool) -> None:
@@ -175,6 +184,7 @@ class ModelBroker:
     def reset(self, group: str, place: Place, offset: int) -> None:
         with self.changed:
             self.offsets[group, *place] = offset
+            self.committed[group, *place] = [offset]
 
     # --- what consumers ask -------------------------------------------------------------------------------------------
 
@@ -237,17 +247,20 @@ class ModelBroker:
             self.check_up()
             return {key[2]: offset for key, offset in self.offsets.items() if key[:2] == (group, topic)}
 
-    def commit(self, group: str, topic: str, offsets: dict[int, int], *, back: bool) -> None:
-        """Whether they may go ``back``; else none does."""
+    def commit(self, group: str, topic: str, offsets: dict[int, int], *, back: bool, incarnation: int = 0) -> None:
+        """Whether they may go ``back``; else none does. None is stored by another ``incarnation`` than that."""
         self._happen(self.at_commits)
         with self.changed:
             self.check_up()
+            if incarnation not in (0, self.starts):
+                return
             if topic not in self.topics:
                 raise RefusedError("not_found", f"topic {topic} does not exist")
             for queue_id, offset in offsets.items():
                 before = self.offsets.get((group, topic, queue_id))
                 stored = offset if back or before is None else max(offset, before)
                 self.offsets[group, topic, queue_id] = stored
+                self.committed.setdefault((group, topic, queue_id), []).append(stored)
                 if self.watcher is not None:
                     self.watcher.committed(group, (topic, queue_id), stored, before=before, back=back)
         self._happen(self.after_commits)

@@ -51,7 +51,7 @@ class BrokenError(grpc.RpcError):
         return ()
 
 
-def _answer_to(pulled: Pulled) -> pb.PullResponse:
+def _answer_to(pulled: Pulled, incarnation: int) -> pb.PullResponse:
     return pb.PullResponse(
         status=pulled.status,
         records=b"".join(pulled.records),
@@ -59,6 +59,7 @@ def _answer_to(pulled: Pulled) -> pb.PullResponse:
         next_offset=pulled.next_offset,
         min_offset=pulled.min_offset,
         max_offset=pulled.max_offset,
+        incarnation=incarnation,
     )
 
 
@@ -116,7 +117,7 @@ class _Pulls(_Call):
             wait_s=request.wait_ms / 1000,
             goes_on=self.goes_on,
         )
-        return _answer_to(pulled).SerializeToString()
+        return _answer_to(pulled, self._start).SerializeToString()
 
 
 class _Membership(_Call):
@@ -208,11 +209,12 @@ class ModelConnection:
         answer: Callable[[Any], Any] = getattr(self, f"_{method.name}")
         with self.broker.changed:  # a request reaches the broker that it was sent to, or none
             if self.is_up:
+                start = self.broker.starts
                 try:
                     made = answer(request)
                 except RefusedError as error:
                     raise _ERRORS[error.kind](str(error)) from None
-                if self.is_up:  # else the answer is lost
+                if self.is_up and self.broker.starts == start:  # else the answer is lost
                     return made
         self._cut.wait(LOOK_S)
         raise UnavailableError("the broker is down")
@@ -238,19 +240,20 @@ class ModelConnection:
         pulled = self.broker.pull(
             (request.topic, request.queue_id), request.offset, count=request.max_messages, wait_s=0.0
         )
-        return _answer_to(pulled)
+        return _answer_to(pulled, self.broker.starts)
 
     def _FetchOffsets(self, request: pb.FetchOffsetsRequest) -> pb.FetchOffsetsResponse:  # noqa: N802  # as above
         found = self.broker.positions(request.group, request.topic)
         return pb.FetchOffsetsResponse(
-            offsets=[pb.ConsumerOffset(topic=request.topic, queue_id=one, offset=at) for one, at in found.items()]
+            offsets=[pb.ConsumerOffset(topic=request.topic, queue_id=one, offset=at) for one, at in found.items()],
+            incarnation=self.broker.starts,
         )
 
     def _CommitOffsets(self, request: pb.CommitOffsetsRequest) -> pb.CommitOffsetsResponse:  # noqa: N802  # as above
         for topic in {one.topic for one in request.offsets}:
             offsets = {one.queue_id: one.offset for one in request.offsets if one.topic == topic}
-            self.broker.commit(request.group, topic, offsets, back=request.reset)
-        return pb.CommitOffsetsResponse()
+            self.broker.commit(request.group, topic, offsets, back=request.reset, incarnation=request.incarnation)
+        return pb.CommitOffsetsResponse(incarnation=self.broker.starts)
 
     def _LockQueues(self, request: pb.LockQueuesRequest) -> pb.LockQueuesResponse:  # noqa: N802  # as above
         got = self.broker.lock(request.client_id, [(one.topic, one.queue_id) for one in request.queues])

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from tests.sim_consumer.broker import ModelBroker, ModelQueue, Place
@@ -181,7 +182,19 @@ class Run:
         self.oracle.disturbed()
         with self.broker.changed:
             self.oracle.may_go_back.add(place)
-            self.oracle.excuse(self.broker.lose_end(place, count))
+            self.oracle.excuse(self.broker.lose_end(place, count, commits=self.random.choice([0, 0, 1, 3])))
+
+    def come_back_with_others(self, place: Place | None, lost: int, sent: int, after_s: float = 0.0) -> None:
+        """Restart without the last messages of a queue, or without any, and with others in their places."""
+        self.down(down=True)
+        with self.broker.changed:
+            if place is None:
+                self.lose_everything()
+            else:
+                self.lose_end(place, lost)
+            self.send(sent, None if place is None else place[1])
+        time.sleep(after_s)
+        self.down(down=False)
 
     def reset(self, place: Place, offset: int) -> None:
         self.oracle.disturbed()
@@ -198,6 +211,9 @@ class Run:
     def down(self, *, down: bool) -> None:
         self.oracle.disturbed()
         self.broker.set_down(down=down)
+
+    def now(self, event: Callable[[], None]) -> None:
+        event()
 
     def no_surprises(self) -> None:
         """Nothing happens during commits any more, and the broker is up."""
@@ -404,6 +420,19 @@ def the_broker_loses_its_last_messages(run: Run) -> None:
 
 
 @world
+def others_take_the_places_of_what_is_committed(run: Run) -> None:
+    """The broker loses messages again and again, before, during and after commits, and takes others in their places."""
+    run.join()
+    for _ in range(8):
+        run.send(6, 0)
+        lost = partial(run.come_back_with_others, (TOPIC, 0), run.random.randrange(1, 8), run.random.randrange(10))
+        run.random.choice([run.now, run.broker.at_commits.append, run.broker.after_commits.append])(lost)
+        time.sleep(run.random.choice([0.0, 0.1, 0.2]))
+    run.no_surprises()
+    run.all_done()
+
+
+@world
 def positions_are_reset_while_it_runs(run: Run) -> None:
     run.join()
     for _ in range(6):
@@ -451,7 +480,7 @@ def members_come_and_go(run: Run) -> None:
 
 @world
 def anything(run: Run) -> None:  # noqa: C901  # one branch per event
-    """All of the rest at random."""
+    """All of it at random."""
     draw = run.random
     run.join()
     for _ in range(draw.randrange(10, 25)):
@@ -463,6 +492,9 @@ def anything(run: Run) -> None:  # noqa: C901  # one branch per event
                 "permission",
                 "topic",
                 "group",
+                "empty",
+                "end",
+                "end",
                 "down",
                 "reset",
                 "commit",
@@ -486,6 +518,11 @@ def anything(run: Run) -> None:  # noqa: C901  # one branch per event
             run.set_queues(run.queues)
         elif event == "group":
             run.delete_group()
+        elif event in ("empty", "end"):
+            place = None if event == "empty" else (TOPIC, draw.randrange(run.queues))
+            pause_s = draw.choice([0.0, draw.random() * 0.1])
+            lost = partial(run.come_back_with_others, place, draw.randrange(1, 8), draw.randrange(12), pause_s)
+            draw.choice([run.now, run.broker.at_commits.append, run.broker.after_commits.append])(lost)
         elif event == "down":
             run.down(down=True)
             run.send(draw.randrange(3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import deque
@@ -71,6 +72,9 @@ class FakeQueue:
     @property
     def end(self) -> int:
         return len(self.records)
+
+
+_INCARNATIONS = itertools.count(1)
 
 
 class FakeBrokers:
@@ -146,6 +150,14 @@ class FakeBrokers:
                 store_timestamp_ms=message.store_timestamp,
             )
 
+    def lose(self, topic: str, queue_id: int, keep: int) -> None:
+        """The end of a queue, in another incarnation, over the connections that there are."""
+        with self.changed:
+            queue = self.queues[topic, queue_id]
+            del queue.records[keep:], queue.messages[keep:]
+            for node in self.nodes:
+                node.incarnation = next(_INCARNATIONS)
+
     def bodies(self, topic: str, queue_id: int | None = None) -> list[bytes]:
         """What is stored, queue by queue."""
         with self.changed:
@@ -192,9 +204,11 @@ class FakeBroker:
         """Whether it tells who leads."""
         self.garbled: set[str] = set()
         """Unary methods that answer garbage."""
+        self.incarnation = 0
         self._server: grpc.Server | None = None
 
     def start(self) -> None:
+        self.incarnation = next(_INCARNATIONS)
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             name: grpc.unary_unary_rpc_method_handler(
                 self._unary(name, request, handler), request.FromString, self._serializer(name)
@@ -413,7 +427,9 @@ class FakeBroker:
     def _pull_now(self, request: pb.PullRequest) -> pb.PullResponse:
         queue = self.group.queues.get((request.topic, request.queue_id), FakeQueue())
         offset, end = request.offset, queue.end
-        answer = pb.PullResponse(min_offset=queue.base, max_offset=end, next_offset=offset)
+        answer = pb.PullResponse(
+            min_offset=queue.base, max_offset=end, next_offset=offset, incarnation=self.incarnation
+        )
         if not end:
             answer.status, answer.next_offset = "NO_MESSAGE_IN_QUEUE", 0
         elif offset < queue.base:
@@ -513,6 +529,8 @@ class FakeBroker:
         self._needs_master(context)
         if len(request.offsets) > OFFSETS_MAX:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{len(request.offsets)} offsets in one change")
+        if request.incarnation not in (0, self.incarnation):
+            return pb.CommitOffsetsResponse(incarnation=self.incarnation)
         self.group.commits.append(request)
         for one in request.offsets:
             place = (request.group, one.topic, one.queue_id)
@@ -520,7 +538,7 @@ class FakeBroker:
             self.group.offsets[place] = max(one.offset, present)
         if not self.group.answers_to_commits:
             context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no answer")
-        return pb.CommitOffsetsResponse()
+        return pb.CommitOffsetsResponse(incarnation=self.incarnation)
 
     def _commit_position(
         self, request: pb.CommitPositionRequest, context: grpc.ServicerContext
@@ -542,7 +560,8 @@ class FakeBroker:
                 pb.ConsumerOffset(topic=topic, queue_id=queue_id, offset=offset)
                 for (group, topic, queue_id), offset in self.group.offsets.items()
                 if group == request.group and request.topic in ("", topic)
-            ]
+            ],
+            incarnation=self.incarnation,
         )
 
     def _group_offsets(self, request: pb.GroupOffsetsRequest, context: grpc.ServicerContext) -> pb.GroupOffsetsResponse:

@@ -137,6 +137,22 @@ def test_offsets_are_committed_and_fetched(broker: Harness) -> None:
     assert list(broker.call("ListGroups", pb.ListGroupsRequest(), pb.ListGroupsResponse).groups) == ["g"]
 
 
+def test_offsets_are_not_committed_in_another_incarnation(broker: Harness) -> None:
+    """The broker may have lost messages since they were read, and have others in their places."""
+    read_in = broker.call("FetchOffsets", pb.FetchOffsetsRequest(group="g"), pb.FetchOffsetsResponse).incarnation
+    assert broker.call("Pull", pb.PullRequest(topic="T", group="g"), pb.PullResponse).incarnation == read_in != 0
+    request = pb.CommitOffsetsRequest(group="g", offsets=[pb.ConsumerOffset(topic="T", offset=1)], incarnation=read_in)
+
+    broker.store.incarnation += 1
+    refused = broker.call("CommitOffsets", request, pb.CommitOffsetsResponse)
+    found = broker.call("FetchOffsets", pb.FetchOffsetsRequest(group="g"), pb.FetchOffsetsResponse)
+    assert (refused.incarnation, found.incarnation, list(found.offsets)) == (read_in + 1, read_in + 1, [])
+
+    request.incarnation = read_in + 1
+    broker.call("CommitOffsets", request, pb.CommitOffsetsResponse)
+    assert broker.call("FetchOffsets", pb.FetchOffsetsRequest(group="g"), pb.FetchOffsetsResponse).offsets
+
+
 def test_topics_are_made_listed_and_deleted(broker: Harness) -> None:
     """What is left out has the broker's defaults; the broker's own topics are neither shown nor touched."""
     broker.state.table[BROKER_STATE_TOPIC] = TopicConfig(BROKER_STATE_TOPIC, 1, 1)

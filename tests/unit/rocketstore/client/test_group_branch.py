@@ -10,7 +10,7 @@ import pytest
 from dledger.errors import UnavailableError
 from rocketstore.client.group_branch import Assignment, Branch
 from rocketstore.client.group_division import Division
-from rocketstore.client.group_offsets import Beginnings
+from rocketstore.client.group_offsets import Beginnings, Fetched
 from rocketstore.client.shares import QueueName
 from rocketstore.state.changes import TopicConfig
 from rocketstore.types import BrokerRole
@@ -83,16 +83,16 @@ def test_a_plan_that_has_changed_meanwhile_is_not_carried_out(
         branches.append(self)
         apply(self)
 
-    def slowly(self: Beginnings, names: Collection[QueueName]) -> dict[QueueName, int]:
+    def slowly(self: Beginnings, names: Collection[QueueName]) -> Fetched:
         found = find(self, names)
         if not changed.is_set():
             changed.set()
             branches[0].assign(Assignment(frozenset(), alone=True))
         return found
 
-    def checked(self: Branch, name: QueueName, offset: int, usable_until: float) -> None:
+    def checked(self: Branch, name: QueueName, offset: int, incarnation: int, usable_until: float) -> None:
         added.append(name in self.planned)
-        add(self, name, offset, usable_until)
+        add(self, name, offset, incarnation, usable_until)
 
     monkeypatch.setattr(Branch, "_apply", noted)
     monkeypatch.setattr(Beginnings, "of", slowly)

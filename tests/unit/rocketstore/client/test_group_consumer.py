@@ -17,7 +17,7 @@ from rocketstore.client import GroupConsumer, GroupDelivery, GroupOptions, Queue
 from rocketstore.client.connection import BrokerConnection
 from rocketstore.client.errors import NotFoundError
 from rocketstore.client.group_branch import Assignment, Branch
-from rocketstore.client.group_offsets import Beginnings
+from rocketstore.client.group_offsets import Beginnings, Fetched
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
 from rocketstore.pb import broker_pb2 as pb
@@ -431,9 +431,9 @@ def test_a_queue_that_moved_back_is_not_sent_forward_by_its_old_offset(
         share = branch._held()[name]
         share.rewind, share.committed = True, 7
         commits: list[tuple[int | None, bool]] = []
-        monkeypatch.setattr(branch._store, "fetch", lambda _topics: {name: 9})
+        monkeypatch.setattr(branch._store, "fetch", lambda _topics: Fetched({name: 9}))
         monkeypatch.setattr(
-            branch._store, "commit", lambda places, *, rewind: commits.append((places.get(name), rewind))
+            branch._store, "commit", lambda places, _incarnation, *, rewind: commits.append((places.get(name), rewind))
         )
         branch._adopt_and_commit()
         assert (share.progress.next, share.rewind) == (0, False)
@@ -497,10 +497,10 @@ def test_a_member_that_is_slower_moves_no_offset() -> None:
     """Another one began, and messages were sent, while it looked: the group has to see them."""
 
     class Store:
-        def fetch(self, topics: Collection[str]) -> dict[QueueName, int]:
-            return {QueueName("T", 1, "b"): 5} if "T" in topics else {}
+        def fetch(self, topics: Collection[str]) -> Fetched:
+            return Fetched({QueueName("T", 1, "b"): 5} if "T" in topics else {})
 
-        def commit(self, offsets: Mapping[QueueName, int], *, rewind: bool = False) -> None:
+        def commit(self, offsets: Mapping[QueueName, int], incarnation: int, *, rewind: bool = False) -> None:
             kept.append((dict(offsets), rewind))
 
     kept: list[tuple[dict[QueueName, int], bool]] = []
@@ -522,7 +522,7 @@ def test_a_commit_meanwhile_is_not_taken_for_a_reset(broker: RemotingHarness) ->
         (branch,) = one._division.branches()
         store, fetch = branch._store, branch._store.fetch
 
-        def fetch_slowly(topics: Collection[str]) -> dict[QueueName, int]:
+        def fetch_slowly(topics: Collection[str]) -> Fetched:
             found = fetch(topics)
             for each in held[4:]:
                 one.ack(each)

@@ -33,10 +33,10 @@ def test_a_group_of_many_queues_begins_and_commits(brokers: FakeBrokers) -> None
     store = BrokerOffsets(connection, "g", "")
     beginnings = Beginnings(connection, store, "")
     beginnings.begin(dict.fromkeys(NAMES, 0))
-    assert beginnings.of(NAMES) == dict.fromkeys(NAMES, 0)
-    store.commit(dict.fromkeys(reversed(NAMES), 7))
-    store.commit(dict.fromkeys(NAMES, 3), rewind=True)
-    assert store.fetch(["a", "b", "c"]) == dict.fromkeys(NAMES, 3)
+    assert beginnings.of(NAMES).offsets == dict.fromkeys(NAMES, 0)
+    store.commit(dict.fromkeys(reversed(NAMES), 7), 0)
+    store.commit(dict.fromkeys(NAMES, 3), 0, rewind=True)
+    assert store.fetch(["a", "b", "c"]).offsets == dict.fromkeys(NAMES, 3)
     assert all(len(one.offsets) <= OFFSETS_MAX for one in brokers.commits)
     topics = [topic for one in brokers.commits for topic in {offset.topic for offset in one.offsets}]
     assert len(topics) == 3 * 3

@@ -66,3 +66,22 @@ def test_what_was_in_use_of_a_queue_that_was_left_is_forgotten() -> None:
     share.progress.abandoned = True
     assert shares.overdue(float("inf")) == []
     assert not shares._out
+
+
+def test_what_is_in_use_before_a_lost_end_is_not_passed_over() -> None:
+    """The queue goes on behind it, but a position there would say that it is done."""
+    shares = Shares(ordered=False, pending_max=8, pending_bytes_max=1 << 20, failed=failed)
+    _, share = ordered_queue()
+    source = share.source
+    assert isinstance(source, Pulled)
+    shares.add(share)
+    first, second = shares.receive(0.0), shares.receive(0.0)
+    assert first is not None
+    assert second is not None
+    source.chunks.append(Chunk(b"", 1, rewinds=True))
+    assert shares.receive(0.0) is None
+    assert (share.progress.done, source.offset) == (0, 0)
+    for one in (first, second):  # it comes again: what is done of the old one does not count
+        shares.claim(one)
+        shares.finish(one)
+    assert share.progress.done == 0

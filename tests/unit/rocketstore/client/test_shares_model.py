@@ -31,7 +31,7 @@ class Pulled:
         self.chunks: deque[Chunk] = deque()
         self.max_offset = -1
         self.skipped = 0
-        self.known = self.last = b""
+        self.has_nothing_to_compare = False
 
     @property
     def ready(self) -> bool:
@@ -40,13 +40,14 @@ class Pulled:
     def take(self) -> Chunk | None:
         return self.chunks.popleft() if self.chunks else None
 
-    def seek(self, offset: int) -> None:
+    def seek(self, offset: int, incarnation: int | None = None) -> None:
         self.chunks.clear()
         self.offset = offset
 
-    def other_history(self) -> int | None:
-        return None
+    def is_at(self, incarnation: int) -> bool:
+        return True
 
+    def confirm(self, incarnation: int) -> None: ...
     def look_after(self, master: str | None) -> None: ...
     def stop(self) -> None: ...
     def join(self) -> None: ...
@@ -130,7 +131,7 @@ class Members(RuleBasedStateMachine):
     @rule(data=st.data())
     def the_offsets_are_reset(self, data: st.DataObject) -> None:
         self.committed = data.draw(st.integers(0, self.committed))
-        self.shares.go_to(self.share, self.committed)
+        self.shares.go_to(self.share, self.committed, 0)
         while self.held:  # what was in use before does not count any more
             delivery = self.held.pop()
             assert self.shares.claim(delivery)
@@ -178,7 +179,7 @@ def test_after_a_reset_nothing_is_handed_out_that_was_pulled_before() -> None:
         one.somebody_sends("A")
     one.a_response_comes(3, filtered=False)
     one.it_takes_a_message()
-    one.shares.go_to(one.share, 0)
+    one.shares.go_to(one.share, 0, 0)
     assert one.shares.receive(0.0) is None
     assert one.share.progress.done == 0
 
@@ -220,9 +221,9 @@ def test_what_fails_after_a_reset_or_waits_meanwhile_holds_up_nothing() -> None:
         assert one.shares.claim(delivery)
         if wait_s:
             one.shares.deliver_again(delivery, wait_s)
-            one.shares.go_to(one.share, 0)
+            one.shares.go_to(one.share, 0, 0)
         else:
-            one.shares.go_to(one.share, 0)
+            one.shares.go_to(one.share, 0, 0)
             one.shares.deliver_again(delivery, wait_s)
         assert (one.share.out, len(one.share.progress)) == (0, 0)
 

@@ -90,6 +90,18 @@ def test_the_gate_refuses_in_order(config: MessageStoreConfig) -> None:
     assert refused() == "SERVICE_NOT_AVAILABLE the store is not running"
 
 
+def test_whoever_becomes_master_is_another_incarnation(config: MessageStoreConfig) -> None:
+    """Also in the same process: as a slave it may have exchanged its log's end for that of another."""
+    store, other = make_store(config), make_store(config)
+    seen = {store.incarnation, other.incarnation}
+    for _ in range(2):
+        store.become_slave()
+        store.become_master(BrokerRole.SYNC_MASTER)
+        seen.add(store.incarnation)
+    assert len(seen) == 4
+    assert all(0 < one < 1 << 63 for one in seen)
+
+
 def test_a_put_lock_held_for_long_means_busy(config: MessageStoreConfig) -> None:
     class Slow(PlainCommitLog):
         held_ms = 1001
