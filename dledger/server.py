@@ -47,7 +47,7 @@ from dledger.rpc.clients.connections import Connections
 from dledger.rpc.clients.server import ClientServer
 from dledger.rpc.peers.identity import OldLogs
 from dledger.rpc.peers.log_exchange import PeerLogClient
-from dledger.rpc.peers.transport import GrpcTransport
+from dledger.rpc.peers.transport import PeerTransport
 from dledger.rpc.ports import (
     CommitEvent,
     MemberStatus,
@@ -200,7 +200,7 @@ class DLedgerServer:
         name = config.node_id
         self._roles = RoleChangeNotifier(name, self._supervisor)
         self._role_since = (self._node.state.role_name, self._node.state.term), now_ms
-        self._peer_log = PeerLogClient(config, self.tls)
+        self._peer_log = PeerLogClient(config, self.tls, OldLogs(self._prehistory, self._compared_old_logs))
         self._watch = self._make_watch(self._peer_log)
         self._driver = NodeDriver(
             config,
@@ -222,7 +222,7 @@ class DLedgerServer:
         self._commit_listeners: tuple[Callable[[NodeEvent], None], ...] = ()
         self._roles.listen(self._lines.role_changed)
         self._roles.listen(self._note_lost_leadership)
-        self._transport: GrpcTransport | None = None  # from `start` on: peers get the client port in use
+        self._transport: PeerTransport | None = None  # from `start` on: peers get the client port in use
         self._clients = ClientServer(config, self, self.guard, self.tls, self._supervisor.report, self.conditions)
         self._retention = Retention(config, self._node, self.log, self._driver)
         self._told_of_removed: ForcedRemoval | None = None
@@ -327,7 +327,7 @@ class DLedgerServer:
                 if self._access is not None:
                     self._access.start(self._clients.bridge.post, self._supervisor.thread)
                 self._node.elector.client_address = self.client_address  # only now: the port may be chosen freely
-                self._transport = GrpcTransport(
+                self._transport = PeerTransport(
                     self._config,
                     client_address=self.client_address,
                     bridge=self._clients.bridge,

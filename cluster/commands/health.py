@@ -55,7 +55,7 @@ Examples:
   dledger health                      the server that this environment's settings describe (DLEDGER_…)
   dledger health 127.0.0.1:10911
   dledger health -b $DLEDGER_BOOTSTRAP    each of a group
-  dledger health 127.0.0.1:20911 --service dledger.v1.RaftService
+  dledger health 127.0.0.1:10911 --service dledger.v1.LogService
   dledger health --nameserver         the name server that this environment's settings describe
 
 Exit codes: 0 serving, 1 not serving or no answer, 2 wrong usage or settings.""",

@@ -139,7 +139,7 @@ def rpc_failure(error: grpc.RpcError, address: str, *, sent: bool) -> DLedgerErr
     match code:
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             failure = RequestTimeoutError(f"no answer from {address} in time")
-        case grpc.StatusCode.UNIMPLEMENTED:
+        case _ if code is grpc.StatusCode.UNIMPLEMENTED or _FROM_PEER_PORT in details:
             return InvalidRequestError(
                 f"{address} does not serve clients ({details}): is this a peer port? Clients connect to the client "
                 f"port, by default the peer port + {CLIENT_PORT_OFFSET}"
@@ -168,6 +168,8 @@ def rpc_failure(error: grpc.RpcError, address: str, *, sent: bool) -> DLedgerErr
     return failure
 
 
+_FROM_PEER_PORT: Final = "Expected SETTINGS frame as the first frame, got frame type 0"
+"""What gRPC makes of the refusal of a peer port."""
 _REASONS: Final = (
     ("Connection refused", "connection refused"),
     ("No route to host", "no route to host"),

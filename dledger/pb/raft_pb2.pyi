@@ -144,10 +144,6 @@ class TakeLeadershipRequest(_message.Message):
     term: int
     def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ...) -> None: ...
 
-class TakeLeadershipResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
 class Compare(_message.Message):
     __slots__ = ("previous", "previous_chain_crc", "flushed_only")
     PREVIOUS_FIELD_NUMBER: _ClassVar[int]
@@ -249,9 +245,10 @@ class PushResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., kind: _Optional[int] = ..., code: _Optional[int] = ..., verified_index: _Optional[int] = ..., flushed_index: _Optional[int] = ..., end_index: _Optional[int] = ..., conflict: _Optional[_Union[EntryId, _Mapping]] = ..., boot_id: _Optional[int] = ..., standing: _Optional[int] = ..., held_index: _Optional[int] = ...) -> None: ...
 
 class HandshakeRequest(_message.Message):
-    __slots__ = ("header", "protocol_version", "members", "segment_bytes", "max_entry_bytes", "client_address", "prehistory")
+    __slots__ = ("header", "protocol_version", "purpose", "members", "segment_bytes", "max_entry_bytes", "client_address", "prehistory")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PURPOSE_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_ENTRY_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -259,12 +256,13 @@ class HandshakeRequest(_message.Message):
     PREHISTORY_FIELD_NUMBER: _ClassVar[int]
     header: Header
     protocol_version: int
+    purpose: int
     members: _containers.RepeatedScalarFieldContainer[str]
     segment_bytes: int
     max_entry_bytes: int
     client_address: str
     prehistory: Prehistory
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., protocol_version: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., segment_bytes: _Optional[int] = ..., max_entry_bytes: _Optional[int] = ..., client_address: _Optional[str] = ..., prehistory: _Optional[_Union[Prehistory, _Mapping]] = ...) -> None: ...
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., protocol_version: _Optional[int] = ..., purpose: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., segment_bytes: _Optional[int] = ..., max_entry_bytes: _Optional[int] = ..., client_address: _Optional[str] = ..., prehistory: _Optional[_Union[Prehistory, _Mapping]] = ...) -> None: ...
 
 class Prehistory(_message.Message):
     __slots__ = ("begin", "end", "file_bytes", "digests", "kept_from")
@@ -293,14 +291,12 @@ class HandshakeResponse(_message.Message):
     def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., protocol_version: _Optional[int] = ..., client_address: _Optional[str] = ...) -> None: ...
 
 class ReadLogRequest(_message.Message):
-    __slots__ = ("header", "position", "length")
-    HEADER_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("position", "length")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
-    header: Header
     position: int
     length: int
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., position: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
+    def __init__(self, position: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
 
 class ReadLogResponse(_message.Message):
     __slots__ = ("held", "data")
@@ -311,12 +307,10 @@ class ReadLogResponse(_message.Message):
     def __init__(self, held: _Optional[bool] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class ChainCrcsRequest(_message.Message):
-    __slots__ = ("header", "indexes")
-    HEADER_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("indexes",)
     INDEXES_FIELD_NUMBER: _ClassVar[int]
-    header: Header
     indexes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., indexes: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, indexes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ChainCrcsResponse(_message.Message):
     __slots__ = ("crcs",)

@@ -13,7 +13,6 @@ from dledger.values import MIB, address_text
 if TYPE_CHECKING:  # clients, which start often, need no server's settings
     from dledger.config import ConnectionLimits, ServerConfig
 
-RAFT_SERVICE: Final = "dledger.v1.RaftService"
 LOG_SERVICE: Final = "dledger.v1.LogService"
 
 Options = list[tuple[str, str | int]]
@@ -27,18 +26,9 @@ _REQUEST_BYTES_KEY: Final = "request-bytes-max"
 """In the initial metadata of a stream of requests: the server's limit of a request's bytes."""
 STREAM_KINDS: Final = 4
 """Append, follow, watch, and health and reflection: ``client_streams_max`` applies to each; large reads are few."""
-PEER_CONNECTIONS_MAX: Final = 256
-"""More than the peer port relays."""
-HANDSHAKE_TIMEOUT_MS: Final = 5000
-"""How long a new connection may take to become a gRPC connection, including its TLS handshake."""
 RECONNECT_MS_MIN: Final = 50
 RECONNECT_MS_MAX: Final = 1000
 """Also the limit of one connection attempt: after a partition heals, the next attempt starts within that time."""
-
-# A black-holed peer answers no ping: this is noticed after time + timeout. The receiving side must tolerate pings that
-# often, or it would treat them as abuse and hang up.
-_PEER_PING_MS: Final = 2000
-_PEER_PING_TIMEOUT_MS: Final = 1500
 
 
 def method(service: str, name: str) -> str:
@@ -46,41 +36,9 @@ def method(service: str, name: str) -> str:
     return f"/{service}/{name}"
 
 
-def peer_channel_options() -> Options:
-    """For a channel to a peer; each channel is its own TCP connection, so that bulk data never delays a vote."""
-    return [
-        ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.max_receive_message_length", 4 * MIB),
-        ("grpc.max_send_message_length", -1),
-        ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS_MIN),
-        ("grpc.min_reconnect_backoff_ms", RECONNECT_MS_MAX),
-        ("grpc.max_reconnect_backoff_ms", RECONNECT_MS_MAX),
-        ("grpc.keepalive_time_ms", _PEER_PING_MS),
-        ("grpc.keepalive_timeout_ms", _PEER_PING_TIMEOUT_MS),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.enable_http_proxy", 0),
-    ]
-
-
 def push_bytes_limit(config: ServerConfig) -> int:
     """The largest push accepted: a full run and one more entry of the largest size."""
     return config.replication.push_bytes_max + config.store.max_entry_bytes + FRAMING_BYTES
-
-
-def peer_server_options() -> Options:
-    """For the server that peers call; it gets small messages only."""
-    return [
-        ("grpc.max_allowed_incoming_connections", PEER_CONNECTIONS_MAX),
-        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
-        ("grpc.max_receive_message_length", MIB),
-        ("grpc.max_send_message_length", -1),
-        ("grpc.keepalive_time_ms", _PEER_PING_MS),
-        ("grpc.keepalive_timeout_ms", _PEER_PING_TIMEOUT_MS),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", _PEER_PING_MS // 4),
-        ("grpc.http2.max_ping_strikes", 0),
-    ]
 
 
 def request_bytes_max(config: ServerConfig) -> int:

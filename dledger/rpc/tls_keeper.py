@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import ssl
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -121,27 +120,8 @@ class TlsKeeper:
         self.refresh()
         return self._in_use.naming_context
 
-    def channel_credentials(self) -> tuple[int, grpc.ChannelCredentials]:
-        """For a gRPC channel to a peer, and their version."""
-        self.refresh()
-        in_use = self._in_use
-        return in_use.version, in_use.material.channel_credentials()
-
-    def peer_server_credentials(self) -> grpc.ServerCredentials:
-        """For the gRPC server for peers, which must present a certificate."""
-        return self._server_credentials(lambda in_use: in_use.material.ca)
-
     def client_server_credentials(self) -> grpc.ServerCredentials:
         """For a gRPC server for clients."""
-        if self._client_auth is ClientAuth.NONE:
-            return self._server_credentials(lambda _: None)
-        return self._server_credentials(lambda in_use: in_use.client_ca)
-
-    def _server_credentials(self, ca_of: Callable[[_InUse], bytes | None]) -> grpc.ServerCredentials:
-        def configuration(in_use: _InUse) -> grpc.ServerCertificateConfiguration:
-            pairs = [(in_use.material.key or b"", in_use.material.chain or b"")]
-            return grpc.ssl_server_certificate_configuration(pairs, ca_of(in_use))
-
         given = self._in_use
 
         def latest() -> grpc.ServerCertificateConfiguration | None:
@@ -151,13 +131,18 @@ class TlsKeeper:
             if self._in_use is given:
                 return None
             given = self._in_use
-            return configuration(given)
+            return self._for_clients(given)
 
         return grpc.dynamic_ssl_server_credentials(
-            configuration(given),
+            self._for_clients(given),
             latest,  # type: ignore[arg-type]  # grpc-stubs knows no None
-            ca_of(given) is not None,
+            self._client_auth is not ClientAuth.NONE,
         )
+
+    def _for_clients(self, in_use: _InUse) -> grpc.ServerCertificateConfiguration:
+        pairs = [(in_use.material.key or b"", in_use.material.chain or b"")]
+        client_ca = None if self._client_auth is ClientAuth.NONE else in_use.client_ca
+        return grpc.ssl_server_certificate_configuration(pairs, client_ca)
 
     # -- reloading -----------------------------------------------------------------------------------------------------
 

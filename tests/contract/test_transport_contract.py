@@ -1,4 +1,4 @@
-"""What every ``Transport`` does, over gRPC on loopback and in memory."""
+"""What every ``Transport`` does, over TCP on loopback and in memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dledger.core.messages import (
     VoteResponse,
 )
 from dledger.errors import InvalidRequestError, ResponseCode
-from dledger.rpc.peers.transport import GrpcTransport
+from dledger.rpc.peers.transport import PeerTransport
 from dledger.rpc.ports import Receiver
 from dledger.types import NO_ENTRY, EntryId, EntryRun, LogIndex, NodeId, Position, Term
 from tests.sim_store.memory_transport import MemoryNetwork, MemoryTransport
@@ -77,14 +77,14 @@ class Group:
         return node
 
 
-@pytest.fixture(params=["grpc", "memory"])
+@pytest.fixture(params=["network", "memory"])
 def group(request: pytest.FixtureRequest) -> Iterator[Group]:
     before = set(threading.enumerate())
     network = MemoryNetwork()
 
     def make(config: ServerConfig, client_address: str) -> AnyTransport:
-        if request.param == "grpc":
-            return GrpcTransport(config, client_address=client_address)
+        if request.param == "network":
+            return PeerTransport(config, client_address=client_address)
         return MemoryTransport(network, config, client_address=client_address)
 
     ports = free_ports(3)

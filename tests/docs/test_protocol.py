@@ -9,14 +9,13 @@ from typing import Final
 import pytest
 
 from dledger.pb import raft_pb2
-from dledger.rpc.peers import push_frames
+from dledger.rpc.peers import frames
 from tests.docs.documents import ROOT, documents, lines, table_below
 
 PROTOCOL: Final = ROOT / "docs" / "protocol.md"
 _NOT_SHOWN: Final = {
     "Header",
     "EntryId",
-    "TakeLeadershipResponse",
     "PushRequest",
     "HandshakeRequest",
     "HandshakeResponse",
@@ -38,17 +37,23 @@ def test_the_messages_are_those_of_the_wire() -> None:
 
 
 def test_a_frame_is_drawn_as_it_is_sent() -> None:
-    """Type and length, then the payload."""
-    rows = table_below(PROTOCOL, "Connections")
-    kinds = dict(re.findall(r"(\d) ([a-z][a-z ]+)", rows[0][4]))
+    """Kind and length, then the payload."""
+    rows = table_below(PROTOCOL, "Frames")
+    kinds = re.findall(r"(\d+) (?=[a-z])", rows[0][4])
 
-    packed = push_frames.pack(push_frames.FrameType.PUSH, b"payload")
+    packed = frames.pack(frames.FrameKind.PUSH, b"payload")
 
     assert [row[:3] for row in rows[:2]] == [["0", "1", "u8"], ["1", "4", "u32"]]
-    assert packed == bytes([3]) + (7).to_bytes(4, "big") + b"payload"
-    assert push_frames._HEADER.size == int(rows[2][0])
-    assert list(map(int, kinds)) == [kind.value for kind in push_frames.FrameType]
-    assert f"`{push_frames.PREAMBLE.decode()}`" in PROTOCOL.read_text()
+    assert packed == bytes([10]) + (7).to_bytes(4, "big") + b"payload"
+    assert int(rows[2][0]) == frames.HEADER_BYTES
+    assert list(map(int, kinds)) == [kind.value for kind in frames.FrameKind]
+
+
+def test_the_purposes_of_connections_are_those_of_the_handshake() -> None:
+    """By number and name."""
+    rows = table_below(PROTOCOL, "Connections")
+
+    assert [row[0] for row in rows] == [f"{one.value} {one.name.lower()}" for one in frames.Purpose]
 
 
 def test_every_test_that_is_named_exists() -> None:

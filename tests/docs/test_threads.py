@@ -87,7 +87,7 @@ def test_the_threads_of_a_node_are_those_of_the_table(tmp_path: Path, before: se
             server.start()
         with closing(DLedgerClient([server.client_address for server in servers], timeout_s=20)) as client:
             client.read(client.append(b"x").index)
-        wanted = always | {"dledger-push-in-NODE", "dledger-peer-rpc-NODE_N", "dledger-read-NODE_N"}
+        wanted = always | {"dledger-push-in-NODE", "dledger-control-in-NODE", "dledger-read-NODE_N"}
 
         _compare(lambda: _names(before), wanted, set(rows))
 

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from cluster.logs import is_no_lost_client
 from dledger.errors import DLedgerError
-from dledger.rpc.peers.push_frames import PREAMBLE, FrameType, pack
 from tests.fuzz.shapes import Known, messages, mutilated
 from tests.support.http2 import PREFACE, Http2Link, call_frames
 from tests.support.waiting import wait_until
@@ -37,11 +36,10 @@ _BUGS: Final = frozenset({grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grp
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """An address, what it serves, and whether it takes pushes."""
+    """An address, and what it serves."""
 
     address: str
     services: tuple[FileDescriptor, ...]
-    pushes: type[Message] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +90,10 @@ def steps(port: Port, known: Known) -> st.SearchStrategy[list[Step]]:
 
     @st.composite
     def one(draw: st.DrawFn) -> Step:
-        kind = draw(st.sampled_from(["call"] * 8 + ["raw"] + ["pushes"] * 2 * (port.pushes is not None)))
+        kind = draw(st.sampled_from(["call"] * 8 + ["raw"]))
         method = draw(st.sampled_from(methods))
-        request = messages(port.pushes if kind == "pushes" and port.pushes else method.request, known)
-        count = draw(st.integers(1, 4)) if method.takes_stream or kind == "pushes" else 1
+        request = messages(method.request, known)
+        count = draw(st.integers(1, 4)) if method.takes_stream else 1
         payloads = tuple(draw(request) for _ in range(count))
         ending = draw(st.sampled_from(["wait", "wait", "wait", "cancel", "leave"]))
         raw = draw(_raw(method, payloads[0])) if kind == "raw" else b""
@@ -134,13 +132,10 @@ class Player:
     def play(self, sequence: Sequence[Step]) -> None:
         """One after the other; what is left open goes on meanwhile."""
         for step in sequence:
-            match step.kind:
-                case "call":
-                    self._call(step)
-                case "raw":
-                    self._send(step.raw)
-                case _:
-                    self._push(step)
+            if step.kind == "call":
+                self._call(step)
+            else:
+                self._send(step.raw)
 
     def _call(self, step: Step) -> None:
         method, channel = step.method, self._channels[step.connection]
@@ -182,11 +177,6 @@ class Player:
     def _send(self, data: bytes) -> None:
         with suppress(OSError), Http2Link(self._host, self._number) as link:
             link.send(data)
-
-    def _push(self, step: Step) -> None:
-        kinds = [FrameType.HANDSHAKE, *[FrameType.PUSH] * len(step.payloads)]
-        frames = map(pack, kinds, step.payloads)
-        self._send(PREAMBLE + b"".join(frames))
 
 
 def _arity(streams: bool) -> str:

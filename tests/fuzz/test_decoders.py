@@ -23,7 +23,7 @@ from dledger.core.producer_payload import UnreadableProducersError, decode_paylo
 from dledger.errors import DLedgerError
 from dledger.rpc.clients import bulk_codec
 from dledger.rpc.clients import codec as client_codec
-from dledger.rpc.peers import codec, push_frames
+from dledger.rpc.peers import codec, frames
 from dledger.store import checkpoint, hard_state, slots
 from dledger.store.format import encode_record, scan_run
 from dledger.store.fs import FileSystem
@@ -174,11 +174,10 @@ BYTES: dict[str, tuple[Decode, bytes]] = {
     "numbering": (numbering_record.decode_numbering, b"\0" * 64),
     "slot": (lambda data: slots.decode_slot(0, data), SLOT),
     "producers": (decode_payload, b"\0" * 64),
-    "frame": (lambda data: push_frames.parse_header(data.ljust(5, b"\0")[:5], 1 << 20), b"\1\0\0\0\7"),
+    "frame": (lambda data: frames.parse_header(data.ljust(5, b"\0")[:5], 1 << 20), b"\1\0\0\0\7"),
     "frames": (
-        lambda data: list(push_frames.FrameBuffer(1 << 16).feed(data)),
-        push_frames.pack(push_frames.FrameType.HANDSHAKE, b"one")
-        + push_frames.pack(push_frames.FrameType.PUSH, b"two"),
+        lambda data: list(frames.FrameBuffer(1 << 16).feed(data)),
+        frames.pack(frames.FrameKind.HANDSHAKE, b"one") + frames.pack(frames.FrameKind.PUSH, b"two"),
     ),
     "entries": (lambda data: scan_entries(data, 0, check_crc=True), ENTRIES),
     "columns of records": (lambda data: read_records(data, 48), RECORD * 3),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TypeVar
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from dledger.client import DLedgerClient
-from dledger.pb import client_pb2, raft_pb2
+from dledger.pb import client_pb2
+from dledger.rpc.peers.codec import PROTOCOL_VERSION
 from dledger.types import LogIndex
 from rocketstore.broker.server import BrokerServer
 from rocketstore.message.message import Message
@@ -16,10 +20,13 @@ from rocketstore.message.record import decode_record
 from rocketstore.pb import broker_pb2
 from rocketstore.types import BrokerRole, GetMessageStatus
 from tests.fuzz.brokers import CONFIGS
+from tests.fuzz.peer_frames import visit, visits
 from tests.fuzz.requests import Player, Port, Step, nothing_escapes, nothing_piles_up, steps
-from tests.fuzz.shapes import Known, fuzzed
+from tests.fuzz.shapes import fuzzed
 from tests.support.running_group import RunningGroup
 from tests.support.waiting import wait_until
+
+_T = TypeVar("_T")
 
 SERVES_S = 30.0
 NUMBERS = (0, 1, 2, 5, -1, 1 << 20, (1 << 31) - 1, (1 << 63) - 1)
@@ -56,7 +63,8 @@ PEER_NAMES = {
     "term": (1, 2, 3, 0, -1),
     "epoch": (0, 1, 2),
     "members": ("n0-127.0.0.1:1",),
-    "protocol_version": (1,),
+    "protocol_version": (PROTOCOL_VERSION,),
+    "purpose": (1, 2, 3, 4),
     **dict.fromkeys(("index", "position", "commit_index", "first_index", "last_index", "indexes"), NUMBERS),
 }
 
@@ -118,26 +126,36 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGroup]:
         made.stop()
 
 
-@pytest.mark.parametrize("kind", ["client", "peer"])
-def test_whatever_is_asked_of_nodes_they_serve_on(group: RunningGroup, kind: str) -> None:
-    """At the port of clients, and at that of members, in whose name anybody may speak without TLS."""
-    node = group.nodes[0]
-    names: Known
-    if kind == "client":
-        port, names = Port(node.client_address, (client_pb2.DESCRIPTOR,)), LOG_NAMES
-    else:
-        address = node.config.self_member.address
-        port, names = Port(address, (raft_pb2.DESCRIPTOR,), raft_pb2.PushRequest), PEER_NAMES
-    own: dict[LogIndex, bytes] = {}
+def test_whatever_is_asked_of_nodes_they_serve_on(group: RunningGroup) -> None:
+    """At the port of clients."""
+    port = Port(group.nodes[0].client_address, (client_pb2.DESCRIPTOR,))
 
-    @fuzzed(12)
-    @given(steps(port, names))
-    def run(sequence: list[Step]) -> None:
+    def play(sequence: list[Step]) -> None:
         player = Player(port)
         try:
             player.play(sequence)
         finally:
             player.close()
+
+    _appends_go_on(group, steps(port, LOG_NAMES), play)
+
+
+def test_whatever_is_said_to_members_they_serve_on(group: RunningGroup) -> None:
+    """At the peer port, where anybody may speak in a member's name without TLS."""
+    config = group.nodes[0].config
+    address = config.self_member.host, config.self_member.port
+
+    _appends_go_on(group, visits(config, PEER_NAMES), partial(visit, address))
+
+
+def _appends_go_on(group: RunningGroup, sequences: st.SearchStrategy[_T], play: Callable[[_T], None]) -> None:
+    """While the sequences are played: what is appended is there, no member fails, nothing piles up."""
+    own: dict[LogIndex, bytes] = {}
+
+    @fuzzed(12)
+    @given(sequences)
+    def run(sequence: _T) -> None:
+        play(sequence)
         body = b"own entry %d" % len(own)
         own[client.append(body, timeout_s=SERVES_S).index] = body
         for index, expected in list(own.items())[-20:]:

@@ -10,7 +10,8 @@ from typing import Final
 
 from cluster.demo import digest_of
 from cluster.local.detours import DetouredGroup
-from cluster.local.group import LocalGroup
+from cluster.local.group import HOST, LocalGroup
+from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.rpc.ports import NodeStatus
 from dledger.types import NodeId, Role, Term
 from tests.support.history import AppendOp, History, Outcome, check
@@ -170,6 +171,13 @@ def undisturbed(group: Group) -> Iterator[None]:
     assert group.term() == term, "the abuse cost an election"
     assert group.leader() == leader
     group.verify()
+
+
+def like_the_members(group: Group, target: NodeId) -> ServerConfig:
+    """The configuration of a node of these tests' groups, as far as its peers compare it with theirs."""
+    members = tuple(Member(one.node_id, HOST, one.peer_port) for one in group.nodes.values())
+    store = StoreConfig(segment_bytes=1 << 20)
+    return ServerConfig(node_id=target, members=members, group=group.name, client_port=0, store=store)
 
 
 class ProxiedGroup(DetouredGroup, Group):

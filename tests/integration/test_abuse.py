@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import resource
@@ -16,10 +17,11 @@ from cluster.local.group import HOST
 from dledger.client import DLedgerClient
 from dledger.errors import DLedgerError, EntryTooLargeError, InvalidRequestError
 from dledger.pb import client_pb2, raft_pb2
-from dledger.rpc.peers.push_frames import PREAMBLE, FrameType, pack
-from dledger.types import LogIndex
-from tests.integration.harness import Group, undisturbed
+from dledger.rpc.peers.frames import Frame, FrameKind, Purpose, pack
+from dledger.types import LogIndex, NodeId
+from tests.integration.harness import N0, Group, like_the_members, undisturbed
 from tests.support.lacking import lacks
+from tests.support.peer_wire import PeerWire, handshake_frame
 
 MIB = 1 << 20
 IDLERS = 2000
@@ -32,18 +34,12 @@ GARBAGE = {
     "http/2 and noise": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + random.Random(2).randbytes(64 * 1024),
     "huge frame": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff\xff\xff\x04\x00\x00\x00\x00\x00" + bytes(64 * 1024),
     "endless headers": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x40\x00\x01\x00\x00\x00\x00\x01" * 4000,
-    "push and noise": PREAMBLE + random.Random(3).randbytes(64 * 1024),
-    "push of 4 GiB": PREAMBLE + pack(FrameType.HANDSHAKE, b"") + b"\x03\xff\xff\xff\xff" + bytes(64 * 1024),
-    "half a push frame": PREAMBLE + pack(FrameType.HANDSHAKE, bytes(1000))[:500],
+    "handshake and noise": pack(FrameKind.HANDSHAKE, b"") + random.Random(3).randbytes(64 * 1024),
+    "push of 4 GiB": pack(FrameKind.HANDSHAKE, b"") + b"\x0a\xff\xff\xff\xff" + bytes(64 * 1024),
+    "half a frame": pack(FrameKind.HANDSHAKE, bytes(1000))[:500],
 }
-PEER_METHODS = ("Handshake", "Vote", "Heartbeat", "TakeLeadership")
 CLIENT_METHODS = ("Append", "AppendStream", "Read", "Follow", "Metadata", "WatchRole", "TransferLeadership")
 STREAMS_IN = ("AppendStream",)
-REFUSALS = (
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-)
 
 
 def ports_of(group: Group) -> list[int]:
@@ -53,7 +49,7 @@ def ports_of(group: Group) -> list[int]:
 
 
 def test_garbage_bytes_are_hung_up_on(group: Group) -> None:
-    """What is neither gRPC nor a push connection, at the ports of a leader and of a follower."""
+    """What is neither gRPC nor a frame, at the ports of a leader and of a follower."""
     with undisturbed(group):
         for port in ports_of(group):
             for garbage in GARBAGE.values():
@@ -87,15 +83,38 @@ def channel_to(port: int) -> grpc.Channel:
 
 
 def test_garbage_messages_are_refused(group: Group) -> None:
-    """gRPC whose payload is no message: INVALID_ARGUMENT from every method of both services."""
+    """gRPC whose payload is no message: INVALID_ARGUMENT from every method; frames with such a payload: a refusal."""
     noise = b"\xff" * 100
     with undisturbed(group):
         leader = group.nodes[group.leader()]
-        with channel_to(leader.peer_port) as peers, channel_to(leader.client_port) as clients:
-            ends = {name: call(peers, f"/dledger.v1.RaftService/{name}", noise) for name in PEER_METHODS}
-            ends |= {name: call(clients, f"/dledger.v1.LogService/{name}", noise) for name in CLIENT_METHODS}
+        with channel_to(leader.client_port) as clients:
+            ends = {name: call(clients, f"/dledger.v1.LogService/{name}", noise) for name in CLIENT_METHODS}
+        frames = [as_peer(group, leader.node_id, purpose, kind, noise) for purpose, kind in PEER_FRAMES]
 
     assert set(ends.values()) == {grpc.StatusCode.INVALID_ARGUMENT}, ends
+    assert [frame and frame[0] for frame in frames] == [FrameKind.REFUSAL] * len(PEER_FRAMES), frames
+
+
+PEER_FRAMES = (
+    (Purpose.CONTROL, FrameKind.VOTE),
+    (Purpose.CONTROL, FrameKind.HEARTBEAT),
+    (Purpose.CONTROL, FrameKind.TAKE_LEADERSHIP),
+    (Purpose.PUSH, FrameKind.PUSH),
+    (Purpose.LOG, FrameKind.READ_LOG),
+    (Purpose.LOG, FrameKind.CHAIN_CRCS),
+)
+
+
+def as_peer(
+    group: Group, target: NodeId, purpose: Purpose, kind: FrameKind, payload: bytes, header: bytes | None = None
+) -> Frame | None:
+    """What a node answers to one frame from whoever speaks in the name of another one. ``header``: of the frame."""
+    config = like_the_members(group, target)
+    sender = next(node for node in group.nodes if node != target)
+    with PeerWire((HOST, group.nodes[target].peer_port)).begin(config, sender, purpose) as wire:
+        with contextlib.suppress(ConnectionError):  # hung up on while we were still talking
+            wire.link.sendall(pack(kind, payload) if header is None else header + payload)
+        return wire.frame()
 
 
 def test_forged_peer_messages_are_refused(group: Group) -> None:
@@ -111,10 +130,10 @@ def test_forged_peer_messages_are_refused(group: Group) -> None:
         forged.append(raft_pb2.VoteRequest(header=header, term=status.term + 1, transfer=True))
     forged.append(raft_pb2.VoteRequest(header=good, term=1 << 62, transfer=True))
 
-    with undisturbed(group), channel_to(group.nodes[victim].peer_port) as channel:
-        ends = [call(channel, "/dledger.v1.RaftService/Vote", one.SerializeToString()) for one in forged]
+    with undisturbed(group):
+        ends = [as_peer(group, victim, Purpose.CONTROL, FrameKind.VOTE, one.SerializeToString()) for one in forged]
 
-    assert all(end in REFUSALS for end in ends), ends
+    assert [end and end[0] for end in ends] == [FrameKind.REFUSAL] * len(forged), ends
 
 
 def test_oversized_messages_are_refused(group: Group) -> None:
@@ -122,26 +141,33 @@ def test_oversized_messages_are_refused(group: Group) -> None:
     big = client_pb2.AppendRequest(bodies=[bytes(32 * MIB)]).SerializeToString()
     with undisturbed(group):
         leader = group.nodes[group.leader()]
-        with channel_to(leader.peer_port) as peers, channel_to(leader.client_port) as clients:
+        with channel_to(leader.client_port) as clients:
             ends = [
-                call(peers, "/dledger.v1.RaftService/Vote", big),
                 call(clients, "/dledger.v1.LogService/Append", big),
                 call(clients, "/dledger.v1.LogService/AppendStream", big),
             ]
+        claimed = bytes([FrameKind.VOTE]) + (1 << 31).to_bytes(4, "big")
+        frame = as_peer(group, leader.node_id, Purpose.CONTROL, FrameKind.VOTE, bytes(1000), claimed)
         with closing(group.client()) as client, pytest.raises(EntryTooLargeError):
             client.append(bytes(2 * MIB))
 
     assert set(ends) == {grpc.StatusCode.RESOURCE_EXHAUSTED}, ends
+    assert frame is not None
+    assert b"at most 1048576 are allowed" in bytes(frame[1])
 
 
-def test_each_port_serves_its_own_service_only(group: Group) -> None:
-    """Peer calls never reach the client port, nor the other way round."""
+def test_each_port_serves_its_own_protocol_only(group: Group) -> None:
+    """Peers' frames get nowhere at the client port, nor gRPC at the peer port."""
     leader = group.nodes[group.leader()]
-    with undisturbed(group), channel_to(leader.peer_port) as peers, channel_to(leader.client_port) as clients:
-        ends = [call(clients, f"/dledger.v1.RaftService/{name}", b"") for name in PEER_METHODS]
-        ends += [call(peers, f"/dledger.v1.LogService/{name}", b"") for name in CLIENT_METHODS]
+    with undisturbed(group), channel_to(leader.peer_port) as peers:
+        ends = [call(peers, f"/dledger.v1.LogService/{name}", b"") for name in CLIENT_METHODS]
+        with PeerWire((HOST, leader.client_port)) as wire:
+            wire.link.sendall(handshake_frame(like_the_members(group, leader.node_id), N0, Purpose.CONTROL))
+            wire.link.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(InvalidRequestError):  # what gRPC says is no frame
+                assert wire.frame() is None
 
-    assert set(ends) == {grpc.StatusCode.UNIMPLEMENTED}, ends
+    assert set(ends) == {grpc.StatusCode.UNAVAILABLE}, ends
 
 
 def test_senseless_requests_get_named_errors(group: Group) -> None:

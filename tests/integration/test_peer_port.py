@@ -1,32 +1,23 @@
-"""Who holds connections or calls of the peer port and says nothing: members go on, and elect when they must."""
+"""Who holds connections of the peer port and says nothing: members go on, and elect when they must."""
 
 from __future__ import annotations
 
 import os
 import resource
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-import grpc
-import pytest
-
 from cluster.local.group import HOST
-from dledger.rpc import options, tls
-from dledger.rpc.front_door import UNKNOWN_MAX
-from dledger.rpc.peers.listener import RELAYED_MAX
-from dledger.rpc.peers.push_frames import TLS_PREAMBLE
+from dledger.rpc import tls
+from dledger.rpc.peers.acceptor import UNKNOWN_MAX
 from dledger.types import NodeId
 from tests.integration.harness import Group, undisturbed
 from tests.support.certificates import files
-from tests.support.http2 import PREFACE
 from tests.support.waiting import wait_until
-
-CALLS = 40
-"""More than a peer port has threads."""
-SETTINGS_FRAME = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
 
 def secured(make_group: Callable[..., Group]) -> Group:
@@ -37,65 +28,55 @@ def secured(make_group: Callable[..., Group]) -> Group:
     return made
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        options.method(options.RAFT_SERVICE, "Vote"),
-        options.method(options.RAFT_SERVICE, "Heartbeat"),
-        "/grpc.health.v1.Health/Check",
-        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
-    ],
-)
-def test_half_a_call_of_a_client_holds_no_thread_of_the_members(make_group: Callable[..., Group], method: str) -> None:
-    """A client's certificate is good for a connection. Its calls that never end do not keep nodes from electing."""
-    group = secured(make_group)
-    assert group.tls is not None
-    material = tls.read(files(group.tls.directory, "client"))
-    over = threading.Event()
-
-    def nothing() -> Iterator[bytes]:
-        over.wait(60)
-        yield from ()
-
-    leader = group.leader()
-    with ExitStack() as held:
-        held.callback(over.set)
-        for node in group.nodes.values():
-            channel = held.enter_context(
-                grpc.secure_channel(f"{HOST}:{node.peer_port}", material.channel_credentials())
-            )
-            for _ in range(CALLS):
-                channel.stream_stream(method, None, None)(nothing(), timeout=60)
-        group.append(10)
-        group.kill(leader)
-        assert group.leader(20, other_than=leader)
-        group.append(10)
-
-
-def test_half_a_push_connection_of_a_client_takes_no_place(make_group: Callable[..., Group]) -> None:
-    """More of them than a node has places for pushes; a node that comes back finds its way to it."""
+def test_a_client_s_certificate_takes_no_place_of_a_member(make_group: Callable[..., Group]) -> None:
+    """It is good for a connection, and for nothing else: many that stay silent keep nodes neither from electing nor
+    from finding their way to one that comes back.
+    """
     group = secured(make_group)
     assert group.tls is not None
     context = tls.client_context(tls.read(files(group.tls.directory, "client")))
     leader = group.leader()
-    victim, other = group.followers(leader)
-    group.stop(other)
-    group.stop(victim)
-    group.start(victim)
+    victim, _ = group.followers(leader)
     with ExitStack() as held, crowding(group.nodes[victim].peer_port, held, context):
         group.append(10)
+        group.kill(leader)
+        assert group.leader(20, other_than=leader)
+        group.append(10)
+        group.start(leader)
+        group.stop(victim)
+        group.start(victim)
+        group.append(10)
+        group.wait_for(lambda all_: len({one.end_index for one in all_.values()}) == 1 and len(all_) == 3, "all agree")
+
+
+def test_members_that_are_stopped_for_a_while_find_a_handful_of_messages(make_group: Callable[..., Group]) -> None:
+    """Heartbeats, votes and pushes for a process that is stopped (SIGSTOP) do not pile up: it continues at once."""
+    group = make_group()
+    group.start_all()
+    leader = group.leader()
+    victim = group.followers(leader)[0]
+    term = group.term()
+    os.kill(group.pid(victim), signal.SIGSTOP)
+    try:
+        group.append(500)
+    finally:
+        os.kill(group.pid(victim), signal.SIGCONT)
+    group.wait_for(lambda all_: len({one.committed_index for one in all_.values()}) == 1, "it has caught up")
+
+    assert len(group.statuses()) == 3
+    assert group.term() == term
+    group.verify()
 
 
 @contextmanager
 def crowding(port: int, held: ExitStack, context: object) -> Iterator[None]:
-    """Somebody begins push connections all the time."""
+    """Somebody begins connections all the time."""
     over = threading.Event()
 
     def crowd() -> None:
         while not over.is_set():
             try:
                 link = held.enter_context(closing(socket.create_connection((HOST, port), timeout=5)))
-                link.sendall(TLS_PREAMBLE)
                 held.enter_context(context.wrap_socket(link))  # type: ignore[attr-defined]
             except OSError:
                 continue
@@ -114,7 +95,8 @@ def descriptors(group: Group, node: NodeId) -> int:
 
 
 def test_connections_cost_a_bounded_number_of_descriptors(make_group: Callable[..., Group]) -> None:
-    """Neither those that say nothing nor those that say HTTP/2; else the log would find none for its next segment.
+    """Neither those that say nothing nor those that say a part of a handshake; else the log would find none for its
+    next segment.
 
     And a process has as many as it may have, whatever its shell was content with.
     """
@@ -131,9 +113,10 @@ def test_connections_cost_a_bounded_number_of_descriptors(make_group: Callable[.
         for number in range(1500):
             link = held.enter_context(closing(socket.create_connection((HOST, group.nodes[victim].peer_port), 20)))
             if number % 2:
-                link.sendall(PREFACE + SETTINGS_FRAME)
-        most = 3 * RELAYED_MAX + UNKNOWN_MAX
-        wait_until(lambda: descriptors(group, victim) < before + most + 100, "a bounded number of descriptors", 20)
+                link.sendall(b"\x01\x00\x00\x01\x00part of it")
+        wait_until(
+            lambda: descriptors(group, victim) < before + UNKNOWN_MAX + 100, "a bounded number of descriptors", 20
+        )
         group.append(100)
 
     limits = Path(f"/proc/{group.pid(victim)}/limits").read_text()

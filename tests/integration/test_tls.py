@@ -20,14 +20,14 @@ from cluster.local.brokers import LocalBrokers
 from cluster.local.group import HOST
 from dledger.client import ClientSecurity, DLedgerClient, TlsFiles
 from dledger.errors import ConfigError, DLedgerError, TlsError
-from dledger.rpc import options, tls
-from dledger.rpc.peers import codec, push_frames
-from dledger.rpc.peers.push_frames import TLS_PREAMBLE, Frame, FrameType
+from dledger.rpc import tls
+from dledger.rpc.peers.frames import Frame, FrameKind, Purpose
 from dledger.types import NodeId
 from rocketstore.client import Admin
 from rocketstore.message.message import Message
-from tests.integration.harness import N0, N1, Group, undisturbed
+from tests.integration.harness import N0, N1, Group, like_the_members, undisturbed
 from tests.support.certificates import expire, files
+from tests.support.peer_wire import PeerWire, handshake_frame
 from tests.support.waiting import wait_until
 
 
@@ -110,7 +110,7 @@ def test_without_client_certificates_only_peers_need_one(make_group: Callable[..
     with closing(DLedgerClient(group.addresses, security=security)) as client:
         assert client.append(b"mine").index >= 0
 
-    assert call_as_peer(group, N0, None, sender=N1) is grpc.StatusCode.UNAVAILABLE
+    assert begin_as_peer(group, N0, TlsFiles(certs_of(group) / "ca.crt"), sender=N1) is None
 
 
 def test_clients_may_have_a_ca_of_their_own(make_group: Callable[..., Group], tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_clients_may_have_a_ca_of_their_own(make_group: Callable[..., Group], tm
         assert client.append(b"mine").index >= 0
     assert "probably not signed by a CA that the server trusts for clients" in str(refusal(group, group.security))
     imposter = files(clients, "n1", ca=certs_of(group) / "ca.crt")
-    assert call_as_peer(group, N0, imposter, sender=N1) is grpc.StatusCode.UNAVAILABLE
+    assert begin_as_peer(group, N0, imposter, sender=N1) is None
 
 
 def test_commands_are_told_what_they_need(secured: Group) -> None:
@@ -164,46 +164,18 @@ def dledger(*words: str, environ: dict[str, str], stdin: str = "") -> subprocess
 # --- peers -----------------------------------------------------------------------------------------------------------
 
 
-def handshake_for(group: Group, target: NodeId, sender: NodeId) -> bytes:
-    """What a true member of these tests' groups would say."""
-    header = codec.EnvelopeHeader(f"{group.name}/n0,n1,n2", group.name, sender, target)
-    members, segment_bytes, max_entry_bytes = ("n0", "n1", "n2"), 1 << 20, 4 << 20
-    return codec.encode_handshake(
-        codec.Handshake(header, codec.PROTOCOL_VERSION, members, segment_bytes, max_entry_bytes)
-    )
-
-
-def call_as_peer(group: Group, target: NodeId, shown: TlsFiles | None, *, sender: NodeId) -> grpc.StatusCode:
-    """Shake hands with a node's peer port in the name of ``sender``, showing some certificate."""
-    ca = certs_of(group) / "ca.crt"
-    material = tls.read(shown or TlsFiles(ca))
-    names = [("grpc.ssl_target_name_override", target), ("grpc.use_local_subchannel_pool", 1)]
-    address = f"{HOST}:{group.nodes[target].peer_port}"
-    request = b"\x0a\x00" if shown is None else handshake_for(group, target, sender)
-    with grpc.secure_channel(address, material.channel_credentials(), names) as channel:
-        try:
-            channel.unary_unary(options.method(options.RAFT_SERVICE, "Handshake"), None, None)(request, timeout=5)
-        except grpc.RpcError as error:
-            return error.code()
-    return grpc.StatusCode.OK
-
-
-def push_as_peer(group: Group, target: NodeId, shown: TlsFiles, *, sender: NodeId) -> Frame | None:
-    """Begin a push connection to a node in the name of ``sender``; its answer, None if it hangs up."""
+def begin_as_peer(
+    group: Group, target: NodeId, shown: TlsFiles, *, sender: NodeId, purpose: Purpose = Purpose.CONTROL
+) -> Frame | None:
+    """Shake hands with a node in the name of ``sender``, showing some certificate; its answer, None if it hangs up."""
+    config = like_the_members(group, target)
     context = tls.client_context(tls.read(shown))
-    port = group.nodes[target].peer_port
-    with closing(socket.create_connection((HOST, port), timeout=10)) as link:
-        link.sendall(TLS_PREAMBLE)
-        try:
-            with context.wrap_socket(link) as sealed:
-                sealed.sendall(push_frames.pack(FrameType.HANDSHAKE, handshake_for(group, target, sender)))
-                frames = push_frames.FrameBuffer(1 << 20)
-                while data := sealed.recv(65536):
-                    for frame in frames.feed(data):
-                        return frame
-        except (ssl.SSLError, ConnectionError):
-            return None
-    return None
+    try:
+        with PeerWire((HOST, group.nodes[target].peer_port), context) as wire:
+            wire.link.sendall(handshake_frame(config, sender, purpose))
+            return wire.frame()
+    except ssl.SSLError:
+        return None
 
 
 def test_only_a_member_speaks_in_its_name(secured: Group, tmp_path: Path) -> None:
@@ -222,57 +194,48 @@ def test_only_a_member_speaks_in_its_name(secured: Group, tmp_path: Path) -> Non
     expire(late, sender)
 
     with undisturbed(secured):
-        calls = {
-            "itself": call_as_peer(secured, target, files(here, sender), sender=sender),
-            "another": call_as_peer(secured, target, files(here, third), sender=sender),
-            "a client": call_as_peer(secured, target, files(here, "client"), sender=sender),
-            "nobody": call_as_peer(secured, target, None, sender=sender),
-            "a stranger": call_as_peer(secured, target, files(other, "n1", ca=here / "ca.crt"), sender=N1),
-            "expired": call_as_peer(secured, target, files(late, sender), sender=sender),
+        ends = {
+            (name, purpose): begin_as_peer(secured, target, shown, sender=claimed, purpose=purpose)
+            for purpose in Purpose
+            for name, shown, claimed in (
+                ("itself", files(here, sender), sender),
+                ("another", files(here, third), sender),
+                ("a client", files(here, "client"), sender),
+                ("nobody", TlsFiles(here / "ca.crt"), sender),
+                ("a stranger", files(other, "n1", ca=here / "ca.crt"), N1),
+                ("expired", files(late, sender), sender),
+            )
         }
-        pushes = {
-            "another": push_as_peer(secured, target, files(here, third), sender=sender),
-            "a client": push_as_peer(secured, target, files(here, "client"), sender=sender),
-            "nobody": push_as_peer(secured, target, TlsFiles(here / "ca.crt"), sender=sender),
-            "a stranger": push_as_peer(secured, target, files(other, "n1", ca=here / "ca.crt"), sender=N1),
-            "expired": push_as_peer(secured, target, files(late, sender), sender=sender),
-        }
-        true = push_as_peer(secured, target, files(here, sender), sender=sender)
 
-    assert calls == {
-        "itself": grpc.StatusCode.OK,
-        "another": grpc.StatusCode.FAILED_PRECONDITION,
-        "a client": grpc.StatusCode.FAILED_PRECONDITION,
-        "nobody": grpc.StatusCode.UNAVAILABLE,
-        "a stranger": grpc.StatusCode.UNAVAILABLE,
-        "expired": grpc.StatusCode.UNAVAILABLE,
-    }
-    assert true is not None
-    assert true[0] is FrameType.HANDSHAKE_ANSWER
-    for name, words in (("another", f"does not belong to {sender}"), ("a client", "belongs to no member")):
-        refused = pushes.pop(name)
-        assert refused is not None
-        assert refused[0] is FrameType.REFUSAL
-        assert words.encode() in refused[1]
-    assert pushes == {"nobody": None, "a stranger": None, "expired": None}
+    words = {"another": f"does not belong to {sender}", "a client": "belongs to no member"}
+    for (name, _), frame in ends.items():
+        if name == "itself":
+            assert frame is not None
+            assert frame[0] is FrameKind.HANDSHAKE_ANSWER
+        elif name in words:
+            assert frame is not None
+            assert frame[0] is FrameKind.REFUSAL
+            assert words[name].encode() in bytes(frame[1])
+        else:
+            assert frame is None, name
 
 
 def test_peer_ports_take_no_clients(secured: Group) -> None:
     """Not even those with a good certificate; and a client port serves no member."""
     leader = secured.nodes[secured.leader()]
-    material = tls.read(files(certs_of(secured), "client"))
-    ends = []
+    shown = files(certs_of(secured), "client")
     with undisturbed(secured):
-        for port, service, name in (
-            (leader.peer_port, options.LOG_SERVICE, "Metadata"),
-            (leader.client_port, options.RAFT_SERVICE, "Handshake"),
+        frame = begin_as_peer(secured, leader.node_id, shown, sender=NodeId("client"))
+        credentials = tls.read(shown).channel_credentials()
+        with (
+            grpc.secure_channel(leader.client_address, credentials) as channel,
+            pytest.raises(grpc.RpcError) as raised,
         ):
-            with grpc.secure_channel(f"{HOST}:{port}", material.channel_credentials()) as channel:
-                with pytest.raises(grpc.RpcError) as raised:
-                    channel.unary_unary(options.method(service, name), None, None)(b"", timeout=5)
-                ends.append(raised.value.code())
+            channel.unary_unary("/dledger.v1.RaftService/Vote", None, None)(b"", timeout=5)
 
-    assert ends == [grpc.StatusCode.UNIMPLEMENTED] * 2
+    assert frame is not None
+    assert frame[0] is FrameKind.REFUSAL
+    assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 def start_refused(group: Group, node: NodeId, *settings: str) -> str:
@@ -397,7 +360,7 @@ def test_a_killed_leader_is_replaced_with_tls(secured: Group) -> None:
 
 
 def serial_at(port: int, shown: TlsFiles) -> int:
-    """The serial number of the certificate that a gRPC port shows."""
+    """The serial number of the certificate that a port shows."""
     context = tls.client_context(tls.read(shown))
     context.set_alpn_protocols(["h2"])
     with socket.create_connection((HOST, port), timeout=10) as link, context.wrap_socket(link) as sealed:
@@ -473,17 +436,17 @@ def test_files_that_do_not_fit_change_nothing(secured: Group) -> None:
 
 @contextmanager
 def silent_links(port: int, count: int) -> Iterator[list[socket.socket]]:
-    """Connections that announce TLS, each after a part of a hello, and say no more."""
+    """Connections that begin with TLS, each after a part of a hello, and say no more."""
     with ExitStack() as links:
         made = []
         for number in range(count):
             link = links.enter_context(closing(socket.create_connection((HOST, port), timeout=20)))
-            link.sendall(TLS_PREAMBLE + b"\x16\x03\x01\x02\x00\x01"[: number % 7])
+            link.sendall(b"\x16\x03\x01\x02\x00\x01"[: number % 7])
             made.append(link)
         yield made
 
 
-def test_silence_after_the_preamble_holds_nothing(secured: Group) -> None:
+def test_silence_within_a_tls_handshake_holds_nothing(secured: Group) -> None:
     """More half-open handshakes than a node has places for peers: a peer that reconnects meanwhile finds one."""
     leader = secured.leader()
     node = secured.followers(leader)[0]

@@ -59,7 +59,7 @@ def connect(network: SimNetwork) -> None:
 
 
 class SimTransport(MemoryTransport):
-    """Implements ``Transport``; made as ``GrpcTransport`` is."""
+    """Implements ``Transport``; made as ``PeerTransport`` is."""
 
     def __init__(self, config: ServerConfig, *, client_address: str, **_: object) -> None:
         self._sim = _networks[0]

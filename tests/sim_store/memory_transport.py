@@ -24,6 +24,7 @@ from dledger.core.messages import (
     VoteRequest,
 )
 from dledger.errors import DLedgerError, InvalidRequestError, InvariantError, ResponseCode
+from dledger.rpc.peers.frames import Purpose
 from dledger.rpc.peers.identity import PeerIdentity
 from dledger.rpc.ports import Receiver
 from dledger.types import NodeId
@@ -193,7 +194,7 @@ class MemoryTransport:
             peer.take_push(envelope, self)
 
     def _shake_hands(self, target: NodeId, peer: MemoryTransport) -> bool:
-        handshake = self.identity.handshake(target, self.client_address)
+        handshake = self.identity.handshake(target, self.client_address, Purpose.PUSH)
         try:
             peer.identity.check(handshake.header)
         except DLedgerError as error:

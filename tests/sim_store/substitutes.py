@@ -25,7 +25,7 @@ import dledger.rpc.loops
 from dledger.rpc.clients.server import ClientServer
 from dledger.rpc.front_door import listen
 from dledger.rpc.peers.log_exchange import PeerLogClient
-from dledger.rpc.peers.transport import GrpcTransport
+from dledger.rpc.peers.transport import PeerTransport
 from dledger.store.fs import FileSystem
 from tests.sim_store import links, loops, members, memory_transport, threads
 from tests.sim_store.disk import SimFs
@@ -86,7 +86,7 @@ def _exchanges(scheduler: Scheduler) -> dict[int, Any]:
         id(ThreadPoolExecutor): threads.ThreadPoolExecutor,
         id(secrets): fake_secrets,
         id(FileSystem): own_fs,
-        id(GrpcTransport): members.SimTransport,
+        id(PeerTransport): members.SimTransport,
         id(ClientServer): members.NoClients,
         id(PeerLogClient): members.PeerLogs,
         id(asyncio): loops.fake_asyncio(),

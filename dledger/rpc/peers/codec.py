@@ -52,7 +52,7 @@ from dledger.types import (
     Term,
 )
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 _LEADS: Final = {None: 0, True: 1, False: 2}
 MEMBERS_MAX: Final = 1024
 READ_LOG_BYTES_MAX: Final = 1 << 20
@@ -78,6 +78,8 @@ class Handshake:
 
     header: EnvelopeHeader
     protocol_version: int
+    purpose: int
+    """See ``frames.Purpose``; any number, because another version's may be unknown here."""
     members: tuple[str, ...]
     segment_bytes: int
     max_entry_bytes: int
@@ -99,7 +101,7 @@ class HandshakeAnswer:
 
 
 def encode(envelope: Envelope) -> bytes:
-    """Encode an envelope; the message's type determines its RPC."""
+    """Encode an envelope; the message's type determines the frame that carries it."""
     return b"".join(encode_pieces(envelope))
 
 
@@ -260,6 +262,7 @@ def encode_handshake(handshake: Handshake) -> bytes:
     return pb.HandshakeRequest(
         header=pb.Header(cluster_id=header.cluster_id, group=header.group, sender=header.sender, target=header.target),
         protocol_version=handshake.protocol_version,
+        purpose=handshake.purpose,
         members=handshake.members,
         segment_bytes=handshake.segment_bytes,
         max_entry_bytes=handshake.max_entry_bytes,
@@ -288,41 +291,32 @@ def encode_handshake_answer(answer: HandshakeAnswer) -> bytes:
     ).SerializeToString()
 
 
-def encode_take_leadership_answer() -> bytes:
-    """The bytes of the (empty) answer to ``TakeLeadership``."""
-    return pb.TakeLeadershipResponse().SerializeToString()
-
-
-def encode_read_log(header: EnvelopeHeader, position: int, length: int) -> bytes:
-    """The bytes of a ``ReadLog`` request."""
-    return pb.ReadLogRequest(header=_wire_header(header), position=position, length=length).SerializeToString()
+def encode_read_log(position: int, length: int) -> bytes:
+    """The bytes of a question for a part of the log."""
+    return pb.ReadLogRequest(position=position, length=length).SerializeToString()
 
 
 def encode_log_bytes(data: bytes | None) -> bytes:
-    """The bytes of a ``ReadLog`` response; None: not all of the range is held."""
+    """The bytes of its answer; None: not all of the range is held."""
     return pb.ReadLogResponse(held=data is not None, data=data or b"").SerializeToString()
 
 
-def encode_chain_crcs_request(header: EnvelopeHeader, indexes: Sequence[LogIndex]) -> bytes:
-    """The bytes of a ``ChainCrcs`` request."""
-    return pb.ChainCrcsRequest(header=_wire_header(header), indexes=indexes).SerializeToString()
+def encode_chain_crcs_request(indexes: Sequence[LogIndex]) -> bytes:
+    """The bytes of a question for chain CRCs."""
+    return pb.ChainCrcsRequest(indexes=indexes).SerializeToString()
 
 
 def encode_chain_crcs(crcs: Mapping[LogIndex, int]) -> bytes:
-    """The bytes of a ``ChainCrcs`` response."""
+    """The bytes of its answer."""
     return pb.ChainCrcsResponse(
         crcs=[pb.ChainCrc(index=index, chain_crc=crc) for index, crc in crcs.items()]
     ).SerializeToString()
 
 
-def _wire_header(header: EnvelopeHeader) -> pb.Header:
-    return pb.Header(cluster_id=header.cluster_id, group=header.group, sender=header.sender, target=header.target)
-
-
 # --- decoding -------------------------------------------------------------------------------------------------------
 
 
-def decode_vote_request(data: bytes) -> Envelope:
+def decode_vote_request(data: bytes | memoryview) -> Envelope:
     """Raises ``InvalidRequestError``, like every ``decode_*``."""
     wire = parse(pb.VoteRequest, data)
     message = VoteRequest(
@@ -337,7 +331,7 @@ def decode_vote_request(data: bytes) -> Envelope:
     return _envelope(wire.header, message)
 
 
-def decode_vote_response(data: bytes) -> Envelope:
+def decode_vote_response(data: bytes | memoryview) -> Envelope:
     """The answer to a vote request."""
     wire = parse(pb.VoteResponse, data)
     try:
@@ -379,7 +373,7 @@ def _begin(wire: pb.Install) -> Boundary:
     return Boundary(before.index, before.term, Position(_count(wire.position, "position")), wire.chain_crc)
 
 
-def decode_heartbeat_request(data: bytes) -> Envelope:
+def decode_heartbeat_request(data: bytes | memoryview) -> Envelope:
     """A leader's heartbeat."""
     wire = parse(pb.HeartbeatRequest, data)
     if len(wire.watermarks) > MEMBERS_MAX:
@@ -402,7 +396,7 @@ def decode_heartbeat_request(data: bytes) -> Envelope:
     return _envelope(wire.header, message)
 
 
-def decode_heartbeat_response(data: bytes) -> Envelope:
+def decode_heartbeat_response(data: bytes | memoryview) -> Envelope:
     """The answer to a heartbeat."""
     wire = parse(pb.HeartbeatResponse, data)
     message = HeartbeatResponse(
@@ -416,7 +410,7 @@ def decode_heartbeat_response(data: bytes) -> Envelope:
     return _envelope(wire.header, message)
 
 
-def decode_take_leadership(data: bytes) -> Envelope:
+def decode_take_leadership(data: bytes | memoryview) -> Envelope:
     """The leader's request to campaign immediately."""
     wire = parse(pb.TakeLeadershipRequest, data)
     return _envelope(wire.header, TakeLeadership(_term(wire.term)))
@@ -450,7 +444,7 @@ def decode_push_request(data: bytes | memoryview, connection: int = 0) -> Envelo
     return _envelope(wire.header, push, connection)
 
 
-def decode_push_response(data: bytes) -> Envelope:
+def decode_push_response(data: bytes | memoryview) -> Envelope:
     """An answer to pushes."""
     wire = parse(pb.PushResponse, data)
     try:
@@ -475,13 +469,14 @@ def decode_push_response(data: bytes) -> Envelope:
 
 
 def decode_handshake(data: bytes | memoryview) -> Handshake:
-    """A peer's handshake before its first push."""
+    """A peer's handshake."""
     wire = parse(pb.HandshakeRequest, data)
     if len(wire.members) > MEMBERS_MAX:
         raise InvalidRequestError(f"handshake names {len(wire.members)} members; at most {MEMBERS_MAX} are possible")
     return Handshake(
         header=_header(wire.header),
         protocol_version=wire.protocol_version,
+        purpose=wire.purpose,
         members=tuple(name(member, "member") for member in wire.members),
         segment_bytes=_count(wire.segment_bytes, "segment_bytes"),
         max_entry_bytes=_count(wire.max_entry_bytes, "max_entry_bytes"),
@@ -498,36 +493,36 @@ def _prehistory(wire: pb.Prehistory) -> Prehistory:
     return Prehistory(begin, end, size, tuple(wire.digests), kept_from)
 
 
-def decode_read_log(data: bytes) -> tuple[EnvelopeHeader, Position, int]:
-    """The caller, the position to read from, and the number of bytes. Raises ``InvalidRequestError``."""
+def decode_read_log(data: bytes | memoryview) -> tuple[Position, int]:
+    """The position to read from, and the number of bytes. Raises ``InvalidRequestError``."""
     wire = parse(pb.ReadLogRequest, data)
     position, length = _count(wire.position, "position"), _count(wire.length, "length")
     if length > READ_LOG_BYTES_MAX:
         raise InvalidRequestError(f"{length} bytes of log requested at once; the limit is {READ_LOG_BYTES_MAX}")
-    return _header(wire.header), Position(position), length
+    return Position(position), length
 
 
-def decode_log_bytes(data: bytes) -> bytes | None:
+def decode_log_bytes(data: bytes | memoryview) -> bytes | None:
     """The bytes that a peer sent; None if it does not hold all of them."""
     wire = parse(pb.ReadLogResponse, data)
     return wire.data if wire.held else None
 
 
-def decode_chain_crcs_request(data: bytes) -> tuple[EnvelopeHeader, tuple[LogIndex, ...]]:
-    """The caller, and the entries in question. Raises ``InvalidRequestError``."""
+def decode_chain_crcs_request(data: bytes | memoryview) -> tuple[LogIndex, ...]:
+    """The entries in question. Raises ``InvalidRequestError``."""
     wire = parse(pb.ChainCrcsRequest, data)
     if len(wire.indexes) > CHAIN_CRCS_MAX:
         raise InvalidRequestError(f"{len(wire.indexes)} chain CRCs requested; the limit is {CHAIN_CRCS_MAX}")
-    return _header(wire.header), tuple(index(one, "index") for one in wire.indexes)
+    return tuple(index(one, "index") for one in wire.indexes)
 
 
-def decode_chain_crcs(data: bytes) -> dict[LogIndex, int]:
+def decode_chain_crcs(data: bytes | memoryview) -> dict[LogIndex, int]:
     """The CRCs that a peer sent."""
     wire = parse(pb.ChainCrcsResponse, data)
     return {index(one.index, "index"): one.chain_crc for one in wire.crcs[:CHAIN_CRCS_MAX]}
 
 
-def decode_handshake_answer(data: bytes) -> HandshakeAnswer:
+def decode_handshake_answer(data: bytes | memoryview) -> HandshakeAnswer:
     """The peer's verdict."""
     wire = parse(pb.HandshakeResponse, data)
     return HandshakeAnswer(

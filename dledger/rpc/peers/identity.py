@@ -4,15 +4,26 @@ member set and old log.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from dledger.config import ServerConfig
 from dledger.core.messages import Envelope
 from dledger.errors import IdentityError, ResponseCode, UnknownMemberError
 from dledger.prehistory import Prehistory, why_apart
 from dledger.rpc.peers.codec import PROTOCOL_VERSION, EnvelopeHeader, Handshake, HandshakeAnswer
+from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.types import NodeId
+
+_LOG = logging.getLogger(__name__)
+
+REASONS_MAX: Final = 32
+"""The limit of distinct reasons logged, per peer or per port: anyone may connect, and fill logs."""
+
+Learn = Callable[[NodeId, str], None]
+"""Records a peer's client address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +93,12 @@ class PeerIdentity:
         if answer.sender != peer:
             raise IdentityError(f"answer from {answer.sender!r}, but {peer!r} was asked: check its address")
 
-    def handshake(self, peer: NodeId, client_address: str) -> Handshake:
-        """Our handshake before the first message to a peer."""
+    def handshake(self, peer: NodeId, client_address: str, purpose: int) -> Handshake:
+        """Our handshake on a new connection to a peer."""
         return Handshake(
             header=EnvelopeHeader(self.cluster_id, self.group, self.node_id, peer),
             protocol_version=PROTOCOL_VERSION,
+            purpose=purpose,
             members=self.member_ids,
             segment_bytes=self.segment_bytes,
             max_entry_bytes=self.max_entry_bytes,
@@ -101,7 +113,7 @@ class PeerIdentity:
 
     def judge(self, handshake: Handshake, client_address: str) -> HandshakeAnswer:
         """Our answer to a peer's handshake, whose header was checked."""
-        ours = self.handshake(handshake.header.sender, client_address)
+        ours = self.handshake(handshake.header.sender, client_address, handshake.purpose)
         for what, theirs, mine in (
             ("protocol version", handshake.protocol_version, ours.protocol_version),
             ("members", ",".join(handshake.members), ",".join(ours.members)),
@@ -116,3 +128,27 @@ class PeerIdentity:
         if apart:
             return HandshakeAnswer(ResponseCode.OTHER_HISTORY, apart, client_address=client_address)
         return HandshakeAnswer(ResponseCode.SUCCESS, client_address=client_address)
+
+
+class Introduction(NamedTuple):
+    """What a member says of itself to its peers, and what becomes of what they say."""
+
+    identity: PeerIdentity
+    client_address: str
+    learn: Learn
+    tls_keeper: TlsKeeper | None = None
+    """None: plaintext."""
+
+
+class Reasons:
+    """Logs each distinct reason, of which only people can remove the cause, once."""
+
+    def __init__(self, level: int) -> None:
+        self._level = level
+        self._logged: set[str] = set()
+
+    def log(self, reason: str) -> None:
+        """Log ``reason`` unless it was logged before."""
+        if reason not in self._logged and len(self._logged) < REASONS_MAX:
+            self._logged.add(reason)
+            _LOG.log(self._level, "%s", reason)

@@ -1,73 +1,74 @@
 """Access to peers' logs apart from replication: bytes to repair a damaged log, chain CRCs to compare histories.
 
-It is served at the peer port on the threads that votes need, so only one such call at a time is accepted; others are
-refused and must retry. Requests use their own connection, so that a megabyte of log never delays a vote.
+Each question has a connection of its own, which ends with the answer: a megabyte of log never delays a vote or a push,
+and nothing is kept for what is asked every few seconds at most. A member answers one at a time; others are refused, and
+ask again later.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Sequence
 from typing import Final
 
-import grpc
-
 from dledger.config import Member, ServerConfig
-from dledger.errors import CorruptLogError, DLedgerError, IndexBeforeBeginError, IndexOutOfRangeError, UnavailableError
-from dledger.rpc import options
+from dledger.errors import (
+    CorruptLogError,
+    DLedgerError,
+    IndexBeforeBeginError,
+    IndexOutOfRangeError,
+    InvalidRequestError,
+    ResponseCode,
+    UnavailableError,
+)
 from dledger.rpc.peers import codec
-from dledger.rpc.peers.control_link import peer_channel
-from dledger.rpc.peers.identity import PeerIdentity
+from dledger.rpc.peers.connection import PeerConnection
+from dledger.rpc.peers.frames import HANDSHAKE_BYTES_MAX, FrameKind, Purpose
+from dledger.rpc.peers.identity import OldLogs, PeerIdentity
 from dledger.rpc.ports import PeerLog
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.types import LogIndex, NodeId
 
 TIMEOUT_S: Final = 10.0
+"""For one question, from the connection to the last byte of its answer; on either side."""
 READ_LOG_BYTES_MAX: Final = codec.READ_LOG_BYTES_MAX
-
-CheckSender = Callable[[NodeId], None]
-"""Raises unless the caller's certificate belongs to the sender it claims to be."""
-
-
-class PeerBusyError(DLedgerError):
-    """Raised while another such call is in progress: retry later."""
+_ANSWER_BYTES_MAX: Final = READ_LOG_BYTES_MAX + 1024
 
 
 class PeerLogService:
     """Answers peers. Thread-safe."""
 
-    def __init__(self, identity: PeerIdentity, log: PeerLog) -> None:
-        self._identity = identity
+    def __init__(self, log: PeerLog) -> None:
         self._log = log
         self._turn = threading.Semaphore()
 
-    def read_log(self, data: bytes, check_sender: CheckSender) -> bytes:
-        """``ReadLog``."""
-        header, position, length = codec.decode_read_log(data)
-        self._check(header, check_sender)
-        with self._only():
-            return codec.encode_log_bytes(self._log.copy_committed(position, length))
-
-    def chain_crcs(self, data: bytes, check_sender: CheckSender) -> bytes:
-        """``ChainCrcs``."""
-        header, indexes = codec.decode_chain_crcs_request(data)
-        self._check(header, check_sender)
-        with self._only():
-            return codec.encode_chain_crcs(committed_crcs(self._log, indexes))
-
-    def _check(self, header: codec.EnvelopeHeader, check_sender: CheckSender) -> None:
-        self._identity.check(header)
-        check_sender(header.sender)
-
-    @contextmanager
-    def _only(self) -> Iterator[None]:
+    def serve(self, connection: PeerConnection) -> None:
+        """Receive one question and answer it."""
+        connection.deadline = time.monotonic() + TIMEOUT_S
+        frame = connection.receive(HANDSHAKE_BYTES_MAX)
+        if frame is None:
+            return
         if not self._turn.acquire(blocking=False):
-            raise PeerBusyError("another member is already reading the log here: retry later")
+            busy = b"another member is already reading the log here: retry later"
+            connection.send_whole(FrameKind.REFUSAL, busy)
+            return
         try:
-            yield
+            kind, answer = self._answer(*frame)
         finally:
             self._turn.release()
+        connection.send_whole(kind, answer)
+
+    def _answer(self, kind: FrameKind, payload: bytes | memoryview) -> tuple[FrameKind, bytes]:
+        match kind:
+            case FrameKind.READ_LOG:
+                data = self._log.copy_committed(*codec.decode_read_log(payload))
+                return FrameKind.READ_LOG_ANSWER, codec.encode_log_bytes(data)
+            case FrameKind.CHAIN_CRCS:
+                crcs = committed_crcs(self._log, codec.decode_chain_crcs_request(payload))
+                return FrameKind.CHAIN_CRCS_ANSWER, codec.encode_chain_crcs(crcs)
+            case _:
+                raise InvalidRequestError(f"expected a question about the log, got {kind.name}")
 
 
 def committed_crcs(log: PeerLog, indexes: Sequence[LogIndex]) -> dict[LogIndex, int]:
@@ -83,14 +84,14 @@ def committed_crcs(log: PeerLog, indexes: Sequence[LogIndex]) -> dict[LogIndex, 
 
 
 class PeerLogClient:
-    """Calls the other members. For one thread; ``close`` may come from another."""
+    """Asks the other members. For one thread; ``close`` may come from another."""
 
-    def __init__(self, config: ServerConfig, tls_keeper: TlsKeeper | None) -> None:
-        self._identity = PeerIdentity.of(config)
+    def __init__(self, config: ServerConfig, tls_keeper: TlsKeeper | None, old_logs: OldLogs | None = None) -> None:
+        self._identity = PeerIdentity.of(config, old_logs)
         self._members = {member.node_id: member for member in config.peers}
         self._tls = tls_keeper
-        self._lock = threading.Lock()  # guards _channels and _closed
-        self._channels: dict[NodeId, tuple[int, grpc.Channel]] = {}
+        self._lock = threading.Lock()  # guards the two below
+        self._asking: PeerConnection | None = None
         self._closed = False
 
     @property
@@ -103,48 +104,70 @@ class PeerLogClient:
 
         Raises ``UnavailableError``.
         """
-        request = codec.encode_read_log(self._header(peer), position, length)
-        return codec.decode_log_bytes(self._call(peer, "ReadLog", request))
+        answer = self._ask(peer, FrameKind.READ_LOG, codec.encode_read_log(position, length))
+        return codec.decode_log_bytes(answer)
 
     def chain_crcs(self, peer: NodeId, indexes: Sequence[LogIndex]) -> dict[LogIndex, int]:
         """The chain CRCs of those indexes that ``peer`` holds as committed. Raises ``UnavailableError``."""
-        request = codec.encode_chain_crcs_request(self._header(peer), indexes)
-        return codec.decode_chain_crcs(self._call(peer, "ChainCrcs", request))
+        answer = self._ask(peer, FrameKind.CHAIN_CRCS, codec.encode_chain_crcs_request(indexes))
+        return codec.decode_chain_crcs(answer)
 
     def close(self) -> None:
-        """Close every channel; calls in progress fail. Idempotent."""
+        """End the connection in use: its call fails, as later ones do. Idempotent."""
         with self._lock:
             self._closed = True
-            channels, self._channels = self._channels, {}
-        for _, channel in channels.values():
-            channel.close()
+            if self._asking is not None:
+                self._asking.end()
 
-    def _header(self, peer: NodeId) -> codec.EnvelopeHeader:
-        identity = self._identity
-        return codec.EnvelopeHeader(identity.cluster_id, identity.group, identity.node_id, peer)
-
-    def _call(self, peer: NodeId, method: str, request: bytes) -> bytes:
-        channel = self._channel(self._members[peer])
-        call = channel.unary_unary(
-            options.method(options.RAFT_SERVICE, method), request_serializer=None, response_deserializer=None
-        )
+    def _ask(self, peer: NodeId, kind: FrameKind, question: bytes) -> bytes | memoryview:
+        member = self._members[peer]
         try:
-            answer: bytes = call(request, timeout=TIMEOUT_S)
-        except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was just closed
-            said = error.details() if isinstance(error, grpc.Call) else str(error)
-            raise UnavailableError(f"{peer} does not answer {method}: {said}") from error
-        return answer
+            connection = self._dial(member)
+            try:
+                self._check_open()  # again: it may have been closed meanwhile
+                self._shake_hands(connection, peer)
+                connection.send_whole(kind, question)
+                return self._receive(connection, _ANSWERS[kind])
+            finally:
+                with self._lock:
+                    self._asking = None
+                connection.close()
+        except (OSError, EOFError, DLedgerError) as error:
+            raise UnavailableError(f"{peer} cannot be asked about its log: {error}") from error
 
-    def _channel(self, member: Member) -> grpc.Channel:
-        """The channel to a peer, replaced once there are newer certificates."""
-        wanted = 0 if self._tls is None else self._tls.version
+    def _dial(self, member: Member) -> PeerConnection:
+        self._check_open()
+        context = None if self._tls is None else self._tls.connecting()
+        deadline = time.monotonic() + TIMEOUT_S
+        connection = PeerConnection.dial(member.host, member.port, member.node_id, context, deadline)
         with self._lock:
-            if self._closed:
-                raise UnavailableError("this node is stopping")
-            known = self._channels.get(member.node_id)
-            if known is not None and known[0] == wanted:
-                return known[1]
-            made = self._channels[member.node_id] = peer_channel(member.node_id, member.address, self._tls)
-        if known is not None:
-            known[1].close()
-        return made[1]
+            self._asking = connection
+        return connection
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UnavailableError("this node is stopping")
+
+    def _shake_hands(self, connection: PeerConnection, peer: NodeId) -> None:
+        handshake = self._identity.handshake(peer, "", Purpose.LOG)
+        connection.send_whole(FrameKind.HANDSHAKE, codec.encode_handshake(handshake))
+        verdict = codec.decode_handshake_answer(self._receive(connection, FrameKind.HANDSHAKE_ANSWER))
+        if verdict.code is not ResponseCode.SUCCESS:
+            raise UnavailableError(verdict.reason)
+
+    def _receive(self, connection: PeerConnection, wanted: FrameKind) -> bytes | memoryview:
+        frame = connection.receive(_ANSWER_BYTES_MAX)
+        if frame is None:
+            raise EOFError("it hung up")
+        kind, payload = frame
+        if kind is FrameKind.REFUSAL:
+            raise UnavailableError(bytes(payload).decode(errors="replace"))
+        if kind is not wanted:
+            raise InvalidRequestError(f"expected {wanted.name}, got {kind.name}")
+        return payload
+
+
+_ANSWERS: Final = {
+    FrameKind.READ_LOG: FrameKind.READ_LOG_ANSWER,
+    FrameKind.CHAIN_CRCS: FrameKind.CHAIN_CRCS_ANSWER,
+}

@@ -1,232 +1,192 @@
-"""The gRPC server for peers: handshakes, votes, heartbeats and transfers, on threads that clients cannot exhaust.
+"""The accepting side of members' connections: one thread for each, which only its own peer can delay.
 
-It listens on a Unix socket to which only this process can connect; ``PeerListener`` owns the peer port, and limits what
-it relays.
-
-With TLS it serves members only, and refuses others before they have sent anything: half a request, or an endless stream
-of health checks or reflection, would occupy a thread that votes need.
+A thread receives a message, gives it to the receiver, which may wait for the node's lock and the disk, and sends the
+answer. Answers to pushes may also come from the flusher. A peer has at most one connection for each purpose: a newer
+one ends the older, which may hang on a path not yet known to be dead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Final, NoReturn
-
-import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+import logging
+import threading
+from functools import partial
+from typing import Final
 
 from dledger.config import ServerConfig
 from dledger.core.messages import Envelope, HeartbeatRequest
 from dledger.errors import (
-    ConfigError,
     DLedgerError,
     IdentityError,
     InvalidRequestError,
     TlsError,
     UnknownMemberError,
-    told,
 )
-from dledger.rpc import options, tls
-from dledger.rpc.bridge import Report, log_failure
+from dledger.rpc import options
+from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.peers import codec
-from dledger.rpc.peers.control_link import Learn
-from dledger.rpc.peers.identity import PeerIdentity
-from dledger.rpc.peers.listener import PeerListener
-from dledger.rpc.peers.log_exchange import CheckSender, PeerBusyError, PeerLogService
-from dledger.rpc.peers.push_server import PushServer
+from dledger.rpc.peers.acceptor import Caller, PeerAcceptor, listen_for_peers
+from dledger.rpc.peers.connection import PeerConnection
+from dledger.rpc.peers.frames import HANDSHAKE_BYTES_MAX, FrameKind, Purpose
+from dledger.rpc.peers.identity import Introduction
+from dledger.rpc.peers.log_exchange import PeerLogService
 from dledger.rpc.ports import PeerLog, Receiver
-from dledger.rpc.private_socket import PrivateSocket
-from dledger.rpc.tls_keeper import TlsKeeper
-from dledger.types import NodeId
 
-STOP_TIMEOUT_S: Final = 5.0
-CALLS_PER_PEER: Final = 64
-"""The limit of calls per peer, waiting for a thread or being answered: many times what a peer has in flight.
+_LOG = logging.getLogger(__name__)
 
-Calls that a peer gave up while this node was frozen, or waited for its lock, arrive all at once, and the node cannot
-know that they were given up.
+CONTROL_BYTES_MAX: Final = 1 << 20
+"""The longest control message accepted: a heartbeat names all members."""
+CONNECTIONS_MAX: Final = 4
+"""The limit of connections of one peer for one purpose: one in use, and some that have been replaced and whose threads
+still wait for the disk.
 """
-_Context = grpc.ServicerContext
+
+_THREADS: Final = {
+    Purpose.CONTROL: "dledger-control-in",
+    Purpose.PUSH: "dledger-push-in",
+    Purpose.LOG: "dledger-log-in",
+}
 
 
 class PeerServer:
-    """Listens on the peer address from ``start`` to ``close``."""
+    """Serves the peer port from ``start`` to ``close``. ``log`` is what peers may read; None: nothing."""
 
     def __init__(
-        self,
-        config: ServerConfig,
-        identity: PeerIdentity,
-        receiver: Receiver,
-        *,
-        client_address: str,
-        learn: Learn,
-        tls_keeper: TlsKeeper | None = None,
-        report: Report = log_failure,
+        self, config: ServerConfig, introduction: Introduction, receiver: Receiver, log: PeerLog | None = None
     ) -> None:
-        self._config = config
-        self._identity = identity
-        self._receiver = receiver
-        self._client_address = client_address
-        self._learn = learn
-        self._tls = tls_keeper
-        self._log: PeerLogService | None = None
-        # Votes and heartbeats may wait for the hard state; a peer may have several, and health checks come on top.
-        threads = 8 + 4 * len(config.peers)
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"dledger-peer-rpc-{config.node_id}")
-        calls_max = CALLS_PER_PEER * (1 + len(config.peers))
-        self._server = grpc.server(self._pool, options=options.peer_server_options(), maximum_concurrent_rpcs=calls_max)
-        self._health = health.HealthServicer(experimental_non_blocking=True, experimental_thread_pool=self._pool)
-        self._pushes = PushServer(config, identity, receiver, client_address=client_address, learn=learn)
-        self._socket: PrivateSocket | None = None
-        self._listener = PeerListener(f"dledger-peer-listen-{config.node_id}", self._pushes.take, tls_keeper, report)
-        self.respond: Final = self._pushes.respond
-
-    @property
-    def dropped(self) -> int:
-        """Answers to pushes that found no connection."""
-        return self._pushes.dropped
-
-    @property
-    def port(self) -> int:
+        self.dropped = 0
+        """Answers to pushes that found no connection, or a full one. For monitoring: updates may race."""
+        self.port = 0
         """The port listened on, once started."""
-        return self._listener.port
+        self._config = config
+        self._identity = introduction.identity
+        self._learn = introduction.learn
+        self._receiver = receiver
+        self._log = None if log is None else PeerLogService(log)
+        self._acceptor = PeerAcceptor(introduction, self._begin)
+        self._bridge: LoopBridge | None = None
+        self._lock = threading.Lock()  # guards what follows
+        self._registered = 0
+        self._threads: dict[PeerConnection, tuple[Caller, threading.Thread]] = {}
+        self._in_use: dict[Caller, PeerConnection] = {}
+        self._closing = False
 
-    def serve_log(self, log: PeerLog) -> None:
-        """Let peers read the log and compare it with theirs; only before ``start``."""
-        self._log = PeerLogService(self._identity, log)
-
-    def start(self) -> None:
-        """Listen and serve. Raises ``ConfigError`` if it cannot listen."""
-        member = self._config.self_member
-        self._server.add_generic_rpc_handlers([self._handlers()])
-        if self._tls is None:
-            health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-            for service in ("", options.RAFT_SERVICE):
-                self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
-            names = [options.RAFT_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME]
-            reflection.enable_server_reflection(names, self._server)
-        self._socket = PrivateSocket(self._listen, self._config.store.base_dir)
-        self._server.start()
-        self._listener.start(self._config.bind_host or member.host, member.port, self._socket.path)
-
-    def _listen(self, address: str) -> None:
-        if self._tls is None:
-            bound = self._server.add_insecure_port(address)
-        else:
-            bound = self._server.add_secure_port(address, self._tls.peer_server_credentials())
-        if not bound:
-            raise ConfigError([f"cannot listen on the Unix socket {address} for the peer port"])
+    def start(self, bridge: LoopBridge) -> None:
+        """Listen, and accept on the loop of ``bridge``. Raises ``ConfigError`` if it cannot listen."""
+        listening = listen_for_peers(self._config)
+        self.port = listening[0].getsockname()[1]
+        self._bridge = bridge
+        bridge.post(partial(self._acceptor.open, listening))
 
     def close(self) -> None:
-        """Stop serving; joins every thread. Idempotent."""
-        self._health.enter_graceful_shutdown()
-        self._listener.close()
-        self._pushes.close()
-        self._server.stop(None).wait(STOP_TIMEOUT_S)
-        self._pool.shutdown(wait=True)
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        """Close all connections and join their threads. Idempotent."""
+        if self._bridge is not None:
+            bridge, self._bridge = self._bridge, None
+            bridge.run(self._acceptor.close())
+        with self._lock:
+            self._closing = True
+            serving = tuple(self._threads.items())
+        for connection, _ in serving:
+            connection.end()
+        for _, (_, thread) in serving:
+            thread.join()
 
-    def _handlers(self) -> grpc.GenericRpcHandler[bytes, bytes]:
-        unary = self._of_members
-        methods = {
-            "Handshake": unary(self._handshake),
-            "Vote": unary(self._request(codec.decode_vote_request)),
-            "Heartbeat": unary(self._request(codec.decode_heartbeat_request)),
-            "TakeLeadership": unary(self._take_leadership),
-        }
-        if self._log is not None:
-            methods |= {
-                "ReadLog": unary(self._of_log(self._log.read_log)),
-                "ChainCrcs": unary(self._of_log(self._log.chain_crcs)),
-            }
-        return grpc.method_handlers_generic_handler(options.RAFT_SERVICE, methods)
+    def respond(self, envelope: Envelope) -> None:
+        """Send an answer to pushes on its target's connection, or drop it if there is none. Never blocks."""
+        connection = self._in_use.get(Caller(envelope.target, Purpose.PUSH))
+        if connection is None or not connection.send(FrameKind.PUSH_ANSWER, codec.encode(envelope)):
+            self.dropped += 1
 
-    def _of_log(self, answer: Callable[[bytes, CheckSender], bytes]) -> Callable[[bytes, _Context], bytes]:
-        def call(data: bytes, context: _Context) -> bytes:
-            try:
-                return answer(data, lambda sender: self._check_name(sender, context))
-            except PeerBusyError as error:
-                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
-            except DLedgerError as error:
-                _abort(context, error)
+    # -- one connection ------------------------------------------------------------------------------------------------
 
-        return call
-
-    def _of_members(self, answer: Callable[[bytes, _Context], bytes]) -> grpc.RpcMethodHandler[bytes, bytes]:
-        """A call with one request, as a stream of requests, so that it can be refused before the request arrives."""
-        if self._tls is None:
-            return grpc.unary_unary_rpc_method_handler(answer)
-
-        def begin(requests: Iterator[bytes], context: _Context) -> bytes:
-            try:
-                tls.check_member(_names(context), self._identity.members, "that the caller showed")
-                data = next(requests, None)
-                if data is None:
-                    raise InvalidRequestError("the call ended without a request")
-            except DLedgerError as error:
-                _abort(context, error)
-            return answer(data, context)
-
-        return grpc.stream_unary_rpc_method_handler(begin)
-
-    def _handshake(self, data: bytes, context: _Context) -> bytes:
+    def _begin(self, connection: PeerConnection, caller: Caller) -> None:
+        """Serve a connection whose handshake is done, on a thread of its own."""
+        name = f"{_THREADS[caller.purpose]}-{self._identity.node_id}"
+        thread = threading.Thread(target=self._serve, args=(connection, caller), name=name)
+        with self._lock:
+            threads = sum(1 for one, _ in self._threads.values() if one == caller)
+            refused = self._closing or threads >= CONNECTIONS_MAX
+            if not refused:
+                self._threads[connection] = caller, thread
+        if refused:
+            connection.close()
+            return
         try:
-            handshake = codec.decode_handshake(data)
-            self._identity.check(handshake.header)
-            self._check_name(handshake.header.sender, context)
-        except DLedgerError as error:
-            _abort(context, error)
-        self._learn(handshake.header.sender, handshake.client_address)
-        return codec.encode_handshake_answer(self._identity.judge(handshake, self._client_address))
+            thread.start()
+        except RuntimeError as error:  # no more threads: the peer will try again
+            _LOG.warning("%s cannot start a thread for a peer's connection: %s", self._identity.node_id, error)
+            self._forget(connection, caller)
 
-    def _request(self, decode: Callable[[bytes], Envelope]) -> Callable[[bytes, _Context], bytes]:
-        def answer(data: bytes, context: _Context) -> bytes:
-            if not context.is_active():  # the caller gave up while it waited for this thread
-                return b""
-            try:
-                envelope = decode(data)
-                self._identity.check(envelope)
-                self._check_name(envelope.sender, context)
-                if isinstance(envelope.message, HeartbeatRequest):
-                    self._learn(envelope.sender, envelope.message.client_address)
-                return codec.encode(self._receiver.request(envelope))
-            except DLedgerError as error:
-                _abort(context, error)
-
-        return answer
-
-    def _check_name(self, sender: NodeId, context: _Context) -> None:
-        """Raise ``TlsError`` unless the caller's certificate belongs to the sender it claims to be."""
-        if self._tls is not None:
-            tls.check_name(_names(context), sender, "that the caller showed")
-
-    def _take_leadership(self, data: bytes, context: _Context) -> bytes:
+    def _serve(self, connection: PeerConnection, caller: Caller) -> None:
         try:
-            envelope = codec.decode_take_leadership(data)
-            self._identity.check(envelope)
-            self._check_name(envelope.sender, context)
-            self._receiver.receive(envelope)
-        except DLedgerError as error:
-            _abort(context, error)
-        return codec.encode_take_leadership_answer()
+            number = self._register(connection, caller)
+            match caller.purpose:
+                case Purpose.CONTROL:
+                    self._serve_control(connection, caller)
+                case Purpose.PUSH:
+                    self._serve_pushes(connection, caller, number)
+                case Purpose.LOG:
+                    self._serve_log(connection)
+        except (InvalidRequestError, IdentityError, UnknownMemberError, TlsError) as error:
+            self._acceptor.reasons.log(f"{self._identity.node_id} refused a connection from {caller.node_id}: {error}")
+            connection.send(FrameKind.REFUSAL, str(error).encode()[:HANDSHAKE_BYTES_MAX])
+        except (DLedgerError, OSError, EOFError) as error:  # the node stops, or the connection broke: the peer retries
+            _LOG.debug("%s closed a connection from %s: %s", self._identity.node_id, caller.node_id, error)
+        finally:
+            self._forget(connection, caller)
 
+    def _register(self, connection: PeerConnection, caller: Caller) -> int:
+        """Make it the peer's connection in use; returns its number, above all earlier ones."""
+        with self._lock:
+            older = self._in_use.get(caller)
+            self._in_use[caller] = connection
+            self._registered += 1
+            number = self._registered
+        if older is not None:
+            older.end()
+        return number
 
-def _names(context: _Context) -> Sequence[str]:
-    """The DNS names of the caller's certificate."""
-    shown: Mapping[str, Iterable[bytes]] = context.auth_context()  # type: ignore[assignment]  # stubs: one value
-    return [name.decode() for name in shown.get("peer_dns", ())]
+    def _forget(self, connection: PeerConnection, caller: Caller) -> None:
+        with self._lock:
+            self._threads.pop(connection, None)
+            if self._in_use.get(caller) is connection:
+                del self._in_use[caller]
+        connection.close()
 
+    def _serve_control(self, connection: PeerConnection, caller: Caller) -> None:
+        while (frame := connection.receive(CONTROL_BYTES_MAX)) is not None:
+            kind, payload = frame
+            match kind:
+                case FrameKind.VOTE:
+                    envelope = self._checked(codec.decode_vote_request(payload), caller)
+                    kind, answer = FrameKind.VOTE_ANSWER, codec.encode(self._receiver.request(envelope))
+                case FrameKind.HEARTBEAT:
+                    envelope = self._checked(codec.decode_heartbeat_request(payload), caller)
+                    if isinstance(envelope.message, HeartbeatRequest):
+                        self._learn(envelope.sender, envelope.message.client_address)
+                    kind, answer = FrameKind.HEARTBEAT_ANSWER, codec.encode(self._receiver.request(envelope))
+                case FrameKind.TAKE_LEADERSHIP:
+                    self._receiver.receive(self._checked(codec.decode_take_leadership(payload), caller))
+                    kind, answer = FrameKind.TAKE_LEADERSHIP_ANSWER, b""
+                case _:
+                    raise InvalidRequestError(f"expected a control message, got {kind.name}")
+            connection.send(kind, answer)
 
-def _abort(context: _Context, error: DLedgerError) -> NoReturn:
-    match error:
-        case InvalidRequestError():
-            code = grpc.StatusCode.INVALID_ARGUMENT
-        case IdentityError() | UnknownMemberError() | TlsError():
-            code = grpc.StatusCode.FAILED_PRECONDITION
-        case _:
-            code = grpc.StatusCode.UNAVAILABLE
-    context.abort(code, told(error))
+    def _serve_pushes(self, connection: PeerConnection, caller: Caller, number: int) -> None:
+        bytes_max = options.push_bytes_limit(self._config)
+        while (frame := connection.receive(bytes_max)) is not None:
+            kind, payload = frame
+            if kind is not FrameKind.PUSH:
+                raise InvalidRequestError(f"expected a push, got {kind.name}")
+            self._receiver.receive(self._checked(codec.decode_push_request(payload, number), caller))
+
+    def _serve_log(self, connection: PeerConnection) -> None:
+        if self._log is None:
+            raise InvalidRequestError("this member gives no log to its peers")
+        self._log.serve(connection)
+
+    def _checked(self, envelope: Envelope, caller: Caller) -> Envelope:
+        """Raise unless a message is for us and from the peer that has shaken hands."""
+        self._identity.check(envelope)
+        if envelope.sender != caller.node_id:
+            raise IdentityError(f"the connection of {caller.node_id!r} carried a message from {envelope.sender!r}")
+        return envelope

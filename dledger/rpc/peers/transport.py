@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
+from typing import NamedTuple
 
-from dledger.config import ServerConfig
+from dledger.config import Member, ServerConfig
 from dledger.core.messages import (
     Envelope,
     HeartbeatRequest,
@@ -20,20 +23,25 @@ from dledger.core.messages import (
 )
 from dledger.errors import InvariantError
 from dledger.rpc.bridge import LoopBridge, LoopThread, Report, log_failure
-from dledger.rpc.peers.control_link import ControlLink, Introduction, Refusals
-from dledger.rpc.peers.identity import OldLogs, PeerIdentity
-from dledger.rpc.peers.push_link import PushLink
+from dledger.rpc.peers.identity import Introduction, OldLogs, PeerIdentity, Reasons
+from dledger.rpc.peers.link import PeerLink
+from dledger.rpc.peers.outgoing import ControlQueue, PushQueue
 from dledger.rpc.peers.server import PeerServer
 from dledger.rpc.ports import PeerLog, Receiver
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.types import NodeId
 
 
-class GrpcTransport:
+class _Links(NamedTuple):
+    control: PeerLink
+    push: PeerLink
+
+
+class PeerTransport:
     """The production transport. ``client_address`` is the address that our peers give to clients for this node.
 
-    Pushes run on the event loop of ``bridge``, which must outlive this; without one, on a loop of their own. ``report``
-    is called for a task or thread that ends before ``close``: the node must not continue without it.
+    Pushes run on the event loop of ``bridge``, which must outlive this; without one, on that of the peer port.
+    ``report`` is called for a task or thread that ends before ``close``: the node must not continue without it.
     """
 
     def __init__(
@@ -49,14 +57,13 @@ class GrpcTransport:
     ) -> None:
         self._config = config
         self._report = report
-        self._tls = tls_keeper or TlsKeeper.of(config)
         self._log = log
-        self._identity = PeerIdentity.of(config, old_logs)
-        self._client_address = client_address
+        identity = PeerIdentity.of(config, old_logs)
+        self._introduction = Introduction(identity, client_address, self._learn, tls_keeper or TlsKeeper.of(config))
         self._client_addresses: dict[NodeId, str] = {}
-        self._bridge = bridge
-        self._own_loop = LoopThread(f"dledger-push-{config.node_id}", report) if bridge is None else None
-        self._links: dict[NodeId, tuple[ControlLink, PushLink]] = {}
+        self._loop = LoopThread(f"dledger-peers-{config.node_id}", report)
+        self._pushes_bridge = bridge
+        self._links: dict[NodeId, _Links] = {}
         self._server: PeerServer | None = None
 
     @property
@@ -84,61 +91,39 @@ class GrpcTransport:
         """Listen; connections are made when messages are sent. Raises ``ConfigError`` if it cannot listen."""
         if self._server is not None:
             raise InvariantError("the transport can be started only once")
-        server = PeerServer(
-            self._config,
-            self._identity,
-            receiver,
-            client_address=self._client_address,
-            learn=self._learn,
-            tls_keeper=self._tls,
-            report=self._report,
-        )
-        if self._log is not None:
-            server.serve_log(self._log)
+        bridge = self._loop.start()
+        server = PeerServer(self._config, self._introduction, receiver, self._log)
         try:
-            server.start()
+            server.start(bridge)
         except BaseException:
-            server.close()
+            self._loop.stop()
             raise
         self._server = server
-        if self._own_loop is not None:
-            self._bridge = self._own_loop.start()
-        bridge = self._bridge
-        if bridge is None:
-            raise InvariantError("the transport has no event loop")
-        replication = self._config.replication
+        if self._pushes_bridge is None:
+            self._pushes_bridge = bridge
         for peer in self._config.peers:
-            refusals = Refusals(self._identity.node_id, peer.node_id)
-            introduction = Introduction(self._client_address, self._learn, refusals)
-            control = ControlLink(
-                self._identity,
-                peer,
-                receiver,
-                introduction=introduction,
-                timeout_s=self._config.election.election_timeout_ms_min / 1000,
-                tls_keeper=self._tls,
-            )
-            push = PushLink(
-                self._identity,
-                peer,
-                receiver,
-                bridge,
-                introduction=introduction,
-                queue_pushes_max=2 * replication.inflight_pushes_max + 16,
-                tls_keeper=self._tls,
-            )
-            bridge.run(push.start(self._report))
-            self._links[peer.node_id] = control, push
+            self._links[peer.node_id] = links = self._make_links(peer, receiver, bridge, self._pushes_bridge)
+            bridge.run(links.control.start(self._report))
+            self._pushes_bridge.run(links.push.start(self._report))
+
+    def _make_links(self, peer: Member, receiver: Receiver, control: LoopBridge, pushes: LoopBridge) -> _Links:
+        reasons = Reasons(logging.ERROR)  # of both: they are mostly the same
+        queue = PushQueue(2 * self._config.replication.inflight_pushes_max + 16)
+        lost = partial(receiver.connection_lost, peer.node_id)
+        return _Links(
+            PeerLink(self._introduction, peer, ControlQueue(), receiver, control, reasons, _nothing),
+            PeerLink(self._introduction, peer, queue, receiver, pushes, reasons, lost),
+        )
 
     def send(self, envelope: Envelope) -> None:
         """See ``Transport.send``. Raises ``InvariantError`` only for a message that never goes on the wire."""
         match envelope.message:
             case PushAppend() | PushCommit() | PushCompare() | PushTruncate() | PushInstall():
                 if (links := self._links.get(envelope.target)) is not None:
-                    links[1].send(envelope)
+                    links.push.send(envelope)
             case VoteRequest() | HeartbeatRequest() | TakeLeadership():
                 if (links := self._links.get(envelope.target)) is not None:
-                    links[0].send(envelope)
+                    links.control.send(envelope)
             case PushResponse():
                 if self._server is not None:
                     self._server.respond(envelope)
@@ -148,15 +133,19 @@ class GrpcTransport:
     def close(self) -> None:
         """See ``Transport.close``."""
         links, self._links = self._links, {}
-        for control, push in links.values():
-            control.close()
-            if self._bridge is not None:
-                self._bridge.run(push.close())
+        bridge = self._loop.bridge
+        for link in links.values():
+            if bridge is not None and self._pushes_bridge is not None:
+                bridge.run(link.control.close())
+                self._pushes_bridge.run(link.push.close())
         if self._server is not None:
             self._server.close()
-        if self._own_loop is not None:
-            self._own_loop.stop()
+        self._loop.stop()
 
     def _learn(self, peer: NodeId, client_address: str) -> None:
         if client_address:
             self._client_addresses[peer] = client_address
+
+
+def _nothing() -> None:
+    """A lost control connection needs no word: the protocol's timers notice the silence."""

@@ -70,7 +70,7 @@ def test_damage_that_nobody_can_mend_yet_is_told_until_somebody_can(group: Runni
     def told() -> str:
         return next((one.message for one in node.status().conditions if one.kind == ConditionKind.DAMAGED), "")
 
-    wait_until(lambda: "does not answer ReadLog" in told(), "it says so", 60)
+    wait_until(lambda: "cannot be asked about its log" in told(), "it says so", 60)
     assert "damaged at offset" in told()
     for other in others:
         group.restart(other)

@@ -11,7 +11,7 @@ PACKAGES: Final = ("dledger", "rocketstore", "dledger_spark", "benchmarks", "clu
 HOMES: Final = {
     "dledger/layout.py": "makes structs and tables of layouts; the log's own are here",
     "dledger/core/producer_payload.py": "bodies of NOOPs that tell of producers",
-    "dledger/rpc/peers/push_frames.py": "frames between members; nothing stored",
+    "dledger/rpc/peers/frames.py": "frames between members; nothing stored",
     "dledger/client/security.py": "one request of RocketMQ, to tell its servers from others; nothing stored",
     "dledger/store/checkpoint.py": "the node's checkpoint",
     "dledger/store/hard_state.py": "the hard state",

@@ -30,7 +30,7 @@ from dledger.errors import (
     TermChangedError,
     UnavailableError,
 )
-from dledger.rpc.peers.transport import GrpcTransport
+from dledger.rpc.peers.transport import PeerTransport
 from dledger.types import NodeId, Role
 from tests.support.fake_group import FakeGroup, fake_group
 from tests.support.overtaking import OvertakenLock
@@ -474,7 +474,7 @@ def test_a_peer_port_is_recognised() -> None:
     config = ServerConfig(client_port=0)
     member = config.members[0]
     config = ServerConfig(members=(type(member)(member.node_id, "127.0.0.1", port),), client_port=0)
-    transport = GrpcTransport(config)
+    transport = PeerTransport(config)
     transport.start(RecordingReceiver())
 
     with DLedgerClient(f"127.0.0.1:{port}") as client, pytest.raises(InvalidRequestError, match="peer port"):

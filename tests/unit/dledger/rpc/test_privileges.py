@@ -6,6 +6,7 @@ table in ``tests/unit/rocketstore/broker/test_privileges.py``.
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ import grpc
 import pytest
 from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor, ServiceDescriptor
-from google.protobuf.message import Message
+from google.protobuf.message import Message as ProtoMessage
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
@@ -24,22 +25,27 @@ from cluster import certs
 from cluster.local.group import free_ports
 from dledger.access.guard import AccessGuard
 from dledger.access.rules import parse_rules
-from dledger.client.security import ChannelMaker, ClientSecurity
+from dledger.client.security import ChannelMaker, ClientSecurity, TlsFiles
 from dledger.clock import Clock
 from dledger.config import Member, SecurityConfig, ServerConfig
-from dledger.pb import client_pb2, raft_pb2
-from dledger.rpc import options
+from dledger.core.messages import Envelope, HeartbeatRequest, Message, PushCommit, TakeLeadership, VoteRequest
+from dledger.pb import client_pb2
+from dledger.rpc import options, tls
 from dledger.rpc.clients.server import ClientServer
-from dledger.rpc.peers.transport import GrpcTransport
-from dledger.types import Boundary, LogIndex, NodeId, Position, Term
+from dledger.rpc.peers import codec, frames
+from dledger.rpc.peers.frames import FrameKind, Purpose
+from dledger.rpc.peers.transport import PeerTransport
+from dledger.types import NO_ENTRY, Boundary, LogIndex, NodeId, Position, Term
 from tests.support.certificates import files
 from tests.support.fake_node import FakeNode
+from tests.support.peer_wire import PeerWire, handshake_frame
 from tests.support.receiver import RecordingReceiver
+from tests.support.waiting import wait_until
 
 TIMEOUT_S: Final = 30
 GROUP: Final = "default"
 LOG: Final = client_pb2.DESCRIPTOR.services_by_name["LogService"]
-RAFT: Final = raft_pb2.DESCRIPTOR.services_by_name["RaftService"]
+N1: Final = NodeId("n1")
 DENIED: Final = grpc.StatusCode.PERMISSION_DENIED
 RULES: Final = """\
 accounts:
@@ -106,23 +112,15 @@ OWN_LOG: Final[Mapping[str, frozenset[str]]] = {
 """Who may call what at a node whose log is for its clients."""
 APPLICATIONS_LOG: Final = {name: ADMINS if allowed == READERS else allowed for name, allowed in OWN_LOG.items()}
 """The same where the log is an application's (a broker's), and so has entries of all its users."""
-PEERS: Final = frozenset({"Handshake", "Vote", "Heartbeat", "TakeLeadership", "ReadLog", "ChainCrcs"})
-"""What only the member may call that a request says it is from."""
 
 
-def filled(descriptor: Descriptor) -> Message:
-    """A request to the group, with one of each repeated part; between members, from n1 to n0."""
+def filled(descriptor: Descriptor) -> ProtoMessage:
+    """A request to the group, with one of each repeated part."""
     made = message_factory.GetMessageClass(descriptor)()
-    words = {"group": GROUP, "producer": "p", "cluster_id": "c", "sender": "n1", "target": "n0", "client_address": "h"}
+    words = {"group": GROUP, "producer": "p"}
     for field in descriptor.fields:
-        if field.name in ("header", "last") and field.message_type is not None:
-            getattr(made, field.name).CopyFrom(filled(field.message_type))
-        elif field.name == "bodies":
+        if field.name == "bodies":
             made.bodies.append(b"x")  # type: ignore[attr-defined]  # only known at run time
-        elif field.name == "indexes":
-            made.indexes.append(0)  # type: ignore[attr-defined]
-        elif field.name == "length":
-            made.length = 1  # type: ignore[attr-defined]
         elif field.name in words:
             setattr(made, field.name, words[field.name])
     return made
@@ -205,10 +203,8 @@ def channel_of(address: str, role: str) -> Iterator[grpc.Channel]:
 
 def test_every_method_has_a_line() -> None:
     """Whoever adds one, or a service, says who may call it."""
-    services = {**client_pb2.DESCRIPTOR.services_by_name, **raft_pb2.DESCRIPTOR.services_by_name}
-    assert set(services) == {"LogService", "RaftService"}
+    assert set(client_pb2.DESCRIPTOR.services_by_name) == {"LogService"}
     assert set(OWN_LOG) == set(APPLICATIONS_LOG) == set(LOG.methods_by_name)
-    assert set(PEERS) == set(RAFT.methods_by_name)
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -238,15 +234,13 @@ def test_without_access_control_everybody_may_do_everything() -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_a_client_port_serves_no_members_and_describes_itself_to_nobody(role: str) -> None:
-    """Not even for an administrator: what is said between members is believed. Health is for all, as monitoring cannot
-    sign."""
+def test_a_client_port_describes_itself_to_nobody(role: str) -> None:
+    """Not even to an administrator. Health is for all, as monitoring cannot sign."""
     health = health_pb2.DESCRIPTOR.services_by_name["Health"]
     reflection = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
-    refused = [(RAFT, name) for name in PEERS] + [(reflection, name) for name in reflection.methods_by_name]
     with served() as (_, address), channel_of(address, role) as channel:
-        for service, name in refused:
-            assert (name, call(channel, service, name)) == (name, grpc.StatusCode.UNIMPLEMENTED)
+        for name in reflection.methods_by_name:
+            assert (name, call(channel, reflection, name)) == (name, grpc.StatusCode.UNIMPLEMENTED)
         for name in ("Check", "Watch"):
             assert (name, call(channel, health, name)) == (name, grpc.StatusCode.OK)
 
@@ -272,20 +266,41 @@ class AskedLog:
         return int(index)
 
 
-NOT_SERVED: Final = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.FAILED_PRECONDITION}
 CALLERS: Final = ("plaintext", "without-certificate", "other-authority", "client", "n2", "n1")
 """Who says to be member n1."""
+QUESTIONS: Final[Mapping[FrameKind, tuple[Purpose, Message | bytes]]] = {
+    FrameKind.VOTE: (Purpose.CONTROL, VoteRequest(Term(1), NO_ENTRY)),
+    FrameKind.HEARTBEAT: (Purpose.CONTROL, HeartbeatRequest(Term(1), client_address="h")),
+    FrameKind.TAKE_LEADERSHIP: (Purpose.CONTROL, TakeLeadership(Term(1))),
+    FrameKind.PUSH: (Purpose.PUSH, PushCommit(Term(1), 0, LogIndex(0))),
+    FrameKind.READ_LOG: (Purpose.LOG, codec.encode_read_log(0, 1)),
+    FrameKind.CHAIN_CRCS: (Purpose.LOG, codec.encode_chain_crcs_request([LogIndex(0)])),
+}
+"""What only the member may say that the handshake names."""
 
 
-def credentials_of(home: Path, caller: str) -> grpc.ChannelCredentials:
+def context_of(home: Path, caller: str) -> ssl.SSLContext | None:
     """What somebody shows; all of them trust the group's authority."""
-    ca = (home / "ca.crt").read_bytes()
+    if caller == "plaintext":
+        return None
     if caller == "without-certificate":
-        return grpc.ssl_channel_credentials(ca)
-    shown = files(home / "others", "n1") if caller == "other-authority" else files(home, caller)
-    assert shown.cert is not None
-    assert shown.key is not None
-    return grpc.ssl_channel_credentials(ca, shown.key.read_bytes(), shown.cert.read_bytes())
+        return tls.client_context(tls.read(TlsFiles(home / "ca.crt")))
+    where, name = (home / "others", "n1") if caller == "other-authority" else (home, caller)
+    return tls.client_context(tls.read(files(where, name, ca=home / "ca.crt")))
+
+
+def say(config: ServerConfig, context: ssl.SSLContext | None, kind: FrameKind) -> list[FrameKind]:
+    """The kinds of the answers to a handshake as n1 and one frame."""
+    purpose, said = QUESTIONS[kind]
+    payload = said if isinstance(said, bytes) else codec.encode(Envelope("c", GROUP, N1, NodeId("n0"), said))
+    count = 1 if kind is FrameKind.PUSH else 2
+    try:
+        with PeerWire((config.self_member.host, config.self_member.port), context) as wire:
+            wire.link.sendall(handshake_frame(config, N1, purpose) + frames.pack(kind, payload))
+            found = [wire.frame() for _ in range(count)]
+    except OSError:  # hung up on
+        return []
+    return [frame[0] for frame in found if frame is not None]
 
 
 @pytest.fixture(scope="module")
@@ -302,8 +317,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("caller", CALLERS)
 def test_a_peer_port_believes_only_the_member_itself(home: Path, caller: str) -> None:
-    """Whatever it is asked. Nobody else votes, beats, hands over, reads or is noted as that member, be it another
-    member; and clients find no service of theirs there."""
+    """Whatever it is told. Nobody else votes, beats, hands over, pushes, reads or is noted as that member, not even
+    another member."""
     own = files(home, "n0")
     config = ServerConfig(
         node_id=NodeId("n0"),
@@ -312,25 +327,25 @@ def test_a_peer_port_believes_only_the_member_itself(home: Path, caller: str) ->
         security=SecurityConfig(tls_cert_path=own.cert, tls_key_path=own.key, tls_trust_cert_path=own.ca),
     )
     log, receiver = AskedLog(), RecordingReceiver()
-    transport = GrpcTransport(config, log=log)
-    ended: dict[str, grpc.StatusCode] = {}
+    transport = PeerTransport(config, log=log)
     try:
         transport.start(receiver)
-        address = f"127.0.0.1:{transport.port}"
-        secure = caller != "plaintext"
-        with (
-            grpc.secure_channel(address, credentials_of(home, caller)) if secure else grpc.insecure_channel(address)
-        ) as channel:
-            for name in PEERS:
-                ended[name] = call(channel, RAFT, name)
-            for name in OWN_LOG:
-                assert call(channel, LOG, name) in NOT_SERVED | {grpc.StatusCode.UNIMPLEMENTED}
+        context = context_of(home, caller)
+        answers = {kind: say(config, context, kind) for kind in QUESTIONS}
         if caller == "n1":
-            assert ended == dict.fromkeys(PEERS, grpc.StatusCode.OK)
-            assert (len(receiver.requested), len(receiver.received), log.asked) == (2, 1, 2)
-            assert NodeId("n1") in transport.client_addresses
+            wait_until(lambda: len(receiver.received) == 2, "the push, and the request to take leadership")
+            assert {FrameKind.HANDSHAKE_ANSWER} == {found[0] for found in answers.values()}
+            assert {kind: found[1] for kind, found in answers.items() if kind is not FrameKind.PUSH} == {
+                FrameKind.VOTE: FrameKind.VOTE_ANSWER,
+                FrameKind.HEARTBEAT: FrameKind.HEARTBEAT_ANSWER,
+                FrameKind.TAKE_LEADERSHIP: FrameKind.TAKE_LEADERSHIP_ANSWER,
+                FrameKind.READ_LOG: FrameKind.READ_LOG_ANSWER,
+                FrameKind.CHAIN_CRCS: FrameKind.CHAIN_CRCS_ANSWER,
+            }
+            assert (len(receiver.requested), log.asked) == (2, 2)
+            assert N1 in transport.client_addresses
         else:
-            assert (set(ended.values()) <= NOT_SERVED, ended) == (True, ended)
+            assert {kind for found in answers.values() for kind in found} <= {FrameKind.REFUSAL}
             assert (receiver.requested, receiver.received, log.asked) == ([], [], 0)
             assert not transport.client_addresses
     finally:

@@ -23,14 +23,16 @@ from dledger.client.security import ChannelMaker, ClientSecurity, TlsFiles
 from dledger.config import ClientAuth, Member, SecurityConfig, ServerConfig
 from dledger.core.messages import Envelope, HeartbeatRequest, PushCommit, TakeLeadership, VoteRequest
 from dledger.errors import ConfigError, DLedgerError, TlsError, UnavailableError
-from dledger.rpc import options, tls
+from dledger.rpc import tls
 from dledger.rpc.file_watch import FileWatch
-from dledger.rpc.peers import codec, push_frames, push_server
-from dledger.rpc.peers.transport import GrpcTransport
+from dledger.rpc.peers import acceptor
+from dledger.rpc.peers.frames import FrameKind, Purpose
+from dledger.rpc.peers.transport import PeerTransport
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.rpc.tls_stream import TlsStream
 from dledger.types import NO_ENTRY, LogIndex, NodeId, Term
 from tests.support.certificates import expire, files, reissue
+from tests.support.peer_wire import PeerWire
 from tests.support.receiver import RecordingReceiver
 from tests.support.waiting import wait_until
 
@@ -334,8 +336,8 @@ def configs(here: Path, *, secured: tuple[bool, bool] = (True, True)) -> list[Se
 @contextmanager
 def transports(
     both: list[ServerConfig],
-) -> Iterator[tuple[tuple[GrpcTransport, RecordingReceiver], tuple[GrpcTransport, RecordingReceiver]]]:
-    pair = [(GrpcTransport(config), RecordingReceiver()) for config in both]
+) -> Iterator[tuple[tuple[PeerTransport, RecordingReceiver], tuple[PeerTransport, RecordingReceiver]]]:
+    pair = [(PeerTransport(config), RecordingReceiver()) for config in both]
     try:
         for transport, receiver in pair:
             transport.start(receiver)
@@ -378,14 +380,14 @@ def test_who_answers_at_a_member_s_address_must_be_it(here: Path, caplog: pytest
     """n1's certificate is n0's: a wrong address, or somebody who has taken its place."""
     first, second = configs(here)
     imposter = TlsKeeper(security_of(here, "n0"), name="n1", member="n0")
-    sending, receiving, receiver = GrpcTransport(first), GrpcTransport(second, tls_keeper=imposter), RecordingReceiver()
+    sending, receiving, receiver = PeerTransport(first), PeerTransport(second, tls_keeper=imposter), RecordingReceiver()
     try:
         receiving.start(receiver)
         sending.start(RecordingReceiver())
         sending.send(COMMIT)
         sending.send(envelope(VoteRequest(Term(1), NO_ENTRY, pre_vote=True, transfer=False)))
-        wait_until(lambda: "does not belong to n1" in caplog.text, "the push link says so")
-        wait_until(lambda: "does not match: its subjectAltName" in caplog.text, "the control link says so")
+        wait_until(lambda: "does not belong to n1" in caplog.text, "a link says so")
+        wait_until(lambda: sending.dropped(N1) >= 2, "both messages are dropped")
     finally:
         sending.close()
         receiving.close()
@@ -398,63 +400,95 @@ def test_a_member_speaks_in_its_own_name_only(here: Path, caplog: pytest.LogCapt
     certs.make_node(here, "n2")
     first, second = (replace(one, members=(*one.members, Member(N2, "127.0.0.1", 1))) for one in configs(here))
     imposter = TlsKeeper(security_of(here, "n2"), name="n0", member="n2")
-    sending, receiving, receiver = GrpcTransport(first, tls_keeper=imposter), GrpcTransport(second), RecordingReceiver()
-    calls = {
-        "Vote": envelope(VoteRequest(Term(1), NO_ENTRY, pre_vote=False, transfer=False)),
-        "Heartbeat": envelope(HeartbeatRequest(Term(1), 1, "")),
-        "TakeLeadership": envelope(TakeLeadership(Term(1))),
-    }
-    own = files(here, "n2")
-    credentials = grpc.ssl_channel_credentials(*(path.read_bytes() for path in (own.ca, own.key, own.cert) if path))
+    sending, receiving, receiver = PeerTransport(first, tls_keeper=imposter), PeerTransport(second), RecordingReceiver()
+    messages = (
+        COMMIT,
+        envelope(VoteRequest(Term(1), NO_ENTRY, pre_vote=False, transfer=False)),
+        envelope(HeartbeatRequest(Term(1), 1, "")),
+        envelope(TakeLeadership(Term(1))),
+    )
     try:
         receiving.start(receiver)
         sending.start(RecordingReceiver())
-        sending.send(COMMIT)
-        wait_until(lambda: "does not belong to n0" in caplog.text, "the push is refused")
-        with grpc.secure_channel(f"127.0.0.1:{receiving.port}", credentials) as channel:
-            for name, message in calls.items():
-                path = options.method(options.RAFT_SERVICE, name)
-                call = channel.unary_unary(path, request_serializer=None, response_deserializer=None)
-                with pytest.raises(grpc.RpcError, match="does not belong to n0"):
-                    call(codec.encode(message), timeout=10)
+        for number, message in enumerate(messages, 1):
+            sending.send(message)
+            wait_until(lambda number=number: sending.dropped(N1) >= number, "it is dropped")  # type: ignore[misc]  # the default argument
     finally:
         sending.close()
         receiving.close()
 
+    assert "does not belong to n0" in caplog.text
     assert not receiver.received
     assert not receiver.requested
 
 
+def test_a_client_s_certificate_is_refused_before_it_speaks(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is signed by the same CA, but belongs to no member."""
+    context = tls.client_context(tls.read(files(here, "billing")))
+    with (
+        transports(configs(here)) as (_, (receiving, receiver)),
+        PeerWire(("127.0.0.1", receiving.port), context) as wire,
+    ):
+        ((kind, refusal),) = wire.rest()
+
+    assert kind is FrameKind.REFUSAL
+    assert "belongs to no member" in bytes(refusal).decode()
+    assert "belongs to no member" in caplog.text
+    assert not receiver.received
+
+
+def test_new_certificates_are_shown_on_new_connections(here: Path) -> None:
+    """While the node runs; connections that are open go on with the old ones."""
+    both = configs(here)
+    context = tls.client_context(tls.read(files(here, "n0")))
+    with transports(both) as (_, (receiving, _)):
+        address = ("127.0.0.1", receiving.port)
+        with PeerWire(address, context).begin(both[1], N0, Purpose.CONTROL) as older:
+            serials = [_serial(older)]
+            certs.make_node(here, "n1", force=True)
+            with PeerWire(address, context) as newer:
+                serials.append(_serial(newer))
+            older.send(FrameKind.HEARTBEAT, envelope(HeartbeatRequest(Term(1), 1)))
+            frame = older.frame()
+
+    assert frame is not None
+    assert frame[0] is FrameKind.HEARTBEAT_ANSWER
+    assert len(set(serials)) == 2
+
+
+def _serial(wire: PeerWire) -> object:
+    assert isinstance(wire.link, ssl.SSLSocket)
+    return (wire.link.getpeercert() or {}).get("serialNumber")
+
+
 def test_a_handshake_that_trickles_in_is_ended(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time is for all of it: a byte now and then does not buy more. Nor does TLS done and nothing said."""
-    monkeypatch.setattr("dledger.rpc.peers.listener.FIRST_BYTES_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(push_server, "HANDSHAKE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(acceptor, "HANDSHAKE_TIMEOUT_S", 0.3)
     both = configs(here)
     context = tls.client_context(tls.read(files(here, "n0")))
     with transports(both) as (_, (receiving, _)):
         address = ("127.0.0.1", receiving.port)
         with closing(socket.create_connection(address, timeout=20)) as slow:
-            slow.sendall(push_frames.TLS_PREAMBLE)
             trickle = threading.Thread(target=_trickle, args=(slow, b"\x16\x03\x01\x02\x00" + bytes(500)))
             trickle.start()
             assert _heard_end(slow)
             trickle.join()
-        with closing(socket.create_connection(address, timeout=20)) as silent:
-            silent.sendall(push_frames.TLS_PREAMBLE)
-            with context.wrap_socket(silent) as sealed:
-                assert _heard_end(sealed)
+        with (
+            closing(socket.create_connection(address, timeout=20)) as silent,
+            context.wrap_socket(silent) as sealed,
+        ):
+            assert _heard_end(sealed)
 
 
 def test_a_plaintext_handshake_that_trickles_in_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same without TLS: it would hold a thread, and one of a few places."""
-    monkeypatch.setattr("dledger.rpc.peers.listener.FIRST_BYTES_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(push_server, "HANDSHAKE_TIMEOUT_S", 0.3)
+    """The same without TLS."""
+    monkeypatch.setattr(acceptor, "HANDSHAKE_TIMEOUT_S", 0.3)
     both = configs(Path(), secured=(False, False))
     with (
         transports(both) as (_, (receiving, _)),
         closing(socket.create_connection(("127.0.0.1", receiving.port), timeout=20)) as slow,
     ):
-        slow.sendall(push_frames.PREAMBLE + b"\x01\x00\x00\xff\x00")
+        slow.sendall(b"\x01\x00\x00\xff\x00")
         trickle = threading.Thread(target=_trickle, args=(slow, bytes(500)))
         trickle.start()
         assert _heard_end(slow)

@@ -252,6 +252,7 @@ def test_unknown_response_code_reads_as_unknown() -> None:
         codec.Handshake,
         st.builds(codec.EnvelopeHeader, names, names, names.map(NodeId), names.map(NodeId)),
         st.integers(0, 1000),
+        st.integers(0, 9),
         st.lists(names, max_size=5).map(tuple),
         numbers,
         numbers,

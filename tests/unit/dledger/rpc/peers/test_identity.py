@@ -7,6 +7,7 @@ import pytest
 from dledger.errors import ResponseCode
 from dledger.prehistory import Prehistory
 from dledger.rpc.peers.codec import HandshakeAnswer
+from dledger.rpc.peers.frames import Purpose
 from dledger.rpc.peers.identity import OldLogs, PeerIdentity
 from dledger.types import NodeId
 
@@ -41,7 +42,7 @@ def test_both_sides_of_a_handshake_note_the_same(theirs: Prehistory | None) -> N
     ours: list[tuple[NodeId, str]] = []
     others: list[tuple[NodeId, str]] = []
     asking, asked = identity(N0, ours), identity(N1, others, theirs)
-    asking.take_answer(N1, asked.judge(asking.handshake(N1, ""), ""))
+    asking.take_answer(N1, asked.judge(asking.handshake(N1, "", Purpose.CONTROL), ""))
     ((peer, said),) = ours
     assert (peer, others) == (N1, [(N0, said)])
     assert bool(said) == (theirs is None)

@@ -1,8 +1,9 @@
-"""The leader's end of a push connection: how soon it tries again, and a connection that has just ended."""
+"""Links to peers: how soon they try again, and what becomes of messages when a connection has just ended."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from dledger.config import Member, ServerConfig
 from dledger.core.messages import Envelope, PushKind, PushResponse
@@ -10,10 +11,10 @@ from dledger.errors import InvalidRequestError, ResponseCode
 from dledger.rpc import loops, options
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.peers import codec
-from dledger.rpc.peers.control_link import Introduction, Refusals
-from dledger.rpc.peers.identity import PeerIdentity
-from dledger.rpc.peers.push_frames import FrameType
-from dledger.rpc.peers.push_link import PushLink, _Connection
+from dledger.rpc.peers.frames import FrameKind
+from dledger.rpc.peers.identity import Introduction, PeerIdentity, Reasons
+from dledger.rpc.peers.link import PeerLink, _Connection
+from dledger.rpc.peers.outgoing import PushQueue
 from dledger.types import NO_ENTRY, LogIndex, NodeId, Term
 from tests.support.receiver import RecordingReceiver
 
@@ -26,34 +27,29 @@ async def a_bridge() -> LoopBridge:
     return LoopBridge()
 
 
-def a_link() -> PushLink:
-    """From n0 to n1."""
+def a_link() -> PeerLink:
+    """From n0 to n1, for pushes, one of which may wait."""
     members = (Member(N0, "127.0.0.1", 1), Member(N1, "127.0.0.1", 2))
     config = ServerConfig(node_id=N0, members=members, client_port=0, cluster_id="c")
-    return PushLink(
-        PeerIdentity.of(config),
-        members[1],
-        RecordingReceiver(),
-        loops.run(a_bridge()),
-        introduction=Introduction("", lambda _peer, _address: None, Refusals(N0, N1)),
-        queue_pushes_max=1,
-    )
+    introduction = Introduction(PeerIdentity.of(config), "", lambda _peer, _address: None)
+    bridge, reasons = loops.run(a_bridge()), Reasons(logging.ERROR)
+    return PeerLink(introduction, members[1], PushQueue(1), RecordingReceiver(), bridge, reasons, lambda: None)
 
 
-def answer(link: PushLink) -> None:
+def answer(link: PeerLink) -> None:
     """n1 answers a push."""
     at = LogIndex(1)
     response = PushResponse(Term(1), 0, PushKind.APPEND, ResponseCode.SUCCESS, at, at, at, NO_ENTRY, 7)
-    link.on_frame(FrameType.PUSH_ANSWER, codec.encode(Envelope("c", "default", N1, N0, response)))
+    link.on_frame(FrameKind.PUSH_ANSWER, codec.encode(Envelope("c", "default", N1, N0, response)))
 
 
-def consent(link: PushLink) -> None:
+def consent(link: PeerLink) -> None:
     """n1 agrees to talk."""
     said = codec.encode_handshake_answer(codec.HandshakeAnswer(ResponseCode.SUCCESS))
-    assert link.on_frame(FrameType.HANDSHAKE_ANSWER, said)
+    assert link.on_frame(FrameKind.HANDSHAKE_ANSWER, said)
 
 
-def pauses(link: PushLink, count: int) -> list[float]:
+def pauses(link: PeerLink, count: int) -> list[float]:
     """How long it waits after so many further broken connections."""
     return [link._backoff.pause() for _ in range(count)]
 
@@ -127,7 +123,7 @@ def test_pushes_for_a_peer_that_does_not_read_wait_and_then_end_its_connection()
     push = Envelope("c", "default", N0, N1, response)
 
     async def pausing() -> None:
-        connection = link._connection = _Connection(link)
+        connection = link._connection = _Connection(link, None)
         connection.connection_made(transport)
         introduced = transport.written
         connection.pause_writing()
@@ -145,10 +141,10 @@ def test_pushes_for_a_connection_that_has_just_ended_are_dropped() -> None:
     link, transport = a_link(), _Wire()
 
     async def ending() -> None:
-        connection = _Connection(link)
+        connection = _Connection(link, None)
         connection.connection_made(transport)
         transport.ended = True
 
-        connection.write(FrameType.PUSH, b"head", b"body")
+        connection.write(FrameKind.PUSH, b"head", b"body")
 
     loops.run(ending())
