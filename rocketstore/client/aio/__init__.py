@@ -11,7 +11,7 @@ The parts, from the bottom up; each is made by the one above it, and used on one
 - ``errors``: every error, with its ``outcome``; ``may_repeat`` and ``may_send_elsewhere`` are the rules of retries.
 - ``outgoing``, ``queue_selection``, ``pipeline.SendPipeline``: a producer's messages, where they go, and their batches.
 - ``transactions``: half messages, their ends, and the checks of brokers.
-- ``producer.Producer``.
+- ``producer.Producer``, ``admin.Admin`` (what it takes and returns: ``admin_records``).
 
 A client checks ``Cluster.check`` at the beginning of each call: it says that the client is closed, or is used in a
 forked child or on another loop. Deadlines are passed down as ``connections.Deadline``.

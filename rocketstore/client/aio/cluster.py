@@ -58,7 +58,7 @@ class Cluster:
         requests: Callable[[RemotingConnection, Frame], None] | None = None,
         lost: Callable[[str], None] | None = None,
     ) -> None:
-        given = parse_given(addresses, name_servers)
+        given = self.given = parse_given(addresses, name_servers)
         self.by_name_servers: Final = name_servers is not None
         if self.by_name_servers and security is not None:
             _check_signing(security)

@@ -171,20 +171,24 @@ def refusal_of(answer: Frame, address: str) -> RefusedError:
 
 
 _PASSING: Final = (BrokerUnreachableError, NotMasterError, BrokerBusyError)
-_UNCLEAR: Final = (TimedOutError, ConnectionEndedError, BrokerFailedError)
-_ELSEWHERE: Final = (NotFoundError, ForbiddenError)
+_UNCLEAR: Final = (TimedOutError, ConnectionEndedError)
+_ELSEWHERE: Final = (NotFoundError, ForbiddenError, BrokerFailedError)
 
 
 def may_repeat(error: BaseException, *, harmless: bool = False) -> bool:
     """Whether asking the same again, perhaps of a new master, may help and can do no harm.
 
-    ``harmless``: carrying the request out twice is the same as once (reads, settings, offsets).
+    ``harmless``: carrying the request out twice is the same as once (reads, settings, offsets). What a broker answers
+    with SYSTEM_ERROR is final: RocketMQ says so of whatever does not exist.
     """
-    if isinstance(error, _PASSING):
-        return harmless or error.outcome == "not_applied"
-    return isinstance(error, _UNCLEAR) and (harmless or error.outcome == "not_applied")
+    return isinstance(error, (*_PASSING, *_UNCLEAR)) and (harmless or error.outcome == "not_applied")
 
 
 def may_send_elsewhere(error: BaseException) -> bool:
     """Whether another broker may take the message: RocketMQ's retryable codes, if this one certainly did not."""
     return isinstance(error, (*_PASSING, *_UNCLEAR, *_ELSEWHERE)) and error.outcome == "not_applied"
+
+
+def may_send_twice(error: BaseException) -> bool:
+    """Whether a producer that allows duplicates sends a message again although this one may have stored it."""
+    return isinstance(error, (*_PASSING, *_UNCLEAR, BrokerFailedError))

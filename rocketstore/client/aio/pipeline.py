@@ -29,6 +29,7 @@ from rocketstore.client.aio.errors import (
     TimedOutError,
     may_repeat,
     may_send_elsewhere,
+    may_send_twice,
     refusal_of,
 )
 from rocketstore.client.aio.outgoing import CREATING_TOPIC, OutgoingMessage, fit_together, request_of
@@ -389,7 +390,7 @@ class SendPipeline:
         """Whether the batch may be sent again."""
         if may_send_elsewhere(failure):
             return True
-        if not (self._allow_duplicates and may_repeat(failure, harmless=True)):
+        if not (self._allow_duplicates and may_send_twice(failure)):
             return False
         for message in batch:
             message.doubtful = failure

@@ -22,7 +22,7 @@ from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
 from rocketstore.client.aio.cluster import Cluster
 from rocketstore.client.aio.connections import ATTEMPT_S_MAX
-from rocketstore.client.aio.errors import BrokerFailedError, ClientError
+from rocketstore.client.aio.errors import ClientError
 from rocketstore.client.aio.results import (
     PreparedMessage,
     SendResult,
@@ -192,18 +192,8 @@ class Transactions:
         )
         deadline = self._cluster.deadline()
 
-        async def attempt() -> ClientError | None:
-            master = (await self._cluster.broker(half.broker, deadline)).master
-            timeout_s = min(ATTEMPT_S_MAX, deadline.remaining_s)
-            try:
-                await self._cluster.connections.ask(master, RequestCode.END_TRANSACTION, header, timeout_s=timeout_s)
-            except BrokerFailedError as error:  # it is not open, or not there: the same again would be the same
-                return error
-            return None
-
-        refusal = await self._cluster.repeat(attempt, deadline, harmless=True)  # a transaction ends once
-        if refusal is not None:
-            raise refusal
+        code = RequestCode.END_TRANSACTION
+        await self._cluster.ask_master(half.broker, code, header, deadline=deadline)  # it ends once, however often told
 
     # -- checks --------------------------------------------------------------------------------------------------------
 

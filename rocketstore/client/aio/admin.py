@@ -1,0 +1,571 @@
+"""``Admin``: topics, groups, offsets, brokers and single messages, for tools and operators."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from ipaddress import ip_address
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Literal, Self, TypeVar
+
+from dledger import properties
+from dledger.errors import ConfigError, InvalidRequestError
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.errors import RequestError
+from dledger.remoting.frame import Frame
+from dledger.values import address_text
+from rocketstore.client.aio.admin_records import (
+    BrokerStatus,
+    GroupInfo,
+    GroupMembers,
+    QueueProgress,
+    QueueRange,
+    TopicInfo,
+)
+from rocketstore.client.aio.cluster import Cluster
+from rocketstore.client.aio.connections import ATTEMPT_S_MAX, Deadline
+from rocketstore.client.aio.errors import BadAnswerError, BrokerFailedError, ClientError, NotFoundError, refusal_of
+from rocketstore.client.aio.outgoing import CREATING_TOPIC
+from rocketstore.client.aio.routes import RoutedBroker
+from rocketstore.message.ids import parse_offset_message_id
+from rocketstore.message.message import HostAddress, Message
+from rocketstore.message.record import CorruptRecordError, decode_record
+from rocketstore.remoting.bodies.clients import ClientConnection, ConsumerConnectionList, ProducerConnectionList
+from rocketstore.remoting.bodies.groups import GroupList, SubscriptionGroupConfig, SubscriptionGroupTable
+from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.remoting.bodies.routes import KVTable, TopicList
+from rocketstore.remoting.bodies.runtime import RuntimeInfo
+from rocketstore.remoting.bodies.stats import ConsumeStats, TopicStatsTable
+from rocketstore.remoting.bodies.topics import TopicConfigTable
+from rocketstore.remoting.body import Body
+from rocketstore.remoting.codes import RequestCode as Code
+from rocketstore.remoting.headers import (
+    BrokerNameHeader,
+    ConsumeStatsHeader,
+    DeleteGroupHeader,
+    GroupHeader,
+    OffsetAnswer,
+    OffsetByTimeHeader,
+    ProducerGroupHeader,
+    PullAnswer,
+    PullHeader,
+    PutTopicHeader,
+    QueryMessageHeader,
+    QueueHeader,
+    ResetClientOffsetHeader,
+    TopicHeader,
+    UpdateOffsetHeader,
+    ViewMessageHeader,
+    read_header,
+    write_header,
+)
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    from dledger.client.security import ClientSecurity
+
+TIMEOUT_S: Final = 5.0
+Start = Literal["first", "last"] | int
+"""Where to begin: the first message, after the last one, or the first one stored at a time (ms since 1970) or later.
+
+RocketMQ 4's brokers answer a time with the nearest message, also an older one.
+"""
+QUERIED_MAX: Final = 64
+"""Messages of one query by key, from each broker."""
+ASKED_AT_ONCE: Final = 64
+"""Requests about single queues that are in progress."""
+_TOOLS_GROUP: Final = "TOOLS_CONSUMER"
+"""The group in whose name RocketMQ's tools read; every broker has it."""
+_SUBSCRIPTION_FLAG: Final = 0x4
+"""Of a pull: it brings its own subscription."""
+_UNIQUE_QUERY: Final = "_UNIQUE_KEY_QUERY"
+_FOREVER_MS: Final = (1 << 63) - 1
+_B = TypeVar("_B", bound=Body)
+
+
+class Admin:
+    """Administers a group of brokers, or all brokers that name servers know.
+
+    Give either ``addresses`` of brokers of this project, or ``name_servers``, which works with Apache RocketMQ's
+    brokers, too. Every call has ``timeout_s``, and is repeated until then as long as that may help; changes go to
+    masters, and reads to a copy while there is none. Where a method takes ``broker`` (a name), an empty one means all
+    of them.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str] | str | None = None,
+        *,
+        name_servers: Sequence[str] | str | None = None,
+        timeout_s: float = TIMEOUT_S,
+        security: ClientSecurity | None = None,
+    ) -> None:
+        self._cluster = Cluster(addresses, name_servers, timeout_s=timeout_s, security=security)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close every connection. Idempotent."""
+        await self._cluster.close()
+
+    # -- brokers -------------------------------------------------------------------------------------------------------
+
+    async def brokers(self) -> tuple[RoutedBroker, ...]:
+        """All brokers, by name: their cluster, and their addresses by broker id (0 is the master)."""
+        return await self._named("", self._deadline())
+
+    async def status(self, address: str) -> BrokerStatus:
+        """What one broker says of itself (GET_BROKER_RUNTIME_INFO)."""
+        return await self._status(address, self._deadline())
+
+    async def statuses(self) -> dict[str, BrokerStatus | ClientError]:
+        """Every broker's status by address, or why it does not tell. Raises ``ClientError`` if there are no brokers."""
+        deadline = self._deadline()
+        addresses = [address for one in await self._named("", deadline) for address in one.readable]
+        found = await asyncio.gather(*(self._status(one, deadline) for one in addresses), return_exceptions=True)
+        statuses: dict[str, BrokerStatus | ClientError] = {}
+        for address, one in zip(addresses, found, strict=True):
+            if not isinstance(one, BrokerStatus | ClientError):
+                raise one
+            statuses[address] = one
+        return statuses
+
+    async def broker_config(self, address: str) -> dict[str, str]:
+        """One broker's settings by RocketMQ's names."""
+        answer = await self._ask(address, Code.GET_BROKER_CONFIG, self._deadline())
+        try:
+            return {one.key: one.value for one in properties.parse(answer.body.decode())}
+        except (ConfigError, UnicodeDecodeError) as error:
+            raise BadAnswerError(f"{address} answered with settings that cannot be read: {error}") from error
+
+    async def set_broker_config(self, address: str, settings: Mapping[str, str]) -> None:
+        """Change settings of a running broker; brokers of this project forget them at their next start."""
+        body = "".join(f"{name}={value}\n" for name, value in settings.items()).encode()
+        await self._ask(address, Code.UPDATE_BROKER_CONFIG, self._deadline(), None, body)
+
+    async def set_write_permission(self, broker: str, *, allowed: bool) -> None:
+        """Take the topics of a broker out of producers' routes at every name server, or put them back."""
+        code = Code.ADD_WRITE_PERM_OF_BROKER if allowed else Code.WIPE_WRITE_PERM_OF_BROKER
+        await self._at_name_servers(code, BrokerNameHeader(broker))
+
+    # -- topics --------------------------------------------------------------------------------------------------------
+
+    async def topics(self, *, system: bool = False) -> list[TopicInfo]:
+        """Every topic at every broker, by name; ``system``: those that every broker has, too."""
+        deadline = self._deadline()
+        tables = await self._read_all("", Code.GET_ALL_TOPIC_CONFIG, TopicConfigTable, deadline)
+        hidden: set[str] = set()
+        if not system:
+            lists = await self._read_all("", Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, TopicList, deadline)
+            hidden = {name for one in lists.values() for name in one.topic_list} | {CREATING_TOPIC}
+        found = [
+            TopicInfo(name, one.read_queue_nums, one.write_queue_nums, one.perm, broker)
+            for broker, table in tables.items()
+            for name, one in table.topic_config_table.items()
+            if name not in hidden
+        ]
+        return sorted(found, key=lambda one: (one.name, one.broker))
+
+    async def topic(self, name: str) -> list[TopicInfo]:
+        """One topic, at every broker that has it, as routes tell. Raises ``NotFoundError``."""
+        route = await self._cluster.route(name, self._deadline())
+        return [TopicInfo(name, one.read_queues, one.write_queues, one.permission, one.broker) for one in route.parts]
+
+    async def put_topic(self, topic: TopicInfo) -> None:
+        """Create a topic, or change its numbers of queues and its permission; at all brokers unless it names one."""
+        header = PutTopicHeader(
+            topic.name,
+            CREATING_TOPIC,
+            topic.read_queues,
+            topic.write_queues,
+            topic.permission,
+            "SINGLE_TAG",
+            False,
+        )
+        await self._change(topic.broker, Code.UPDATE_AND_CREATE_TOPIC, header)
+        self._cluster.routes.now_exists(topic.name)
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic and its messages, at all brokers and name servers. Raises ``NotFoundError``."""
+        deadline = self._deadline()
+        await self._cluster.route(name, deadline)
+        await self._change("", Code.DELETE_TOPIC_IN_BROKER, TopicHeader(name), deadline=deadline)
+        if self._cluster.by_name_servers:
+            await self._at_name_servers(Code.DELETE_TOPIC_IN_NAMESRV, TopicHeader(name))
+
+    async def queue_ranges(self, topic: str) -> list[QueueRange]:
+        """The offsets of all the topic's queues. Raises ``NotFoundError``."""
+        deadline = self._deadline()
+        found: list[QueueRange] = []
+        for table in (await self._of_topic(topic, Code.GET_TOPIC_STATS_INFO, TopicStatsTable, deadline)).values():
+            found += [
+                QueueRange(queue, one.min_offset, one.max_offset, one.last_update_timestamp)
+                for queue, one in table.offset_table.items()
+            ]
+        return sorted(found, key=lambda one: (one.queue.broker_name, one.queue.queue_id))
+
+    async def offset_at(self, queue: MessageQueue, start: Start) -> int:
+        """A queue's first offset, its end, or the offset of the first message stored at a time or later."""
+        return await self._offset_at(queue, start, self._deadline())
+
+    # -- groups --------------------------------------------------------------------------------------------------------
+
+    async def groups(self) -> list[GroupInfo]:
+        """The settings of every consumer group at every broker, by name."""
+        code = Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+        tables = await self._read_all("", code, SubscriptionGroupTable, self._deadline())
+        found = [
+            GroupInfo(name, one.retry_max_times, one.consume_enable, one.consume_broadcast_enable, broker)
+            for broker, table in tables.items()
+            for name, one in table.subscription_group_table.items()
+        ]
+        return sorted(found, key=lambda one: (one.name, one.broker))
+
+    async def put_group(self, group: GroupInfo) -> None:
+        """Create a consumer group, or change its settings; at all brokers unless it names one."""
+        config = SubscriptionGroupConfig(
+            group.name,
+            consume_enable=group.is_enabled,
+            consume_broadcast_enable=group.may_broadcast,
+            retry_max_times=group.retries_max,
+        )
+        await self._change(group.broker, Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, config.encode())
+
+    async def delete_group(self, name: str, *, with_offsets: bool = True) -> None:
+        """Delete a consumer group at all brokers; its consumers should be stopped.
+
+        Without ``with_offsets`` a group made anew under this name goes on where this one was.
+        """
+        header = DeleteGroupHeader(name, with_offsets)
+        await self._change("", Code.DELETE_SUBSCRIPTIONGROUP, header)
+
+    async def groups_of_topic(self, topic: str) -> list[str]:
+        """The consumer groups that have read a topic. Raises ``NotFoundError``."""
+        found = await self._of_topic(topic, Code.QUERY_TOPIC_CONSUME_BY_WHO, GroupList, self._deadline())
+        return sorted({name for one in found.values() for name in one.group_list})
+
+    async def members(self, group: str) -> GroupMembers:
+        """The consumers of a group that are online, and their subscriptions. Raises ``NotFoundError`` if nobody is."""
+        header, code = GroupHeader(group), Code.GET_CONSUMER_CONNECTION_LIST
+        found = await self._known_to_some(group, code, header, ConsumerConnectionList)
+        clients = {one.client_id: one for each in found for one in each.connection_set}
+        topics = {name: one.sub_string for each in found for name, one in each.subscription_table.items()}
+        first = found[0]
+        return GroupMembers(
+            tuple(clients[name] for name in sorted(clients)),
+            dict(sorted(topics.items())),
+            first.message_model,
+            first.consume_from_where,
+        )
+
+    async def producers(self, group: str) -> tuple[ClientConnection, ...]:
+        """The producers of a group that are online. Raises ``NotFoundError`` if nobody is."""
+        header, code = ProducerGroupHeader(group), Code.GET_PRODUCER_CONNECTION_LIST
+        found = await self._known_to_some(group, code, header, ProducerConnectionList)
+        clients = {one.client_id: one for each in found for one in each.connection_set}
+        return tuple(clients[name] for name in sorted(clients))
+
+    # -- offsets -------------------------------------------------------------------------------------------------------
+
+    async def progress(self, group: str, topic: str = "") -> list[QueueProgress]:
+        """A group's progress in every queue of its topics (or of one). Raises ``NotFoundError`` if it has none."""
+        header = ConsumeStatsHeader(group, topic)
+        found = await self._known_to_some(group, Code.GET_CONSUME_STATS, header, ConsumeStats)
+        rows = [
+            QueueProgress(queue, one.consumer_offset, one.broker_offset, one.last_timestamp)
+            for each in found
+            for queue, one in each.offset_table.items()
+            if topic in ("", queue.topic)
+        ]
+        if not rows:
+            raise NotFoundError(f"group {group} has no offsets" + (f" in topic {topic}" if topic else ""))
+        return sorted(rows, key=lambda one: (one.queue.topic, one.queue.broker_name, one.queue.queue_id))
+
+    async def offsets(self, group: str, topic: str = "") -> dict[MessageQueue, int]:
+        """A group's committed offsets. Raises ``NotFoundError`` if it has none."""
+        return {one.queue: one.committed for one in await self.progress(group, topic)}
+
+    async def lag(self, group: str, topic: str = "") -> int:
+        """How many messages a group has yet to consume. Raises ``NotFoundError`` if it has no offsets."""
+        return sum(one.lag for one in await self.progress(group, topic))
+
+    async def set_offsets(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
+        """Commit offsets for a group, forwards or backwards; its consumers should be stopped."""
+        await self._set_offsets(group, offsets, self._deadline())
+
+    async def reset_offsets(self, group: str, topic: str, start: Start) -> dict[MessageQueue, int]:
+        """Move a group's offsets in a topic, forwards or backwards; returns where each queue is then.
+
+        Consumers that are online are told by their brokers, and go there at once.
+        """
+        deadline = self._deadline()
+        queues = (await self._cluster.route(topic, deadline)).readable
+        places = await _bounded(self._offset_at(one, start, deadline) for one in queues)
+        offsets = dict(zip(queues, places, strict=True))
+        at = {"first": 0, "last": -1}.get(start, start) if isinstance(start, str) else start
+        header = ResetClientOffsetHeader(topic, group, int(at), True)
+        for broker in {one.broker_name for one in queues}:
+            try:
+                code = Code.INVOKE_BROKER_TO_RESET_OFFSET
+                await self._cluster.ask_master(broker, code, header, deadline=deadline)
+            except (NotFoundError, BrokerFailedError):  # nobody is online, or the group has no offsets there
+                pass
+        await self._set_offsets(group, offsets, deadline)
+        return offsets
+
+    # -- messages ------------------------------------------------------------------------------------------------------
+
+    async def message_by_id(self, offset_id: str) -> Message:
+        """The message with this id (``SendResult.offset_id``). Raises ``NotFoundError``."""
+        try:
+            host, offset = parse_offset_message_id(offset_id)
+        except InvalidRequestError as error:
+            raise NotFoundError(str(error)) from error
+        deadline = self._deadline()
+        brokers = await self._named("", deadline)
+        broker = _broker_of(host, brokers)
+        header = ViewMessageHeader(offset)
+        try:
+            answer = await self._cluster.ask_reader(broker, Code.VIEW_MESSAGE_BY_ID, header, deadline=deadline)
+        except BrokerFailedError as error:  # RocketMQ has no other code for it
+            raise NotFoundError(f"no message with id {offset_id}: {error}") from error
+        message = next(iter(decoded(answer.body)), None)
+        if message is None or message.store_host != host:
+            raise NotFoundError(f"no message with id {offset_id}")
+        return message
+
+    async def messages_by_key(
+        self,
+        topic: str,
+        key: str,
+        *,
+        max_messages: int = 32,
+        begin_ms: int = 0,
+        end_ms: int = _FOREVER_MS,
+        unique: bool = False,
+    ) -> list[Message]:
+        """Messages with this key stored between two times, oldest first. Raises ``NotFoundError`` for no such topic.
+
+        ``unique``: with this ``message_id``, which their producer gave them.
+        """
+        deadline = self._deadline()
+        header = QueryMessageHeader(topic, key, min(max_messages, QUERIED_MAX), begin_ms, end_ms)
+        request = Frame(Code.QUERY_MESSAGE, 0, write_header(header) | {_UNIQUE_QUERY: str(unique).lower()})
+        route = await self._cluster.route(topic, deadline)
+        found: list[Message] = []
+        for part in route.parts:
+            answer = await self._call_reader(part.broker, request, deadline)
+            if answer.code == AnswerCode.SUCCESS:
+                found += decoded(answer.body)
+        found = [one for one in found if (one.unique_key == key if unique else key in one.keys)]  # not only its hash
+        return sorted(found, key=lambda one: one.store_timestamp)[:max_messages]
+
+    async def messages(self, queue: MessageQueue, offset: int, *, max_messages: int = 32) -> tuple[list[Message], int]:
+        """Messages of a queue from ``offset`` on, for no group, and the offset for the next call.
+
+        No messages and the same offset: there is nothing more.
+        """
+        deadline = self._deadline()
+        header = PullHeader(
+            _TOOLS_GROUP, queue.topic, queue.queue_id, offset, max_messages, _SUBSCRIPTION_FLAG, 0, 0, 0, "*", "TAG"
+        )
+        request = Frame(Code.PULL_MESSAGE, 0, write_header(header))
+        answer = await self._call_reader(queue.broker_name, request, deadline)
+        more = answer.code == AnswerCode.SUCCESS
+        if not more and answer.code not in _NOTHING_THERE:
+            raise refusal_of(answer, queue.broker_name)
+        next_offset = _header(PullAnswer, answer).next_begin_offset
+        return (decoded(answer.body) if more else []), next_offset
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _deadline(self) -> Deadline:
+        self._cluster.check()
+        return self._cluster.deadline()
+
+    async def _named(self, name: str, deadline: Deadline) -> tuple[RoutedBroker, ...]:
+        """The brokers of a name; all for an empty one."""
+        cluster = self._cluster
+        if name:
+            return (await cluster.broker(name, deadline),)
+        return await cluster.repeat(lambda: cluster.brokers(deadline), deadline, harmless=True)
+
+    async def _ask(
+        self,
+        address: str,
+        code: int,
+        deadline: Deadline,
+        header: DataclassInstance | None = None,
+        body: bytes = b"",
+    ) -> Frame:
+        """The successful answer of the server at this address."""
+        timeout_s = min(ATTEMPT_S_MAX, deadline.remaining_s)
+        return await self._cluster.connections.ask(address, code, header, body, timeout_s=timeout_s)
+
+    async def _status(self, address: str, deadline: Deadline) -> BrokerStatus:
+        answer = await self._ask(address, Code.GET_BROKER_RUNTIME_INFO, deadline)
+        try:
+            return BrokerStatus(address, RuntimeInfo.decode(answer.body), KVTable.decode(answer.body).table)
+        except RequestError as error:
+            raise BadAnswerError(f"{address} answered with a status that cannot be read: {error}") from error
+
+    async def _change(
+        self,
+        broker: str,
+        code: int,
+        header: DataclassInstance | None,
+        body: bytes = b"",
+        *,
+        deadline: Deadline | None = None,
+    ) -> None:
+        """At the masters of all brokers, or of one name. If some fail, the others are changed all the same."""
+        deadline = deadline or self._deadline()
+        names = [one.name for one in await self._named(broker, deadline)]
+        asked = (self._cluster.ask_master(one, code, header, body, deadline=deadline) for one in names)
+        await _all_of(await asyncio.gather(*asked, return_exceptions=True))
+
+    async def _at_name_servers(self, code: int, header: DataclassInstance) -> None:
+        if not self._cluster.by_name_servers:
+            raise ConfigError(["this is a request to name servers: give name_servers=…"])
+        deadline = self._deadline()
+        asked = (self._ask(one, code, deadline, header) for one in self._cluster.given)
+        await _all_of(await asyncio.gather(*asked, return_exceptions=True))
+
+    async def _read_all(self, broker: str, code: int, kind: type[_B], deadline: Deadline) -> dict[str, _B]:
+        """The body of each broker's answer, by name."""
+        names = [one.name for one in await self._named(broker, deadline)]
+        answers = await asyncio.gather(*(self._cluster.ask_reader(one, code, deadline=deadline) for one in names))
+        return {name: _body(kind, answer, name) for name, answer in zip(names, answers, strict=True)}
+
+    async def _of_topic(self, topic: str, code: int, kind: type[_B], deadline: Deadline) -> dict[str, _B]:
+        """The body of the answer of each broker that has a topic. Raises ``NotFoundError``."""
+        names = [one.broker for one in (await self._cluster.route(topic, deadline)).parts]
+        header = TopicHeader(topic)
+        asked = (self._cluster.ask_reader(one, code, header, deadline=deadline) for one in names)
+        answers = await asyncio.gather(*asked)
+        return {name: _body(kind, answer, name) for name, answer in zip(names, answers, strict=True)}
+
+    async def _known_to_some(self, group: str, code: int, header: DataclassInstance, kind: type[_B]) -> list[_B]:
+        """The bodies of brokers that know a group. Raises ``NotFoundError`` if none does, and any other error."""
+        deadline = self._deadline()
+        names = [one.name for one in await self._named("", deadline)]
+        asked = (self._cluster.ask_reader(one, code, header, deadline=deadline) for one in names)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        found: list[_B] = []
+        missing: NotFoundError | None = None
+        for name, answer in zip(names, answers, strict=True):
+            if isinstance(answer, NotFoundError | BrokerFailedError):  # RocketMQ's code for an unknown producer group
+                missing = NotFoundError(str(answer))
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                found.append(_body(kind, answer, name))
+        if not found:
+            raise missing or NotFoundError(f"no broker knows group {group}")
+        return found
+
+    async def _call_reader(self, broker: str, request: Frame, deadline: Deadline) -> Frame:
+        """The answer of a broker's master, or without one of a copy, whatever its code."""
+        addresses = (await self._cluster.broker(broker, deadline)).readable
+        failure: ClientError | None = None
+        for address in addresses:
+            timeout_s = min(ATTEMPT_S_MAX, deadline.remaining_s)
+            try:
+                return await self._cluster.connections.call(address, request, timeout_s)
+            except ClientError as error:
+                failure = error
+        raise failure or NotFoundError(f"brokers {broker} have no address now")
+
+    async def _offset_at(self, queue: MessageQueue, start: Start, deadline: Deadline) -> int:
+        header: DataclassInstance = QueueHeader(queue.topic, queue.queue_id)
+        code = Code.GET_MAX_OFFSET if start == "last" else Code.GET_MIN_OFFSET
+        if isinstance(start, int):
+            header, code = OffsetByTimeHeader(queue.topic, queue.queue_id, start), Code.SEARCH_OFFSET_BY_TIMESTAMP
+        answer = await self._cluster.ask_reader(queue.broker_name, code, header, deadline=deadline)
+        return max(_header(OffsetAnswer, answer).offset, 0)
+
+    async def _set_offsets(self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline) -> None:
+        await _bounded(
+            self._cluster.ask_master(
+                queue.broker_name,
+                Code.UPDATE_CONSUMER_OFFSET,
+                UpdateOffsetHeader(group, queue.topic, queue.queue_id, offset),
+                deadline=deadline,
+            )
+            for queue, offset in offsets.items()
+        )
+
+
+_NOTHING_THERE: Final = frozenset(
+    {AnswerCode.PULL_NOT_FOUND, AnswerCode.PULL_RETRY_IMMEDIATELY, AnswerCode.PULL_OFFSET_MOVED}
+)
+_H = TypeVar("_H", bound="DataclassInstance")
+_T = TypeVar("_T")
+
+
+def decoded(records: bytes) -> list[Message]:
+    """The messages of an answer, whose records follow each other. Raises ``BadAnswerError``."""
+    found: list[Message] = []
+    at = 0
+    while at < len(records):
+        size = int.from_bytes(records[at : at + 4], "big")
+        if size < 4 or at + size > len(records):
+            raise BadAnswerError(f"a broker answered with a record of {size} bytes at {at} of {len(records)}")
+        try:
+            found.append(decode_record(records[at : at + size]))
+        except CorruptRecordError as error:
+            raise BadAnswerError(f"a broker answered with an invalid record: {error}") from error
+        at += size
+    return found
+
+
+def _body(kind: type[_B], answer: Frame, whose: str) -> _B:
+    try:
+        return kind.decode(answer.body or b"{}")
+    except RequestError as error:
+        raise BadAnswerError(f"{whose} answered with a {kind.__name__} that cannot be read: {error}") from error
+
+
+def _header(kind: type[_H], answer: Frame) -> _H:
+    try:
+        return read_header(kind, answer.fields)
+    except RequestError as error:
+        raise BadAnswerError(f"an answer cannot be read: {error}") from error
+
+
+async def _all_of(outcomes: Iterable[object]) -> None:
+    for one in outcomes:
+        if isinstance(one, BaseException):
+            raise one
+
+
+async def _bounded(work: Iterable[Awaitable[_T]]) -> list[_T]:
+    """The results, in order; not more than ``ASKED_AT_ONCE`` are in progress."""
+    turns = asyncio.Semaphore(ASKED_AT_ONCE)
+
+    async def one(awaited: Awaitable[_T]) -> _T:
+        async with turns:
+            return await awaited
+
+    return await asyncio.gather(*map(one, work))
+
+
+def _broker_of(host: HostAddress, brokers: Sequence[RoutedBroker]) -> str:
+    """The name of the brokers with an address; or of the only ones, which may be reached at another one.
+
+    Raises ``NotFoundError``.
+    """
+    address = address_text(str(ip_address(host.ip)), host.port)
+    for one in brokers:
+        if address in one.addresses.values():
+            return one.name
+    if len(brokers) == 1:
+        return brokers[0].name
+    raise NotFoundError(f"the id names the broker {address}, which none of these is")

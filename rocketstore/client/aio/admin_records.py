@@ -1,0 +1,84 @@
+"""What ``Admin`` takes and returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rocketstore.client.aio.routes import PERMISSION_READ, PERMISSION_WRITE
+from rocketstore.remoting.bodies.clients import ClientConnection
+from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.remoting.bodies.runtime import RuntimeInfo
+from rocketstore.types import ConsumeFromWhere, MessageModel
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerStatus:
+    """What a broker says of itself; ``table`` is the whole of it, by RocketMQ's names."""
+
+    address: str
+    runtime: RuntimeInfo
+    table: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """A topic at one broker: its numbers of queues, and RocketMQ's permission bits (4 read, 2 write).
+
+    ``broker`` is the broker's name; to put a topic at all of them, leave it empty.
+    """
+
+    name: str
+    read_queues: int = 4
+    write_queues: int = 4
+    permission: int = PERMISSION_READ | PERMISSION_WRITE
+    broker: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInfo:
+    """The settings of a consumer group at one broker; to put it at all of them, leave ``broker`` empty.
+
+    ``retries_max``: how often a message is delivered again before it goes to the dead letters.
+    """
+
+    name: str
+    retries_max: int = 16
+    is_enabled: bool = True
+    may_broadcast: bool = True
+    broker: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMembers:
+    """The consumers of a group that are online; ``topics`` are their subscriptions, by topic."""
+
+    clients: tuple[ClientConnection, ...]
+    topics: Mapping[str, str]
+    model: MessageModel
+    begins: ConsumeFromWhere
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRange:
+    """One queue's first offset and its end, and the store time of its newest message (ms since 1970)."""
+
+    queue: MessageQueue
+    min_offset: int
+    max_offset: int
+    last_update_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueProgress:
+    """A group's progress in one queue. ``last_ms``: when the last message that it consumed was stored."""
+
+    queue: MessageQueue
+    committed: int
+    max_offset: int
+    last_ms: int
+
+    @property
+    def lag(self) -> int:
+        """The number of messages still to be consumed."""
+        return max(self.max_offset - max(self.committed, 0), 0)
