@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.sim_consumer.broker import ModelBroker
-from tests.sim_consumer.drivers import GROUP, TOPIC
+from tests.sim_consumer.drivers import GROUP, TOPIC, fast
 from tests.sim_consumer.oracle import DISTURBED_S, Oracle
 from tests.sim_consumer.worlds import KINDS, WORLDS, Run, StuckError, play
 from tests.support.sweeps import fewer
@@ -31,6 +31,27 @@ def test_all_of_it_at_random(kind: str) -> None:
     """Combinations that nobody has thought of."""
     for seed in range(fewer(3 * SEEDS, 4)):
         play("anything", kind, seed)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_reset_brings_what_is_in_the_queue_from_there_on(kind: str, place: int) -> None:
+    """Each message once: also one that came after all others, if it is in that queue, and none of another queue."""
+    run = Run(kind, 0, queues=2)
+    with fast():
+        run.join()
+        for queue_id in (0, 1):
+            run.send(20, queue_id)  # b"0" to b"19" are in queue 0
+        run.send(1, place)  # b"40"
+        run.all_done()
+        run.all_committed()
+        run.oracle.calls.clear()
+        run.reset((TOPIC, 0), 15)
+        run.all_committed()
+        run.close()
+    assert run.oracle.problems == []
+    wanted = [*range(15, 20), *([40] if place == 0 else [])]
+    assert run.oracle.calls == {b"%d" % number: 1 for number in wanted}
 
 
 class Watched:

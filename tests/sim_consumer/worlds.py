@@ -109,6 +109,23 @@ class Run:
             self.members.append(driver)
             driver.start()
 
+    def begin_at_the_end(self) -> None:
+        """A new group, which has nothing more to do."""
+        self.start = "last"
+        self.join()
+        self.begun()
+        self.send(10)
+        self.all_done()
+        self.all_committed()
+
+    def die_and_be_followed(self) -> None:
+        """Killed as soon as it has a position in each queue: what is sent before the next one comes is not missed."""
+        self.begun()
+        self.part(killed=True)
+        self.send(10)
+        self.join()
+        self.all_done()
+
     def part(self, *, killed: bool) -> None:
         """Whoever came last goes, in the background."""
         self.oracle.disturbed()
@@ -275,11 +292,7 @@ def killed_before_its_first_commit(run: Run) -> None:
     run.start = "last"
     run.send(10)
     run.join()
-    run.begun()
-    run.part(killed=True)
-    run.send(10)
-    run.join()
-    run.all_done()
+    run.die_and_be_followed()
 
 
 @world
@@ -348,36 +361,18 @@ def nothing_is_ever_taken_back(run: Run) -> None:
 
 @world
 def the_group_is_deleted_under_an_idle_member(run: Run) -> None:
-    run.start = "last"
-    run.join()
-    run.begun()
-    run.send(10)
-    run.all_done()
-    run.all_committed()
+    run.begin_at_the_end()
     run.delete_group()
-    run.begun()
-    run.part(killed=True)
-    run.send(10)
-    run.join()
-    run.all_done()
+    run.die_and_be_followed()
 
 
 @world
 def the_topic_is_made_anew_under_an_idle_member(run: Run) -> None:
-    run.start = "last"
-    run.join()
-    run.begun()
-    run.send(10)
-    run.all_done()
-    run.all_committed()
+    run.begin_at_the_end()
     run.delete_topic()
     time.sleep(run.random.choice([0.0, 0.2]))
     run.set_queues(run.queues)
-    run.begun()
-    run.part(killed=True)
-    run.send(10)
-    run.join()
-    run.all_done()
+    run.die_and_be_followed()
 
 
 @world
