@@ -58,6 +58,8 @@ DISPATCH_WAIT_S: Final = 0.1
 JOIN_TIMEOUT_S: Final = 10.0
 DISPATCH_PAUSE_S: Final = 0.01
 """Between two such waits, because one on a failed dispatch ends at once."""
+DISPATCH_TOLD_S: Final = 10.0
+"""How often the log says how much is left to dispatch."""
 RETRY_PAUSE_S: Final = 0.1
 RETRY_PAUSE_MAX_S: Final = 5.0
 FAILURES_MAX: Final = 5
@@ -278,7 +280,15 @@ class BrokerRoleChange:
         return (status.role, status.term, status.committed_index) == (Role.LEADER, term, status.end_index)
 
     def _wait_dispatched(self, target: _Target) -> None:
+        told_at = time.monotonic()
         while not self._store.wait_dispatched(DISPATCH_WAIT_S):
+            if time.monotonic() >= told_at + DISPATCH_TOLD_S:
+                told_at = time.monotonic()
+                _log.warning(
+                    "elected in term %d, but not master yet: %d bytes of the log are not dispatched",
+                    target.term,
+                    self._store.dispatch_behind_bytes,
+                )
             if target.cancelled.wait(DISPATCH_PAUSE_S):
                 return
             damage = self._store.dispatch_damage

@@ -38,6 +38,7 @@ class FakeBroker:
         self.dispatched = threading.Event()
         self.dispatched.set()
         self.dispatch_waits = 0
+        self.dispatch_behind_bytes = 70_000
         self.damage: CorruptLogError | None = None
         self.master = True  # until it is told otherwise
         self.open: int | None = None
@@ -193,6 +194,21 @@ def test_promotion_waits_until_everything_is_dispatched(bench: Bench) -> None:
 
     bench.broker.dispatched.set()
 
+    bench.wait_master()
+
+
+def test_a_long_dispatch_is_told(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """There is no master meanwhile: the log says why, again and again, and how much is left."""
+    monkeypatch.setattr(role_change, "DISPATCH_TOLD_S", 0.0)
+    bench.broker.dispatched.clear()
+    bench.lead()
+    wait_until(lambda: "70000 bytes of the log are not dispatched" in caplog.text, "it is told")
+    bench.broker.dispatch_behind_bytes = 5
+    wait_until(lambda: " 5 bytes of the log are not dispatched" in caplog.text, "it is told again")
+
+    bench.broker.dispatched.set()
     bench.wait_master()
 
 

@@ -111,9 +111,18 @@ class Group:
         return stored[0]
 
     def expire(self, offset: int) -> None:
-        """Fill the logs until the record at ``offset`` is gone on every member that runs."""
+        """Fill the logs until the record at ``offset`` is gone on every member that runs.
+
+        No faster than they dispatch, which retention waits for, and so does the next master: however slow it is.
+        """
         while min(one.log.min_offset for one in self.brokers.values()) <= offset:
             self.put("busy", b"x" * 3000)
+            for one in self.brokers.values():
+                wait_until(
+                    lambda one=one: one.store.dispatch_behind_bytes < SEGMENT_BYTES,  # type: ignore[misc]
+                    "dispatch keeps up",
+                    WAIT_S,
+                )
 
     def stop_a_slave(self) -> int:
         number = next(number for number, one in self.brokers.items() if not one.is_master)
