@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,11 @@ if TYPE_CHECKING:
 
 DELAY_LEVEL_MAX = 18
 _OPTIONS = {"TAGS": "--tags", "KEYS": "--keys", "DELAY": "--delay-level"}
+UNCONFIRMED = {
+    "FLUSH_DISK_TIMEOUT": "not yet known to be on the master's disk",
+    "FLUSH_SLAVE_TIMEOUT": "slaves did not confirm them in time",
+    "SLAVE_NOT_AVAILABLE": "too few slaves follow, so perhaps only the master has them",
+}
 POLL_S = 0.25
 
 
@@ -149,9 +155,14 @@ def send(  # noqa: PLR0913  # one parameter per option
         elif texts == ("-",):
             _send_stream(producer, letter, sys.stdin.buffer, as_json, None)
         else:
-            for text in texts:
-                receipt = producer.send(letter.message(os.fsencode(text)), key=key, queue_id=queue)
-                _print_sent(receipt, as_json, delayed=bool(delay_level))
+            statuses: Counter[str] = Counter()
+            try:
+                for text in texts:
+                    receipt = producer.send(letter.message(os.fsencode(text)), key=key, queue_id=queue)
+                    statuses[receipt.status] += 1
+                    _print_sent(receipt, as_json, delayed=bool(delay_level))
+            finally:
+                _tell_unconfirmed(statuses)
 
 
 def _assigned(assignments: Iterable[str]) -> dict[str, str]:
@@ -182,11 +193,18 @@ def _print_sent(receipt: SendReceipt, as_json: bool, *, delayed: bool) -> None:
         found = {name: getattr(receipt, name) for name in fields}
         terminal.print_json(found | {"queue_offset": None, "delayed": True} if delayed else found)
     elif terminal.on_terminal():
-        soft = "" if receipt.status == "PUT_OK" else f" ({receipt.status})"
         place = "to be delivered later," if delayed else f"at offset {receipt.queue_offset},"
-        click.echo(f"sent to queue {receipt.queue_id} {place} id {receipt.message_id}{soft}")
+        click.echo(f"sent to queue {receipt.queue_id} {place} id {receipt.message_id}")
     else:
         click.echo(receipt.message_id)
+
+
+def _tell_unconfirmed(statuses: Counter[str]) -> None:
+    """Messages that are stored, but not as safely as the broker is set to: scripts print ids only."""
+    for status, count in sorted(statuses.items()):
+        if status != "PUT_OK":
+            text = f"note: {count} of {statuses.total()} messages stored as {status}: {UNCONFIRMED.get(status, '')}"
+            click.echo(text, err=True)
 
 
 def _send_stream(
@@ -196,12 +214,14 @@ def _send_stream(
     tally = LineTally(("stored", "not stored"))
     started = time.monotonic()
     ordered = letter.key is not None or letter.queue_id is not None
+    statuses: Counter[str] = Counter()
     with terminal.progress("sending", total) as advance, producer.sender(ordered=ordered) as sender:
 
         def submit(line: bytes) -> SendFuture:
             return sender.send(letter.message(line), key=letter.key, queue_id=letter.queue_id)
 
         def tell(receipt: SendReceipt) -> None:
+            statuses[receipt.status] += 1
             if as_json:
                 _print_sent(receipt, as_json, delayed=bool(letter.delay_level))
             advance(1)
@@ -211,6 +231,7 @@ def _send_stream(
     if not as_json and tally.applied:
         rate = tally.applied / max(took_s, 1e-9)
         click.echo(f"sent {tally.applied} messages to {letter.topic} in {took_s:.2f} s ({rate:,.0f}/s)")
+    _tell_unconfirmed(statuses)
     tally.end()
 
 

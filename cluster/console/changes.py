@@ -142,13 +142,15 @@ class BrokerChanges:
             "message_id": receipt.message_id,
             "unique_key": receipt.unique_key,
             "delay_level": level,
+            "status": str(receipt.status),
         }
+        stored = "" if receipt.status == "PUT_OK" else f", stored as {receipt.status!s}"
         if level:
             return Done(
-                f"sent a message to {topic}, which waits at delay level {level}: id {receipt.message_id}", facts
+                f"sent a message to {topic}, which waits at delay level {level}: id {receipt.message_id}{stored}", facts
             )
         place = f"queue {receipt.queue_id}, offset {receipt.queue_offset}"
-        return Done(f"sent a message to {topic}: {place}, id {receipt.message_id}", facts)
+        return Done(f"sent a message to {topic}: {place}, id {receipt.message_id}{stored}", facts)
 
     def _sender(self) -> Producer:
         from rocketstore.client import Producer

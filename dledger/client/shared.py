@@ -176,8 +176,8 @@ _REASONS: Final = (
     ("Network is unreachable", "the network is unreachable"),
     ("Host is down", "its machine is down"),
     ("DNS resolution failed", "its name cannot be resolved"),
-    ("Failed parsing HTTP/2", "something else than a node or a broker listens there"),
-    ("http1.x server", "something else than a node or a broker listens there"),
+    ("Failed parsing HTTP/2", "something other than a node or a broker listens there"),
+    ("http1.x server", "something other than a node or a broker listens there"),
     ("Stream removed", "the connection broke"),
 )
 """Parts of gRPC's messages, which name every address tried and every layer, and what they come to."""

@@ -348,6 +348,21 @@ def test_send_speaks_json_and_to_people(run: Run, monkeypatch: pytest.MonkeyPatc
     assert sentence.startswith("sent to queue 0 at offset 1, id 7F000001")
 
 
+def test_send_says_what_is_stored_less_safely_than_asked_for(run: Run, brokers: FakeBrokers) -> None:
+    """Also to scripts, which get ids only: on the error output, and the exit code stays 0."""
+    words = ("message", "send", "-t", "orders", "--queue", "0")
+    brokers.nodes[0].sends.append(Refusal("SLAVE_NOT_AVAILABLE", "unknown"))
+    arguments = run(*words, "a", "b")
+    brokers.nodes[0].sends.append(Refusal("FLUSH_DISK_TIMEOUT", "unknown"))
+    lines = run(*words, "-", stdin=b"a\n")
+    sound = run(*words, "c")
+
+    text = "note: 1 of 2 messages stored as SLAVE_NOT_AVAILABLE: too few slaves follow, so perhaps only the master has"
+    assert (arguments.exit_code, arguments.stderr) == (0, f"{text} them\n")
+    assert (lines.exit_code, "stored as FLUSH_DISK_TIMEOUT" in lines.stderr) == (0, True)
+    assert sound.stderr == ""
+
+
 def test_the_receipt_of_a_delayed_message_names_no_place_in_its_topic(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
