@@ -15,7 +15,7 @@ from dledger import flag_values
 from dledger.errors import DLedgerError
 
 if TYPE_CHECKING:
-    from rocketstore.client import QueueRange, TopicInfo
+    from rocketstore.client import Admin, QueueRange, TopicInfo
 
 _PERMISSIONS = {"rw": 6, "r": 4, "w": 2, "none": 0}
 _QUEUES = flag_values.Whole(min=1, max=65536)
@@ -45,23 +45,63 @@ Examples:
   dledger topic create orders --namesrv 10.0.0.1:9876 --broker-name broker-a"""
 )
 @click.argument("name")
-@click.option("-q", "--queues", type=_QUEUES, default=4, show_default=True, help="How many queues it has.")
+@click.option("-q", "--queues", type=_QUEUES, help="How many queues it has; default: 4, if the topic is new.")
 @click.option("-r", "--read-queues", type=_QUEUES, help="How many are read; default: all.")
 @click.option("-w", "--write-queues", type=_QUEUES, help="How many are written; default: all.")
-@click.option("-p", "--permission", type=click.Choice(list(_PERMISSIONS)), default="rw", show_default=True)
+@click.option("-p", "--permission", type=click.Choice(list(_PERMISSIONS)), help="Default: rw, if the topic is new.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @broker_options
 def create(
-    name: str, queues: int, read_queues: int | None, write_queues: int | None, permission: str, target: BrokerTarget
+    name: str,
+    queues: int | None,
+    read_queues: int | None,
+    write_queues: int | None,
+    permission: str | None,
+    yes: bool,
+    target: BrokerTarget,
 ) -> None:
-    """Create or change a topic."""
+    """Create or change a topic. Of one that exists, what is not given stays as it is."""
+
     from rocketstore.client import TopicInfo
 
-    wanted = TopicInfo(name, read_queues or queues, write_queues or queues, _PERMISSIONS[permission])
-    shape = f"{wanted.write_queues} write queues, {wanted.read_queues} read queues, {permission}"
+    def changed(now: TopicInfo | None) -> TopicInfo:
+        info = now or TopicInfo(name)
+        return dataclasses.replace(
+            info,
+            read_queues=read_queues or queues or info.read_queues,
+            write_queues=write_queues or queues or info.write_queues,
+            permission=info.permission if permission is None else _PERMISSIONS[permission],
+        )
+
     with target.groups() as groups:
-        for broker, admin in groups.every():
+        try:
+            places = [(broker, admin, _present(admin, name)) for broker, admin in groups.every()]
+            hidden = {broker: _hidden(admin, now, changed(now)) for broker, admin, now in places}
+        except DLedgerError as error:
+            error.outcome = "not_applied"  # nothing was asked for yet
+            raise
+        if not yes and any(hidden.values()):
+            told = ", ".join(f"{count:,}{_at(broker)}" for broker, count in hidden.items() if count)
+            terminal.confirm(f"Messages in queues that can no longer be read, consumed or not: {told}. Shrink {name}?")
+        for broker, admin, now in places:
+            wanted = changed(now)
             admin.put_topic(wanted)
-            click.echo(f"topic {name}{_at(broker)}: {shape}")
+            _, writes, reads, word = _row(wanted)
+            click.echo(f"topic {name}{_at(broker)}: {writes} write queues, {reads} read queues, {word}")
+
+
+def _present(admin: Admin, name: str) -> TopicInfo | None:
+    """The topic as it is; None if it is new."""
+    return next((one for one in admin.topics() if one.name == name), None)
+
+
+def _hidden(admin: Admin, now: TopicInfo | None, wanted: TopicInfo) -> int:
+    """How many messages are in queues that would not be read any more."""
+    if now is None or wanted.read_queues >= now.read_queues:
+        return 0
+    gone = range(wanted.read_queues, now.read_queues)
+    ranges = [one for one in admin.queue_ranges(now.name) if one.queue_id in gone]
+    return sum(max(0, one.max_offset - max(0, one.min_offset)) for one in ranges)
 
 
 @topic.command(

@@ -241,6 +241,34 @@ def test_topics(run: Run, brokers: FakeBrokers) -> None:
     assert "new" not in brokers.topics
 
 
+def test_what_is_not_given_stays_as_it_is(run: Run, brokers: FakeBrokers) -> None:
+    """A change of the permission hides no queues, and one of the queues allows no writing."""
+    run("topic", "create", "new", "-q", "8")
+    run("topic", "create", "new", "--permission", "r")
+    assert lines_of(run("topic", "list"))[1] == ["new", "8", "8", "r"]
+    run("topic", "create", "new", "-w", "6")
+    assert lines_of(run("topic", "list"))[1] == ["new", "6", "8", "r"]
+    run("topic", "create", "new")
+    assert lines_of(run("topic", "list"))[1] == ["new", "6", "8", "r"]
+    run("topic", "create", "small", "-q", "3")
+    assert lines_of(run("topic", "list"))[-1] == ["small", "3", "3", "rw"]
+    assert run("topic", "create", "newer").stdout == "topic newer: 4 write queues, 4 read queues, rw\n"
+
+
+def test_queues_with_messages_are_not_hidden_unasked(run: Run, brokers: FakeBrokers) -> None:
+    """Whether they were consumed or not; empty ones are."""
+    put(brokers, 3, queue_id=1)
+    fewer = ("topic", "create", "orders", "--queues", "1")
+    refused = run(*fewer)
+
+    assert (refused.exit_code, brokers.topics["orders"].read_queues) == (1, 2)
+    assert "can no longer be read, consumed or not: " in refused.output
+    assert run(*fewer, "--yes").exit_code == 0
+    assert brokers.topics["orders"].read_queues == 1
+    run("topic", "create", "empty", "--queues", "8")
+    assert run("topic", "create", "empty", "--queues", "2").exit_code == 0
+
+
 def test_offsets_are_whole_in_a_narrow_terminal(
     run: Run, brokers: FakeBrokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,10 +341,13 @@ def test_an_unknown_outcome_of_a_change_has_its_own_code(run: Run, brokers: Fake
         for method in ("PutTopic", "ListTopics"):
             node.fail_calls[method] = deque([(grpc.StatusCode.DEADLINE_EXCEEDED, "scripted", {})] * 9999)
 
-    change = run("topic", "create", "new", "--timeout", "4")  # also where connecting takes long
     look = run("topic", "list", "--timeout", "0.3")
+    not_begun = run("topic", "create", "new", "--timeout", "0.3")
+    for node in brokers.nodes:
+        node.fail_calls["ListTopics"].clear()
+    change = run("topic", "create", "new", "--timeout", "4")  # also where connecting takes long
 
-    assert (change.exit_code, look.exit_code) == (3, 1)
+    assert (change.exit_code, not_begun.exit_code, look.exit_code) == (3, 1, 1)
     assert "outcome is unknown" in change.stderr
 
 
