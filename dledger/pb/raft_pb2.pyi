@@ -27,37 +27,30 @@ class EntryId(_message.Message):
     def __init__(self, term: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
 
 class VoteRequest(_message.Message):
-    __slots__ = ("header", "term", "last", "pre_vote", "transfer", "fresh", "remembered", "committed", "countersign")
-    HEADER_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("term", "last", "pre_vote", "transfer", "remembered", "committed", "countersign")
     TERM_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     PRE_VOTE_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
-    FRESH_FIELD_NUMBER: _ClassVar[int]
     REMEMBERED_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     COUNTERSIGN_FIELD_NUMBER: _ClassVar[int]
-    header: Header
     term: int
     last: EntryId
     pre_vote: bool
     transfer: bool
-    fresh: bool
     remembered: EntryId
     committed: _containers.RepeatedCompositeFieldContainer[ChainCrc]
     countersign: int
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., last: _Optional[_Union[EntryId, _Mapping]] = ..., pre_vote: _Optional[bool] = ..., transfer: _Optional[bool] = ..., fresh: _Optional[bool] = ..., remembered: _Optional[_Union[EntryId, _Mapping]] = ..., committed: _Optional[_Iterable[_Union[ChainCrc, _Mapping]]] = ..., countersign: _Optional[int] = ...) -> None: ...
+    def __init__(self, term: _Optional[int] = ..., last: _Optional[_Union[EntryId, _Mapping]] = ..., pre_vote: _Optional[bool] = ..., transfer: _Optional[bool] = ..., remembered: _Optional[_Union[EntryId, _Mapping]] = ..., committed: _Optional[_Iterable[_Union[ChainCrc, _Mapping]]] = ..., countersign: _Optional[int] = ...) -> None: ...
 
 class VoteResponse(_message.Message):
-    __slots__ = ("header", "term", "granted", "pre_vote", "result", "fresh", "standing", "granted_if_unanimous", "boot_id", "used", "remembered", "leads", "begin", "committed", "other_history", "countersigns")
-    HEADER_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("term", "granted", "pre_vote", "result", "standing", "boot_id", "used", "remembered", "leads", "begin", "committed", "other_history", "countersigns")
     TERM_FIELD_NUMBER: _ClassVar[int]
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     PRE_VOTE_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
-    FRESH_FIELD_NUMBER: _ClassVar[int]
     STANDING_FIELD_NUMBER: _ClassVar[int]
-    GRANTED_IF_UNANIMOUS_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     USED_FIELD_NUMBER: _ClassVar[int]
     REMEMBERED_FIELD_NUMBER: _ClassVar[int]
@@ -66,23 +59,20 @@ class VoteResponse(_message.Message):
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     OTHER_HISTORY_FIELD_NUMBER: _ClassVar[int]
     COUNTERSIGNS_FIELD_NUMBER: _ClassVar[int]
-    header: Header
     term: int
     granted: bool
     pre_vote: bool
     result: int
-    fresh: bool
     standing: int
-    granted_if_unanimous: bool
     boot_id: int
     used: bool
     remembered: EntryId
-    leads: int
+    leads: bool
     begin: Install
     committed: _containers.RepeatedCompositeFieldContainer[ChainCrc]
     other_history: bool
     countersigns: bool
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., granted: _Optional[bool] = ..., pre_vote: _Optional[bool] = ..., result: _Optional[int] = ..., fresh: _Optional[bool] = ..., standing: _Optional[int] = ..., granted_if_unanimous: _Optional[bool] = ..., boot_id: _Optional[int] = ..., used: _Optional[bool] = ..., remembered: _Optional[_Union[EntryId, _Mapping]] = ..., leads: _Optional[int] = ..., begin: _Optional[_Union[Install, _Mapping]] = ..., committed: _Optional[_Iterable[_Union[ChainCrc, _Mapping]]] = ..., other_history: _Optional[bool] = ..., countersigns: _Optional[bool] = ...) -> None: ...
+    def __init__(self, term: _Optional[int] = ..., granted: _Optional[bool] = ..., pre_vote: _Optional[bool] = ..., result: _Optional[int] = ..., standing: _Optional[int] = ..., boot_id: _Optional[int] = ..., used: _Optional[bool] = ..., remembered: _Optional[_Union[EntryId, _Mapping]] = ..., leads: _Optional[bool] = ..., begin: _Optional[_Union[Install, _Mapping]] = ..., committed: _Optional[_Iterable[_Union[ChainCrc, _Mapping]]] = ..., other_history: _Optional[bool] = ..., countersigns: _Optional[bool] = ...) -> None: ...
 
 class Watermark(_message.Message):
     __slots__ = ("node_id", "last")
@@ -93,8 +83,7 @@ class Watermark(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., last: _Optional[_Union[EntryId, _Mapping]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("header", "term", "read_sequence", "client_address", "transfer_target", "readmit_boot_id", "readmit_index", "founded", "watermarks", "doubted_boot_id", "countersign")
-    HEADER_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("term", "read_sequence", "client_address", "transfer_target", "readmit_boot_id", "readmit_index", "founded", "watermarks", "doubted_boot_id", "countersign")
     TERM_FIELD_NUMBER: _ClassVar[int]
     READ_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -105,7 +94,6 @@ class HeartbeatRequest(_message.Message):
     WATERMARKS_FIELD_NUMBER: _ClassVar[int]
     DOUBTED_BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     COUNTERSIGN_FIELD_NUMBER: _ClassVar[int]
-    header: Header
     term: int
     read_sequence: int
     client_address: str
@@ -116,33 +104,29 @@ class HeartbeatRequest(_message.Message):
     watermarks: _containers.RepeatedCompositeFieldContainer[Watermark]
     doubted_boot_id: int
     countersign: int
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., read_sequence: _Optional[int] = ..., client_address: _Optional[str] = ..., transfer_target: _Optional[str] = ..., readmit_boot_id: _Optional[int] = ..., readmit_index: _Optional[int] = ..., founded: _Optional[bool] = ..., watermarks: _Optional[_Iterable[_Union[Watermark, _Mapping]]] = ..., doubted_boot_id: _Optional[int] = ..., countersign: _Optional[int] = ...) -> None: ...
+    def __init__(self, term: _Optional[int] = ..., read_sequence: _Optional[int] = ..., client_address: _Optional[str] = ..., transfer_target: _Optional[str] = ..., readmit_boot_id: _Optional[int] = ..., readmit_index: _Optional[int] = ..., founded: _Optional[bool] = ..., watermarks: _Optional[_Iterable[_Union[Watermark, _Mapping]]] = ..., doubted_boot_id: _Optional[int] = ..., countersign: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("header", "term", "read_sequence", "disk_full", "client_address", "standing", "boot_id")
-    HEADER_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("term", "read_sequence", "disk_full", "client_address", "standing", "boot_id")
     TERM_FIELD_NUMBER: _ClassVar[int]
     READ_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     DISK_FULL_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STANDING_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
-    header: Header
     term: int
     read_sequence: int
     disk_full: bool
     client_address: str
     standing: int
     boot_id: int
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., read_sequence: _Optional[int] = ..., disk_full: _Optional[bool] = ..., client_address: _Optional[str] = ..., standing: _Optional[int] = ..., boot_id: _Optional[int] = ...) -> None: ...
+    def __init__(self, term: _Optional[int] = ..., read_sequence: _Optional[int] = ..., disk_full: _Optional[bool] = ..., client_address: _Optional[str] = ..., standing: _Optional[int] = ..., boot_id: _Optional[int] = ...) -> None: ...
 
 class TakeLeadershipRequest(_message.Message):
-    __slots__ = ("header", "term")
-    HEADER_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("term",)
     TERM_FIELD_NUMBER: _ClassVar[int]
-    header: Header
     term: int
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ...) -> None: ...
+    def __init__(self, term: _Optional[int] = ...) -> None: ...
 
 class Compare(_message.Message):
     __slots__ = ("previous", "previous_chain_crc", "flushed_only")
@@ -195,8 +179,7 @@ class Install(_message.Message):
     def __init__(self, before_begin: _Optional[_Union[EntryId, _Mapping]] = ..., chain_crc: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
 
 class PushRequest(_message.Message):
-    __slots__ = ("header", "term", "epoch", "compare", "truncate", "append", "commit", "install", "run")
-    HEADER_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("term", "epoch", "compare", "truncate", "append", "commit", "install", "run")
     TERM_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     COMPARE_FIELD_NUMBER: _ClassVar[int]
@@ -205,7 +188,6 @@ class PushRequest(_message.Message):
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     INSTALL_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
-    header: Header
     term: int
     epoch: int
     compare: Compare
@@ -214,11 +196,10 @@ class PushRequest(_message.Message):
     commit: Commit
     install: Install
     run: bytes
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., compare: _Optional[_Union[Compare, _Mapping]] = ..., truncate: _Optional[_Union[Truncate, _Mapping]] = ..., append: _Optional[_Union[Append, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., install: _Optional[_Union[Install, _Mapping]] = ..., run: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, term: _Optional[int] = ..., epoch: _Optional[int] = ..., compare: _Optional[_Union[Compare, _Mapping]] = ..., truncate: _Optional[_Union[Truncate, _Mapping]] = ..., append: _Optional[_Union[Append, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., install: _Optional[_Union[Install, _Mapping]] = ..., run: _Optional[bytes] = ...) -> None: ...
 
 class PushResponse(_message.Message):
-    __slots__ = ("header", "term", "epoch", "kind", "code", "verified_index", "flushed_index", "end_index", "conflict", "boot_id", "standing", "held_index")
-    HEADER_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("term", "epoch", "kind", "code", "verified_index", "flushed_index", "end_index", "conflict", "boot_id", "standing")
     TERM_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -229,8 +210,6 @@ class PushResponse(_message.Message):
     CONFLICT_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     STANDING_FIELD_NUMBER: _ClassVar[int]
-    HELD_INDEX_FIELD_NUMBER: _ClassVar[int]
-    header: Header
     term: int
     epoch: int
     kind: int
@@ -241,8 +220,7 @@ class PushResponse(_message.Message):
     conflict: EntryId
     boot_id: int
     standing: int
-    held_index: int
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., kind: _Optional[int] = ..., code: _Optional[int] = ..., verified_index: _Optional[int] = ..., flushed_index: _Optional[int] = ..., end_index: _Optional[int] = ..., conflict: _Optional[_Union[EntryId, _Mapping]] = ..., boot_id: _Optional[int] = ..., standing: _Optional[int] = ..., held_index: _Optional[int] = ...) -> None: ...
+    def __init__(self, term: _Optional[int] = ..., epoch: _Optional[int] = ..., kind: _Optional[int] = ..., code: _Optional[int] = ..., verified_index: _Optional[int] = ..., flushed_index: _Optional[int] = ..., end_index: _Optional[int] = ..., conflict: _Optional[_Union[EntryId, _Mapping]] = ..., boot_id: _Optional[int] = ..., standing: _Optional[int] = ...) -> None: ...
 
 class HandshakeRequest(_message.Message):
     __slots__ = ("header", "protocol_version", "purpose", "members", "segment_bytes", "max_entry_bytes", "client_address", "prehistory")

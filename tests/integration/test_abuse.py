@@ -9,6 +9,7 @@ import resource
 import socket
 import threading
 from contextlib import ExitStack, closing
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -118,22 +119,31 @@ def as_peer(
 
 
 def test_forged_peer_messages_are_refused(group: Group) -> None:
-    """A vote for another cluster, for another node, from a stranger, or with a term from another galaxy: no effect."""
-    status = group.statuses()[group.leader()]
-    victim = group.followers(status.node_id)[0]
-    good = raft_pb2.Header(cluster_id=status.cluster_id, group=status.group, sender=status.node_id, target=victim)
-    forged = []
-    for field, text in (("cluster_id", "x"), ("group", "x"), ("target", "x"), ("sender", "x"), ("sender", victim)):
-        header = raft_pb2.Header()
-        header.CopyFrom(good)
-        setattr(header, field, text)
-        forged.append(raft_pb2.VoteRequest(header=header, term=status.term + 1, transfer=True))
-    forged.append(raft_pb2.VoteRequest(header=good, term=1 << 62, transfer=True))
+    """A connection for another cluster, for another node, from a stranger or from the node itself, and a vote with a
+    term from another galaxy: no effect.
+    """
+    leader = group.leader()
+    victim = group.followers(leader)[0]
+    config = like_the_members(group, victim)
+    vote = raft_pb2.VoteRequest(term=group.term() + 1, last=raft_pb2.EntryId(term=9, index=9), transfer=True)
+    forged = (
+        handshake_frame(replace(config, cluster_id="x"), leader, Purpose.CONTROL),
+        handshake_frame(replace(config, group="x"), leader, Purpose.CONTROL),
+        handshake_frame(config, leader, Purpose.CONTROL, target=NodeId("x")),
+        handshake_frame(config, NodeId("x"), Purpose.CONTROL),
+        handshake_frame(config, victim, Purpose.CONTROL),
+    )
 
+    ends = []
     with undisturbed(group):
-        ends = [as_peer(group, victim, Purpose.CONTROL, FrameKind.VOTE, one.SerializeToString()) for one in forged]
+        for hello in forged:
+            with PeerWire((HOST, group.nodes[victim].peer_port)) as wire:
+                wire.link.sendall(hello + pack(FrameKind.VOTE, vote.SerializeToString()))
+                ends.append(wire.frame())
+        vote.term = 1 << 62
+        ends.append(as_peer(group, victim, Purpose.CONTROL, FrameKind.VOTE, vote.SerializeToString()))
 
-    assert [end and end[0] for end in ends] == [FrameKind.REFUSAL] * len(forged), ends
+    assert [end and end[0] for end in ends] == [FrameKind.REFUSAL] * 6, ends
 
 
 def test_oversized_messages_are_refused(group: Group) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final, Self
 
 from dledger.config import ServerConfig
-from dledger.core.messages import Envelope
+from dledger.core.messages import Message
 from dledger.rpc.peers import codec, frames
 from dledger.rpc.peers.frames import Frame, FrameBuffer, FrameKind, Purpose
 from dledger.types import NodeId
@@ -55,7 +55,7 @@ class PeerWire:
         assert answer[0] is FrameKind.HANDSHAKE_ANSWER, answer
         return self
 
-    def send(self, kind: FrameKind, message: Envelope | bytes = b"") -> None:
+    def send(self, kind: FrameKind, message: Message | bytes = b"") -> None:
         """Send one frame."""
         self.link.sendall(frames.pack(kind, message if isinstance(message, bytes) else codec.encode(message)))
 

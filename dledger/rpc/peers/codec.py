@@ -1,8 +1,8 @@
 """The encoding of members' messages: ``dledger.core.messages`` <-> ``proto/dledger/v1/raft.proto``.
 
 Decoding is strict, because a forged or damaged number must not reach the protocol: whatever no correct peer sends
-raises ``InvalidRequestError``. Whether a message is *for us* is decided elsewhere (``dledger.rpc.peers.identity``), and
-the log bytes of an append are not checked here (``Log.check_run`` verifies them).
+raises ``InvalidRequestError``. Whose a message is, the handshake of its connection has said
+(``dledger.rpc.peers.identity``), and the log bytes of an append are not checked here (``Log.check_run`` verifies them).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from google.protobuf.message import Message as ProtoMessage
 from dledger.core.messages import (
     CheckedAppend,
     CommittedEntry,
-    Envelope,
     HeartbeatRequest,
     HeartbeatResponse,
     LoadRun,
@@ -41,7 +40,6 @@ from dledger.records import record
 from dledger.rpc.fields import NUMBER_LIMIT, index, name, parse
 from dledger.types import (
     NO_ENTRY,
-    NO_INDEX,
     Boundary,
     EntryId,
     EntryRun,
@@ -52,8 +50,7 @@ from dledger.types import (
     Term,
 )
 
-PROTOCOL_VERSION: Final = 2
-_LEADS: Final = {None: 0, True: 1, False: 2}
+PROTOCOL_VERSION: Final = 3
 MEMBERS_MAX: Final = 1024
 READ_LOG_BYTES_MAX: Final = 1 << 20
 CHAIN_CRCS_MAX: Final = 64
@@ -64,7 +61,7 @@ _RUN_TAG: Final = bytes([pb.PushRequest.RUN_FIELD_NUMBER << 3 | 2])
 
 @record(frozen=True, slots=True)
 class EnvelopeHeader:
-    """The addresses of a message: an ``Envelope`` without its message."""
+    """The addresses of a handshake, and of all messages behind it: an ``Envelope`` without its message."""
 
     cluster_id: str
     group: str
@@ -100,20 +97,17 @@ class HandshakeAnswer:
 # --- encoding -------------------------------------------------------------------------------------------------------
 
 
-def encode(envelope: Envelope) -> bytes:
-    """Encode an envelope; the message's type determines the frame that carries it."""
-    return b"".join(encode_pieces(envelope))
+def encode(message: Message) -> bytes:
+    """Encode a message; its type determines the frame that carries it."""
+    return b"".join(encode_pieces(message))
 
 
-def encode_pieces(envelope: Envelope) -> tuple[bytes, ...]:
+def encode_pieces(message: Message) -> tuple[bytes, ...]:
     """``encode`` in consecutive pieces, which avoids copying a run of log bytes."""
-    header = pb.Header(
-        cluster_id=envelope.cluster_id, group=envelope.group, sender=envelope.sender, target=envelope.target
-    )
-    serialized = _to_proto(header, envelope.message).SerializeToString()
-    if not isinstance(envelope.message, PushAppend):
+    serialized = _to_proto(message).SerializeToString()
+    if not isinstance(message, PushAppend):
         return (serialized,)
-    run = envelope.message.run.data
+    run = message.run.data
     return serialized, _RUN_TAG + _varint(len(run)), run
 
 
@@ -127,15 +121,14 @@ def _varint(value: int) -> bytes:
     return bytes(digits)
 
 
-def _to_proto(header: pb.Header, message: Message) -> ProtoMessage:
+def _to_proto(message: Message) -> ProtoMessage:
     match message:
         case PushCompare() | PushTruncate() | PushAppend() | PushCommit() | PushInstall():
-            return _push_to_proto(header, message)
+            return _push_to_proto(message)
         case PushResponse():
-            return _push_response_to_proto(header, message)
+            return _push_response_to_proto(message)
         case VoteRequest():
             return pb.VoteRequest(
-                header=header,
                 term=message.term,
                 last=_entry_id_to_proto(message.last),
                 pre_vote=message.pre_vote,
@@ -146,44 +139,40 @@ def _to_proto(header: pb.Header, message: Message) -> ProtoMessage:
             )
         case VoteResponse():
             return pb.VoteResponse(
-                header=header,
                 term=message.term,
-                granted=message.granted and message.standing.counts,
+                granted=message.granted,
                 pre_vote=message.pre_vote,
                 result=message.result,
                 standing=message.standing,
-                granted_if_unanimous=message.granted and not message.standing.counts,
                 boot_id=message.boot_id,
                 used=message.used,
                 remembered=_memory_to_proto(message.remembered),
-                leads=_LEADS[message.leads],
+                leads=bool(message.leads),
                 begin=_begin_to_proto(message.begin),
                 committed=_committed_to_proto(message.committed),
                 other_history=message.other_history,
                 countersigns=message.countersigns,
             )
         case HeartbeatRequest():
-            return _heartbeat_to_proto(header, message)
+            return _heartbeat_to_proto(message)
         case HeartbeatResponse():
             return pb.HeartbeatResponse(
-                header=header,
                 term=message.term,
-                read_sequence=message.read_sequence if message.standing.counts else 0,
+                read_sequence=message.read_sequence,
                 disk_full=message.disk_full,
                 client_address=message.client_address,
                 standing=message.standing,
                 boot_id=message.boot_id,
             )
         case TakeLeadership():
-            return pb.TakeLeadershipRequest(header=header, term=message.term)
+            return pb.TakeLeadershipRequest(term=message.term)
         case LoadRun() | CheckedAppend():
             raise InvariantError(f"{type(message).__name__} never goes on the wire")
 
 
-def _heartbeat_to_proto(header: pb.Header, message: HeartbeatRequest) -> pb.HeartbeatRequest:
+def _heartbeat_to_proto(message: HeartbeatRequest) -> pb.HeartbeatRequest:
     readmission = message.readmission
     return pb.HeartbeatRequest(
-        header=header,
         term=message.term,
         read_sequence=message.read_sequence,
         client_address=message.client_address,
@@ -197,8 +186,8 @@ def _heartbeat_to_proto(header: pb.Header, message: HeartbeatRequest) -> pb.Hear
     )
 
 
-def _push_to_proto(header: pb.Header, push: PushRequest) -> pb.PushRequest:
-    request = pb.PushRequest(header=header, term=push.term, epoch=push.epoch)
+def _push_to_proto(push: PushRequest) -> pb.PushRequest:
+    request = pb.PushRequest(term=push.term, epoch=push.epoch)
     match push:
         case PushAppend(run=run):
             request.append.commit_index = push.commit_index
@@ -224,20 +213,18 @@ def _push_to_proto(header: pb.Header, push: PushRequest) -> pb.PushRequest:
     return request
 
 
-def _push_response_to_proto(header: pb.Header, message: PushResponse) -> pb.PushResponse:
+def _push_response_to_proto(message: PushResponse) -> pb.PushResponse:
     return pb.PushResponse(
-        header=header,
         term=message.term,
         epoch=message.epoch,
         kind=message.kind,
         code=message.code,
         verified_index=message.verified_index,
-        flushed_index=message.flushed_index if message.standing.counts else NO_INDEX,
+        flushed_index=message.flushed_index,
         end_index=message.end_index,
         conflict=_entry_id_to_proto(message.conflict),
         boot_id=message.boot_id,
         standing=message.standing,
-        held_index=NO_INDEX if message.standing.counts else message.flushed_index,
     )
 
 
@@ -316,10 +303,10 @@ def encode_chain_crcs(crcs: Mapping[LogIndex, int]) -> bytes:
 # --- decoding -------------------------------------------------------------------------------------------------------
 
 
-def decode_vote_request(data: bytes | memoryview) -> Envelope:
+def decode_vote_request(data: bytes | memoryview) -> VoteRequest:
     """Raises ``InvalidRequestError``, like every ``decode_*``."""
     wire = parse(pb.VoteRequest, data)
-    message = VoteRequest(
+    return VoteRequest(
         term=_term(wire.term),
         last=_entry_id(wire.last, wire.HasField("last"), "last"),
         pre_vote=wire.pre_vote,
@@ -328,33 +315,30 @@ def decode_vote_request(data: bytes | memoryview) -> Envelope:
         committed=_committed(wire.committed),
         countersign=wire.countersign,
     )
-    return _envelope(wire.header, message)
 
 
-def decode_vote_response(data: bytes | memoryview) -> Envelope:
+def decode_vote_response(data: bytes | memoryview) -> VoteResponse:
     """The answer to a vote request."""
     wire = parse(pb.VoteResponse, data)
     try:
         result = VoteResult(wire.result)
     except ValueError as error:
         raise InvalidRequestError(f"vote result {wire.result} is unknown") from error
-    standing = _standing(wire.standing)
-    message = VoteResponse(
+    return VoteResponse(
         term=_term(wire.term),
-        granted=wire.granted if standing.counts else wire.granted_if_unanimous,
+        granted=wire.granted,
         pre_vote=wire.pre_vote,
         result=result,
-        standing=standing,
+        standing=_standing(wire.standing),
         boot_id=wire.boot_id,
         used=wire.used,
         remembered=_memory(wire.remembered, wire.HasField("remembered")),
-        leads={1: True, 2: False}.get(wire.leads),
+        leads=wire.leads,
         begin=_begin(wire.begin) if wire.HasField("begin") else None,
         committed=_committed(wire.committed),
         other_history=wire.other_history,
         countersigns=wire.countersigns,
     )
-    return _envelope(wire.header, message)
 
 
 def _committed_to_proto(entries: Iterable[CommittedEntry]) -> list[pb.ChainCrc]:
@@ -373,13 +357,13 @@ def _begin(wire: pb.Install) -> Boundary:
     return Boundary(before.index, before.term, Position(_count(wire.position, "position")), wire.chain_crc)
 
 
-def decode_heartbeat_request(data: bytes | memoryview) -> Envelope:
+def decode_heartbeat_request(data: bytes | memoryview) -> HeartbeatRequest:
     """A leader's heartbeat."""
     wire = parse(pb.HeartbeatRequest, data)
     if len(wire.watermarks) > MEMBERS_MAX:
         raise InvalidRequestError(f"heartbeat names {len(wire.watermarks)} members; at most {MEMBERS_MAX} are possible")
     readmit_index = index(wire.readmit_index, "readmit_index")
-    message = HeartbeatRequest(
+    return HeartbeatRequest(
         term=_term(wire.term),
         read_sequence=_count(wire.read_sequence, "read_sequence"),
         client_address=name(wire.client_address, "client_address"),
@@ -393,13 +377,12 @@ def decode_heartbeat_request(data: bytes | memoryview) -> Envelope:
         doubted_boot_id=wire.doubted_boot_id,
         countersign=wire.countersign,
     )
-    return _envelope(wire.header, message)
 
 
-def decode_heartbeat_response(data: bytes | memoryview) -> Envelope:
+def decode_heartbeat_response(data: bytes | memoryview) -> HeartbeatResponse:
     """The answer to a heartbeat."""
     wire = parse(pb.HeartbeatResponse, data)
-    message = HeartbeatResponse(
+    return HeartbeatResponse(
         _term(wire.term),
         _count(wire.read_sequence, "read_sequence"),
         wire.disk_full,
@@ -407,17 +390,16 @@ def decode_heartbeat_response(data: bytes | memoryview) -> Envelope:
         _standing(wire.standing),
         wire.boot_id,
     )
-    return _envelope(wire.header, message)
 
 
-def decode_take_leadership(data: bytes | memoryview) -> Envelope:
+def decode_take_leadership(data: bytes | memoryview) -> TakeLeadership:
     """The leader's request to campaign immediately."""
     wire = parse(pb.TakeLeadershipRequest, data)
-    return _envelope(wire.header, TakeLeadership(_term(wire.term)))
+    return TakeLeadership(_term(wire.term))
 
 
-def decode_push_request(data: bytes | memoryview, connection: int = 0) -> Envelope:
-    """A push, and the connection it arrived on."""
+def decode_push_request(data: bytes | memoryview) -> PushRequest:
+    """A push."""
     wire = parse(pb.PushRequest, data)
     term, epoch = _term(wire.term), _count(wire.epoch, "epoch")
     push: PushRequest
@@ -441,31 +423,28 @@ def decode_push_request(data: bytes | memoryview, connection: int = 0) -> Envelo
             push = PushInstall(term, epoch, before, install.chain_crc, position)
         case _:
             raise InvalidRequestError("empty push request")
-    return _envelope(wire.header, push, connection)
+    return push
 
 
-def decode_push_response(data: bytes | memoryview) -> Envelope:
+def decode_push_response(data: bytes | memoryview) -> PushResponse:
     """An answer to pushes."""
     wire = parse(pb.PushResponse, data)
     try:
         kind = PushKind(wire.kind)
     except ValueError as error:
         raise InvalidRequestError(f"push kind {wire.kind} is unknown") from error
-    standing = _standing(wire.standing)
-    held = wire.flushed_index if standing.counts else wire.held_index
-    message = PushResponse(
+    return PushResponse(
         term=_term(wire.term),
         epoch=_count(wire.epoch, "epoch"),
         kind=kind,
         code=ResponseCode(wire.code),
         verified_index=index(wire.verified_index, "verified_index"),
-        flushed_index=index(held, "flushed_index"),
+        flushed_index=index(wire.flushed_index, "flushed_index"),
         end_index=index(wire.end_index, "end_index"),
         conflict=_entry_id(wire.conflict, wire.HasField("conflict"), "conflict"),
         boot_id=wire.boot_id,
-        standing=standing,
+        standing=_standing(wire.standing),
     )
-    return _envelope(wire.header, message)
 
 
 def decode_handshake(data: bytes | memoryview) -> Handshake:
@@ -541,15 +520,10 @@ def _run(append: pb.Append, data: bytes) -> EntryRun:
     return EntryRun(previous, append.previous_chain_crc, first, last, position, data)
 
 
-def _envelope(header: pb.Header, message: Message, connection: int = 0) -> Envelope:
-    checked = _header(header)
-    return Envelope(checked.cluster_id, checked.group, checked.sender, checked.target, message, connection)
-
-
 def _header(wire: pb.Header) -> EnvelopeHeader:
     sender, target = name(wire.sender, "sender"), name(wire.target, "target")
     if not sender or not target:
-        raise InvalidRequestError("message without a header: sender and target are required")
+        raise InvalidRequestError("a handshake without a header: sender and target are required")
     return EnvelopeHeader(
         name(wire.cluster_id, "cluster_id"), name(wire.group, "group"), NodeId(sender), NodeId(target)
     )

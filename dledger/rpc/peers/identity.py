@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from dledger.config import ServerConfig
-from dledger.core.messages import Envelope
+from dledger.core.messages import Envelope, Message
 from dledger.errors import IdentityError, ResponseCode, UnknownMemberError
 from dledger.prehistory import Prehistory, why_apart
 from dledger.rpc.peers.codec import PROTOCOL_VERSION, EnvelopeHeader, Handshake, HandshakeAnswer
@@ -86,6 +86,10 @@ class PeerIdentity:
             raise UnknownMemberError(
                 f"sender {message.sender!r} is not a peer of {self.node_id!r} (members: {', '.join(self.member_ids)})"
             )
+
+    def envelope_from(self, peer: NodeId, message: Message, connection: int = 0) -> Envelope:
+        """A message to us that arrived on a connection whose handshake was ``peer``'s."""
+        return Envelope(self.cluster_id, self.group, peer, self.node_id, message, connection)
 
     def check_answer(self, answer: Envelope, peer: NodeId) -> None:
         """``check`` for an answer that must come from ``peer``."""

@@ -24,7 +24,7 @@ from typing import Final, cast
 
 from dledger.backoff import Backoff
 from dledger.config import Member
-from dledger.core.messages import Envelope, HeartbeatResponse
+from dledger.core.messages import Envelope, HeartbeatResponse, Message
 from dledger.errors import DLedgerError, InvalidRequestError, ResponseCode, TlsError
 from dledger.rpc import loops, options, tls
 from dledger.rpc.bridge import LoopBridge, Report, log_failure, supervise
@@ -146,7 +146,7 @@ class PeerLink:
         else:
             while connection.writable and (found := queue.next()) is not None:
                 kind, envelope = found
-                connection.write(kind, *codec.encode_pieces(envelope))
+                connection.write(kind, *codec.encode_pieces(envelope.message))
 
     # -- what the connection reports -----------------------------------------------------------------------------
 
@@ -181,11 +181,11 @@ class PeerLink:
             raise InvalidRequestError(verdict.reason)
         learn(self._member.node_id, verdict.client_address)
 
-    def _take_answer(self, answer: Envelope) -> None:
-        self._introduction.identity.check_answer(answer, self._member.node_id)
-        if isinstance(answer.message, HeartbeatResponse):
-            self._introduction.learn(self._member.node_id, answer.message.client_address)
-        self._receiver.receive(answer)
+    def _take_answer(self, answer: Message) -> None:
+        peer, introduction = self._member.node_id, self._introduction
+        if isinstance(answer, HeartbeatResponse):
+            introduction.learn(peer, answer.client_address)
+        self._receiver.receive(introduction.identity.envelope_from(peer, answer))
 
     def check_names(self, names: tuple[str, ...]) -> None:
         """Raise ``TlsError`` unless they, of the other side's certificate, have the peer's."""

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from typing import Final, Protocol
 
-from dledger.core.messages import Envelope, HeartbeatRequest, TakeLeadership, VoteRequest
+from dledger.core.messages import Envelope, HeartbeatRequest, Message, TakeLeadership, VoteRequest
 from dledger.errors import InvalidRequestError, InvariantError
 from dledger.rpc.peers import codec
 from dledger.rpc.peers.frames import FrameKind, Purpose
@@ -45,7 +45,7 @@ class Outgoing(Protocol):
     def next(self) -> tuple[FrameKind, Envelope] | None:
         """Remove and return the next message that may be sent."""
 
-    def take_answer(self, kind: FrameKind, payload: bytes | memoryview) -> Envelope | None:
+    def take_answer(self, kind: FrameKind, payload: bytes | memoryview) -> Message | None:
         """Decode an answer; None if it only says that a message has arrived. Raises ``InvalidRequestError``."""
 
     def clear(self) -> None:
@@ -75,7 +75,7 @@ class PushQueue:
         """See ``Outgoing.next``."""
         return (FrameKind.PUSH, self._queue.popleft()) if self._queue else None
 
-    def take_answer(self, kind: FrameKind, payload: bytes | memoryview) -> Envelope | None:
+    def take_answer(self, kind: FrameKind, payload: bytes | memoryview) -> Message | None:
         """See ``Outgoing.take_answer``."""
         if kind is not FrameKind.PUSH_ANSWER:
             raise InvalidRequestError(f"expected an answer to a push, got {kind.name}")
@@ -159,7 +159,7 @@ class ControlQueue:
                     return _KINDS[type(envelope.message)], envelope
         return None
 
-    def take_answer(self, kind: FrameKind, payload: bytes | memoryview) -> Envelope | None:
+    def take_answer(self, kind: FrameKind, payload: bytes | memoryview) -> Message | None:
         """See ``Outgoing.take_answer``."""
         with self._lock:
             budget = self._heartbeats if kind is FrameKind.HEARTBEAT_ANSWER else self._others

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 from dledger.config import ServerConfig
-from dledger.core.messages import Envelope, HeartbeatRequest
+from dledger.core.messages import Envelope
 from dledger.errors import (
     DLedgerError,
     IdentityError,
@@ -93,7 +93,7 @@ class PeerServer:
     def respond(self, envelope: Envelope) -> None:
         """Send an answer to pushes on its target's connection, or drop it if there is none. Never blocks."""
         connection = self._in_use.get(Caller(envelope.target, Purpose.PUSH))
-        if connection is None or not connection.send(FrameKind.PUSH_ANSWER, codec.encode(envelope)):
+        if connection is None or not connection.send(FrameKind.PUSH_ANSWER, codec.encode(envelope.message)):
             self.dropped += 1
 
     # -- one connection ------------------------------------------------------------------------------------------------
@@ -157,15 +157,16 @@ class PeerServer:
             kind, payload = frame
             match kind:
                 case FrameKind.VOTE:
-                    envelope = self._checked(codec.decode_vote_request(payload), caller)
-                    kind, answer = FrameKind.VOTE_ANSWER, codec.encode(self._receiver.request(envelope))
+                    vote = self._identity.envelope_from(caller.node_id, codec.decode_vote_request(payload))
+                    kind, answer = FrameKind.VOTE_ANSWER, codec.encode(self._receiver.request(vote).message)
                 case FrameKind.HEARTBEAT:
-                    envelope = self._checked(codec.decode_heartbeat_request(payload), caller)
-                    if isinstance(envelope.message, HeartbeatRequest):
-                        self._learn(envelope.sender, envelope.message.client_address)
-                    kind, answer = FrameKind.HEARTBEAT_ANSWER, codec.encode(self._receiver.request(envelope))
+                    heartbeat = codec.decode_heartbeat_request(payload)
+                    self._learn(caller.node_id, heartbeat.client_address)
+                    said = self._receiver.request(self._identity.envelope_from(caller.node_id, heartbeat))
+                    kind, answer = FrameKind.HEARTBEAT_ANSWER, codec.encode(said.message)
                 case FrameKind.TAKE_LEADERSHIP:
-                    self._receiver.receive(self._checked(codec.decode_take_leadership(payload), caller))
+                    taken = codec.decode_take_leadership(payload)
+                    self._receiver.receive(self._identity.envelope_from(caller.node_id, taken))
                     kind, answer = FrameKind.TAKE_LEADERSHIP_ANSWER, b""
                 case _:
                     raise InvalidRequestError(f"expected a control message, got {kind.name}")
@@ -177,16 +178,10 @@ class PeerServer:
             kind, payload = frame
             if kind is not FrameKind.PUSH:
                 raise InvalidRequestError(f"expected a push, got {kind.name}")
-            self._receiver.receive(self._checked(codec.decode_push_request(payload, number), caller))
+            push = codec.decode_push_request(payload)
+            self._receiver.receive(self._identity.envelope_from(caller.node_id, push, number))
 
     def _serve_log(self, connection: PeerConnection) -> None:
         if self._log is None:
             raise InvalidRequestError("this member gives no log to its peers")
         self._log.serve(connection)
-
-    def _checked(self, envelope: Envelope, caller: Caller) -> Envelope:
-        """Raise unless a message is for us and from the peer that has shaken hands."""
-        self._identity.check(envelope)
-        if envelope.sender != caller.node_id:
-            raise IdentityError(f"the connection of {caller.node_id!r} carried a message from {envelope.sender!r}")
-        return envelope

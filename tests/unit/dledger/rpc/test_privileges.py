@@ -28,7 +28,7 @@ from dledger.access.rules import parse_rules
 from dledger.client.security import ChannelMaker, ClientSecurity, TlsFiles
 from dledger.clock import Clock
 from dledger.config import Member, SecurityConfig, ServerConfig
-from dledger.core.messages import Envelope, HeartbeatRequest, Message, PushCommit, TakeLeadership, VoteRequest
+from dledger.core.messages import HeartbeatRequest, Message, PushCommit, TakeLeadership, VoteRequest
 from dledger.pb import client_pb2
 from dledger.rpc import options, tls
 from dledger.rpc.clients.server import ClientServer
@@ -292,7 +292,7 @@ def context_of(home: Path, caller: str) -> ssl.SSLContext | None:
 def say(config: ServerConfig, context: ssl.SSLContext | None, kind: FrameKind) -> list[FrameKind]:
     """The kinds of the answers to a handshake as n1 and one frame."""
     purpose, said = QUESTIONS[kind]
-    payload = said if isinstance(said, bytes) else codec.encode(Envelope("c", GROUP, N1, NodeId("n0"), said))
+    payload = said if isinstance(said, bytes) else codec.encode(said)
     count = 1 if kind is FrameKind.PUSH else 2
     try:
         with PeerWire((config.self_member.host, config.self_member.port), context) as wire:

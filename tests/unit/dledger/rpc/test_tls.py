@@ -448,7 +448,7 @@ def test_new_certificates_are_shown_on_new_connections(here: Path) -> None:
             certs.make_node(here, "n1", force=True)
             with PeerWire(address, context) as newer:
                 serials.append(_serial(newer))
-            older.send(FrameKind.HEARTBEAT, envelope(HeartbeatRequest(Term(1), 1)))
+            older.send(FrameKind.HEARTBEAT, HeartbeatRequest(Term(1), 1))
             frame = older.frame()
 
     assert frame is not None

@@ -13,7 +13,7 @@ import pytest
 
 from cluster.local.group import free_ports
 from dledger.config import Member, ServerConfig
-from dledger.core.messages import Envelope, PushCommit
+from dledger.core.messages import PushCommit
 from dledger.rpc.peers import acceptor, frames
 from dledger.rpc.peers.frames import FrameKind, Purpose
 from dledger.rpc.peers.identity import REASONS_MAX
@@ -24,7 +24,7 @@ from tests.support.receiver import RecordingReceiver
 from tests.support.waiting import wait_until
 
 N0, N1 = NodeId("n0"), NodeId("n1")
-COMMIT = Envelope("c", "default", N0, N1, PushCommit(Term(1), 0, LogIndex(0)))
+COMMIT = PushCommit(Term(1), 0, LogIndex(0))
 
 
 @pytest.fixture

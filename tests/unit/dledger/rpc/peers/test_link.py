@@ -40,7 +40,7 @@ def answer(link: PeerLink) -> None:
     """n1 answers a push."""
     at = LogIndex(1)
     response = PushResponse(Term(1), 0, PushKind.APPEND, ResponseCode.SUCCESS, at, at, at, NO_ENTRY, 7)
-    link.on_frame(FrameKind.PUSH_ANSWER, codec.encode(Envelope("c", "default", N1, N0, response)))
+    link.on_frame(FrameKind.PUSH_ANSWER, codec.encode(response))
 
 
 def consent(link: PeerLink) -> None:
