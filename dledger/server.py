@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 from dledger import __version__
 from dledger.access.control import AccessControl
 from dledger.access.guard import AccessGuard
+from dledger.client_server import ClientServer
 from dledger.clock import Clock
 from dledger.conditions import REMOVED_EARLY_TOLD_MS, ConditionKind, Conditions
 from dledger.config import ServerConfig
@@ -44,7 +45,6 @@ from dledger.retention import Retention
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.clients.aio_server import Methods
 from dledger.rpc.clients.connections import Connections
-from dledger.rpc.clients.server import ClientServer
 from dledger.rpc.peers.identity import OldLogs
 from dledger.rpc.peers.log_exchange import PeerLogClient
 from dledger.rpc.peers.transport import PeerTransport

@@ -28,6 +28,7 @@ from dledger.config import ServerConfig
 from dledger.errors import ConfigError, DLedgerError, LeaderHint
 from dledger.instruments import SILENT, Instruments
 from dledger.remoting.client import RemotingClient
+from dledger.remoting.shared_port import RemotingFactory
 from dledger.rpc import options as rpc_options
 from dledger.rpc import tls
 from dledger.rpc.bridge import LoopBridge, LoopThread
@@ -43,7 +44,7 @@ from dledger.values import address_text, host_of
 from rocketstore.broker import codec
 from rocketstore.broker.catch_up import CatchUp
 from rocketstore.broker.clock_watch import ClockWatch
-from rocketstore.broker.door import BrokerDoor, RemotingFactory
+from rocketstore.broker.door import BrokerDoor
 from rocketstore.broker.hosts import resolve
 from rocketstore.broker.measurements import BrokerMeasurements, ServiceCounters, measure
 from rocketstore.broker.other_mode import refuse_other_mode

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from typing import Final
 
 import pytest
 
 from dledger.pb import raft_pb2
+from dledger.remoting.codes import ANNOUNCED
+from dledger.remoting.connection import REQUEST_BYTES_MAX, REQUESTS_MAX
+from dledger.remoting.log import codec as log_codec
+from dledger.remoting.log.codes import JavaCode, LogCode
+from dledger.rpc.clients.codec import APPEND_ENTRIES_MAX
 from dledger.rpc.peers import frames
 from tests.docs.documents import ROOT, documents, lines, table_below
 
@@ -54,6 +60,37 @@ def test_the_purposes_of_connections_are_those_of_the_handshake() -> None:
     rows = table_below(PROTOCOL, "Connections")
 
     assert [row[0] for row in rows] == [f"{one.value} {one.name.lower()}" for one in frames.Purpose]
+
+
+def test_the_request_codes_of_clients_are_those_of_the_wire() -> None:
+    """DLedger's, and ours with the permissions that they need."""
+    texts = PROTOCOL.read_text()
+    rows = dict(re.findall(r"^\| (\d{5}) ([A-Z_]+) \|", texts, re.MULTILINE))
+    assert {int(code): name for code, name in rows.items()} == {
+        **{code.value: code.name for code in JavaCode},
+        **{code.value: code.name for code in LogCode},
+    }
+    assert f"`{ANNOUNCED['dledger']}`: clients use none" in texts
+    assert f"at most {APPEND_ENTRIES_MAX}: all are stored" in texts
+    assert f"at most {log_codec.WAIT_MS_MAX:,}, to wait" in texts
+    assert f"{REQUESTS_MAX} requests or {REQUEST_BYTES_MAX >> 20} MiB" in texts
+
+
+@pytest.mark.parametrize(
+    ("table", "packed"),
+    [
+        ("append", log_codec._APPEND.format),
+        ("answer to an append", log_codec._APPENDED.format),
+        ("read", log_codec._READ.format),
+    ],
+)
+def test_the_fixed_parts_of_bodies_are_drawn_as_they_are_sent(table: str, packed: str) -> None:
+    """Each field with its type, in order."""
+    below = PROTOCOL.read_text().partition(f"\n| {table} | type |")[2].splitlines()[2:]
+    kinds = [line.split("|")[2].strip() for line in itertools.takewhile(lambda line: line.startswith("|"), below)]
+    letters = {"u8": "B", "u32": "I", "i64": "q"}
+    fixed = "".join(letters[kind] for kind in itertools.takewhile(lambda kind: kind in letters, kinds))
+    assert ">" + fixed == packed
 
 
 def test_every_test_that_is_named_exists() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 SOURCES = Path(__file__).parent / "java"
 OPENED = ("java.nio", "sun.nio.ch", "jdk.internal.ref")
@@ -54,13 +58,46 @@ def run_remoting(command: str, directory: Path) -> list[str]:
     return _run("state", "interop.RemotingMain", command, directory)
 
 
-def _run(module: str, main: str, command: str, directory: Path) -> list[str]:
+@contextmanager
+def ledger_client(group: str, peers: str, directory: Path) -> Iterator[Callable[[str], dict[str, Any]]]:
+    """DLedger's own client, for a group and its members (``n0-host:port;…``); gives the response to each command."""
+    command = _command("dledger", "interop.LedgerClientMain", directory, group, peers)
+    errors = directory / "client.err"
+    with (
+        errors.open("wb") as told,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=told, text=True, env=environment()
+        ) as client,
+    ):
+        sending, receiving = client.stdin, client.stdout
+        assert sending is not None
+        assert receiving is not None
+
+        def ask(words: str) -> dict[str, Any]:
+            sending.write(words + "\n")
+            sending.flush()
+            line = receiving.readline()
+            assert line, f"DLedger's client ended:\n{errors.read_text()[-6000:]}"
+            found: dict[str, Any] = json.loads(line)
+            return found
+
+        try:
+            yield ask
+        finally:
+            client.kill()
+
+
+def _command(module: str, main: str, directory: Path, *arguments: str) -> list[str]:
     target = SOURCES / module / "target"
     class_path = f"{target / 'classes'}:{(target / 'class-path').read_text().strip()}"
     opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in OPENED]
     home = f"-Duser.home={directory.parent}"  # the libraries' log files go there
+    return ["java", "-ea", home, *opened, "-cp", class_path, main, *arguments]
+
+
+def _run(module: str, main: str, command: str, directory: Path) -> list[str]:
     ended = subprocess.run(
-        ["java", "-ea", home, *opened, "-cp", class_path, main, command, str(directory)],
+        _command(module, main, directory, command, str(directory)),
         capture_output=True,
         text=True,
         encoding="utf-8",

@@ -22,7 +22,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
 import dledger.rpc.loops
-from dledger.rpc.clients.server import ClientServer
+from dledger.client_server import ClientServer
 from dledger.rpc.front_door import listen
 from dledger.rpc.peers.log_exchange import PeerLogClient
 from dledger.rpc.peers.transport import PeerTransport

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cluster.local.group import free_ports
+from dledger.client_server import ClientServer
 from dledger.config import ServerConfig, StoreConfig
 from dledger.errors import LeaderHint
-from dledger.rpc.clients.server import ClientServer
 from dledger.rpc.ports import MemberStatus
 from dledger.types import NodeId
 from tests.support.fake_node import FakeNode

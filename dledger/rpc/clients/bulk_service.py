@@ -140,6 +140,11 @@ class BulkService:
         self._check_group(request.group)
         return await self._run(lambda: self._located(request))
 
+    @staticmethod
+    def chunk_bytes(request: codec.FetchLog) -> int:
+        """How many bytes of log the first chunk of a fetch has at most, unless a single entry is larger."""
+        return min(request.max_bytes or _NO_LIMIT, request.chunk_bytes or CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX)
+
     async def one_chunk(self, request: codec.FetchLog, encode: Callable[[LogChunk], bytes]) -> bytes:
         """The encoded first chunk of a fetch, for clients that ask for each; empty if there are no entries."""
         self._check_group(request.group)
@@ -147,7 +152,7 @@ class BulkService:
         end = min(request.end_index or known.end.index, known.end.index)
         if request.first_index >= end:
             return encode(await self._run(lambda: self._nothing(request.first_index)))
-        size = min(request.max_bytes or _NO_LIMIT, request.chunk_bytes or CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX)
+        size = self.chunk_bytes(request)
         await self._fetch_rate.take(size)
         return await self._run(lambda: encode(self._log.read_chunk(request.first_index, LogIndex(end), size)))
 

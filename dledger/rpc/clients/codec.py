@@ -436,6 +436,19 @@ def raise_failure(status: pb.Status) -> None:
         raise failure
 
 
+def encode_error(error: DLedgerError) -> bytes:
+    """An error by itself, as a ``Status``."""
+    return status_of(error).SerializeToString()
+
+
+def decode_error(data: bytes) -> DLedgerError:
+    """The error. Raises ``InvalidRequestError`` if there is none."""
+    failure = _failure(parse(pb.Status, data))
+    if failure is None:
+        raise InvalidRequestError("an error that says success")
+    return failure
+
+
 _KINDS: Final[tuple[type[DLedgerError], ...]] = (
     errors.NotLeaderError,
     errors.LeaderNotReadyError,

@@ -106,7 +106,7 @@ class Connections:
         self._first_seen: dict[_Link, float] = {}
         self._condemned: deque[Place] = deque()
         self._ports: frozenset[int] = frozenset()
-        self._others: Callable[[], Collection[Place]] = tuple
+        self._others: tuple[Callable[[], Collection[Place]], ...] = ()
         self._wake = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=name)
@@ -119,7 +119,8 @@ class Connections:
         ``others``: connections to them that another server has taken, which have no calls and count as busy.
         """
         self._ports |= set(ports)
-        self._others = others or self._others
+        if others is not None:
+            self._others += (others,)
         self._calls_max += max(1, calls_max * self._share // 100)
         if self._thread.ident is None:
             self._thread.start()
@@ -220,7 +221,7 @@ class Connections:
         seen_before = {one: at for one, at in self._first_seen.items() if one in present}
         self._first_seen = seen_before | {one: now for one in links if one not in seen_before}  # the newest last
         known = {one.place: one for one in tuple(self._known.values())}
-        others = self._others()
+        others = frozenset[Place]().union(*(one() for one in self._others))
         total_max = self._limits.connections_max
         leaving = surplus(
             {

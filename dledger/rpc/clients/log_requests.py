@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
@@ -238,6 +238,18 @@ class LogRequests:
         answer, _ = await self.read_entries(first_index, last_index, max_bytes, encode)
         leases.resize(len(answer))
         return answer
+
+    async def wait_for(self, index: LogIndex, wait_s: float, quota: Quota) -> None:
+        """Return once an entry is committed, or the time is up. Raises ``TooManyWaitsError``."""
+        follower = self.hub.follow()
+        try:
+            with self.long_lived("follow", quota), suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    while self.hub.committed_index < index:
+                        await follower.wait()
+                        follower.clear()
+        finally:
+            self.hub.unfollow(follower)
 
     async def readable_index(self, mode: ReadMode) -> LogIndex:
         """The last index that a read in this mode may return."""

@@ -13,9 +13,9 @@ from click.testing import CliRunner, Result
 from cluster.cli import main
 from dledger.access.control import AccessControl
 from dledger.access.rules import parse_rules
+from dledger.client_server import ClientServer
 from dledger.clock import Clock
 from dledger.config import AccessConfig, ServerConfig
-from dledger.rpc.clients.server import ClientServer
 from tests.support.fake_node import FakeNode
 
 RULES = """\

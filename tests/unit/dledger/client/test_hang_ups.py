@@ -13,9 +13,9 @@ import pytest
 
 from dledger.client import AsyncDLedgerClient, DLedgerClient
 from dledger.client.security import ChannelMaker, ClientSecurity
+from dledger.client_server import ClientServer
 from dledger.config import SecurityConfig, ServerConfig
 from dledger.errors import TlsError, UnavailableError
-from dledger.rpc.clients.server import ClientServer
 from tests.support.fake_node import FakeNode
 
 PATIENCE_S = 20

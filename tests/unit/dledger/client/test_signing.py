@@ -12,10 +12,10 @@ from cluster.local.group import free_ports
 from dledger.access.control import AccessControl
 from dledger.access.signing import Signer
 from dledger.client import AppendResult, AsyncDLedgerClient, ClientSecurity, DLedgerClient
+from dledger.client_server import ClientServer
 from dledger.clock import Clock
 from dledger.config import AccessConfig, ServerConfig
 from dledger.errors import AccessDeniedError, ConfigError, DLedgerError
-from dledger.rpc.clients.server import ClientServer
 from tests.support.fake_node import FakeNode
 
 ALICE = ClientSecurity(access_key="alice", secret_key="alice-secret")

@@ -12,12 +12,12 @@ import pytest
 
 from dledger.access.control import AccessControl
 from dledger.client import ClientSecurity, DLedgerClient
+from dledger.client_server import ClientServer
 from dledger.clock import Clock
 from dledger.config import AccessConfig, ConnectionLimits, ReplicationConfig, ServerConfig
 from dledger.errors import ConfigError, PendingFullError
 from dledger.rpc import options
 from dledger.rpc.clients import codec
-from dledger.rpc.clients.server import ClientServer
 from tests.support.fake_node import FakeNode
 from tests.support.signed_calls import SignedCalls
 from tests.support.waiting import wait_until

@@ -12,11 +12,11 @@ import pytest
 from dledger.access import signing
 from dledger.access.guard import AccessGuard
 from dledger.access.rules import parse_rules
+from dledger.client_server import ClientServer
 from dledger.clock import Clock
 from dledger.config import ServerConfig
 from dledger.rpc import options
 from dledger.rpc.clients import codec
-from dledger.rpc.clients.server import ClientServer
 from tests.support.fake_node import FakeNode
 
 RULES = """\

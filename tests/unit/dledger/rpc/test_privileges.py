@@ -26,12 +26,12 @@ from cluster.local.group import free_ports
 from dledger.access.guard import AccessGuard
 from dledger.access.rules import parse_rules
 from dledger.client.security import ChannelMaker, ClientSecurity, TlsFiles
+from dledger.client_server import ClientServer
 from dledger.clock import Clock
 from dledger.config import Member, SecurityConfig, ServerConfig
 from dledger.core.messages import HeartbeatRequest, Message, PushCommit, TakeLeadership, VoteRequest
 from dledger.pb import client_pb2
 from dledger.rpc import options, tls
-from dledger.rpc.clients.server import ClientServer
 from dledger.rpc.peers import codec, frames
 from dledger.rpc.peers.frames import FrameKind, Purpose
 from dledger.rpc.peers.transport import PeerTransport

@@ -290,7 +290,7 @@ def test_remoting_clients_are_known_while_they_are_there(tmp_path: Path) -> None
             for _ in range(200):
                 assert served.remoting()
             wait_until(lambda: len(door.remoting_clients()) == 1, "the others are gone", TIMEOUT_S)
-            assert len(door._remoting_links) < 200
+            assert len(door._port._remoting_links) < 200
 
 
 def test_remoting_clients_with_tls_are_known_while_they_are_there(

@@ -14,6 +14,7 @@ import grpc
 import pytest
 
 from dledger.access.control import AccessControl
+from dledger.client_server import ClientServer
 from dledger.clock import Clock
 from dledger.config import AccessConfig, BulkReadConfig, ConnectionLimits, ServerConfig
 from dledger.errors import (
@@ -28,7 +29,6 @@ from dledger.errors import (
 from dledger.rpc import loops, options
 from dledger.rpc.clients import bulk_codec as codec
 from dledger.rpc.clients.bulk_service import BLOCK_BYTES_MAX, RateLimit
-from dledger.rpc.clients.server import ClientServer
 from dledger.store.format import decode_entry
 from dledger.types import BlockDigest, LogChunk, LogIndex, LogPlace, Position
 from dledger.values import MIB

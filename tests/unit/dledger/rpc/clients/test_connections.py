@@ -13,11 +13,11 @@ import pytest
 
 from dledger.access.quota import TooManyWaitsError
 from dledger.client import DLedgerClient
+from dledger.client_server import ClientServer
 from dledger.config import ConnectionLimits, ServerConfig
 from dledger.rpc import options
 from dledger.rpc.clients import codec, connections
 from dledger.rpc.clients.connections import Place, links_to, surplus
-from dledger.rpc.clients.server import ClientServer
 from dledger.types import LogIndex
 from dledger.values import MIB
 from tests.support.fake_node import FakeNode
@@ -247,7 +247,7 @@ def test_connections_of_another_server_on_the_port_count_as_busy(
     """They have no calls that could be watched; idle ones go first."""
     watched = connections.Connections("test", ConnectionLimits(connections_max=1), share_percent=100)
     other, idle = link("10.0.0.1", 2), link("10.0.0.1", 1)
-    watched._others = lambda: {other.place}
+    watched._others = (lambda: {other.place},)
     watched._make_room([other])
     now[0] += 100
     watched._make_room([other, idle])

@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from dledger.client_server import ClientServer
 from dledger.config import ConnectionLimits, ReplicationConfig, ServerConfig, StoreConfig
 from dledger.errors import (
     ConfigError,
@@ -37,7 +38,6 @@ from dledger.pb import client_pb2 as pb
 from dledger.rpc import options
 from dledger.rpc.clients import append_stream, codec
 from dledger.rpc.clients.codec import ReadMode
-from dledger.rpc.clients.server import ClientServer
 from dledger.types import AppendedBatch, LogIndex, NodeId, Role, Term
 from dledger.values import MIB
 from tests.support.fake_node import FakeNode

@@ -1,4 +1,4 @@
-"""The server for clients: LogService, health and reflection on one event loop in its own thread."""
+"""The server for clients: the log over gRPC and remoting, health and reflection on one event loop in its own thread."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from dledger.access.guard import AccessGuard
 from dledger.conditions import Conditions
 from dledger.config import ServerConfig
 from dledger.errors import ConfigError, InvariantError
+from dledger.remoting.log.service import LogRemotingService
+from dledger.remoting.shared_port import SharedPort
 from dledger.rpc import loops, options
 from dledger.rpc.bridge import LoopBridge, Report, log_failure
 from dledger.rpc.clients.aio_server import Methods, add_methods, aio_server
@@ -136,10 +138,11 @@ class ClientServer:
             conditions=self.conditions,
         )
         requests = LogRequests(config, self._node, self._bridge, self._guard, self.conditions)
-        service = LogService(requests, connections)
+        remoting = LogRemotingService(requests)
+        port = SharedPort("node", remoting.server.protocol, self._tls, None, config.limits)
         try:
             server = aio_server(options.client_server_options(config), calls_max)
-            self._methods = service.methods()
+            self._methods = LogService(requests, connections).methods()
             add_methods(server, options.LOG_SERVICE, self._methods)
             statuses = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in grpc-stubs
             standard = StandardServices(server, connections, config.client_streams_max)
@@ -148,18 +151,22 @@ class ClientServer:
                 await statuses.set(name, health_pb2.HealthCheckResponse.SERVING)
             if self._guard is None:  # reflection tools cannot sign; health stays open for monitoring
                 standard.add_reflection((options.LOG_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME))
-            credentials = self._tls.client_server_credentials() if self._tls is not None else None
-            self._port = options.bind(server, self._host, self._wanted_port(), "client", credentials)
+            self._port = port.listen(self._host, self._wanted_port(), "client")
+            port.bind(server, config.store.base_dir)
             await server.start()
-            connections.watch([self._port], calls_max)
+            port.open()
+            connections.watch([self._port], calls_max, port.remoting_clients)
             try:
                 self._ready.set()
                 await self._stop.wait()
+                port.stop_listening()
                 await statuses.enter_graceful_shutdown()
             finally:
+                await remoting.close(0)
                 await server.stop(None)
                 await requests.drain()
         finally:
+            await port.close()
             requests.close()
             connections.close()
 

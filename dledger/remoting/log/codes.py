@@ -1,0 +1,36 @@
+"""The request codes of a log's port for clients: DLedger's, with JSON, and ours."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class JavaCode(IntEnum):
+    """DLedger's codes, with its names. Their bodies are fastjson's, and the code of an answer is in its body."""
+
+    METADATA = 50000
+    APPEND = 50001
+    GET = 50002
+    LEADERSHIP_TRANSFER = 51005
+
+
+class LogCode(IntEnum):
+    """Our codes; ``codec`` has the bodies of the first two, ``proto/dledger/v1/client.proto`` those of the others.
+
+    An answer has code 0 and a body, or DLedger's response code of an error, and a ``Status`` as its body.
+    """
+
+    APPEND = 60000
+    READ = 60001
+    METADATA = 60002
+    PRODUCER = 60003
+    TRANSFER = 60004
+    WATCH_ROLE = 60005
+    """Answered with the present role; changes come as requests of the server, until the connection ends."""
+    ROLE_CHANGED = 60006
+    """Sent by the server, without an answer."""
+    FETCH = 60007
+    """Answered with one chunk; who wants more asks for the next one."""
+    LOCATE = 60008
+    DIGESTS = 60009
+    """Answered with the first blocks; who wants more asks from where they end."""

@@ -1,0 +1,333 @@
+"""The log service over remoting: an adapter of ``LogRequests``, with DLedger's request codes and ours.
+
+A request with one of our codes is answered with a body, or with an error that the client raises again. An answer has
+room of its client's quota before the log is read for it, and keeps it until the client has read it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Final
+
+from dledger.errors import DLedgerError, InvalidRequestError, NotLeaderError, PendingFullError
+from dledger.remoting.codes import ANNOUNCED, AnswerCode
+from dledger.remoting.connection import RemotingConnection
+from dledger.remoting.frame import FRAME_BYTES_MAX, Frame, head_of
+from dledger.remoting.log import codec, java
+from dledger.remoting.log.access import Admitted, LogAccess
+from dledger.remoting.log.answers import error_answer
+from dledger.remoting.log.appends import Appends
+from dledger.remoting.log.codes import JavaCode, LogCode
+from dledger.remoting.server import Answer, Handler, Handlers, RemotingServer, ServerLimits
+from dledger.rpc import options
+from dledger.rpc.bridge import LoopCallback, RoleWatch
+from dledger.rpc.clients import bulk_codec
+from dledger.rpc.clients import codec as messages
+from dledger.rpc.clients.answers import SMALL_BYTES, Leases
+from dledger.rpc.clients.bulk_service import TooManyBulkReadsError
+from dledger.rpc.clients.codec import Read, ReadMode
+from dledger.rpc.clients.log_requests import AppendOutcome, LogRequests, Operation
+from dledger.rpc.ports import RoleEvent
+from dledger.types import LogIndex, NodeId
+
+RECEIVE_BYTES_MAX: Final = 16 * FRAME_BYTES_MAX
+"""Of all connections together: received, and not done with."""
+UNSENT_BYTES_MAX: Final = 4 * FRAME_BYTES_MAX
+"""Of answers that slow readers leave, besides those that have room of their quota."""
+REQUEST_BYTES_MAX_FIELD: Final = "requestBytesMax"
+"""In the answer to DLedger's METADATA: how many bytes the body of an append may have."""
+
+_Own = Callable[[Admitted, RemotingConnection, Frame], Awaitable[bytes]]
+"""Returns the body of the answer. Raises ``DLedgerError``."""
+_Java = Callable[[Admitted, Frame, java.Json], Awaitable[java.Json]]
+"""Returns the members of the answer's JSON. Raises ``DLedgerError``."""
+
+
+class LogRemotingService:
+    """The handlers, and the server that they run in. Create it on the event loop's thread."""
+
+    def __init__(self, requests: LogRequests) -> None:
+        self._requests = requests
+        self._access = LogAccess(requests)
+        self._appends = Appends(requests, self._access)
+        self._watches: dict[RemotingConnection, asyncio.Task[None]] = {}
+        self._reading: dict[RemotingConnection, set[asyncio.Task[object]]] = {}
+        self.server = RemotingServer(
+            f"node {requests.config.node_id}",
+            Handlers(
+                direct={LogCode.APPEND: self._appends.take},
+                awaited={**self._own_handlers(), **self._java_handlers()},
+                closed=self._closed,
+                code_of=_code_of,
+            ),
+            _limits(requests),
+            ANNOUNCED,
+        )
+
+    def _own_handlers(self) -> dict[int, Handler]:
+        own = self._own
+        return {
+            LogCode.READ: self._read,
+            LogCode.METADATA: own(Operation.METADATA, self._metadata),
+            LogCode.PRODUCER: own(Operation.PRODUCER, self._producer),
+            LogCode.TRANSFER: own(Operation.TRANSFER, self._transfer),
+            LogCode.WATCH_ROLE: own(Operation.WATCH_ROLE, self._watch_role),
+            LogCode.FETCH: self._fetch,
+            LogCode.LOCATE: own(Operation.LOCATE, self._locate),
+            LogCode.DIGESTS: own(Operation.DIGESTS, self._digests),
+        }
+
+    def _java_handlers(self) -> dict[int, Handler]:
+        json = self._java
+        return {
+            JavaCode.METADATA: json(Operation.METADATA, self._java_metadata, {}),
+            JavaCode.APPEND: json(Operation.APPEND, self._java_append, java.NOT_APPENDED),
+            JavaCode.GET: json(Operation.READ, self._java_get, java.NO_ENTRIES),
+            JavaCode.LEADERSHIP_TRANSFER: json(Operation.TRANSFER, self._java_transfer, {}),
+        }
+
+    async def close(self, grace_s: float) -> None:
+        """Answer what is under way for ``grace_s``, then hang up on everybody."""
+        await self.server.close(grace_s)
+
+    def _closed(self, connection: RemotingConnection) -> None:
+        self._appends.closed(connection)
+        self._access.closed(connection)
+        if (watch := self._watches.pop(connection, None)) is not None:
+            watch.cancel()
+        for task in tuple(self._reading.get(connection, ())):
+            task.cancel()
+
+    # --- our codes ----------------------------------------------------------------------------------------------------
+
+    def _own(self, operation: Operation, handler: _Own) -> Handler:
+        """A handler whose answers are small, or must have room at once."""
+
+        async def handle(connection: RemotingConnection, frame: Frame) -> Answer:
+            try:
+                admitted = self._access.admit(connection, frame, operation)
+                body = await handler(admitted, connection, frame)
+                if len(body) <= SMALL_BYTES:
+                    return frame.answer(body=body)
+                with Leases(self._requests.room, admitted.quota) as leases:
+                    leases.take_now(len(body))
+                    await self._send(connection, frame, body)
+            except DLedgerError as error:
+                return self._refusal(frame, error)
+            return None
+
+        return handle
+
+    async def _read(self, connection: RemotingConnection, frame: Frame) -> Answer:
+        requests = self._requests
+        try:
+            admitted = self._access.admit(connection, frame, Operation.READ)
+            read, wait_ms = codec.decode_read(frame.body)
+            with self._ends_with(connection), Leases(requests.room, admitted.quota) as leases:
+                if wait_ms and read.first_index > requests.hub.committed_index:
+                    requests.check_group(read.group)
+                    await requests.wait_for(read.first_index, wait_ms / 1000, admitted.quota)
+                    self._access.admit_again(admitted, Operation.READ)
+                body = await requests.read(read, leases, codec.encode_read_answer)
+                await self._send(connection, frame, body)
+        except DLedgerError as error:
+            return self._refusal(frame, error)
+        return None
+
+    async def _fetch(self, connection: RemotingConnection, frame: Frame) -> Answer:
+        requests = self._requests
+        try:
+            admitted = self._access.admit(connection, frame, Operation.FETCH)
+            request = bulk_codec.decode_fetch(frame.body)
+            with (
+                self._ends_with(connection),
+                requests.bulk.one_of_few(admitted.quota),
+                Leases(requests.room, admitted.quota) as leases,
+            ):
+                await leases.take(requests.bulk.chunk_bytes(request))
+                body = await requests.bulk.one_chunk(request, bulk_codec.encode_chunk)
+                leases.resize(len(body))
+                await self._send(connection, frame, body)
+        except TooManyBulkReadsError as error:
+            requests.conditions.limit(str(error))
+            return error_answer(frame, PendingFullError(str(error)))
+        except DLedgerError as error:
+            return self._refusal(frame, error)
+        return None
+
+    async def _metadata(self, _admitted: Admitted, _connection: RemotingConnection, frame: Frame) -> bytes:
+        return messages.encode_metadata(self._requests.status(messages.decode_metadata_request(frame.body)))
+
+    async def _producer(self, admitted: Admitted, _connection: RemotingConnection, frame: Frame) -> bytes:
+        group, producer = messages.decode_producer_request(frame.body)
+        return messages.encode_producer_answer(await self._requests.producer_sequence(admitted.caller, group, producer))
+
+    async def _transfer(self, _admitted: Admitted, _connection: RemotingConnection, frame: Frame) -> bytes:
+        return messages.encode_transferred(*await self._requests.transfer(*messages.decode_transfer(frame.body)))
+
+    async def _locate(self, _admitted: Admitted, _connection: RemotingConnection, frame: Frame) -> bytes:
+        return bulk_codec.encode_located(await self._requests.bulk.locate(bulk_codec.decode_locate(frame.body)))
+
+    async def _digests(self, admitted: Admitted, _connection: RemotingConnection, frame: Frame) -> bytes:
+        bulk = self._requests.bulk
+        request = bulk_codec.decode_digests_request(frame.body)
+        try:
+            with bulk.one_of_few(admitted.quota):
+                return bulk_codec.encode_digests(await bulk.some_digests(request))
+        except TooManyBulkReadsError as error:
+            raise PendingFullError(str(error)) from None
+
+    async def _watch_role(self, admitted: Admitted, connection: RemotingConnection, frame: Frame) -> bytes:
+        """A connection has one watch, however often it asks."""
+        requests = self._requests
+        status = requests.status(messages.decode_watch_role(frame.body))
+        event = RoleEvent(status.node_id, status.role, status.term, status.leader)
+        if connection not in self._watches:
+            held = ExitStack()
+            held.enter_context(admitted.quota.stream("watch", "client_streams_max"))
+            watch = requests.hub.watch()
+            held.callback(requests.hub.unwatch, watch)
+            # Its first step comes after the answer, which is sent in this turn.
+            telling = asyncio.get_running_loop().create_task(self._tell_roles(connection, watch, event, held))
+            self._watches[connection] = telling
+            telling.add_done_callback(partial(self._untold, held))
+        return messages.encode_role_event(event)
+
+    async def _tell_roles(
+        self, connection: RemotingConnection, watch: RoleWatch, event: RoleEvent, _held: ExitStack
+    ) -> None:
+        self._requests.note_waiting()
+        while not connection.is_closed:
+            previous, event = event, await watch.get()
+            if event != previous:
+                await connection.drained()
+                connection.tell(Frame(LogCode.ROLE_CHANGED, 0, body=messages.encode_role_event(event)))
+
+    @staticmethod
+    def _untold(held: ExitStack, _task: asyncio.Task[None]) -> None:
+        held.close()
+
+    # --- DLedger's codes ----------------------------------------------------------------------------------------------
+
+    def _java(self, operation: Operation, handler: _Java, failed: java.Json) -> Handler:
+        """A handler of JSON; ``failed``: members that an answer with an error has, too."""
+
+        async def handle(connection: RemotingConnection, frame: Frame) -> Answer:
+            requests = self._requests
+            try:
+                admitted = self._access.admit(connection, frame, operation)
+                request = java.request_of(frame)
+                java.check_addressee(request, requests.config.node_id)
+                requests.check_group(java.text_of(request, "group"))
+                members = await handler(admitted, frame, request)
+            except DLedgerError as error:
+                self._note_limit(error)
+                return java.error_answer(frame, requests.status(), error, failed)
+            answer = java.answer_to(frame, requests.status(), members)
+            if operation is not Operation.METADATA:
+                return answer
+            return answer._replace(fields={REQUEST_BYTES_MAX_FIELD: str(request_bytes_max(requests))})
+
+        return handle
+
+    async def _java_metadata(self, _admitted: Admitted, _frame: Frame, _request: java.Json) -> java.Json:
+        return java.metadata(self._requests.status())
+
+    async def _java_append(self, admitted: Admitted, frame: Frame, request: java.Json) -> java.Json:
+        requests, quota, size = self._requests, admitted.quota, len(frame.body)
+        body = java.body_of(request)
+        if quota.is_full:
+            raise quota.full_error()
+        requests.note_waiting()
+        quota.take(1, size)
+        answered: LoopCallback[AppendOutcome] = LoopCallback(requests.bridge, partial(quota.give, 1, size))
+        requests.submit_append(admitted.caller, requests.config.group, (body,), None, answered.done)
+        outcome = await answered.future
+        if isinstance(outcome, DLedgerError):
+            raise outcome
+        return java.appended(outcome.first_index, outcome.positions[0], outcome.term)
+
+    async def _java_get(self, admitted: Admitted, _frame: Frame, request: java.Json) -> java.Json:
+        first_index = LogIndex(java.number_of(request, "beginIndex"))
+        read = Read(self._requests.config.group, first_index, count=1, mode=ReadMode.LINEARIZABLE)
+        with Leases(self._requests.room, admitted.quota) as leases:
+            body = await self._requests.read(read, leases, codec.encode_read_answer)
+            return java.entries(first_index, codec.decode_read_answer(body))
+
+    async def _java_transfer(self, _admitted: Admitted, _frame: Frame, request: java.Json) -> java.Json:
+        requests = self._requests
+        term, target = java.number_of(request, "term"), java.text_of(request, "transfereeId")
+        if not target:
+            raise InvalidRequestError("transfereeId is missing: name the member that is to lead")
+        present = requests.status()
+        if term >= 0 and term != present.term:
+            raise NotLeaderError(f"the term is {present.term}, not {term}", leader=present.leader)
+        _, term = await requests.transfer(requests.config.group, NodeId(target))
+        return {"term": int(term)}
+
+    # --- around them --------------------------------------------------------------------------------------------------
+
+    def _refusal(self, frame: Frame, error: DLedgerError) -> Frame:
+        self._note_limit(error)
+        return error_answer(frame, error)
+
+    def _note_limit(self, error: DLedgerError) -> None:
+        if isinstance(error, PendingFullError):
+            self._requests.note_refusal(error)
+
+    async def _send(self, connection: RemotingConnection, frame: Frame, body: bytes) -> None:
+        """Send a large answer, and return when the client has read nearly all of it."""
+        if frame.is_oneway:
+            return
+        connection.send(head_of(frame.answer(), len(body)), body)
+        try:
+            await connection.drained()
+        except asyncio.CancelledError:  # also if it took too long
+            connection.close("it does not take its answer")
+            raise
+
+    def _ends_with(self, connection: RemotingConnection) -> ExitStack:
+        """While this is entered, the end of the connection cancels the current task."""
+        task = asyncio.current_task()
+        held = ExitStack()
+        if task is not None:
+            self._reading.setdefault(connection, set()).add(task)
+            held.callback(self._read_ended, connection, task)
+            self._requests.note_waiting()
+        return held
+
+    def _read_ended(self, connection: RemotingConnection, task: asyncio.Task[object]) -> None:
+        reading = self._reading[connection]
+        reading.discard(task)
+        if not reading:
+            del self._reading[connection]
+
+
+def request_bytes_max(requests: LogRequests) -> int:
+    """How many bytes the body of an append may have: what gRPC takes, if a frame can hold it."""
+    return min(options.request_bytes_max(requests.config), FRAME_BYTES_MAX - options.FRAMING_BYTES)
+
+
+def _limits(requests: LogRequests) -> ServerLimits:
+    config, percent = requests.config, requests.config.access.account_share_percent
+    requests_max = options.calls_max(config)
+    unsent = UNSENT_BYTES_MAX + config.limits.answer_bytes_max
+    return ServerLimits(
+        connections_max=config.limits.connections_max,
+        host_connections_max=max(1, config.limits.connections_max * percent // 100),
+        requests_max=requests_max,
+        host_requests_max=max(1, requests_max * percent // 100),
+        request_s_max=(config.limits.call_ms_max + codec.WAIT_MS_MAX) / 1000,
+        receive_bytes_max=RECEIVE_BYTES_MAX,
+        host_receive_bytes_max=RECEIVE_BYTES_MAX * percent // 100,
+        unsent_bytes_max=unsent,
+        host_unsent_bytes_max=unsent * percent // 100,
+    )
+
+
+def _code_of(_error: Exception) -> AnswerCode | None:
+    """All errors of ours are answered by the handlers themselves."""
+    return None

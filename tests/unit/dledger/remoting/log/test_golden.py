@@ -1,0 +1,55 @@
+"""Whole frames of our own requests and their answers, byte for byte: what other programs may rely on."""
+
+from __future__ import annotations
+
+from dledger.errors import LeaderHint, NotLeaderError
+from dledger.remoting.frame import Frame, decode, encode
+from dledger.remoting.log import codec
+from dledger.remoting.log.answers import error_answer, error_of, success_bytes
+from dledger.remoting.log.codes import LogCode
+from dledger.rpc.clients.codec import Append, Read
+from dledger.types import AppendedBatch, LogIndex, NodeId, Term
+
+REQUEST_HEADER = b'{"code":%d,"flag":0,"language":"PYTHON","opaque":7,"serializeTypeCurrentRPC":"JSON","version":409}'
+ANSWER_HEADER = (
+    b'{"code":%d,"extFields":{},"flag":1,"language":"PYTHON","opaque":7,%b'
+    b'"serializeTypeCurrentRPC":"JSON","version":409}'
+)
+
+
+def framed(header: bytes, body: bytes) -> bytes:
+    """A frame with a header in JSON."""
+    return (4 + len(header) + len(body)).to_bytes(4) + len(header).to_bytes(4) + header + body
+
+
+def test_an_append() -> None:
+    """Two entries, unordered, of no producer."""
+    body = bytes.fromhex("00000000 0000000000000000 00000002 07 00 64656661756c74 00000001 00000002 61 6263")
+    request = Frame(LogCode.APPEND, 7, body=codec.encode_append(0, Append("default", (b"a", b"bc"))))
+    assert encode(request) == framed(REQUEST_HEADER % 60000, body)
+
+
+def test_the_answer_to_an_append() -> None:
+    """Made without the general machinery, it is what that would make."""
+    body = bytes.fromhex("0000000000000001 0000000000000005 00000001 00000000 0000000000000100")
+    request = Frame(LogCode.APPEND, 7)
+    batch = AppendedBatch(Term(1), LogIndex(5), LogIndex(5), (256,))
+    assert success_bytes(request, codec.encode_appended(batch)) == framed(ANSWER_HEADER % (0, b""), body)
+    assert encode(request.answer(body=body)) == framed(ANSWER_HEADER % (0, b""), body)
+
+
+def test_a_read() -> None:
+    """Of at most one entry, which may wait for a second."""
+    body = bytes.fromhex("0000000000000005 00000001 00000000 00 000003e8 64656661756c74")
+    request = Frame(LogCode.READ, 7, body=codec.encode_read(Read("default", LogIndex(5), 1), 1000))
+    assert encode(request) == framed(REQUEST_HEADER % 60001, body)
+
+
+def test_an_error() -> None:
+    """The code is DLedger's, the body a ``Status``."""
+    error = NotLeaderError("ask n1", leader=LeaderHint(NodeId("n1"), "h:1"))
+    data = encode(error_answer(Frame(LogCode.APPEND, 7), error))
+    status = bytes.fromhex("08 9403 12 06 61736b206e31 22 02 6e31 2a 03 683a31 32 0e") + b"NotLeaderError"
+    assert data == framed(ANSWER_HEADER % (404, b'"remark":"ask n1",'), status)
+    found = error_of(decode(memoryview(data)), "h:2")
+    assert (type(found), str(found), found.leader) == (NotLeaderError, "ask n1", error.leader)
