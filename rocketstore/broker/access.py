@@ -16,7 +16,8 @@ from dledger.access.guard import AccessGuard, Caller, ResourceKind
 from dledger.access.permissions import Permission
 from dledger.core.producer_names import own_name
 from dledger.errors import AccessDeniedError, InvalidRequestError
-from rocketstore.broker.codec import Pull, parse
+from rocketstore.broker.codec import parse
+from rocketstore.broker.pull import Pull
 from rocketstore.broker.transactions.messages import real_topic
 from rocketstore.message.checks import NO_SEND_TOPICS
 from rocketstore.message.message import Message

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -13,17 +13,25 @@ from dledger.access.quota import Quota
 from dledger.errors import InvalidRequestError, told
 from dledger.rpc.clients.counted import Counted, check_count, elements, may_exceed
 from dledger.types import ProducerBatch
+from rocketstore.broker.pull import Pull
+from rocketstore.broker.sending import Caller, SendBatch
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import PROPERTY_DELAY, PROPERTY_TRANSACTION, SYS_FLAG_PREPARED, HostAddress, Message
-from rocketstore.message.producer_names import check_producer_name
+from rocketstore.message.producer_names import SEQUENCE_MAX, check_producer_name
 from rocketstore.message.properties import decode_properties
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import GetResult, PutMessageStatus, PutResult
 
 SERVICE: Final = "rocketstore.v1.BrokerService"
-SEQUENCE_MAX: Final = (1 << 63) - 1 - (1 << 32)
-"""Leaves room for the number of messages without overflow."""
 _PUT_OK: Final = PutMessageStatus.PUT_OK
+_OLDER: Final = {
+    PutMessageStatus.TOPIC_NOT_FOUND: PutMessageStatus.MESSAGE_ILLEGAL,
+    PutMessageStatus.NOT_WRITABLE: PutMessageStatus.MESSAGE_ILLEGAL,
+    PutMessageStatus.QUEUE_NOT_FOUND: PutMessageStatus.MESSAGE_ILLEGAL,
+    PutMessageStatus.TOPIC_NOT_CREATED: PutMessageStatus.OS_PAGECACHE_BUSY,
+    PutMessageStatus.FLOW_CONTROL: PutMessageStatus.OS_PAGECACHE_BUSY,
+}
+"""What clients of this protocol know instead."""
 _DELAY: Final = f"{PROPERTY_DELAY}\x01".encode()
 _TRANSACTION: Final = f"{PROPERTY_TRANSACTION}\x01".encode()
 _CLIENT_ID: Final = re.compile(r"[!-~]{1,255}")
@@ -40,25 +48,12 @@ _PROPERTIES: Final = Counted(3, 16_384, "properties of a message")
 
 
 class SendCall(NamedTuple):
-    """A send request; ``size`` is its length on the wire. ``packed``: its response may be packed.
-
-    ``producer`` numbers the messages: then all of them are stored or none, as with ``together``. ``quota`` is the
-    sender's. Where access control is on: ``denied`` topics and the refusals of their messages. ``own``: messages of
-    the broker, whose topics and queues need no check. ``again``: messages that the broker took before and stores once
-    more, for which only the limits of a record count.
-    """
+    """A send request. ``packed``: its response may be packed."""
 
     request_id: int
-    messages: list[Message]
-    wait: bool
-    size: int
+    caller: Caller
+    batch: SendBatch
     packed: bool = False
-    producer: ProducerBatch | None = None
-    denied: Mapping[str, PutResult] = {}  # the default of a named tuple's field
-    quota: Quota | None = None
-    together: bool = False
-    own: bool = False
-    again: bool = False
 
 
 def parse(kind: type[_W], data: bytes) -> _W:
@@ -89,9 +84,7 @@ def _check_properties(data: bytes) -> None:
             check_count(data[begin:end], _PROPERTIES)
 
 
-def decode_send(
-    data: bytes, born_host: HostAddress, store_host: HostAddress, now_ms: int, quota: Quota | None = None
-) -> SendCall:
+def decode_send(data: bytes, born_host: HostAddress, store_host: HostAddress, now_ms: int, quota: Quota) -> SendCall:
     """Decode a send request. Hot path: about a microsecond per message. Raises ``InvalidRequestError``."""
     wire = parse(pb.SendRequest, data)
     messages: list[Message] = []
@@ -119,9 +112,8 @@ def decode_send(
         )
         message.property_string = text
         add(message)
-    return SendCall(
-        wire.request_id, messages, not wire.no_wait, len(data), wire.packed_answer, _producer(wire), quota=quota
-    )
+    batch = SendBatch(messages, len(data), not wire.no_wait, _producer(wire))
+    return SendCall(wire.request_id, Caller(quota), batch, wire.packed_answer)
 
 
 def _producer(wire: pb.SendRequest) -> ProducerBatch | None:
@@ -159,7 +151,12 @@ class ResultEncoder:
         for one in results:
             stored = one.stored
             if stored is None:
-                wire_result = add(status=one.status, outcome=one.outcome, reason=told(one.reason), leader=one.leader)
+                wire_result = add(
+                    status=_OLDER.get(one.status, one.status),
+                    outcome=one.outcome,
+                    reason=told(one.reason),
+                    leader=one.leader,
+                )
                 if one.status is _PUT_OK:  # the position is not remembered
                     wire_result.offset = wire_result.queue_id = wire_result.queue_offset = -1
                     wire_result.store_timestamp_ms = -1
@@ -177,19 +174,6 @@ class ResultEncoder:
                 store_timestamp_ms=store_timestamp,
             )
         return wire.SerializeToString()
-
-
-class Pull(NamedTuple):
-    """A pull request; ``expression`` is the tag expression."""
-
-    group: str
-    topic: str
-    queue_id: int
-    offset: int
-    max_messages: int
-    max_bytes: int
-    expression: str
-    wait_ms: int
 
 
 def decode_pull(data: bytes) -> Pull:

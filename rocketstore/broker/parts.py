@@ -16,10 +16,9 @@ from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.pull import PullService
 from rocketstore.broker.readers import ReadThreads, RecordReader
-from rocketstore.broker.send import SendHandler
+from rocketstore.broker.sending import Sending
 from rocketstore.broker.state_changes import StateChanges
 from rocketstore.broker.topics import Topics
-from rocketstore.broker.transactions.begins import HalfMessages
 from rocketstore.broker.transactions.ends import TransactionEnds
 from rocketstore.broker.transactions.service import TransactionService
 from rocketstore.broker_config import BrokerConfig
@@ -37,7 +36,7 @@ class BrokerParts:
     state: BrokerState
     topics: Topics
     changes: StateChanges
-    sender: SendHandler
+    sending: Sending
     pulls: PullService
     readers: ReadThreads
     records: RecordReader
@@ -47,7 +46,6 @@ class BrokerParts:
     room: AnswerRoom
     transactions: TransactionService
     """For any thread."""
-    halves: HalfMessages
     ends: TransactionEnds
     mastership: Mastership
     groups: Groups

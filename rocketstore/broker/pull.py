@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from dledger.clock import Clock
 from dledger.rpc.clients.answers import Leases
-from rocketstore.broker.codec import Pull
 from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.long_polling import WaitingPulls
 from rocketstore.broker.readers import ReadThreads
@@ -33,6 +32,19 @@ _NOTHING_YET: Final = frozenset(
     }
 )
 """Statuses for which waiting may help; the others would not change."""
+
+
+class Pull(NamedTuple):
+    """A pull request; ``expression`` is the tag expression."""
+
+    group: str
+    topic: str
+    queue_id: int
+    offset: int
+    max_messages: int
+    max_bytes: int
+    expression: str
+    wait_ms: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,11 @@ _KINDS: Final = {
     PutMessageStatus.MESSAGE_ILLEGAL: RefusalKind.ILLEGAL_MESSAGE,
     PutMessageStatus.PROPERTIES_SIZE_EXCEEDED: RefusalKind.ILLEGAL_MESSAGE,
     PutMessageStatus.NO_PERMISSION: RefusalKind.NOT_PERMITTED,
+    PutMessageStatus.NOT_WRITABLE: RefusalKind.NOT_PERMITTED,
+    PutMessageStatus.TOPIC_NOT_FOUND: RefusalKind.NO_TOPIC,
+    PutMessageStatus.TOPIC_NOT_CREATED: RefusalKind.NO_TOPIC,
+    PutMessageStatus.QUEUE_NOT_FOUND: RefusalKind.NO_QUEUE,
+    PutMessageStatus.FLOW_CONTROL: RefusalKind.TOO_MANY,
 }
 
 

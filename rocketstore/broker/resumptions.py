@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
 from typing import Final
 
-from rocketstore.broker.codec import SendCall
 from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.readers import ReadThreads
 from rocketstore.broker.refusal import Refusal, RefusalKind
-from rocketstore.broker.send import SendHandler
+from rocketstore.broker.sending import Origin, SendBatch, Sending
 from rocketstore.broker.transactions.messages import resumed
 from rocketstore.message.ids import parse_offset_message_id
 from rocketstore.message.message import PROPERTY_REAL_TOPIC, HostAddress, Message
@@ -19,7 +16,7 @@ from rocketstore.message.record import decode_record
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import QueueOffset
 from rocketstore.store.message_store import MessageStore
-from rocketstore.types import CHECKED_TOO_OFTEN_TOPIC, PutResult
+from rocketstore.types import CHECKED_TOO_OFTEN_TOPIC
 
 RESUMED_MAX: Final = 10_000
 """How many are remembered, so that none is begun twice."""
@@ -32,14 +29,14 @@ class Resumptions:
         self,
         store: MessageStore,
         state: BrokerState,
-        sender: SendHandler,
+        sending: Sending,
         readers: ReadThreads,
         mastership: Mastership,
         store_host: HostAddress,
     ) -> None:
         self._store = store
         self._state = state
-        self._sender = sender
+        self._sending = sending
         self._readers = readers
         self._mastership = mastership
         self._store_host = store_host
@@ -55,15 +52,8 @@ class Resumptions:
         self._resumed[offset] = None  # whatever becomes of it: two would be two transactions
         if len(self._resumed) > RESUMED_MAX:
             self._resumed.popitem(last=False)
-        stored: asyncio.Future[PutResult] = asyncio.get_running_loop().create_future()
-
-        def done(results: Sequence[PutResult]) -> None:
-            if not stored.done():
-                stored.set_result(results[0])
-
-        message = resumed(record, self._store_host)
-        self._sender.submit(SendCall(0, [message], True, len(record), own=True, again=True), done)
-        result = await stored
+        batch = SendBatch([resumed(record, self._store_host)], len(record), origin=Origin.BROKER)
+        (result,) = await self._sending.send(None, batch)
         if result.outcome == "not_applied":
             self._resumed.pop(offset, None)
         if not result.ok:

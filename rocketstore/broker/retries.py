@@ -6,21 +6,18 @@ grows each time. ``%DLQ%group`` holds messages that are no longer retried.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from random import randrange
 from typing import Final
 
 from dledger.access.permissions import DEAD_PREFIX, RETRY_PREFIX
-from rocketstore.broker.codec import SendCall
 from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.readers import RecordReader
 from rocketstore.broker.refusal import Refusal, RefusalKind
-from rocketstore.broker.send import SendHandler
+from rocketstore.broker.sending import Origin, SendBatch, Sending
 from rocketstore.broker.topics import Topics
 from rocketstore.message.checks import properties_bytes
 from rocketstore.message.ids import offset_message_id
@@ -41,7 +38,7 @@ from rocketstore.message.record import CorruptRecordError, decode_record
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import GroupConfig, TopicConfig, check_group
 from rocketstore.store.stats import OTHERS
-from rocketstore.types import HALF_TOPIC, HIDDEN_TOPICS, OP_TOPIC, SCHEDULE_TOPIC, PutResult
+from rocketstore.types import HALF_TOPIC, HIDDEN_TOPICS, OP_TOPIC, SCHEDULE_TOPIC
 
 PROPERTY_ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"
 FIRST_DELAY_LEVEL: Final = 3
@@ -69,7 +66,7 @@ class Retries:
         state: BrokerState,
         mastership: Mastership,
         topics: Topics,
-        sender: SendHandler,
+        sending: Sending,
         records: RecordReader,
         store_host: HostAddress,
     ) -> None:
@@ -77,7 +74,7 @@ class Retries:
         self._state = state
         self._mastership = mastership
         self._topics = topics
-        self._sender = sender
+        self._sending = sending
         self._records = records
         self._store_host = store_host
         self.sent_back: Final[Counter[tuple[str, str]]] = Counter()
@@ -118,7 +115,8 @@ class Retries:
                 "group %s: the dead letter of the message at %d is without its properties %s: only %d bytes fit",
                 config.name, offset, ", ".join(dropped), PROPERTIES_BYTES_MAX,
             )  # fmt: skip
-        result = await self._stored(again)
+        batch = SendBatch([again], len(again.body), origin=Origin.AGAIN)
+        (result,) = await self._sending.send(None, batch)
         if not result.ok:
             raise Refusal.of(result, self._mastership.leader_address)
         pair = (config.name, again.properties[PROPERTY_RETRY_TOPIC])
@@ -165,16 +163,6 @@ class Retries:
         if message is None or message.topic in _NEVER_CONSUMED:
             raise Refusal(RefusalKind.NO_MESSAGE, f"look message by offset failed, {offset}")
         return message
-
-    async def _stored(self, message: Message) -> PutResult:
-        stored: asyncio.Future[PutResult] = asyncio.get_running_loop().create_future()
-
-        def done(results: Sequence[PutResult]) -> None:
-            if not stored.done():  # otherwise nobody is waiting any more
-                stored.set_result(results[0])
-
-        self._sender.submit(SendCall(0, [message], True, len(message.body), again=True), done)
-        return await stored
 
 
 def retry_topic(group: GroupConfig) -> TopicConfig:

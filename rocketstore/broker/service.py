@@ -50,7 +50,8 @@ from rocketstore.broker.readers import ReadThreads, RecordReader
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.refusals import REFUSALS, Context, abort
 from rocketstore.broker.retries import Retries
-from rocketstore.broker.send import SendHandler, SendStream
+from rocketstore.broker.send import SendStream
+from rocketstore.broker.sending import Caller, Sending
 from rocketstore.broker.state_changes import StateChanges
 from rocketstore.broker.status import StatusReport
 from rocketstore.broker.topics import Topics
@@ -149,17 +150,9 @@ class BrokerService:
             hosts=self._hosts,
         )
         self._pulls = PullService(live, store, topics, self._waiting, self._readers, clock)
-        self._sender = SendHandler(
-            live,
-            store,
-            topics,
-            bridge,
-            halves,
-            mastership=mastership,
-            conditions=self._conditions,
-        )
+        self._sending = Sending(live, store, topics, halves, mastership, bridge, self._conditions)
         records = RecordReader(store, self._readers)
-        retries = Retries(live, state, mastership, topics, self._sender, records, store_host)
+        retries = Retries(live, state, mastership, topics, self._sending, records, store_host)
         groups = Groups(live, state, mastership, retries, self._conditions)
         self.parts: Final = BrokerParts(
             live,
@@ -167,7 +160,7 @@ class BrokerService:
             state,
             topics,
             changes,
-            self._sender,
+            self._sending,
             self._pulls,
             self._readers,
             records,
@@ -176,7 +169,6 @@ class BrokerService:
             self._quotas,
             self._room,
             transactions,
-            halves,
             TransactionEnds(transactions, self._readers, bridge, mastership),
             mastership,
             groups,
@@ -240,11 +232,12 @@ class BrokerService:
 
     async def _send(self, data: bytes, call: Call) -> bytes:
         request = self._decoder(call)(data)
-        return self._encoder.encode(request.request_id, await self._sender.send(request))
+        await self._sending.ensure_topics(request.caller, request.batch.messages)
+        return self._encoder.encode(request.request_id, await self._sending.send(request.caller, request.batch))
 
     async def _send_stream(self, call: Call) -> None:
         request_bytes_max = rpc_options.request_bytes_for(self._config.store.max_message_size)
-        stream = SendStream(call, self._sender, self._decoder(call), self._encoder, request_bytes_max, self._memory)
+        stream = SendStream(call, self._sending, self._decoder(call), self._encoder, request_bytes_max, self._memory)
         await stream.run(self._stop)
 
     async def _producer(self, data: bytes, call: Call) -> bytes:
@@ -316,11 +309,12 @@ class BrokerService:
             request = codec.decode_send(data, born_host, self._store_host, self._clock.wall_ms(), quota)
             if access is None or caller is None:
                 return request
-            producer = request.producer
-            if producer is not None:
-                producer = replace(producer, producer=access.own_producer(caller, producer.producer))
-            denied = access.denied_topics(caller, request.messages)
-            return request._replace(denied=denied, producer=producer)
+            batch = request.batch
+            if (producer := batch.producer) is not None:
+                own = replace(producer, producer=access.own_producer(caller, producer.producer))
+                batch = batch._replace(producer=own)
+            denied = access.denied_topics(caller, batch.messages)
+            return request._replace(caller=Caller(quota, denied), batch=batch)
 
         return decode
 
@@ -360,8 +354,8 @@ class BrokerService:
     def counters(self) -> ServiceCounters:
         """Requests in progress; callable from any thread."""
         return ServiceCounters(
-            messages_pending=self._sender.messages_pending,
-            bytes_pending=self._sender.bytes_pending,
+            messages_pending=self._sending.messages_pending,
+            bytes_pending=self._sending.bytes_pending,
             pulls_waiting=len(self._waiting),
             streams=sum(self._quotas.root.streams.values()),
             transactions_open=self.parts.transactions.open_count,

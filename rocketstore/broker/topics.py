@@ -161,11 +161,11 @@ class Topics:
         if not problem and failure is not None and failure.status in _ILLEGAL:
             problem = failure.reason
         if problem:
-            return PutResult(PutMessageStatus.MESSAGE_ILLEGAL, outcome="not_applied", reason=problem)
+            return PutResult(PutMessageStatus.TOPIC_NOT_FOUND, outcome="not_applied", reason=problem)
         # Resending helps: the topic could not be created just now, or another broker has deleted it meanwhile.
         why = failure.reason if failure is not None else "it is being deleted"
         reason = f"cannot create topic {name}: {why}"
-        return PutResult(PutMessageStatus.OS_PAGECACHE_BUSY, outcome="not_applied", reason=reason)
+        return PutResult(PutMessageStatus.TOPIC_NOT_CREATED, outcome="not_applied", reason=reason)
 
     def _put(self, topic: TopicConfig, done: Callable[[PutResult], None]) -> None:
         self._state.put_topic(topic, done, automatic=True)

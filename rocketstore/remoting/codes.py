@@ -108,3 +108,10 @@ class RequestCode(IntEnum):
     GET_SUBSCRIPTIONGROUP_CONFIG = 352
     LITE_PULL_MESSAGE = 361
     GET_BROKER_HA_STATUS = 907
+
+
+class OwnCode(IntEnum):
+    """Request codes of ours, 60100 to 60199, for clients that have seen a broker announce them."""
+
+    SEND_NUMBERED = 60100
+    NEXT_NUMBER = 60101

@@ -19,6 +19,7 @@ from dledger.access.guard import AccessGuard, Caller, ResourceKind, quota_at
 from dledger.access.permissions import permission_text
 from dledger.access.quota import Quota
 from dledger.access.rules import AccessRules, Account
+from dledger.core.producer_names import own_name
 from dledger.errors import AccessDeniedError
 from dledger.remoting.acl import ACCESS_KEY, is_signed
 from dledger.remoting.codes import AnswerCode
@@ -41,9 +42,11 @@ from rocketstore.broker.remoting.needs import (
     resource_of,
     topic_need,
 )
+from rocketstore.broker.sending import NOTHING_DENIED
 from rocketstore.broker.transactions.messages import real_topic
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.checks import NO_SEND_TOPICS
+from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
 from rocketstore.remoting.bodies.clients import ProducersByGroup
 from rocketstore.remoting.bodies.groups import GroupList, SubscriptionGroupTable
@@ -51,7 +54,7 @@ from rocketstore.remoting.bodies.routes import TopicList
 from rocketstore.remoting.bodies.stats import ConsumeStats
 from rocketstore.remoting.bodies.topics import TopicConfigTable
 from rocketstore.remoting.codes import RequestCode
-from rocketstore.types import BrokerRole
+from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
 
 _LOG: Final = logging.getLogger("rocketstore")
 DENIED: Final = "AclException: "
@@ -137,6 +140,26 @@ class RemotingAccess:
         if account is None:
             return quota_at(origin.host, str(origin), quotas)
         return quotas.of(account.access_key, account.access_key, str(origin))
+
+    def denied_topics(
+        self, connection: RemotingConnection, frame: Frame, messages: Iterable[Message]
+    ) -> Mapping[str, PutResult]:
+        """The topics of numbered messages that the sender may not send to, with the refusals of their messages."""
+        guard = self._guard
+        if guard is None:
+            return NOTHING_DENIED
+        caller = self._caller(guard, connection, frame)
+        denied = [name for name in {one.topic for one in messages} if not _has(caller, topic_need(name, PUB))]
+        return {name: self._denied(guard, caller, frame, name) for name in denied}
+
+    @staticmethod
+    def _denied(guard: AccessGuard, caller: Caller, frame: Frame, topic: str) -> PutResult:
+        error = guard.denied(caller, action_of(frame), f"topic:{topic}", f"needs PUB on topic {topic}")
+        return PutResult(PutMessageStatus.NO_PERMISSION, outcome="not_applied", reason=f"{DENIED}{error}")
+
+    def own_producer(self, connection: RemotingConnection, frame: Frame, name: str) -> str:
+        """The account's name for a producer in the log, different from every other account's."""
+        return name if self._guard is None else own_name(self._caller(self._guard, connection, frame).name, name)
 
     def _caller(self, guard: AccessGuard, connection: RemotingConnection, frame: Frame) -> Caller:
         """Who asks. Each signature is verified; addresses once per connection, as long as the rules are the same."""

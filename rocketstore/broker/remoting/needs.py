@@ -18,7 +18,7 @@ from rocketstore.message.record import TOPIC_BYTES_MAX
 from rocketstore.remoting.bodies.clients import CheckClientBody, HeartbeatData, LockQueuesBody
 from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupList
 from rocketstore.remoting.bodies.topics import TopicConfigList
-from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.codes import OwnCode, RequestCode
 from rocketstore.remoting.headers import EndTransactionHeader, SendBackHeader, read_header
 
 SUB, PUB = Permission.SUB, Permission.PUB
@@ -145,6 +145,8 @@ RULES: Final[Mapping[int, Rule]] = {
     _CODE.SEND_BATCH_MESSAGE: _sends("b"),
     _CODE.SEND_REPLY_MESSAGE: _sends("topic"),
     _CODE.SEND_REPLY_MESSAGE_V2: _sends("b"),
+    OwnCode.SEND_NUMBERED: _ANY_ACCOUNT,  # and PUB on the topics of its messages
+    OwnCode.NEXT_NUMBER: _ANY_ACCOUNT,  # producers' names are separate per account
     _CODE.END_TRANSACTION: _ANY_ACCOUNT,  # and PUB on the topic of the message: see ``RECORDS``
     # consumers
     _CODE.PULL_MESSAGE: _reads(topic="topic", group="consumerGroup"),
@@ -250,7 +252,7 @@ def _several(kind: str, names: Sequence[str]) -> str:
     return f"{kind}:{_checked(names[0])}{more}" if names else ""
 
 
-_NAMES: Final[Mapping[int, str]] = {one.value: one.name for one in RequestCode}
+_NAMES: Final[Mapping[int, str]] = {one.value: one.name for one in (*RequestCode, *OwnCode)}
 
 
 def action_of(frame: Frame) -> str:

@@ -16,9 +16,9 @@ from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame, head_of
 from dledger.remoting.server import Handler
 from dledger.rpc.clients.answers import Leases
-from rocketstore.broker.codec import Pull
 from rocketstore.broker.groups import Groups
 from rocketstore.broker.parts import BrokerParts
+from rocketstore.broker.pull import Pull
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.remoting.access import RemotingAccess
 from rocketstore.broker.remoting.links import RemotingLink

@@ -60,7 +60,7 @@ class RunningBroker:
     async def info(self, _: RemotingConnection, frame: Frame) -> Frame:
         """GET_BROKER_RUNTIME_INFO."""
         parts, counted = self._parts, self._statistics
-        sender, now = parts.sender, counted.now()
+        sending, now = parts.sending, counted.now()
         here = {
             "brokerVersion": str(VERSION),
             "brokerVersionDesc": VERSION_TEXT,
@@ -72,7 +72,7 @@ class RunningBroker:
             "msgGetTotalYesterdayMorning": str(counted.yesterday_morning.gets),
             "msgGetTotalTodayMorning": str(counted.this_morning.gets),
             "msgGetTotalTodayNow": str(now.gets),
-            "sendThreadPoolQueueSize": str(sender.messages_pending),
+            "sendThreadPoolQueueSize": str(sending.messages_pending),
             "sendThreadPoolQueueCapacity": str(parts.config.send_pending_messages_max),
             "pullThreadPoolQueueSize": str(parts.readers.waiting),
             "pullThreadPoolQueueCapacity": str(parts.config.pulls_waiting_max),

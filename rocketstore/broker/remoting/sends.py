@@ -1,33 +1,29 @@
-"""Sends over remoting: those of one turn of the event loop, of all connections, reach the store together.
-
-While others are being stored, they wait for more, but not long: a request that is stored alone costs ten times as much
-as one of fifty, on every member.
-
-A request of one message is refused by itself. A batch is stored entirely or not at all, for it has one answer. So
-several of them are, too; if one is refused for what it holds, each is stored by itself.
-"""
+"""Sends over remoting: decoded here, stored by ``rocketstore.broker.sending``, and answered together by connection."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
-from functools import lru_cache, partial
-from typing import Final, NamedTuple
+from functools import lru_cache
+from secrets import token_hex
+from typing import Final
 
 from dledger.access.permissions import DEAD_PREFIX, RETRY_PREFIX
-from dledger.access.quota import Quota
+from dledger.errors import DLedgerError
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.connection import Place, RemotingConnection
 from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import FLAG_ONEWAY, Frame
-from rocketstore.broker.codec import SendCall
+from dledger.rpc.bridge import LoopCallback
+from dledger.types import ProducerBatch
 from rocketstore.broker.hosts import host_address
 from rocketstore.broker.parts import BrokerParts
-from rocketstore.broker.remoting.access import OriginOf, QuotaOf
-from rocketstore.broker.remoting.topic_table import sendable_system_topic
-from rocketstore.broker.retries import Retries
-from rocketstore.broker.transactions.begins import Begun, HalfRefusedError
-from rocketstore.config import KIB
+from rocketstore.broker.refusal import Refusal, kind_of
+from rocketstore.broker.remoting.access import OriginOf, RemotingAccess
+from rocketstore.broker.remoting.refusals import CODES
+from rocketstore.broker.sending import Caller, SendBatch
+from rocketstore.commit_log.replicated import status_of
 from rocketstore.message.batch import CorruptBatchError, expand_batch
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import (
@@ -36,28 +32,22 @@ from rocketstore.message.message import (
     PROPERTY_TRANSACTION,
     PROPERTY_WAIT,
     SYS_FLAG_BORN_HOST_V6,
+    SYS_FLAG_PREPARED,
     SYS_FLAG_STORE_HOST_V6,
     SYS_FLAG_TRANSACTION,
     HostAddress,
     Message,
 )
+from rocketstore.message.producer_names import SEQUENCE_MAX, check_producer_name
 from rocketstore.message.properties import decode_properties
-from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.codes import OwnCode, RequestCode
 from rocketstore.remoting.headers import SendAnswer, SendHeader, write_header
+from rocketstore.remoting.numbered_sends import NumberedSend, decode_name, encode_next, encode_stored
 from rocketstore.remoting.send_frames import StoredAnswers, read_send
-from rocketstore.state.changes import TopicConfig
-from rocketstore.types import PutMessageStatus, PutResult
+from rocketstore.types import PutMessageStatus, PutResult, StoredPlace
 
 ANSWER_S_MAX: Final = 2.5
 """Clients hang up after 3 s, and lose what else is under way: a slow send is answered before."""
-CREATE_S_MAX: Final = 1.2
-"""How much of that a message may wait for its topic."""
-FLIGHTS_MAX: Final = 2
-"""While as many groups of requests are being stored, the next ones gather,"""
-GATHER_S_MAX: Final = 0.005
-"""at most for this long,"""
-GATHER_BYTES_MAX: Final = 64 * KIB
-"""and only up to this size: more would hardly make each cheaper."""
 REGION: Final = "DefaultRegion"
 PROPERTY_CLUSTER: Final = "CLUSTER"
 
@@ -65,12 +55,12 @@ _HOST_FLAGS: Final = SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6
 _DROPPED: Final = (f"{PROPERTY_WAIT}\x01", f"{PROPERTY_CLUSTER}\x01")
 _NOT_WAITING: Final = f"{PROPERTY_WAIT}\x01false"
 _DELAY: Final = f"{PROPERTY_DELAY}\x01"
-_TRANSACTION: Final = f"{PROPERTY_TRANSACTION}\x01true"
+_TRANSACTION: Final = f"{PROPERTY_TRANSACTION}\x01"
 _GROUP: Final = f"{PROPERTY_PRODUCER_GROUP}\x01"
 _WAIT: Final = f"{PROPERTY_WAIT}\x01"
 _WAITING: Final = f"{_WAIT}true"
 _ENDS: Final = ("", "\x02")
-_SPECIAL: Final = (_WAIT, f"{PROPERTY_CLUSTER}\x01", f"{PROPERTY_TRANSACTION}\x01", _DELAY, "\x02\x02")
+_SPECIAL: Final = (_WAIT, f"{PROPERTY_CLUSTER}\x01", _TRANSACTION, _DELAY, "\x02\x02")
 """What makes properties unusual, wherever it is in them."""
 _LONG_NAMES: Final = frozenset({RequestCode.SEND_MESSAGE})
 _STORED: Final = {
@@ -79,121 +69,123 @@ _STORED: Final = {
     PutMessageStatus.SLAVE_NOT_AVAILABLE: AnswerCode.SLAVE_NOT_AVAILABLE,
     PutMessageStatus.FLUSH_SLAVE_TIMEOUT: AnswerCode.FLUSH_SLAVE_TIMEOUT,
 }
-_REFUSED: Final = {
-    PutMessageStatus.MESSAGE_ILLEGAL: AnswerCode.MESSAGE_ILLEGAL,
-    PutMessageStatus.PROPERTIES_SIZE_EXCEEDED: AnswerCode.MESSAGE_ILLEGAL,
-    PutMessageStatus.SERVICE_NOT_AVAILABLE: AnswerCode.SERVICE_NOT_AVAILABLE,
-    PutMessageStatus.NO_PERMISSION: AnswerCode.NO_PERMISSION,
-}
-_NOT_BEGUN: Final = _REFUSED | {PutMessageStatus.OS_PAGECACHE_BUSY: AnswerCode.SYSTEM_BUSY}
-_BAD: Final = frozenset({PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIES_SIZE_EXCEEDED})
-"""Of messages that can never be stored."""
 _OTHERS: Final = {"MSG_REGION": REGION, "TRACE_ON": "true"}
 _PUT_OK: Final = PutMessageStatus.PUT_OK
+_FOLLOWS: Final = PutMessageStatus.OUT_OF_ORDER_SEQUENCE
+"""Of messages that are refused because another one is."""
+_NUMBERED: Final = int(OwnCode.SEND_NUMBERED)
 _LATE: Final = (
     f"the message was not acknowledged within {ANSWER_S_MAX:g} s: it may be stored, now or later; sending it again may "
     "store it twice"
 )
+_NO_TOPIC: Final = frozenset({PutMessageStatus.TOPIC_NOT_FOUND, PutMessageStatus.TOPIC_NOT_CREATED})
 
 
-class _Send(NamedTuple):
-    """One request on its way."""
+class _Send:
+    """A request that has no answer yet, as long as it has a frame."""
 
-    connection: RemotingConnection
-    frame: Frame
-    messages: list[Message]
-    wait: bool
-    is_batch: bool
-    quota: Quota
-    size: int
-    half_of: str
-    """The producer group whose transaction it begins; empty: it is an ordinary message."""
-    begun: Begun | None = None
-    """Set once it has begun."""
+    __slots__ = ("at", "connection", "frame", "sends", "size", "topic")
 
-
-class _Flight:
-    """Requests that are being stored together; without a timer they have been answered."""
-
-    __slots__ = ("sends", "timer")
-
-    def __init__(self, sends: list[_Send]) -> None:
+    def __init__(self, sends: RemotingSends, connection: RemotingConnection, frame: Frame, topic: str) -> None:
         self.sends = sends
-        self.timer: asyncio.TimerHandle | None = None
+        self.connection = connection
+        self.frame: Frame | None = frame
+        self.topic = topic
+        self.at = sends.loop.time()
 
-
-class _Done:
-    """Requests of one connection that are stored, and their answers."""
-
-    __slots__ = ("answers", "requests", "size")
-
-    def __init__(self) -> None:
-        self.requests: list[Frame] = []
-        self.answers: list[bytes] = []
-        self.size = 0
+    def done(self, results: Sequence[PutResult]) -> None:
+        """The broker has stored the messages, or not."""
+        frame = self.frame
+        if frame is None:  # it was answered when it was late
+            return
+        self.frame = None
+        if len(results) == 1 and frame.code != _NUMBERED:
+            stored = results[0].stored
+            if stored is not None and results[0].status is _PUT_OK:
+                self.sends.answer_stored(self.connection, frame, stored)
+                return
+        self.sends.answer(self, frame, results)
 
 
 class RemotingSends:
-    """SEND_MESSAGE, SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE; on the loop."""
+    """SEND_MESSAGE, SEND_MESSAGE_V2, SEND_BATCH_MESSAGE, and our SEND_NUMBERED and NEXT_NUMBER; on the loop."""
 
-    def __init__(self, parts: BrokerParts, retries: Retries, origin_of: OriginOf, quota_of: QuotaOf) -> None:
+    def __init__(self, parts: BrokerParts, origin_of: OriginOf, access: RemotingAccess) -> None:
         self._parts = parts
-        self._retries = retries
         self._origin_of = origin_of
-        self._quota_of = quota_of
+        self._access = access
         self._id_prefix = offset_message_id(parts.store_host, 0)[:-16]
         self._cluster = f"{PROPERTY_CLUSTER}\x01{parts.config.cluster_name}"
+        self._memory = "" if parts.store.log.is_replicated else token_hex(8)
+        """Identifies what this broker remembers of producers, if it forgets that at its end."""
         self._stored_answers = StoredAnswers(_OTHERS)
-        self._gathered: list[_Send] = []
-        self._gathered_bytes = 0
-        self._gathering: asyncio.TimerHandle | None = None
-        """Ends the wait for more."""
-        self._stores_soon = False
-        """Whether what is gathered is stored at the end of this turn of the loop."""
-        self._flights = 0
-        self._creating: dict[str, list[_Send]] = {}
+        self._pending: deque[_Send] = deque()  # in the order in which they came, perhaps with some that are answered
+        self._late_timer: asyncio.TimerHandle | None = None
+        self._answers: dict[RemotingConnection, tuple[list[Frame], list[bytes]]] = {}  # of what was stored together
+        self.loop = asyncio.get_running_loop()
+        parts.sending.add_listener(self._flush)
 
     def take(self, connection: RemotingConnection, frame: Frame) -> None:
-        """Store what is sent, and answer. Raises ``RequestError``: it is refused at once."""
+        """Store what is sent, and answer. Raises ``RequestError`` and ``Refusal``: it is refused at once."""
         header = read_send(frame.fields, short=frame.code not in _LONG_NAMES)
-        target = None
-        if header.topic.startswith(RETRY_PREFIX):
-            target = self._retries.target_of(header.topic, header.reconsume_times, header.max_reconsume_times)
-        send = self._read(connection, frame, header, target)
-        name = send.messages[0].topic
-        waiting = self._creating.get(name)
-        if waiting is not None:
-            waiting.append(send)
-        elif (topic := self._parts.topics.find(name)) is None:
-            self._begin_to_create(send, header, target or sendable_system_topic(self._parts.config, name))
-        else:
-            self._gather(send, topic)
+        batch = self._read(connection, frame, header)
+        self._submit(connection, frame, header.topic, Caller(self._access.quota_of(connection, frame)), batch)
+
+    def take_numbered(self, connection: RemotingConnection, frame: Frame) -> None:
+        """SEND_NUMBERED."""
+        wanted = NumberedSend.decode(frame.body)
+        check_producer_name(wanted.producer)
+        if not 0 <= wanted.sequence <= SEQUENCE_MAX:
+            raise RequestError(f"a message's number must be 0 to {SEQUENCE_MAX}, not {wanted.sequence}")
+        born_host = _host_of(self._origin_of(connection, frame))
+        messages = []
+        for one in wanted.messages:
+            message = Message(one.topic, one.body, one.queue_id, {}, one.flag, one.sys_flag & ~_HOST_FLAGS, one.born_ms)
+            message.born_host, message.store_host = born_host, self._parts.store_host
+            self._set_properties(message, one.properties.decode("utf-8", "replace"))
+            messages.append(message)
+        name = self._access.own_producer(connection, frame, wanted.producer)
+        producer = ProducerBatch(name, wanted.sequence, len(messages))
+        denied = self._access.denied_topics(connection, frame, messages)
+        caller = Caller(self._access.quota_of(connection, frame), denied)
+        batch = SendBatch(messages, len(frame.body), wanted.wait, producer)
+        self._submit(connection, frame, messages[0].topic, caller, batch)
+
+    async def next_number(self, connection: RemotingConnection, frame: Frame) -> Frame:
+        """NEXT_NUMBER."""
+        parts, name = self._parts, decode_name(frame.body)
+        parts.mastership.require()
+        check_producer_name(name)
+        outcome: LoopCallback[int | DLedgerError] = LoopCallback(parts.bridge)
+        parts.store.submit_producer(self._access.own_producer(connection, frame, name), outcome.done)
+        found = await outcome.future
+        if isinstance(found, DLedgerError):  # whatever it is, a question changes nothing
+            refused = PutResult(status_of(found), outcome="not_applied", reason=str(found))
+            raise Refusal.of(refused, parts.mastership.leader_address)
+        return frame.answer(body=encode_next(found, self._memory))
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def _read(
-        self, connection: RemotingConnection, frame: Frame, header: SendHeader, target: TopicConfig | None
-    ) -> _Send:
-        """What is sent; ``target`` is the topic to which it goes if that is not the one it names."""
-        parts = self._parts
-        parts.mastership.require()
-        is_batch = frame.code == RequestCode.SEND_BATCH_MESSAGE
-        quota = self._quota_of(connection, frame)
-        if quota.is_full:
-            raise RequestError(f"[OVERLOAD] {quota.full_error()}", AnswerCode.SYSTEM_BUSY)
-        if parts.sender.is_full:
-            raise RequestError("[OVERLOAD] too many messages are waiting to be stored", AnswerCode.SYSTEM_BUSY)
-        is_dead = target is not None and target.name.startswith(DEAD_PREFIX)
-        text = header.properties
-        usual = usual_properties(text)
-        if usual is not None and not header.sys_flag & SYS_FLAG_TRANSACTION:
-            joined, wait, half_of = (f"{usual}\x02{self._cluster}" if usual else self._cluster), True, ""
-        else:
-            joined, wait, half_of = self._joined(header, is_batch=is_batch, is_dead=is_dead)
+    def _submit(
+        self, connection: RemotingConnection, frame: Frame, topic: str, caller: Caller, batch: SendBatch
+    ) -> None:
+        send = _Send(self, connection, frame, topic)
+        self._pending.append(send)
+        if self._late_timer is None:
+            self._late_timer = self.loop.call_later(ANSWER_S_MAX, self._look_for_late)
+        self._parts.sending.submit(caller, batch, send.done)
+
+    def _read(self, connection: RemotingConnection, frame: Frame, header: SendHeader) -> SendBatch:
+        """What is sent. What clients send to ``%RETRY%group`` may be a dead letter by now."""
+        parts, name, queue_id, target = self._parts, header.topic, header.queue_id, None
+        if name.startswith(RETRY_PREFIX):
+            parts.mastership.require()  # a slave does not know which group there is
+            target = parts.groups.retries.target_of(name, header.reconsume_times, header.max_reconsume_times)
+            name, queue_id = target.name, min(queue_id, target.write_queues - 1)
         message = Message(
-            header.topic if target is None else target.name,
+            name,
             frame.body,
-            header.queue_id if target is None else min(header.queue_id, target.write_queues - 1),
+            queue_id,
             {},
             header.flag,
             header.sys_flag & ~_HOST_FLAGS,
@@ -202,13 +194,38 @@ class RemotingSends:
             parts.store_host,
             header.reconsume_times,
         )
-        encoded = joined.encode("utf-8", "replace")
-        if usual is None and _DELAY in text and not is_dead:
-            message.properties = decode_properties(encoded)
-        else:
-            message.property_string = encoded
+        is_batch = frame.code == RequestCode.SEND_BATCH_MESSAGE
+        wait = self._set_properties(message, header.properties, header.producer_group)
         messages = self._expanded(message) if is_batch else [message]
-        return _Send(connection, frame, messages, wait, is_batch, quota, len(frame.body) + len(text), half_of)
+        size = len(frame.body) + len(header.properties)
+        return SendBatch(messages, size, wait, None, is_batch, target, header.default_topic_queue_nums)
+
+    def _set_properties(self, message: Message, text: str, group: str = "") -> bool:
+        """Give a message the properties to be stored; returns whether its answer waits for the disk.
+
+        ``group``: the producer's, if it begins a transaction and does not name it itself.
+        """
+        usual = usual_properties(text)
+        if usual is not None and not message.sys_flag & SYS_FLAG_TRANSACTION:
+            message.property_string = (f"{usual}\x02{self._cluster}" if usual else self._cluster).encode(
+                "utf-8", "replace"
+            )
+            return True
+        given = text.split("\x02")
+        segments = [one for one in given if one and not one.startswith(_DROPPED)]
+        segments.append(self._cluster)
+        if any(one.startswith(_TRANSACTION) and one[len(_TRANSACTION) :].lower() == "true" for one in segments):
+            message.sys_flag |= SYS_FLAG_PREPARED  # as in RocketMQ's broker
+            segments = [one for one in segments if not one.startswith(_GROUP)]
+            segments += [one for one in given if one.startswith(_WAIT)]
+            named = (one.removeprefix(_GROUP) for one in given if one.startswith(_GROUP))
+            segments.append(f"{_GROUP}{next(filter(None, named), group)}")
+        if message.topic.startswith(DEAD_PREFIX):
+            segments = [one for one in segments if not one.startswith(_DELAY)]
+        message.property_string = "\x02".join(segments).encode("utf-8", "replace")
+        if any(one.startswith(_DELAY) for one in segments):  # it takes more than appending to delay a message
+            message.properties, message.property_string = decode_properties(message.property_string), b""
+        return _NOT_WAITING not in given
 
     def _expanded(self, batch: Message) -> list[Message]:
         """The messages of a batch. Raises ``RequestError`` before any is made, unless one of them is to blame."""
@@ -224,203 +241,71 @@ class RemotingSends:
             raise RequestError("a batch without messages", AnswerCode.MESSAGE_ILLEGAL)
         return messages
 
-    def _joined(self, header: SendHeader, *, is_batch: bool, is_dead: bool) -> tuple[str, bool, str]:
-        """The property string to be stored, whether to wait, and the producer group of a half message."""
-        text = header.properties
-        given = text.split("\x02")
-        segments = [one for one in given if one and not one.startswith(_DROPPED)]
-        segments.append(self._cluster)
-        half_of = ""
-        if _TRANSACTION in segments:
-            segments = [one for one in segments if not one.startswith(_GROUP)]
-            half_of = self._check_begin(header, given, is_plain=not (is_batch or _DELAY in text))
-            segments += [one for one in given if one.startswith(_WAIT)]
-            segments.append(f"{_GROUP}{half_of}")
-        elif header.sys_flag & SYS_FLAG_TRANSACTION:
-            raise RequestError(f"a message of a transaction without {_TRANSACTION!r}", AnswerCode.MESSAGE_ILLEGAL)
-        if is_dead:
-            segments = [one for one in segments if not one.startswith(_DELAY)]
-        return "\x02".join(segments), _NOT_WAITING not in given, half_of
-
-    def _check_begin(self, header: SendHeader, given: Sequence[str], *, is_plain: bool) -> str:
-        """The producer group of a half message. Raises ``RequestError``: it may begin no transaction, or not now."""
-        named = (one.removeprefix(_GROUP) for one in given if one.startswith(_GROUP))
-        group = next(filter(None, named), header.producer_group)
-        try:
-            self._parts.halves.check_begin(group, is_plain=is_plain)
-        except HalfRefusedError as error:
-            raise RequestError(str(error), _NOT_BEGUN[error.status]) from None
-        return group
-
-    def _refusal(self, send: _Send, topic: TopicConfig | None) -> tuple[AnswerCode, str] | None:
-        """Why the topic or the queue does not do; chooses the queue if the client left that to us."""
-        topics, first = self._parts.topics, send.messages[0]
-        if topic is None:
-            reason = topics.missing(first.topic).reason
-            return AnswerCode.TOPIC_NOT_EXIST, f"topic[{first.topic}] not exist: {reason}"
-        problem = topics.write_problem(topic, max(first.queue_id, -1))
-        if problem:
-            is_topics = topics.write_problem(topic, -1)
-            return AnswerCode.NO_PERMISSION if is_topics else AnswerCode.SYSTEM_ERROR, is_topics or problem
-        if send.half_of:
-            problem = self._parts.halves.problem(first)
-            if problem:
-                return AnswerCode.MESSAGE_ILLEGAL, problem
-        if first.queue_id < 0:
-            queue_id = topics.next_queue(topic)
-            for one in send.messages:
-                one.queue_id = queue_id
-        return None
-
-    # -- storing -------------------------------------------------------------------------------------------------------
-
-    def _begin_to_create(self, send: _Send, header: SendHeader, target: TopicConfig | None) -> None:
-        topic = send.messages[0].topic
-        if target is None and not self._parts.topics.may_create(topic):
-            self._gather(send, None)
-            return
-        self._creating[topic] = [send]
-        task = asyncio.get_running_loop().create_task(self._create(topic, target, header, send.quota.owner))
-        task.add_done_callback(partial(self._created, topic))
-
-    async def _create(self, topic: str, target: TopicConfig | None, header: SendHeader, owner: str) -> None:
-        async with asyncio.timeout(CREATE_S_MAX):
-            if target is None:
-                await self._parts.topics.create_default(topic, owner, header.default_topic_queue_nums)
-            else:
-                await self._retries.ensure_topic(target, owner)
-
-    def _created(self, topic: str, task: asyncio.Task[None]) -> None:
-        waiting = self._creating.pop(topic)
-        if task.cancelled():
-            for send in waiting:
-                self._refuse(send, AnswerCode.SERVICE_NOT_AVAILABLE, "this broker is stopping")
-            return
-        failure = task.exception()
-        for send in waiting:
-            if failure is None:
-                self._gather(send, self._parts.topics.find(topic))
-            elif isinstance(failure, TimeoutError):
-                reason = f"topic {topic} has not been created within {CREATE_S_MAX:g} s: the message is not stored"
-                self._refuse(send, AnswerCode.SERVICE_NOT_AVAILABLE, reason)
-            else:
-                self._refuse(send, AnswerCode.TOPIC_NOT_EXIST, str(failure))
-
-    def _gather(self, send: _Send, topic: TopicConfig | None) -> None:
-        refusal = self._refusal(send, topic)
-        if refusal is not None:
-            self._refuse(send, *refusal)
-            return
-        send.quota.take(len(send.messages), send.size)
-        if send.half_of:
-            send = send._replace(begun=self._parts.halves.begin(send.messages[0], send.half_of))
-        self._gathered.append(send)
-        self._gathered_bytes += send.size
-        if self._flights < FLIGHTS_MAX or self._gathered_bytes >= GATHER_BYTES_MAX or send.half_of:
-            self._store_soon()
-        elif self._gathering is None and not self._stores_soon:
-            self._gathering = asyncio.get_running_loop().call_later(GATHER_S_MAX, self._store_gathered)
-
-    def _store_soon(self) -> None:
-        if self._stores_soon:
-            return
-        if self._gathering is not None:
-            self._gathering.cancel()
-        self._stores_soon = True
-        asyncio.get_running_loop().call_soon(self._store_gathered)
-
-    def _store_gathered(self) -> None:
-        gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
-        self._gathering, self._stores_soon = None, False
-        together: list[_Send] = []
-        for send in gathered:
-            if together and not _fit(together[0], send):
-                self._store(together)
-                together = []
-            together.append(send)
-        self._store(together)
-
-    def _store(self, sends: list[_Send]) -> None:
-        messages = [message for send in sends for message in send.messages]
-        first = sends[0]
-        size = sum(send.size for send in sends)
-        call = SendCall(0, messages, first.wait, size, together=first.is_batch, own=bool(first.half_of))
-        flight = _Flight(sends)
-        self._flights += 1
-        flight.timer = asyncio.get_running_loop().call_later(ANSWER_S_MAX, self._late, flight)
-        self._parts.sender.submit(call, partial(self._stored, flight))
-
-    def _late(self, flight: _Flight) -> None:
-        flight.timer = None
-        for send in flight.sends:
-            self._refuse(send, AnswerCode.SYSTEM_ERROR, _LATE)
-
-    def _stored(self, flight: _Flight, results: Sequence[PutResult]) -> None:
-        self._flights -= 1
-        if self._gathered:
-            self._store_soon()
-        timer, at = flight.timer, 0
-        if timer is not None:
-            timer.cancel()
-            if len(flight.sends) > 1 and flight.sends[0].is_batch and any(one.status in _BAD for one in results):
-                for send in flight.sends:
-                    self._store([send])
-                return
-            if len(results) == len(flight.sends) and not flight.sends[0].half_of:
-                self._answer_singles(flight.sends, results)
-                return
-        for send in flight.sends:
-            count = len(send.messages)
-            send.quota.give(count, send.size)
-            if send.begun is not None:
-                self._parts.halves.stored(send.begun)
-            if timer is not None:
-                self._answer(send, results[at : at + count])
-            at += count
-
     # -- answering -----------------------------------------------------------------------------------------------------
 
-    def _answer_singles(self, sends: Sequence[_Send], results: Sequence[PutResult]) -> None:
-        """Requests of one ordinary message each: what is done for a connection once need not be done for each."""
-        done: dict[tuple[RemotingConnection, Quota], _Done] = {}
-        prefix, encode = self._id_prefix, self._stored_answers.encode
-        for send, result in zip(sends, results, strict=True):
-            stored = result.stored
-            if stored is None or result.status is not _PUT_OK:
-                send.quota.give(1, send.size)
-                self._answer(send, (result,))
-                continue
-            key = (send.connection, send.quota)
-            one = done.get(key)
-            if one is None:
-                one = done[key] = _Done()
-            frame = send.frame
-            one.size += send.size
-            one.requests.append(frame)
-            if not frame.flag & FLAG_ONEWAY:
-                one.answers.append(encode(frame, f"{prefix}{stored.offset:016X}", stored.queue_id, stored.queue_offset))
-        for (connection, quota), one in done.items():
-            quota.give(len(one.requests), one.size)
-            connection.let_all_go(one.requests)
-            connection.send(*one.answers)
+    def _look_for_late(self) -> None:
+        """Answer requests that would be late; look again when the next one would be."""
+        pending, now = self._pending, self.loop.time()
+        while pending and (pending[0].frame is None or now - pending[0].at >= ANSWER_S_MAX):
+            send = pending.popleft()
+            frame, send.frame = send.frame, None
+            if frame is not None:
+                send.connection.done(frame, frame.answer(AnswerCode.SYSTEM_ERROR, _LATE))
+        self._late_timer = None
+        if pending:
+            self._late_timer = self.loop.call_later(pending[0].at + ANSWER_S_MAX - now, self._look_for_late)
 
-    def _answer(self, send: _Send, results: Sequence[PutResult]) -> None:
-        refused = [one for one in results if one.stored is None or one.status not in _STORED]
+    def answer_stored(self, connection: RemotingConnection, frame: Frame, stored: StoredPlace) -> None:
+        """The usual case: what is done for a connection once need not be done for each of its messages."""
+        found = self._answers.get(connection)
+        if found is None:
+            found = self._answers[connection] = [], []
+        found[0].append(frame)
+        if not frame.flag & FLAG_ONEWAY:
+            message_id = f"{self._id_prefix}{stored.offset:016X}"
+            found[1].append(self._stored_answers.encode(frame, message_id, stored.queue_id, stored.queue_offset))
+
+    def _flush(self) -> None:
+        """The broker has given the results of what was stored together."""
+        answers, self._answers = self._answers, {}
+        for connection, (requests, encoded) in answers.items():
+            connection.let_all_go(requests)
+            connection.send(*encoded)
+        pending = self._pending
+        while pending and pending[0].frame is None:
+            pending.popleft()
+
+    def answer(self, send: _Send, frame: Frame, results: Sequence[PutResult]) -> None:
+        """Any other request is answered by itself."""
+        is_numbered = frame.code == _NUMBERED
+        refused = [at for at, one in enumerate(results) if not one.ok or (one.stored is None and not is_numbered)]
         if refused:  # of a batch, all are: say what is wrong with the one that is to blame
-            why = next((one for one in refused if one.status is not PutMessageStatus.OUT_OF_ORDER_SEQUENCE), refused[0])
-            self._refuse(send, _code_of(why), why.reason or str(why.status))
+            why = next((at for at in refused if results[at].status is not _FOLLOWS), refused[0])
+            send.connection.done(frame, _refused(frame, send.topic, results[why], why if is_numbered else -1))
             return
-        first = results[0].stored
-        assert first is not None
-        queue_id = first.queue_id if send.begun is None else send.begun.queue_id
-        ids = ",".join(f"{self._id_prefix}{one.stored.offset:016X}" for one in results if one.stored is not None)
-        fields = write_header(SendAnswer(ids, queue_id, first.queue_offset))
-        fields |= _OTHERS
-        code = next((_STORED[one.status] for one in results if one.status in _STORED), AnswerCode.SUCCESS)
-        send.connection.done(send.frame, send.frame.answer(code, "", fields))
+        code = next((_STORED[one.status] for one in results if one.status is not _PUT_OK), AnswerCode.SUCCESS)
+        if is_numbered:
+            answer = frame.answer(code, body=encode_stored(*self._parts.store_host, results))
+        else:
+            places = [one.stored for one in results if one.stored is not None]
+            ids = ",".join(f"{self._id_prefix}{one.offset:016X}" for one in places)
+            fields = write_header(SendAnswer(ids, places[0].queue_id, places[0].queue_offset))
+            answer = frame.answer(code, "", fields | _OTHERS)
+        send.connection.done(frame, answer)
 
-    def _refuse(self, send: _Send, code: AnswerCode, reason: str) -> None:
-        send.connection.done(send.frame, send.frame.answer(code, reason))
+
+def _refused(frame: Frame, topic: str, result: PutResult, place: int) -> Frame:
+    """``place`` of the message to blame, for a numbered request; RocketMQ's clients know no more than the code."""
+    code = AnswerCode.SYSTEM_ERROR if result.outcome == "unknown" else CODES[kind_of(result)]
+    reason = result.reason or str(result.status)
+    if result.status in _NO_TOPIC:
+        reason = f"topic[{topic}] not exist: {reason}"
+    elif result.status is PutMessageStatus.FLOW_CONTROL:
+        reason = f"[OVERLOAD] {reason}"
+    fields: dict[str, str] = {}
+    if place >= 0:
+        fields = {"status": result.status, "outcome": result.outcome, "leader": result.leader, "message": str(place)}
+    return frame.answer(code, reason, fields)
 
 
 def usual_properties(text: str) -> str | None:
@@ -437,17 +322,6 @@ def usual_properties(text: str) -> str | None:
     return None if text[:1] == "\x02" or text[-1:] == "\x02" else text
 
 
-def _fit(one: _Send, other: _Send) -> bool:
-    """Whether they may be stored together."""
-    return (one.is_batch, one.wait, bool(one.half_of)) == (other.is_batch, other.wait, bool(other.half_of))
-
-
 @lru_cache(maxsize=1024)
 def _host_of(place: Place) -> HostAddress:
     return host_address(place.host, place.port)
-
-
-def _code_of(result: PutResult) -> AnswerCode:
-    if result.outcome == "unknown":
-        return AnswerCode.SYSTEM_ERROR
-    return _REFUSED.get(result.status, AnswerCode.SYSTEM_ERROR)

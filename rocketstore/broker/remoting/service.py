@@ -6,16 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
-from dledger.access.quota import TooManyWaitsError
-from dledger.errors import DLedgerError
 from dledger.remoting.client import RemotingClient
-from dledger.remoting.codes import ANNOUNCED, AnswerCode
+from dledger.remoting.codes import ANNOUNCED
 from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import FRAME_BYTES_MAX
 from dledger.remoting.server import Direct, Handler, Handlers, RemotingServer, ServerLimits
 from rocketstore.broker.groups import Groups
 from rocketstore.broker.parts import BrokerParts
-from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.remoting.access import RemotingAccess
 from rocketstore.broker.remoting.administration import Administration
 from rocketstore.broker.remoting.calls import ClientCalls
@@ -29,6 +26,7 @@ from rocketstore.broker.remoting.offsets import Offsets
 from rocketstore.broker.remoting.progress import Progress
 from rocketstore.broker.remoting.pulls import RemotingPulls
 from rocketstore.broker.remoting.queries import Queries
+from rocketstore.broker.remoting.refusals import code_of
 from rocketstore.broker.remoting.replies import Replies
 from rocketstore.broker.remoting.routes import Routes
 from rocketstore.broker.remoting.runtime import RunningBroker
@@ -38,7 +36,7 @@ from rocketstore.broker.remoting.statistics import Statistics
 from rocketstore.broker.remoting.stats import Stats
 from rocketstore.broker.remoting.topics import Topics
 from rocketstore.broker.remoting.transactions import RemotingTransactions
-from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.codes import OwnCode, RequestCode
 
 RECEIVE_BYTES_MAX: Final = 16 * FRAME_BYTES_MAX
 """Received and not done with, of all connections together."""
@@ -78,7 +76,7 @@ class RemotingService:
         members = MemberRequests(groups, access.quota_of, self._link_of, decoder, parts.readers)
         self._offsets = offsets = Offsets(parts)
         self._statistics = Statistics(parts, groups.retries)
-        sends = RemotingSends(parts, groups.retries, forwarding.origin_of, access.quota_of)
+        sends = RemotingSends(parts, forwarding.origin_of, access)
         self._pulls = RemotingPulls(parts, groups, offsets, access, self._link_of)
         transactions = RemotingTransactions(parts)
         unsent = UNSENT_BYTES_MAX + config.effective_limits.answer_bytes_max
@@ -87,7 +85,9 @@ class RemotingService:
         direct: dict[int, Direct] = dict.fromkeys(
             (code.SEND_MESSAGE, code.SEND_MESSAGE_V2, code.SEND_BATCH_MESSAGE), sends.take
         )
+        direct[OwnCode.SEND_NUMBERED] = sends.take_numbered
         awaited: dict[int, Handler] = {
+            OwnCode.NEXT_NUMBER: sends.next_number,
             code.QUERY_CONSUMER_OFFSET: offsets.query,
             code.UPDATE_CONSUMER_OFFSET: offsets.update,
             code.SEARCH_OFFSET_BY_TIMESTAMP: offsets.by_time,
@@ -228,30 +228,3 @@ def _administration(  # the parts of remoting that administrators ask
     return {number: admin.shared(handler) for number, handler in asked.items()} | dict.fromkeys(
         (code.SEND_REPLY_MESSAGE, code.SEND_REPLY_MESSAGE_V2), replies.send
     )
-
-
-_CODES: Final = {
-    RefusalKind.INVALID: AnswerCode.SYSTEM_ERROR,
-    RefusalKind.ILLEGAL_MESSAGE: AnswerCode.MESSAGE_ILLEGAL,
-    RefusalKind.NO_TOPIC: AnswerCode.TOPIC_NOT_EXIST,
-    RefusalKind.NO_QUEUE: AnswerCode.SYSTEM_ERROR,
-    RefusalKind.NO_GROUP: AnswerCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-    RefusalKind.NO_MESSAGE: AnswerCode.SYSTEM_ERROR,
-    RefusalKind.NO_OFFSET: AnswerCode.QUERY_NOT_FOUND,
-    RefusalKind.NO_CLIENT: AnswerCode.CONSUMER_NOT_ONLINE,
-    RefusalKind.NOT_PERMITTED: AnswerCode.NO_PERMISSION,
-    RefusalKind.TOO_MANY: AnswerCode.SYSTEM_BUSY,
-    RefusalKind.BUSY: AnswerCode.SYSTEM_ERROR,
-    RefusalKind.UNAVAILABLE: AnswerCode.SERVICE_NOT_AVAILABLE,
-    RefusalKind.TOO_LATE: AnswerCode.SYSTEM_ERROR,
-    RefusalKind.FAILED: AnswerCode.SYSTEM_ERROR,
-}
-
-
-def code_of(error: Exception) -> AnswerCode | None:
-    """The answer to what the broker refuses; None: it is no refusal."""
-    if isinstance(error, Refusal):
-        return _CODES[error.kind]
-    if isinstance(error, TooManyWaitsError):
-        return AnswerCode.SYSTEM_BUSY
-    return AnswerCode.SYSTEM_ERROR if isinstance(error, DLedgerError) else None

@@ -11,7 +11,8 @@ from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.administration import Administration
-from rocketstore.broker.remoting.topic_table import TopicTable, known_topic, system_topics
+from rocketstore.broker.remoting.topic_table import TopicTable, known_topic
+from rocketstore.broker.system_topics import system_topics
 from rocketstore.message.checks import check_client_topic
 from rocketstore.remoting.bodies.routes import TopicList
 from rocketstore.remoting.bodies.topics import TopicConfigData, TopicConfigList

@@ -23,7 +23,7 @@ class RemotingTransactions:
         self._ends = parts.ends
         self._mastership = parts.mastership
         self._resumptions = Resumptions(
-            parts.store, parts.state, parts.sender, parts.readers, parts.mastership, parts.store_host
+            parts.store, parts.state, parts.sending, parts.readers, parts.mastership, parts.store_host
         )
 
     async def end(self, _: RemotingConnection, frame: Frame) -> Frame:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -11,23 +11,17 @@ from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.transactions.messages import make_half
 from rocketstore.broker.transactions.service import TransactionService
 from rocketstore.message.checks import check_client_topic, check_keys, check_message, check_timed
-from rocketstore.message.message import PROPERTY_CHECK_TIMES, Message
+from rocketstore.message.message import (
+    PROPERTY_CHECK_TIMES,
+    PROPERTY_DELAY,
+    PROPERTY_PRODUCER_GROUP,
+    PROPERTY_TRANSACTION,
+    Message,
+)
+from rocketstore.message.properties import decode_properties
 from rocketstore.types import PutMessageStatus, PutResult
 
 _CHECKS: Final = f"\x02{PROPERTY_CHECK_TIMES}\x011000".encode()
-
-
-class HalfRefusedError(Exception):
-    """Raised when a message may begin no transaction, or not now."""
-
-    def __init__(self, status: PutMessageStatus, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
-
-    @property
-    def result(self) -> PutResult:
-        """The refusal as the result of a send."""
-        return PutResult(self.status, outcome="not_applied", reason=str(self))
 
 
 class Begun(NamedTuple):
@@ -46,27 +40,43 @@ class HalfMessages:
         self._transactions = transactions
         self._on_their_way: Counter[str] = Counter()  # by group
 
-    def check_begin(self, group: str, *, is_plain: bool) -> None:
-        """Raises ``HalfRefusedError`` unless ``group`` may begin a transaction. ``is_plain``: neither delayed nor of a
-        batch.
+    def begin(self, message: Message, place: int = 0, *, is_alone: bool = True) -> Begun | PutResult:
+        """Turn a message whose queue is chosen into a half message, which counts as open until the store has answered;
+        or the reason for a refusal. ``is_alone``: it is not of a batch.
         """
+        properties = message.properties or decode_properties(message.property_string)
+        if properties.get(PROPERTY_TRANSACTION, "").lower() != "true":
+            return _illegal(f"a message that begins a transaction needs the property {PROPERTY_TRANSACTION}=true")
+        group = properties.get(PROPERTY_PRODUCER_GROUP, "")
+        if problem := self._problem(message):
+            return _illegal(problem)
+        refusal = self._refusal(group, is_plain=is_alone and PROPERTY_DELAY not in properties)
+        if refusal is not None:
+            return refusal
+        begun = Begun(place, group, message.queue_id)
+        make_half(message)
+        self._on_their_way[group] += 1
+        return begun
+
+    def _refusal(self, group: str, *, is_plain: bool) -> PutResult | None:
+        """Why ``group`` may begin no transaction, or not now. ``is_plain``: neither delayed nor of a batch."""
         if self._live.now.reject_transaction_message:
             reason = "this broker takes no transactional messages (rejectTransactionMessage)"
-            raise HalfRefusedError(PutMessageStatus.NO_PERMISSION, reason)
-        if not is_plain or not group:
-            reason = (
-                "a transaction is of one message, without delay" if group else "a transaction needs a producer group"
-            )
-            raise HalfRefusedError(PutMessageStatus.MESSAGE_ILLEGAL, reason)
+            return PutResult(PutMessageStatus.NO_PERMISSION, outcome="not_applied", reason=reason)
+        if not group:
+            return _illegal("a transaction needs a producer group")
+        if not is_plain:
+            return _illegal("a transaction is of one message, without delay")
         if not self._transactions.is_running:
             reason = "this broker is not quite the master yet"
-            raise HalfRefusedError(PutMessageStatus.SERVICE_NOT_AVAILABLE, reason)
+            return PutResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, outcome="not_applied", reason=reason)
         waiting = self._on_their_way
         problem = self._transactions.refusal(group, waiting.total(), waiting[group])
         if problem:
-            raise HalfRefusedError(PutMessageStatus.OS_PAGECACHE_BUSY, problem)
+            return PutResult(PutMessageStatus.FLOW_CONTROL, outcome="not_applied", reason=problem)
+        return None
 
-    def problem(self, message: Message) -> str:
+    def _problem(self, message: Message) -> str:
         """Why a half message does not do. What it may become must fit into a record, too: its commit, whose topic may
         be longer, and what producers are asked about, with the number of checks.
         """
@@ -79,27 +89,18 @@ class HalfMessages:
         problem = check_client_topic(message.topic) or check_keys(message, keys_max) or check_timed(message)
         return problem or ("" if refusal is None else refusal.reason)
 
-    def begin(self, message: Message, group: str, place: int = 0) -> Begun:
-        """Turn a message whose queue is chosen into a half message; it counts as open until ``stored``."""
-        begun = Begun(place, group, message.queue_id)
-        make_half(message)
-        self._on_their_way[group] += 1
-        return begun
-
-    def stored(self, begun: Begun) -> None:
-        """The store has answered."""
-        self._on_their_way[begun.group] -= 1
-        if not self._on_their_way[begun.group]:
-            del self._on_their_way[begun.group]
-
-    def all_stored(
-        self, begun: Sequence[Begun], done: Callable[[Sequence[PutResult]], None], results: Sequence[PutResult]
-    ) -> None:
-        """The store has answered a request; its results name the queues that the messages are for."""
-        told = list(results)
+    def all_stored(self, begun: Sequence[Begun], results: Sequence[PutResult]) -> Sequence[PutResult]:
+        """The store has answered a request: its results, which name the queues that the messages are for."""
+        found = list(results)
         for one in begun:
-            self.stored(one)
-            stored = told[one.place].stored
+            self._on_their_way[one.group] -= 1
+            if not self._on_their_way[one.group]:
+                del self._on_their_way[one.group]
+            stored = found[one.place].stored
             if stored is not None:
-                told[one.place] = told[one.place]._replace(stored=stored._replace(queue_id=one.queue_id))
-        done(told)
+                found[one.place] = found[one.place]._replace(stored=stored._replace(queue_id=one.queue_id))
+        return found
+
+
+def _illegal(reason: str) -> PutResult:
+    return PutResult(PutMessageStatus.MESSAGE_ILLEGAL, outcome="not_applied", reason=reason)

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from dledger.remoting.codes import AnswerCode
-from rocketstore.broker.remoting import sends
+from rocketstore.broker import sending
 from rocketstore.commit_log.port import PutDone
 from rocketstore.message.batch import encode_batch
 from rocketstore.message.message import PROPERTY_KEYS, PROPERTY_WAIT, Message
 from rocketstore.message.record import decode_record
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.types import PutMessageStatus, PutResult
 from tests.support.remoting import RemotingSocket, send_fields
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness
@@ -51,7 +52,7 @@ def begin_and_arrive(
     wait_until(lambda: connection.under_way > before, "it has arrived")
 
 
-def release(broker: RemotingHarness, count: int = sends.FLIGHTS_MAX) -> None:
+def release(broker: RemotingHarness, count: int = sending.FLIGHTS_MAX) -> None:
     """Let the first ones be stored."""
     for _ in range(count):
         broker.store.held.pop(0)()
@@ -64,7 +65,7 @@ def _has(puts: list[int], count: int) -> bool:
 def fill(client: RemotingSocket, puts: list[int]) -> list[int]:
     """As many as are stored without waiting; their opaques."""
     opaques = []
-    for count in range(1, sends.FLIGHTS_MAX + 1):
+    for count in range(1, sending.FLIGHTS_MAX + 1):
         opaques.append(begin(client))
         wait_until(partial(_has, puts, count), "it is being stored")
     return opaques
@@ -73,15 +74,15 @@ def fill(client: RemotingSocket, puts: list[int]) -> list[int]:
 def test_what_comes_while_others_are_stored_is_stored_together(
     broker: RemotingHarness, client: RemotingSocket, puts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sends, "GATHER_S_MAX", 60.0)
+    monkeypatch.setattr(sending, "GATHER_S_MAX", 60.0)
     opaques = fill(client, puts)
     opaques += [begin(client) for _ in range(3)]
     (connection,) = broker.remoting.server._connections
     wait_until(lambda: connection.under_way == len(opaques), "all have arrived")
-    assert puts == [1] * sends.FLIGHTS_MAX
+    assert puts == [1] * sending.FLIGHTS_MAX
 
     broker.store.held.pop(0)()
-    wait_until(lambda: puts == [1] * sends.FLIGHTS_MAX + [3], "the others are stored when one is done")
+    wait_until(lambda: puts == [1] * sending.FLIGHTS_MAX + [3], "the others are stored when one is done")
     for release in broker.store.held:
         release()
     assert [client.answer_to(opaque).code for opaque in opaques] == [0] * len(opaques)
@@ -91,52 +92,52 @@ def test_nothing_waits_long_for_others(
     client: RemotingSocket, puts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that are being stored may wait for a majority."""
-    monkeypatch.setattr(sends, "GATHER_S_MAX", 0.01)
+    monkeypatch.setattr(sending, "GATHER_S_MAX", 0.01)
     fill(client, puts)
     begin(client)
-    wait_until(lambda: len(puts) == sends.FLIGHTS_MAX + 1, "it is stored")
+    wait_until(lambda: len(puts) == sending.FLIGHTS_MAX + 1, "it is stored")
     begin(client)
-    wait_until(lambda: len(puts) == sends.FLIGHTS_MAX + 2, "and so is the next one")
+    wait_until(lambda: len(puts) == sending.FLIGHTS_MAX + 2, "and so is the next one")
 
 
 def test_what_is_large_enough_waits_for_nobody(
     client: RemotingSocket, puts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sends, "GATHER_S_MAX", 60.0)
+    monkeypatch.setattr(sending, "GATHER_S_MAX", 60.0)
     fill(client, puts)
-    begin(client, bytes(sends.GATHER_BYTES_MAX))
-    wait_until(lambda: len(puts) == sends.FLIGHTS_MAX + 1, "it is stored")
+    begin(client, bytes(sending.GATHER_BYTES_MAX))
+    wait_until(lambda: len(puts) == sending.FLIGHTS_MAX + 1, "it is stored")
 
 
 def test_what_was_stored_makes_room_for_the_next(
     broker: RemotingHarness, client: RemotingSocket, puts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who comes then waits for nobody."""
-    monkeypatch.setattr(sends, "GATHER_S_MAX", 60.0)
+    monkeypatch.setattr(sending, "GATHER_S_MAX", 60.0)
     opaques = fill(client, puts)
     release(broker)
     assert [client.answer_to(opaque).code for opaque in opaques] == [0] * len(opaques)
     puts.clear()
 
-    assert len(fill(client, puts)) == sends.FLIGHTS_MAX
+    assert len(fill(client, puts)) == sending.FLIGHTS_MAX
 
 
 def test_only_what_still_waits_counts_as_waiting(
     broker: RemotingHarness, client: RemotingSocket, puts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else, after the first 64 KiB, each send would be stored alone for ever."""
-    monkeypatch.setattr(sends, "GATHER_S_MAX", 60.0)
-    most_of_it = bytes(sends.GATHER_BYTES_MAX * 3 // 4)
+    monkeypatch.setattr(sending, "GATHER_S_MAX", 60.0)
+    most_of_it = bytes(sending.GATHER_BYTES_MAX * 3 // 4)
     fill(client, puts)
     begin_and_arrive(broker, client, most_of_it)
     release(broker, 1)
-    wait_until(lambda: len(puts) == sends.FLIGHTS_MAX + 1, "it is stored when another one is done")
+    wait_until(lambda: len(puts) == sending.FLIGHTS_MAX + 1, "it is stored when another one is done")
 
     begin_and_arrive(broker, client, most_of_it)
     begin_and_arrive(broker, client)
     release(broker, 1)
-    wait_until(lambda: len(puts) > sends.FLIGHTS_MAX + 1, "they are stored")
-    assert puts == [1] * sends.FLIGHTS_MAX + [1, 2]
+    wait_until(lambda: len(puts) > sending.FLIGHTS_MAX + 1, "they are stored")
+    assert puts == [1] * sending.FLIGHTS_MAX + [1, 2]
 
 
 def test_the_wait_for_others_ends_when_they_are_stored(
@@ -147,15 +148,15 @@ def test_the_wait_for_others_ends_when_they_are_stored(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Its timer would cut short the wait of those that come later, or find nothing to store."""
-    monkeypatch.setattr(sends, "GATHER_S_MAX", 0.3)
+    monkeypatch.setattr(sending, "GATHER_S_MAX", 0.3)
     fill(client, puts)
     begin_and_arrive(broker, client)
     release(broker, 1)
-    wait_until(lambda: len(puts) == sends.FLIGHTS_MAX + 1, "it is stored when another one is done")
+    wait_until(lambda: len(puts) == sending.FLIGHTS_MAX + 1, "it is stored when another one is done")
     over = threading.Event()
 
     async def end_later() -> None:
-        asyncio.get_running_loop().call_later(sends.GATHER_S_MAX, over.set)
+        asyncio.get_running_loop().call_later(sending.GATHER_S_MAX, over.set)
 
     broker.bridge.run(end_later())
 
@@ -167,38 +168,52 @@ def test_who_waits_for_the_disk_is_not_stored_with_who_does_not(
     broker: RemotingHarness, client: RemotingSocket, puts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would be acknowledged as early as they are."""
-    monkeypatch.setattr(sends, "GATHER_S_MAX", 60.0)
+    monkeypatch.setattr(sending, "GATHER_S_MAX", 60.0)
     fill(client, puts)
     for waits in ("false", "true", "true", "false"):
         begin_and_arrive(broker, client, properties=f"{PROPERTY_WAIT}\x01{waits}")
     release(broker, 1)
-    wait_until(lambda: sum(puts) == sends.FLIGHTS_MAX + 4, "they are stored")
+    wait_until(lambda: sum(puts) == sending.FLIGHTS_MAX + 4, "they are stored")
 
-    assert puts == [1] * sends.FLIGHTS_MAX + [1, 2, 1]
+    assert puts == [1] * sending.FLIGHTS_MAX + [1, 2, 1]
 
 
-@pytest.mark.parametrize("bad", [None, 1])
+TOO_MANY = {PROPERTY_KEYS: " ".join(map(str, range(100)))}
+TOO_LONG = {"long": "x" * 32_750}
+"""It is only known when the broker has added its own property."""
+
+
+@pytest.mark.parametrize(("bad", "properties"), [(None, {}), (1, TOO_MANY), (1, TOO_LONG)])
 def test_a_batch_that_is_refused_takes_no_other_with_it(
-    broker: RemotingHarness, client: RemotingSocket, puts: list[int], monkeypatch: pytest.MonkeyPatch, bad: int | None
+    broker: RemotingHarness,
+    client: RemotingSocket,
+    puts: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    bad: int | None,
+    properties: dict[str, str],
 ) -> None:
     """Batches are stored together: all of them or none."""
-    monkeypatch.setattr(sends, "GATHER_S_MAX", 60.0)
+    monkeypatch.setattr(sending, "GATHER_S_MAX", 60.0)
     singles = fill(client, puts)
-    too_many = {PROPERTY_KEYS: " ".join(map(str, range(100)))}
+    store_refuses = properties is TOO_LONG
     opaques = []
     for number in range(3):
-        batch = [Message("T", b"first"), Message("T", b"%d" % number, properties=too_many if number == bad else {})]
+        batch = [Message("T", b"first"), Message("T", b"%d" % number, properties=properties if number == bad else {})]
         fields = send_fields("T") | {"m": "true"}
         opaques.append(client.begin(RequestCode.SEND_BATCH_MESSAGE, fields, encode_batch(batch)))
     (connection,) = broker.remoting.server._connections
-    wait_until(lambda: connection.under_way == len(singles) + 3, "all have arrived")
+    wait_until(
+        lambda: connection.under_way == len(singles) + (3 if bad is None or store_refuses else 2), "all have arrived"
+    )
     broker.store.hold_results = False
+    if store_refuses:
+        broker.store.refusals.append(PutResult(PutMessageStatus.PROPERTIES_SIZE_EXCEEDED, outcome="not_applied"))
     for release in broker.store.held:
         release()
 
     answers = [client.answer_to(opaque) for opaque in opaques]
     assert [answer.code == AnswerCode.SUCCESS for answer in answers] == [number != bad for number in range(3)]
-    assert puts[sends.FLIGHTS_MAX :] == ([6] if bad is None else [2, 2])
+    assert puts[sending.FLIGHTS_MAX :] == ([6] if bad is None else [6, 4] if store_refuses else [4])
     bodies = [decode_record(one.record).body for one in broker.store.log.records[len(singles) :]]
     assert bodies == [body for number in range(3) if number != bad for body in (b"first", b"%d" % number)]
     offsets = [int(answer.fields["queueOffset"]) for answer in answers if answer.code == AnswerCode.SUCCESS]

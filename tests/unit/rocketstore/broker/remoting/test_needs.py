@@ -11,7 +11,7 @@ from rocketstore.broker.remoting.needs import PUB, RULES, SUB, Need, action_of, 
 from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupList
 from rocketstore.remoting.bodies.topics import TopicConfigData, TopicConfigList
-from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.codes import OwnCode, RequestCode
 from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness
 from tests.unit.rocketstore.remoting.golden_frames import GOLDEN
 
@@ -49,6 +49,8 @@ OPEN = {
     RequestCode.GET_BROKER_HA_STATUS,
     RequestCode.GET_ROUTEINFO_BY_TOPIC,
     RequestCode.GET_BROKER_CLUSTER_INFO,
+    OwnCode.SEND_NUMBERED,
+    OwnCode.NEXT_NUMBER,
 }
 """Every account may ask these; what they show or do is checked by the message, or by the answer."""
 
@@ -60,7 +62,7 @@ def needs(code: int, fields: dict[str, str] | None = None, body: bytes = b"") ->
 def test_every_code_that_a_broker_serves_has_a_rule(broker: RemotingHarness) -> None:
     """Whoever adds one says what it requires; without a rule it is denied."""
     assert broker.remoting.server.codes <= RULES.keys()
-    assert set(RULES) == set(RequestCode) - ELSEWHERE
+    assert set(RULES) == set(RequestCode) - ELSEWHERE | set(OwnCode)
 
 
 @pytest.mark.parametrize(

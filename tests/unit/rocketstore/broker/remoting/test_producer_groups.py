@@ -280,7 +280,7 @@ def test_what_is_answered_is_no_longer_on_its_way(broker: RemotingHarness) -> No
     assert broker.send(half())[0].status == "OS_PAGECACHE_BUSY"
     gap = pb.SendRequest(messages=[half(), half(topic="no/such")], producer="p", sequence=1)
     broker.call("Send", gap, pb.SendResponse)
-    assert not broker.service.parts.halves._on_their_way
+    assert not broker.service.parts.sending._halves._on_their_way
 
 
 # --- members and checks -----------------------------------------------------------------------------------------------

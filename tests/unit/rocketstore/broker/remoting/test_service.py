@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dledger.remoting.codes import AnswerCode
-from rocketstore.broker.remoting import sends
+from rocketstore.broker import sending
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.commit_log.port import PutDone
 from rocketstore.message.batch import encode_batch
@@ -441,7 +441,7 @@ def test_a_message_does_not_wait_for_its_topic_until_the_client_hangs_up(
     broker: RemotingHarness, client: RemotingSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would fail everything else that is under way."""
-    monkeypatch.setattr(sends, "CREATE_S_MAX", 0.05)
+    monkeypatch.setattr(sending, "CREATE_S_MAX", 0.05)
     monkeypatch.setattr(broker.state, "put_topic", lambda *_, **__: None)  # no majority
     assert client.send("New").code == AnswerCode.SERVICE_NOT_AVAILABLE
     assert not broker.store.log.records

@@ -389,7 +389,7 @@ def test_a_half_message_that_is_answered_late_counts_only_until_it_is_stored(
     broker.store.hold_results = True
     answer = client.send(properties=PREPARED)
     assert (answer.code, "not acknowledged within" in answer.remark) == (AnswerCode.SYSTEM_ERROR, True)
-    halves = broker.service.parts.halves
+    halves = broker.service.parts.sending._halves
     assert halves._on_their_way == {"producers": 1}
     broker.store.release_results()
     wait_until(lambda: not halves._on_their_way, "it is on its way no more")
@@ -400,7 +400,7 @@ def test_half_messages_on_their_way_count_as_open() -> None:
     config = replace(BrokerConfig(), transactions_open_max=4)
     with RemotingHarness(config) as broker, broker.dial() as client:
         broker.store.hold_results, broker.store.dispatched_to = True, 0
-        halves = broker.service.parts.halves
+        halves = broker.service.parts.sending._halves
         asked = [client.begin(RequestCode.SEND_MESSAGE_V2, send_fields("T", 0, PREPARED), b"x") for _ in range(3)]
         wait_until(lambda: halves._on_their_way.total() == 3, "three are on their way")
         refused = client.send(properties=PREPARED)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import cast
 
-import pytest
-
 from rocketstore.broker.live_config import LiveConfig
-from rocketstore.broker.transactions.begins import HalfMessages, HalfRefusedError
+from rocketstore.broker.transactions.begins import Begun, HalfMessages
 from rocketstore.broker.transactions.service import TransactionService
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.types import PutMessageStatus
-from tests.unit.rocketstore.broker.transactions.bench import half
+from rocketstore.message.message import Message
+from rocketstore.types import PutMessageStatus, PutResult
 
 
 class Transactions:
-    """Tells what it is asked, and refuses group ``full``."""
+    """Records each question, and refuses group ``full``."""
 
     is_running = True
 
@@ -27,18 +25,25 @@ class Transactions:
         return "too many" if group == "full" else ""
 
 
+def prepared(group: str) -> Message:
+    """As a producer sends it, with its queue chosen."""
+    return Message("T", b"x", 0, {"PGROUP": group, "TRAN_MSG": "true"}, sys_flag=4)
+
+
 def test_what_is_on_its_way_counts_for_all_and_for_its_group() -> None:
     """All groups together have a limit, and each its share: neither count stands for the other."""
     service = Transactions()
     halves = HalfMessages(LiveConfig(BrokerConfig()), cast("TransactionService", service))
-    begun = [halves.begin(half(b"x"), group) for group in ("a", "a", "a", "b")]
-    for group in ("a", "b", "c"):
-        halves.check_begin(group, is_plain=True)
+    begun = [halves.begin(prepared(group)) for group in ("a", "a", "a", "b")]
+    assert service.asked == [("a", 0, 0), ("a", 1, 1), ("a", 2, 2), ("b", 3, 0)]
     for one in begun[:2]:
-        halves.stored(one)
-    halves.check_begin("a", is_plain=True)
+        assert isinstance(one, Begun)
+        halves.all_stored([one], [PutResult(PutMessageStatus.PUT_OK)])
+    halves.begin(prepared("a"))
 
-    assert service.asked == [("a", 4, 3), ("b", 4, 1), ("c", 4, 0), ("a", 2, 1)]
-    with pytest.raises(HalfRefusedError, match="too many") as caught:
-        halves.check_begin("full", is_plain=True)
-    assert caught.value.status is PutMessageStatus.OS_PAGECACHE_BUSY
+    assert service.asked[4:] == [("a", 2, 1)]
+    refused = halves.begin(prepared("full"))
+    assert isinstance(refused, PutResult)
+    assert (refused.status, refused.reason) == (PutMessageStatus.FLOW_CONTROL, "too many")
+    halves.begin(prepared("b"))
+    assert service.asked[6:] == [("b", 3, 1)], "what was refused is not on its way"

@@ -1,0 +1,166 @@
+"""Numbered sends, requests of ours: messages that a producer numbers, so that a repetition is recognized.
+
+RocketMQ's protocol has none. A broker that answers them has announced so (``dledger.remoting.codes``). All integers are
+big-endian; a text is its length in one byte, and ASCII. ``SEND_NUMBERED`` is stored entirely or not at all. Its body::
+
+    wait 1 byte (0: answer without waiting for the disk) | producer text | number of the first message i64 | count i32
+    count x: topic text | queue i32 (-1: the broker chooses) | flag i32 | sys flag i32 | born i64, ms since 1970
+             | properties length i16, as in a record | body length i32 | body
+
+Its answer, with the code of any other send, has a body if the messages are stored::
+
+    host length 1 byte (4 or 16) | host | port i32          where a message id says that they are
+    count x: offset i64 | queue i32 | queue offset i64 | stored i64, ms since 1970
+
+A message that an earlier request stored, and whose place is no longer remembered, has -1 everywhere. Another answer has
+the fields ``status`` (``PutMessageStatus``), ``outcome``, ``leader`` and ``message``, the place of the one to blame.
+
+``NEXT_NUMBER``: the body is the producer's name, a text; the answer's body is the number of its next message i64, and a
+text. If that text has changed, nobody knows any more whether earlier messages of the producer are stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct, error
+from typing import Final, NamedTuple
+
+from dledger.remoting.errors import RequestError
+from rocketstore.types import PutResult, StoredPlace
+
+MESSAGES_MAX: Final = 16_384
+_FIRST: Final = Struct(">qi")
+_MESSAGE: Final = Struct(">iiiqh")
+_LENGTH: Final = Struct(">i")
+_PLACE: Final = Struct(">qiqq")
+_NEXT: Final = Struct(">q")
+_NOWHERE: Final = _PLACE.pack(-1, -1, -1, -1)
+_LEAST: Final = 1 + _MESSAGE.size + _LENGTH.size
+"""The size of the smallest message."""
+
+
+class NumberedMessage(NamedTuple):
+    """One message of a request."""
+
+    topic: str
+    queue_id: int
+    flag: int
+    sys_flag: int
+    born_ms: int
+    properties: bytes
+    body: bytes
+
+
+class NumberedSend(NamedTuple):
+    """The body of a SEND_NUMBERED request."""
+
+    producer: str
+    sequence: int
+    messages: Sequence[NumberedMessage]
+    wait: bool = True
+
+    def encode(self) -> bytes:
+        """Raises ``ValueError`` for what does not fit."""
+        parts = [bytes((self.wait,)), _text(self.producer), _FIRST.pack(self.sequence, len(self.messages))]
+        for one in self.messages:
+            head = _MESSAGE.pack(one.queue_id, one.flag, one.sys_flag, one.born_ms, len(one.properties))
+            parts += (_text(one.topic), head, one.properties, _LENGTH.pack(len(one.body)), one.body)
+        return b"".join(parts)
+
+    @staticmethod
+    def decode(data: bytes) -> NumberedSend:
+        """Raises ``RequestError``."""
+        try:
+            producer, at = _read_text(data, 1)
+            sequence, count = _FIRST.unpack_from(data, at)
+            at += _FIRST.size
+            if not 0 < count <= MESSAGES_MAX or count * _LEAST > len(data):
+                raise RequestError(f"{count} numbered messages: 1 to {MESSAGES_MAX} can be sent at once")
+            messages = []
+            for _ in range(count):
+                topic, at = _read_text(data, at)
+                queue_id, flag, sys_flag, born_ms, size = _MESSAGE.unpack_from(data, at)
+                properties, at = _cut(data, at + _MESSAGE.size, size)
+                (size,) = _LENGTH.unpack_from(data, at)
+                body, at = _cut(data, at + _LENGTH.size, size)
+                messages.append(NumberedMessage(topic, queue_id, flag, sys_flag, born_ms, properties, body))
+        except (error, IndexError, UnicodeDecodeError) as problem:
+            raise RequestError(f"malformed numbered messages: {problem}") from problem
+        if at != len(data):
+            raise RequestError(f"malformed numbered messages: {len(data) - at} bytes after the last one")
+        return NumberedSend(producer, sequence, messages, bool(data[0]))
+
+
+def encode_stored(ip: bytes, port: int, results: Sequence[PutResult]) -> bytes:
+    """The body of an answer: where the messages are stored, and the host in their ids."""
+    parts = [bytes((len(ip),)), ip, _LENGTH.pack(port)]
+    for one in results:
+        place = one.stored
+        parts.append(
+            _NOWHERE
+            if place is None
+            else _PLACE.pack(place.offset, place.queue_id, place.queue_offset, place.store_timestamp)
+        )
+    return b"".join(parts)
+
+
+def decode_stored(data: bytes) -> tuple[bytes, int, list[StoredPlace | None]]:
+    """The IP address, the port and the places, with sizes of 0; None: it is no longer remembered.
+
+    Raises ``RequestError``.
+    """
+    try:
+        ip, at = _cut(data, 1, data[0])
+        (port,) = _LENGTH.unpack_from(data, at)
+        rows = list(_PLACE.iter_unpack(memoryview(data)[at + _LENGTH.size :]))
+    except (error, IndexError) as problem:
+        raise RequestError(f"malformed answer to numbered messages: {problem}") from problem
+    places = [None if offset < 0 else StoredPlace(offset, 0, queue, number, ms) for offset, queue, number, ms in rows]
+    return ip, port, places
+
+
+def encode_name(producer: str) -> bytes:
+    """The body of a NEXT_NUMBER request. Raises ``ValueError``."""
+    return _text(producer)
+
+
+def decode_name(data: bytes) -> str:
+    """The producer. Raises ``RequestError``."""
+    try:
+        name, at = _read_text(data, 0)
+    except (IndexError, UnicodeDecodeError) as problem:
+        raise RequestError(f"malformed name of a producer: {problem}") from problem
+    if at != len(data):
+        raise RequestError(f"malformed name of a producer: {len(data) - at} bytes after it")
+    return name
+
+
+def encode_next(number: int, memory: str) -> bytes:
+    """The body of an answer to NEXT_NUMBER."""
+    return _NEXT.pack(number) + _text(memory)
+
+
+def decode_next(data: bytes) -> tuple[int, str]:
+    """The next number, and the text that identifies what the broker remembers. Raises ``RequestError``."""
+    try:
+        (number,) = _NEXT.unpack_from(data)
+        return number, _read_text(data, _NEXT.size)[0]
+    except (error, IndexError, UnicodeDecodeError) as problem:
+        raise RequestError(f"malformed answer about a producer: {problem}") from problem
+
+
+def _text(text: str) -> bytes:
+    encoded = text.encode("ascii")
+    return bytes((len(encoded),)) + encoded
+
+
+def _read_text(data: bytes, at: int) -> tuple[str, int]:
+    found, end = _cut(data, at + 1, data[at])
+    return found.decode("ascii"), end
+
+
+def _cut(data: bytes, at: int, size: int) -> tuple[bytes, int]:
+    end = at + size
+    if size < 0 or end > len(data):
+        raise IndexError(f"{size} bytes at {at} of {len(data)}")
+    return data[at:end], end
