@@ -114,6 +114,8 @@ class AsyncNameServers:
                 return answer.body
             if answer.code == unknown:
                 is_unknown = True
+            elif answer.code == AnswerCode.REQUEST_CODE_NOT_SUPPORTED:
+                reasons.append(f"{address} is not a name server but perhaps a broker: {answer.remark.strip()}")
             else:
                 reasons.append(f"{address} answered with code {answer.code}: {answer.remark.strip()}")
         if is_unknown:

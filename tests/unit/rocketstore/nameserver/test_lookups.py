@@ -139,10 +139,18 @@ def test_what_cannot_be_used_is_an_error(answer: Frame) -> None:
 
 
 def test_a_remark_is_told_without_the_space_that_rocketmq_begins_it_with() -> None:
-    """As in `` request type 106 not supported``."""
-    frames = _Frames(a=[Frame(3, 0, remark=" not supported")])
+    """As in `` broker not exist``."""
+    frames = _Frames(a=[Frame(1, 0, remark=" not there")])
 
-    with pytest.raises(NameServerError, match="a answered with code 3: not supported"):
+    with pytest.raises(NameServerError, match="a answered with code 1: not there"):
+        NameServers(["a"], frames, timeout_s=1.0).clusters()
+
+
+def test_a_broker_in_the_place_of_a_name_server_is_told_apart() -> None:
+    """It speaks the same protocol, and does not know the request."""
+    frames = _Frames(a=[Frame(3, 0, remark=" request type 106 not supported")])
+
+    with pytest.raises(NameServerError, match="a is not a name server but perhaps a broker: request type 106"):
         NameServers(["a"], frames, timeout_s=1.0).clusters()
 
 
