@@ -16,3 +16,26 @@ The parts, from the bottom up; each is made by the one above it, and used on one
 A client checks ``Cluster.check`` at the beginning of each call: it says that the client is closed, or is used in a
 forked child or on another loop. Deadlines are passed down as ``connections.Deadline``.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dledger.late_names import late_names
+
+if TYPE_CHECKING:
+    from rocketstore.client.aio.admin import Admin
+    from rocketstore.client.aio.consumer import Consumer
+    from rocketstore.client.aio.producer import Producer, ProducerOptions
+
+__all__ = ["Admin", "Consumer", "Producer", "ProducerOptions"]
+
+__getattr__ = late_names(
+    __name__,
+    {
+        "Admin": "rocketstore.client.aio.admin",
+        "Consumer": "rocketstore.client.aio.consumer",
+        "Producer": "rocketstore.client.aio.producer",
+        "ProducerOptions": "rocketstore.client.aio.producer",
+    },
+)

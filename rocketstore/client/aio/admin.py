@@ -80,7 +80,7 @@ _TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 _SUBSCRIPTION_FLAG: Final = 0x4
 """Of a pull: it brings its own subscription."""
 _UNIQUE_QUERY: Final = "_UNIQUE_KEY_QUERY"
-_FOREVER_MS: Final = (1 << 63) - 1
+FOREVER_MS: Final = (1 << 63) - 1
 _B = TypeVar("_B", bound=Body)
 
 
@@ -348,7 +348,7 @@ class Admin:
         *,
         max_messages: int = 32,
         begin_ms: int = 0,
-        end_ms: int = _FOREVER_MS,
+        end_ms: int = FOREVER_MS,
         unique: bool = False,
     ) -> list[Message]:
         """Messages with this key stored between two times, oldest first. Raises ``NotFoundError`` for no such topic.

@@ -9,6 +9,7 @@ its deadline, elsewhere if it may go anywhere; one that may be stored is not, un
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Coroutine
 from typing import Final
@@ -39,6 +40,7 @@ from rocketstore.client.aio.routes import TopicRoute, no_such_topic
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.headers import SendAnswer, read_header
 
+_log = logging.getLogger(__name__)
 ELSEWHERE_MAX: Final = 3
 """How many brokers one message is offered to before a pause; RocketMQ's ``retryTimesWhenSendFailed`` of 2."""
 FREE_REQUESTS_MAX: Final = 12
@@ -162,9 +164,14 @@ class SendPipeline:
                 await self.flush()
         except TimeoutError:
             pass
-        for task in tuple(self._tasks):
+        tasks = tuple(self._tasks)
+        if tasks:
+            _log.warning("the producer is closed before %d requests have been answered", len(tasks))
+        for task in tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._pending:
+            _log.warning("%d messages were not sent before the producer was closed", len(self._pending))
         for message in tuple(self._pending):
             self._fail(message, ClientClosedError("the producer was closed before the message was sent"))
         self._waiting.clear()

@@ -161,11 +161,11 @@ class Producer:
         Waits only while too much is pending. Raises ``MessageRefusedError`` for a message that no broker takes,
         ``SendQueueFullError`` if there is no room within ``timeout_s``.
         """
-        pipeline = self._opened()
-        prepared = self._prepared(message, key, queue)
-        if not pipeline.has_room:
-            await pipeline.wait_for_room(self._cluster.timeout_s)
-        return pipeline.add(prepared, self._cluster.timeout_s)
+        self._opened()
+        prepared = self.prepared(message, key, queue)
+        if not self.has_room:
+            await self.wait_for_room()
+        return self.add(prepared)
 
     async def send_many(
         self, messages: Iterable[Message], *, key: str | None = None, queue: MessageQueue | int | None = None
@@ -174,14 +174,14 @@ class Producer:
 
         Raises the error itself if nothing was stored, ``PartlySentError`` with all outcomes if some are or may be.
         """
-        pipeline = self._opened()
-        prepared = [self._prepared(message, key, queue) for message in messages]
+        self._opened()
+        prepared = [self.prepared(message, key, queue) for message in messages]
         futures: list[asyncio.Future[SendResult]] = []
         try:
             for one in prepared:
-                if not pipeline.has_room:
-                    await pipeline.wait_for_room(self._cluster.timeout_s)
-                futures.append(pipeline.add(one, self._cluster.timeout_s))
+                if not self.has_room:
+                    await self.wait_for_room()
+                futures.append(self.add(one))
         except ClientError as error:
             outcomes = await _outcomes(futures)
             return results_of([*outcomes, *([error] * (len(prepared) - len(outcomes)))])
@@ -195,7 +195,7 @@ class Producer:
         Raises ``BrokerUnreachableError`` if it could not be sent, and ``NotFoundError`` for an unknown topic.
         """
         pipeline = self._opened()
-        prepared = self._prepared(message, key, queue)
+        prepared = self.prepared(message, key, queue)
         route = await self._cluster.route(message.topic, self._cluster.deadline())
         place = pipeline.selector.choose(route, prepared)
         broker = self._cluster.routes.broker(place.broker_name)
@@ -212,6 +212,25 @@ class Producer:
     def pending_messages(self) -> int:
         """Messages that were submitted and have no outcome yet."""
         return 0 if self._pipeline is None else self._pipeline.pending_messages
+
+    # -- the parts of ``submit``, which the blocking producer takes on two threads -------------------------------------
+
+    def prepared(self, message: Message, key: str | None, queue: MessageQueue | int | None) -> OutgoingMessage:
+        """Check and encode a message. On any thread. Raises ``MessageRefusedError``."""
+        return _placed(outgoing(message, self._options.body_bytes_max), key, queue)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a message may be added at once. On any thread."""
+        return self._pipeline is None or self._pipeline.has_room
+
+    async def wait_for_room(self) -> None:
+        """Return once there is some. Raises ``SendQueueFullError``."""
+        await self._opened().wait_for_room(self._cluster.timeout_s)
+
+    def add(self, prepared: OutgoingMessage) -> asyncio.Future[SendResult]:
+        """Send a prepared message soon. Raises ``ClientClosedError``."""
+        return self._opened().add(prepared, self._cluster.timeout_s)
 
     # -- transactions --------------------------------------------------------------------------------------------------
 
@@ -254,10 +273,6 @@ class Producer:
             )
         return self._pipeline
 
-    def _prepared(self, message: Message, key: str | None, queue: MessageQueue | int | None) -> OutgoingMessage:
-        prepared = outgoing(message, self._options.body_bytes_max)
-        return _placed(prepared, key, queue)
-
     async def _begin_transaction(
         self, message: Message, key: str | None, queue: MessageQueue | int | None
     ) -> SendResult:
@@ -266,12 +281,11 @@ class Producer:
         await self.start()
         transactions, transaction_id = self._find_transactions(), unique_id()
         half = outgoing(message, self._options.body_bytes_max, producer_group=self.group, transaction_id=transaction_id)
-        pipeline = self._opened()
-        if not pipeline.has_room:
-            await pipeline.wait_for_room(self._cluster.timeout_s)
+        if not self.has_room:
+            await self.wait_for_room()
         transactions.begin(transaction_id)
         try:
-            return await pipeline.add(_placed(half, key, queue), self._cluster.timeout_s)
+            return await self.add(_placed(half, key, queue))
         except BaseException:
             transactions.forget(transaction_id)
             raise

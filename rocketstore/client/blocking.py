@@ -1,0 +1,391 @@
+"""Blocking clients: the asyncio ones of ``rocketstore.client.aio`` on a thread, with the same names and arguments.
+
+All clients of a process share that thread (``loop_thread``). They are thread-safe. Callbacks of futures run on it: they
+must not block, nor wait for a client.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Literal, Self
+
+from rocketstore.client.aio import admin as aio_admin
+from rocketstore.client.aio import producer as aio_producer
+from rocketstore.client.aio import transactions as aio_transactions
+from rocketstore.client.aio.admin import FOREVER_MS
+from rocketstore.client.aio.errors import ClientError
+from rocketstore.client.aio.outgoing import OutgoingMessage
+from rocketstore.client.aio.producer import TIMEOUT_S, ProducerOptions
+from rocketstore.client.aio.results import PreparedMessage, SendResult, TransactionResult, TransactionState
+from rocketstore.client.aio.transactions import checked_state
+from rocketstore.client.loop_thread import BlockingClient
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from dledger.client.security import ClientSecurity
+    from rocketstore.client.aio.admin import Start
+    from rocketstore.client.aio.admin_records import (
+        BrokerStatus,
+        GroupInfo,
+        GroupMembers,
+        QueueProgress,
+        QueueRange,
+        TopicInfo,
+    )
+    from rocketstore.client.aio.routes import RoutedBroker
+    from rocketstore.client.aio.transactions import Check
+    from rocketstore.message.message import Message
+    from rocketstore.remoting.bodies.clients import ClientConnection
+    from rocketstore.remoting.bodies.queues import MessageQueue
+
+HANDED_OVER_MAX: Final = 1024
+"""Messages that are on their way to the clients' thread."""
+LARGE_BYTES: Final = 16 * 1024
+"""A larger message waits until the thread has counted those before it."""
+
+
+class Producer(BlockingClient):
+    """Sends messages to a group of brokers, or to all brokers that name servers know: see ``aio.Producer``."""
+
+    def __init__(  # noqa: PLR0913  # one parameter per option
+        self,
+        addresses: Sequence[str] | str | None = None,
+        *,
+        name_servers: Sequence[str] | str | None = None,
+        group: str = "",
+        check: Check | None = None,
+        enable_idempotence: bool | Literal["auto"] = "auto",
+        timeout_s: float = TIMEOUT_S,
+        security: ClientSecurity | None = None,
+        options: ProducerOptions | None = None,
+    ) -> None:
+        self._producer = aio_producer.Producer(
+            addresses,
+            name_servers=name_servers,
+            group=group,
+            check=check,
+            enable_idempotence=enable_idempotence,
+            timeout_s=timeout_s,
+            security=security,
+            options=options,
+        )
+        self._handed_over: deque[tuple[OutgoingMessage, Future[SendResult]]] = deque()
+        self._is_told = False
+        """Whether the thread was told that there are some, and has not looked yet."""
+        super().__init__(self._producer)
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Join the producer group, if there is a ``check``: see ``aio.Producer.start``."""
+        self._run(self._producer.start())
+
+    def send(self, message: Message, *, key: str | None = None, queue: MessageQueue | int | None = None) -> SendResult:
+        """Send one message; returns when the broker has stored it: see ``aio.Producer.send``."""
+        return self._run(self._producer.send(message, key=key, queue=queue))
+
+    def submit(
+        self, message: Message, *, key: str | None = None, queue: MessageQueue | int | None = None
+    ) -> Future[SendResult]:
+        """Send one message soon, together with others: see ``aio.Producer.submit``. Blocks while too much is pending.
+
+        ``wait`` and ``as_completed`` of ``concurrent.futures`` take the future; cancelling it has no effect once the
+        message is on its way.
+        """
+        self._check()
+        prepared = self._producer.prepared(message, key, queue)
+        is_much = prepared.size > LARGE_BYTES or len(self._handed_over) >= HANDED_OVER_MAX
+        if is_much or not self._producer.has_room:
+            self._run(self._producer.wait_for_room())
+        future: Future[SendResult] = Future()
+        self._handed_over.append((prepared, future))
+        if not self._is_told:
+            self._is_told = True
+            self._thread.post(self._take)
+        return future
+
+    def send_many(
+        self, messages: Iterable[Message], *, key: str | None = None, queue: MessageQueue | int | None = None
+    ) -> list[SendResult]:
+        """Send messages in as few requests as possible; one result each: see ``aio.Producer.send_many``."""
+        return self._run(self._producer.send_many(messages, key=key, queue=queue))
+
+    def send_oneway(self, message: Message, *, key: str | None = None, queue: MessageQueue | int | None = None) -> None:
+        """Send one message without an answer, once: see ``aio.Producer.send_oneway``."""
+        self._run(self._producer.send_oneway(message, key=key, queue=queue))
+
+    def flush(self) -> None:
+        """Return once every message submitted so far has an outcome."""
+        self._run(self._flush())
+
+    @property
+    def pending_messages(self) -> int:
+        """Messages that were submitted and have no outcome yet."""
+        return len(self._handed_over) + self._producer.pending_messages
+
+    def transaction(
+        self, message: Message, *, key: str | None = None, queue: MessageQueue | int | None = None
+    ) -> Transaction:
+        """``with producer.transaction(message) as transaction:``, see ``aio.transactions.Transaction``."""
+        return Transaction(self, self._producer.transaction(message, key=key, queue=queue))
+
+    def send_in_transaction(
+        self,
+        message: Message,
+        execute: Callable[[PreparedMessage], TransactionState],
+        *,
+        key: str | None = None,
+        queue: MessageQueue | int | None = None,
+    ) -> TransactionResult:
+        """Store a message, call ``execute`` here, and end as that says: see ``aio.Producer.send_in_transaction``."""
+        with self.transaction(message, key=key, queue=queue) as transaction:
+            if transaction.is_safe:
+                transaction.state = checked_state(execute(transaction.prepared))
+        return transaction.result
+
+    # -- on the clients' thread ----------------------------------------------------------------------------------------
+
+    def _take(self) -> None:
+        """Send what was handed over."""
+        self._is_told = False  # first: of what comes from now on the thread is told again
+        while self._handed_over:
+            message, future = self._handed_over.popleft()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                sent = self._producer.add(message)
+            except ClientError as error:
+                future.set_exception(error)
+            else:
+                sent.add_done_callback(partial(_settle, future))
+
+    async def _flush(self) -> None:
+        self._take()
+        await self._producer.flush()
+
+
+def _settle(future: Future[SendResult], sent: asyncio.Future[SendResult]) -> None:
+    """Pass an outcome on."""
+    error = sent.exception()
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(sent.result())
+
+
+class Transaction:
+    """A transaction in progress: see ``aio.transactions.Transaction``, whose members these are."""
+
+    def __init__(self, producer: Producer, transaction: aio_transactions.Transaction) -> None:
+        self._producer = producer
+        self._transaction = transaction
+
+    def __enter__(self) -> Self:
+        self._producer._run(self._transaction.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._producer._run(self._transaction.__aexit__(kind, error, trace))
+
+    @property
+    def id(self) -> str:
+        """The message's unique key."""
+        return self._transaction.id
+
+    @property
+    def half(self) -> SendResult:
+        """Where the message waits."""
+        return self._transaction.half
+
+    @property
+    def prepared(self) -> PreparedMessage:
+        """The message, and the transaction's id."""
+        return self._transaction.prepared
+
+    @property
+    def result(self) -> TransactionResult:
+        """What became of it; after the block."""
+        return self._transaction.result
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether the broker has the message as safely as it is set to."""
+        return self._transaction.is_safe
+
+    @property
+    def state(self) -> TransactionState | None:
+        """What the end of the block does; None: commit it, unless the block raises."""
+        return self._transaction.state
+
+    @state.setter
+    def state(self, state: TransactionState) -> None:
+        self._transaction.state = state
+
+    def commit(self) -> None:
+        """Commit at the end of the block, also if it raises after this."""
+        self._transaction.commit()
+
+    def rollback(self) -> None:
+        """Roll back at the end of the block: nobody will see the message."""
+        self._transaction.rollback()
+
+    def leave_open(self) -> None:
+        """Decide nothing at the end of the block: ``check`` will be asked."""
+        self._transaction.leave_open()
+
+
+class Admin(BlockingClient):
+    """Administers a group of brokers, or all brokers that name servers know: see ``aio.Admin``."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str] | str | None = None,
+        *,
+        name_servers: Sequence[str] | str | None = None,
+        timeout_s: float = TIMEOUT_S,
+        security: ClientSecurity | None = None,
+    ) -> None:
+        self._admin = aio_admin.Admin(addresses, name_servers=name_servers, timeout_s=timeout_s, security=security)
+        super().__init__(self._admin)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def brokers(self) -> tuple[RoutedBroker, ...]:
+        """All brokers, by name: their cluster, and their addresses by broker id (0 is the master)."""
+        return self._run(self._admin.brokers())
+
+    def status(self, address: str) -> BrokerStatus:
+        """What one broker says of itself (GET_BROKER_RUNTIME_INFO)."""
+        return self._run(self._admin.status(address))
+
+    def statuses(self) -> dict[str, BrokerStatus | ClientError]:
+        """Every broker's status by address, or why it does not tell. Raises ``ClientError`` if there are no brokers."""
+        return self._run(self._admin.statuses())
+
+    def broker_config(self, address: str) -> dict[str, str]:
+        """One broker's settings by RocketMQ's names."""
+        return self._run(self._admin.broker_config(address))
+
+    def set_broker_config(self, address: str, settings: Mapping[str, str]) -> None:
+        """Change settings of a running broker; brokers of this project forget them at their next start."""
+        return self._run(self._admin.set_broker_config(address, settings))
+
+    def set_write_permission(self, broker: str, *, allowed: bool) -> None:
+        """Take the topics of a broker out of producers' routes at every name server, or put them back."""
+        return self._run(self._admin.set_write_permission(broker, allowed=allowed))
+
+    def topics(self, *, system: bool = False) -> list[TopicInfo]:
+        """Every topic at every broker, by name; ``system``: those that every broker has, too."""
+        return self._run(self._admin.topics(system=system))
+
+    def topic(self, name: str) -> list[TopicInfo]:
+        """One topic, at every broker that has it, as routes tell. Raises ``NotFoundError``."""
+        return self._run(self._admin.topic(name))
+
+    def put_topic(self, topic: TopicInfo) -> None:
+        """Create a topic, or change its numbers of queues and its permission; at all brokers unless it names one."""
+        return self._run(self._admin.put_topic(topic))
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic and its messages, at all brokers and name servers. Raises ``NotFoundError``."""
+        return self._run(self._admin.delete_topic(name))
+
+    def queue_ranges(self, topic: str) -> list[QueueRange]:
+        """The offsets of all the topic's queues. Raises ``NotFoundError``."""
+        return self._run(self._admin.queue_ranges(topic))
+
+    def offset_at(self, queue: MessageQueue, start: Start) -> int:
+        """A queue's first offset, its end, or the offset of the first message stored at a time or later."""
+        return self._run(self._admin.offset_at(queue, start))
+
+    def groups(self) -> list[GroupInfo]:
+        """The settings of every consumer group at every broker, by name."""
+        return self._run(self._admin.groups())
+
+    def put_group(self, group: GroupInfo) -> None:
+        """Create a consumer group, or change its settings; at all brokers unless it names one."""
+        return self._run(self._admin.put_group(group))
+
+    def delete_group(self, name: str, *, with_offsets: bool = True) -> None:
+        """Delete a consumer group at all brokers; its consumers should be stopped."""
+        return self._run(self._admin.delete_group(name, with_offsets=with_offsets))
+
+    def groups_of_topic(self, topic: str) -> list[str]:
+        """The consumer groups that have read a topic. Raises ``NotFoundError``."""
+        return self._run(self._admin.groups_of_topic(topic))
+
+    def members(self, group: str) -> GroupMembers:
+        """The consumers of a group that are online, and their subscriptions. Raises ``NotFoundError`` if nobody is."""
+        return self._run(self._admin.members(group))
+
+    def producers(self, group: str) -> tuple[ClientConnection, ...]:
+        """The producers of a group that are online. Raises ``NotFoundError`` if nobody is."""
+        return self._run(self._admin.producers(group))
+
+    def progress(self, group: str, topic: str = "") -> list[QueueProgress]:
+        """A group's progress in every queue of its topics (or of one). Raises ``NotFoundError`` if it has none."""
+        return self._run(self._admin.progress(group, topic))
+
+    def offsets(self, group: str, topic: str = "") -> dict[MessageQueue, int]:
+        """A group's committed offsets. Raises ``NotFoundError`` if it has none."""
+        return self._run(self._admin.offsets(group, topic))
+
+    def lag(self, group: str, topic: str = "") -> int:
+        """How many messages a group has yet to consume. Raises ``NotFoundError`` if it has no offsets."""
+        return self._run(self._admin.lag(group, topic))
+
+    def set_offsets(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
+        """Commit offsets for a group, forwards or backwards; its consumers should be stopped."""
+        return self._run(self._admin.set_offsets(group, offsets))
+
+    def reset_offsets(self, group: str, topic: str, start: Start) -> dict[MessageQueue, int]:
+        """Move a group's offsets in a topic, forwards or backwards; returns where each queue is then."""
+        return self._run(self._admin.reset_offsets(group, topic, start))
+
+    def message_by_id(self, offset_id: str) -> Message:
+        """The message with this id (``SendResult.offset_id``). Raises ``NotFoundError``."""
+        return self._run(self._admin.message_by_id(offset_id))
+
+    def messages_by_key(
+        self,
+        topic: str,
+        key: str,
+        *,
+        max_messages: int = 32,
+        begin_ms: int = 0,
+        end_ms: int = FOREVER_MS,
+        unique: bool = False,
+    ) -> list[Message]:
+        """Messages with this key stored between two times, oldest first. Raises ``NotFoundError`` for no such topic."""
+        found = self._admin.messages_by_key(
+            topic, key, max_messages=max_messages, begin_ms=begin_ms, end_ms=end_ms, unique=unique
+        )
+        return self._run(found)
+
+    def messages(self, queue: MessageQueue, offset: int, *, max_messages: int = 32) -> tuple[list[Message], int]:
+        """Messages of a queue from ``offset`` on, for no group, and the offset for the next call."""
+        return self._run(self._admin.messages(queue, offset, max_messages=max_messages))
