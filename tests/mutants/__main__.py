@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import threading
@@ -107,7 +108,11 @@ def main(given: list[str] | None = None) -> int:
 
         list(pool.map(work, mutants))
     said = ", ".join(f"{layer} {count}" for layer, count in layers.most_common())
-    say(f"{len(mutants) - len(missed)} of {len(mutants)} caught in {time.monotonic() - begun:.0f} s, by: {said}")
+    spent = time.monotonic() - begun, sum(os.times()[2:4])
+    say(
+        f"{len(mutants) - len(missed)} of {len(mutants)} caught in {spent[0]:.0f} s "
+        f"({spent[1]:.0f} s of processor time), by: {said}"
+    )
     if missed:
         say(f"MISSED: {' '.join(sorted(missed))}")
     return 1 if missed else 0
