@@ -62,6 +62,7 @@ public final class ClientMain {
   private static void produce(String nameServers, String topic, int count) throws Exception {
     DefaultMQProducer producer = new DefaultMQProducer("interop-producers", hook());
     producer.setNamesrvAddr(nameServers);
+    producer.setSendMsgTimeout(TIMEOUT_S * 1000); // a busy machine may need more than 3 s for the first one
     producer.start();
     for (int number = 0; number < count; number++) {
       byte[] body = Integer.toString(number).getBytes(StandardCharsets.UTF_8);
