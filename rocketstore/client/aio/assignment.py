@@ -227,7 +227,7 @@ class DeliveryQueue:
         """
         deadline = self._loop.time() + timeout_s
         while not self.is_closed:
-            found = self._next(max_messages)
+            found = self.at_once(max_messages)
             if found is not None:
                 return found
             remaining_s = deadline - self._loop.time()
@@ -235,6 +235,14 @@ class DeliveryQueue:
                 return None
             await self.wait_for_change(remaining_s)
         return None
+
+    def at_once(self, max_messages: int) -> Delivery | None:
+        """As ``receive``, without waiting."""
+        found = self._next_again() or self._next_new(max_messages)
+        if found is not None:
+            found.since = self._loop.time()
+            self._out[found.assignment, found.first] = found
+        return found
 
     def claim(self, delivery: Delivery) -> bool:
         """Whether nobody has decided yet what becomes of it; the one that claims it must settle it."""
@@ -273,13 +281,6 @@ class DeliveryQueue:
             await self.wait_for_change(remaining_s)
 
     # -- inside --------------------------------------------------------------------------------------------------------
-
-    def _next(self, max_messages: int) -> Delivery | None:
-        found = self._next_again() or self._next_new(max_messages)
-        if found is not None:
-            found.since = self._loop.time()
-            self._out[found.assignment, found.first] = found
-        return found
 
     def _next_again(self) -> Delivery | None:
         now = self._loop.time()

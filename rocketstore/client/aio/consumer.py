@@ -174,11 +174,38 @@ class Consumer:
             for one in messages:
                 yield one
 
+    async def take_singly(self, max_messages: int, done: Sequence[Delivery] = ()) -> list[Delivery]:
+        """Up to ``max_messages`` one by one, for a facade: each is done when it is passed as ``done`` or to
+        ``finish``.
+
+        Waits for the first one. Raises ``ClientClosedError``.
+        """
+        running = await self._started()
+        running.finish_all(done)
+        taken: list[Delivery] = []
+        while not taken:
+            self._check_open()
+            first = await running.deliveries.receive(1, LOOK_S)
+            while first is not None:
+                first.is_reported = True  # it may wait long for its turn
+                taken.append(first)
+                first = running.deliveries.at_once(1) if len(taken) < max_messages else None
+        return taken
+
+    async def return_unused(self, deliveries: Sequence[Delivery]) -> None:
+        """They were not looked at: hand them out again."""
+        running = await self._started()
+        for one in deliveries:
+            if running.deliveries.claim(one):
+                running.deliveries.deliver_again(one, 0.0, counts=False)
+
+    async def finish(self, done: Sequence[Delivery]) -> None:
+        """These are done."""
+        (await self._started()).finish_all(done)
+
     def _finish_in_hand(self, running: _Running) -> None:
-        for delivery in self._in_hand:
-            if running.deliveries.claim(delivery):
-                running.finish(delivery)
-        self._in_hand.clear()
+        done, self._in_hand = self._in_hand, []
+        running.finish_all(done)
 
     async def run(self, handler: Handler, *, workers: int = WORKERS) -> None:
         """Call ``handler`` with each message, ``workers`` at a time, until the consumer is closed.
@@ -206,9 +233,10 @@ class Consumer:
 
     # -- offsets -------------------------------------------------------------------------------------------------------
 
-    async def commit(self) -> None:
+    async def commit(self, done: Sequence[Delivery] = ()) -> None:
         """Commit what is done, messages returned by ``poll`` included; then raise the first error, if there was one."""
         running = await self._started()
+        running.finish_all(done)
         self._finish_in_hand(running)
         await running.rebalancer.commit()
 
@@ -483,7 +511,9 @@ class _Running:
         except asyncio.CancelledError:  # of this worker
             task.cancel()
             await asyncio.wait([task])
-            if self.deliveries.claim(delivery):
+            if not task.cancelled() and task.result() is None:
+                self.finish_all([delivery])  # it was done all the same
+            elif self.deliveries.claim(delivery):
                 self.deliveries.deliver_again(delivery, 0.0, counts=False)
             raise
         finally:
@@ -506,6 +536,12 @@ class _Running:
         session = self.rebalancer.session_of(delivery.assignment.queue)
         if session is not None:
             session.message_done()
+
+    def finish_all(self, deliveries: Iterable[Delivery]) -> None:
+        """Those of them about which nothing was decided are done."""
+        for one in deliveries:
+            if self.deliveries.claim(one):
+                self.finish(one)
 
     async def _failed(self, delivery: Delivery, delay_level: int = 0) -> None:
         """The claimed delivery failed."""
