@@ -168,6 +168,8 @@ class PullAnswer:
     next_begin_offset: Int64
     min_offset: Int64
     max_offset: Int64
+    incarnation: Int64 = 0
+    """Ours, of a master: see ``rocketstore.remoting.group_offsets``."""
 
 
 @record(frozen=True, slots=True)

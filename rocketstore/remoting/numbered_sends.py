@@ -26,6 +26,7 @@ from struct import Struct, error
 from typing import Final, NamedTuple
 
 from dledger.remoting.errors import RequestError
+from rocketstore.remoting.texts import cut, encode_text, read_text
 from rocketstore.types import PutResult, StoredPlace
 
 MESSAGES_MAX: Final = 16_384
@@ -61,28 +62,28 @@ class NumberedSend(NamedTuple):
 
     def encode(self) -> bytes:
         """Raises ``ValueError`` for what does not fit."""
-        parts = [bytes((self.wait,)), _text(self.producer), _FIRST.pack(self.sequence, len(self.messages))]
+        parts = [bytes((self.wait,)), encode_text(self.producer), _FIRST.pack(self.sequence, len(self.messages))]
         for one in self.messages:
             head = _MESSAGE.pack(one.queue_id, one.flag, one.sys_flag, one.born_ms, len(one.properties))
-            parts += (_text(one.topic), head, one.properties, _LENGTH.pack(len(one.body)), one.body)
+            parts += (encode_text(one.topic), head, one.properties, _LENGTH.pack(len(one.body)), one.body)
         return b"".join(parts)
 
     @staticmethod
     def decode(data: bytes) -> NumberedSend:
         """Raises ``RequestError``."""
         try:
-            producer, at = _read_text(data, 1)
+            producer, at = read_text(data, 1)
             sequence, count = _FIRST.unpack_from(data, at)
             at += _FIRST.size
             if not 0 < count <= MESSAGES_MAX or count * _LEAST > len(data):
                 raise RequestError(f"{count} numbered messages: 1 to {MESSAGES_MAX} can be sent at once")
             messages = []
             for _ in range(count):
-                topic, at = _read_text(data, at)
+                topic, at = read_text(data, at)
                 queue_id, flag, sys_flag, born_ms, size = _MESSAGE.unpack_from(data, at)
-                properties, at = _cut(data, at + _MESSAGE.size, size)
+                properties, at = cut(data, at + _MESSAGE.size, size)
                 (size,) = _LENGTH.unpack_from(data, at)
-                body, at = _cut(data, at + _LENGTH.size, size)
+                body, at = cut(data, at + _LENGTH.size, size)
                 messages.append(NumberedMessage(topic, queue_id, flag, sys_flag, born_ms, properties, body))
         except (error, IndexError, UnicodeDecodeError) as problem:
             raise RequestError(f"malformed numbered messages: {problem}") from problem
@@ -110,7 +111,7 @@ def decode_stored(data: bytes) -> tuple[bytes, int, list[StoredPlace | None]]:
     Raises ``RequestError``.
     """
     try:
-        ip, at = _cut(data, 1, data[0])
+        ip, at = cut(data, 1, data[0])
         (port,) = _LENGTH.unpack_from(data, at)
         rows = list(_PLACE.iter_unpack(memoryview(data)[at + _LENGTH.size :]))
     except (error, IndexError) as problem:
@@ -121,13 +122,13 @@ def decode_stored(data: bytes) -> tuple[bytes, int, list[StoredPlace | None]]:
 
 def encode_name(producer: str) -> bytes:
     """The body of a NEXT_NUMBER request. Raises ``ValueError``."""
-    return _text(producer)
+    return encode_text(producer)
 
 
 def decode_name(data: bytes) -> str:
     """The producer. Raises ``RequestError``."""
     try:
-        name, at = _read_text(data, 0)
+        name, at = read_text(data, 0)
     except (IndexError, UnicodeDecodeError) as problem:
         raise RequestError(f"malformed name of a producer: {problem}") from problem
     if at != len(data):
@@ -137,30 +138,13 @@ def decode_name(data: bytes) -> str:
 
 def encode_next(number: int, memory: str) -> bytes:
     """The body of an answer to NEXT_NUMBER."""
-    return _NEXT.pack(number) + _text(memory)
+    return _NEXT.pack(number) + encode_text(memory)
 
 
 def decode_next(data: bytes) -> tuple[int, str]:
     """The next number, and the text that identifies what the broker remembers. Raises ``RequestError``."""
     try:
         (number,) = _NEXT.unpack_from(data)
-        return number, _read_text(data, _NEXT.size)[0]
+        return number, read_text(data, _NEXT.size)[0]
     except (error, IndexError, UnicodeDecodeError) as problem:
         raise RequestError(f"malformed answer about a producer: {problem}") from problem
-
-
-def _text(text: str) -> bytes:
-    encoded = text.encode("ascii")
-    return bytes((len(encoded),)) + encoded
-
-
-def _read_text(data: bytes, at: int) -> tuple[str, int]:
-    found, end = _cut(data, at + 1, data[at])
-    return found.decode("ascii"), end
-
-
-def _cut(data: bytes, at: int, size: int) -> tuple[bytes, int]:
-    end = at + size
-    if size < 0 or end > len(data):
-        raise IndexError(f"{size} bytes at {at} of {len(data)}")
-    return data[at:end], end

@@ -48,14 +48,15 @@ def found_head(request: Frame, answer: PullAnswer, body_bytes: int) -> bytes:
     """The part of the frame before the messages. Raises ``FrameError`` if they do not fit into one."""
     if request.form is not HeaderForm.JSON or body_bytes > FRAME_BYTES_MAX // 2:
         return head_of(request.answer(0, _REMARK, write_header(answer)), body_bytes)
-    header = _TEMPLATE % (answer.next_begin_offset, answer.min_offset, answer.max_offset, request.opaque)
+    numbers = answer.next_begin_offset, answer.min_offset, answer.max_offset, answer.incarnation
+    header = _TEMPLATE % (*numbers, request.opaque)
     return (len(header) + 4 + body_bytes).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header
 
 
 def _template() -> bytes:
-    frame = Frame(0, _PLACE).answer(0, _REMARK, write_header(PullAnswer(0, -1, -2, -3)))
+    frame = Frame(0, _PLACE).answer(0, _REMARK, write_header(PullAnswer(0, -1, -2, -3, -4)))
     header = encode(frame)[8:].replace(str(_PLACE).encode(), b"%d")
-    for number in (b'"-1"', b'"-2"', b'"-3"'):
+    for number in (b'"-1"', b'"-2"', b'"-3"', b'"-4"'):
         header = header.replace(number, b'"%d"')
     return header
 

@@ -19,6 +19,7 @@ from rocketstore.remoting.bodies.clients import CheckClientBody, HeartbeatData, 
 from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupList
 from rocketstore.remoting.bodies.topics import TopicConfigList
 from rocketstore.remoting.codes import OwnCode, RequestCode
+from rocketstore.remoting.group_offsets import CommitOffsets, FetchOffsets
 from rocketstore.remoting.headers import EndTransactionHeader, SendBackHeader, read_header
 
 SUB, PUB = Permission.SUB, Permission.PUB
@@ -123,8 +124,21 @@ def _heartbeat(frame: Frame) -> tuple[Need, ...]:
 
 def _locks(frame: Frame) -> tuple[Need, ...]:
     wanted = LockQueuesBody.decode(frame.body)
-    topics = dict.fromkeys(one.topic for one in wanted.mq_set)
-    return (group_need(wanted.consumer_group), *(topic_need(one, SUB) for one in topics))
+    return _in_topics(wanted.consumer_group, [one.topic for one in wanted.mq_set])
+
+
+def _fetches_offsets(frame: Frame) -> tuple[Need, ...]:
+    wanted = FetchOffsets.decode(frame.body)
+    return _in_topics(wanted.group, [topic for topic, _ in wanted.queues])
+
+
+def _commits_offsets(frame: Frame) -> tuple[Need, ...]:
+    wanted = CommitOffsets.decode(frame.body)
+    return _in_topics(wanted.group, [topic for topic, *_ in wanted.offsets])
+
+
+def _in_topics(group: str, topics: Sequence[str]) -> tuple[Need, ...]:
+    return (group_need(group), *(topic_need(one, SUB) for one in dict.fromkeys(topics)))
 
 
 def _subscription(frame: Frame) -> tuple[Need, ...]:
@@ -153,6 +167,8 @@ RULES: Final[Mapping[int, Rule]] = {
     _CODE.LITE_PULL_MESSAGE: _reads(topic="topic", group="consumerGroup"),
     _CODE.QUERY_CONSUMER_OFFSET: _reads(topic="topic", group="consumerGroup"),
     _CODE.UPDATE_CONSUMER_OFFSET: _reads(topic="topic", group="consumerGroup"),
+    OwnCode.FETCH_OFFSETS: Rule(_fetches_offsets),
+    OwnCode.COMMIT_OFFSETS: Rule(_commits_offsets),
     _CODE.SEARCH_OFFSET_BY_TIMESTAMP: _TOPIC,
     _CODE.GET_MAX_OFFSET: _TOPIC,
     _CODE.GET_MIN_OFFSET: _TOPIC,
@@ -217,7 +233,16 @@ RULES: Final[Mapping[int, Rule]] = {
 }
 """By request code. A broker never gets the codes that only name servers or clients serve."""
 
-IN_BODY: Final = frozenset({_CODE.HEART_BEAT, _CODE.LOCK_BATCH_MQ, _CODE.UNLOCK_BATCH_MQ, _CODE.CHECK_CLIENT_CONFIG})
+IN_BODY: Final = frozenset(
+    {
+        _CODE.HEART_BEAT,
+        _CODE.LOCK_BATCH_MQ,
+        _CODE.UNLOCK_BATCH_MQ,
+        _CODE.CHECK_CLIENT_CONFIG,
+        OwnCode.FETCH_OFFSETS,
+        OwnCode.COMMIT_OFFSETS,
+    }
+)
 """Requests whose needs are in their bodies, which may be large."""
 
 RECORDS: Final[Mapping[int, tuple[Callable[[Frame], int], Permission]]] = {

@@ -16,6 +16,7 @@ from dledger.rpc.bridge import LoopCallback
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.ports import StateDone
 from rocketstore.broker.refusal import Refusal
+from rocketstore.remoting.group_offsets import CommitOffsets, FetchedOffsets, FetchOffsets, encode_committed
 from rocketstore.remoting.headers import (
     GroupQueueHeader,
     OffsetAnswer,
@@ -78,6 +79,30 @@ class Offsets:
         if not result.ok:
             raise RequestError(result.reason or str(result.status))
         return frame.answer()
+
+    async def fetch_many(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """FETCH_OFFSETS."""
+        parts, wanted = self._parts, FetchOffsets.decode(frame.body)
+        parts.mastership.require()
+        parts.mastership.require_caught_up()
+        incarnation = parts.store.incarnation
+        found = [parts.state.offset(wanted.group, topic, queue_id) for topic, queue_id in wanted.queues]
+        return frame.answer(body=FetchedOffsets(incarnation, found).encode())
+
+    async def commit_many(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """COMMIT_OFFSETS: not beyond the end, and backwards only if that is asked for."""
+        parts, wanted = self._parts, CommitOffsets.decode(frame.body)
+        parts.mastership.require()
+        incarnation = parts.store.incarnation
+        if wanted.incarnation in (0, incarnation):
+            for topic, queue_id, _offset in wanted.offsets:
+                self._pulled.pop((wanted.group, topic, queue_id), None)  # it is older
+            outcome: LoopCallback[PutResult] = LoopCallback(parts.bridge)
+            parts.state.commit_offsets(wanted.group, wanted.offsets, wanted.rewind, outcome.done)
+            result = await outcome.future
+            if not result.ok:
+                raise RequestError(result.reason or str(result.status))
+        return frame.answer(body=encode_committed(incarnation))
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """The offset committed with a pull: the last one counts, soon, and the pull does not depend on it."""

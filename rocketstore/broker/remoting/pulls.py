@@ -86,13 +86,13 @@ class RemotingPulls:
         Raises ``RequestError`` and the broker's refusals, like that handler.
         """
         admitted = self._admitted(connection, frame)
+        incarnation = self._parts.store.incarnation
         with Leases(self._parts.room, admitted.quota) as leases:
             if not connection.is_full:
                 with _refusals(admitted.pull.topic):
                     result = self._parts.pulls.pull_at_once(admitted.pull, leases)
                 if result is not None:
-                    suggested = self._suggested(result, admitted.group)
-                    answer = PullAnswer(suggested, result.next_offset, result.min_offset, result.max_offset)
+                    answer = self._header(result, admitted.group, result.next_offset, incarnation)
                     head = found_head(frame, answer, sum(map(len, result.records)))
                     connection.send(head, *result.records)
                     connection.flush()
@@ -132,6 +132,7 @@ class RemotingPulls:
         if connection.is_closed:  # before this task began; nothing would cancel it
             return
         parts, pull, quota, rules, group = self._parts, *admitted
+        incarnation = parts.store.incarnation
         may_wait = quota.wait("pulls_waiting_max") if pull.wait_ms else nullcontext()
         with self._cancelled_with(connection), Leases(parts.room, quota) as leases:
             with may_wait, _refusals(pull.topic):
@@ -141,12 +142,16 @@ class RemotingPulls:
             if code == AnswerCode.PULL_OFFSET_MOVED and not parts.mastership.is_master:
                 await asyncio.sleep(min(pull.wait_ms / 1000, SLAVE_PAUSE_S))
                 code, next_offset = AnswerCode.PULL_NOT_FOUND, pull.offset
-            suggested = self._suggested(result, group)
-            fields = write_header(PullAnswer(suggested, next_offset, result.min_offset, result.max_offset))
+            fields = write_header(self._header(result, group, next_offset, incarnation))
             answer = frame.answer(code, str(result.status), fields)
             connection.send(head_of(answer, sum(map(len, result.records))), *result.records)
             del result  # the connection has its own copy of what it cannot send at once
             await _drained(connection)
+
+    def _header(self, result: GetResult, group: GroupConfig, next_offset: int, incarnation: int) -> PullAnswer:
+        """``incarnation``: before the messages were read; one that has ended meanwhile is not told."""
+        kept = incarnation if incarnation == self._parts.store.incarnation else 0
+        return PullAnswer(self._suggested(result, group), next_offset, result.min_offset, result.max_offset, kept)
 
     def _suggested(self, result: GetResult, group: GroupConfig) -> int:
         """The broker id to pull from next: a slave's for who reads what is no longer in memory, if that is wanted."""

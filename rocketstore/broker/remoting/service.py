@@ -90,6 +90,8 @@ class RemotingService:
             OwnCode.NEXT_NUMBER: sends.next_number,
             code.QUERY_CONSUMER_OFFSET: offsets.query,
             code.UPDATE_CONSUMER_OFFSET: offsets.update,
+            OwnCode.FETCH_OFFSETS: offsets.fetch_many,
+            OwnCode.COMMIT_OFFSETS: offsets.commit_many,
             code.SEARCH_OFFSET_BY_TIMESTAMP: offsets.by_time,
             code.GET_MAX_OFFSET: offsets.maximum,
             code.GET_MIN_OFFSET: offsets.minimum,

@@ -43,8 +43,11 @@ SHORT = dict(zip("abcdefgh", SEND.values(), strict=True))
 
 def _full(kind: type[Any], number: int) -> Any:  # noqa: ANN401  # of any class
     """One with a value in each field that is not its default."""
-    values = {int: number, str: f"text {number}", bool: True}
-    return kind(*[values[get_type_hints(kind)[one.name]] for one in dataclasses.fields(kind)])
+    values: dict[type, object] = {int: number, str: f"text {number}", bool: True}
+    hints = get_type_hints(kind)
+    return kind(
+        *[not one.default if one.default is True else values[hints[one.name]] for one in dataclasses.fields(kind)]
+    )
 
 
 @pytest.mark.parametrize("short", [False, True])

@@ -42,7 +42,7 @@ def outcome(read: Callable[[Mapping[str, str]], PullHeader], fields: Mapping[str
 @pytest.mark.parametrize("opaque", [0, 7, -1, (1 << 31) - 1])
 @pytest.mark.parametrize("body_bytes", [1, 40_000, FRAME_BYTES_MAX - 1000])
 def test_a_head_is_the_one_that_would_be_encoded(form: HeaderForm, opaque: int, body_bytes: int) -> None:
-    request, answer = Frame(11, opaque, form=form), PullAnswer(0, 1 << 40, 0, (1 << 63) - 1)
+    request, answer = Frame(11, opaque, form=form), PullAnswer(0, 1 << 40, 0, (1 << 63) - 1, (1 << 63) - 5)
 
     head = found_head(request, answer, body_bytes)
 

@@ -33,6 +33,7 @@ from rocketstore.remoting.bodies.routes import TopicList
 from rocketstore.remoting.bodies.stats import ConsumeStats
 from rocketstore.remoting.bodies.topics import TopicConfigTable
 from rocketstore.remoting.codes import OwnCode, RequestCode
+from rocketstore.remoting.group_offsets import CommitOffsets, FetchOffsets
 from rocketstore.remoting.numbered_sends import NumberedMessage, NumberedSend, encode_name
 from rocketstore.state.changes import GroupConfig, TopicConfig
 from rocketstore.types import SCHEDULE_TOPIC
@@ -217,6 +218,16 @@ CASES_OF_OTHERS: Final[Mapping[int, Case]] = {
     CODE.GET_CONSUMER_LIST_BY_GROUP: a_case(group, ON_OTHER, ("consumerGroup", "g"), ("consumerGroup", "other")),
     CODE.LOCK_BATCH_MQ: a_case(locks, ON_HIDDEN, ("g", "T"), ("g", "hidden")),
     CODE.UNLOCK_BATCH_MQ: a_case(locks, ON_OTHER, ("g", "T"), ("other", "T")),
+    OwnCode.FETCH_OFFSETS: Case(
+        Asked({}, FetchOffsets("g", [("T", 0)]).encode()),
+        Asked({}, FetchOffsets("g", [("hidden", 0)]).encode()),
+        ON_HIDDEN,
+    ),
+    OwnCode.COMMIT_OFFSETS: Case(
+        Asked({}, CommitOffsets("g", [("T", 0, 0)]).encode()),
+        Asked({}, CommitOffsets("other", [("T", 0, 0)]).encode()),
+        ON_OTHER,
+    ),
     CODE.CHECK_CLIENT_CONFIG: Case(
         Asked({}, CheckClientBody("c1", "g", SubscriptionData("T")).encode()),
         Asked({}, CheckClientBody("c1", "g", SubscriptionData("hidden")).encode()),
