@@ -78,10 +78,14 @@ class Cluster:
 
     def check(self) -> None:
         """Raises ``ClientClosedError`` if it is closed, or used in a forked child or on another loop."""
-        if os.getpid() != self._process:
-            raise ClientClosedError(OTHER_PROCESS)
+        self.check_place()
         if self.is_closed:
             raise ClientClosedError("this client is closed")
+
+    def check_place(self) -> None:
+        """Raises ``ClientClosedError`` if it is used in a forked child or on another loop."""
+        if os.getpid() != self._process:
+            raise ClientClosedError(OTHER_PROCESS)
         loop = asyncio.get_running_loop()
         self._loop = self._loop or loop
         if self._loop is not loop:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -13,17 +14,18 @@ from typing import TYPE_CHECKING, Final, Self, Unpack
 from dledger.errors import ConfigError, DLedgerError
 from rocketstore.client.aio.assignment import Assignment, Delivery, DeliveryQueue
 from rocketstore.client.aio.broker_session import Subscriptions
-from rocketstore.client.aio.cluster import Cluster
+from rocketstore.client.aio.cluster import OTHER_PROCESS, Cluster
 from rocketstore.client.aio.consumed_message import ConsumedMessage
 from rocketstore.client.aio.consumer_options import ConsumerOptions, ConsumerSettings
 from rocketstore.client.aio.consumer_requests import ConsumerRequests
 from rocketstore.client.aio.errors import ClientClosedError, ClientError, NotFoundError, may_repeat
-from rocketstore.client.aio.heartbeats import Heartbeats, new_client_id
+from rocketstore.client.aio.heartbeats import Heartbeats
 from rocketstore.client.aio.offsets import BrokerOffsets, LocalOffsets, OffsetStore, Start, StartOffsets
 from rocketstore.client.aio.rebalancer import Assign, Rebalancer
+from rocketstore.client.aio.subscription_check import warn_of_others
 from rocketstore.client.errors import UnreadableBodyError
 from rocketstore.client.received import sent_expression, tags_of_expression
-from rocketstore.message.ids import offset_message_id
+from rocketstore.message.ids import new_client_id, offset_message_id
 from rocketstore.message.tags import tags_code
 from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData, SubscriptionData
 from rocketstore.remoting.bodies.queues import MessageQueue
@@ -95,6 +97,7 @@ class Consumer:
         self._given = (addresses, name_servers, security)
         if problems := self._problems():
             raise ConfigError(problems)
+        self._process = os.getpid()
         self._running: _Running | None = None
         self._starting: asyncio.Lock | None = None
         self._is_closed = False
@@ -273,6 +276,7 @@ class Consumer:
         self._set_paused(queues, is_paused=False)
 
     def _set_paused(self, queues: Sequence[MessageQueue], *, is_paused: bool) -> None:
+        self._check_place()
         if self._running is None:
             raise ClientClosedError("the consumer has not been started, or is closed")
         deliveries = self._running.deliveries
@@ -323,6 +327,7 @@ class Consumer:
         """
         if self._is_closed:
             return
+        self._check_place()
         self._is_closed = True
         running, self._running = self._running, None
         if running is not None:
@@ -330,6 +335,7 @@ class Consumer:
             await running.close()
 
     async def _started(self) -> _Running:
+        self._check_place()
         if self._running is not None:
             self._running.cluster.check()
             return self._running
@@ -352,6 +358,13 @@ class Consumer:
             await running.close()
         self._check_open()
         return running
+
+    def _check_place(self) -> None:
+        """Raises ``ClientClosedError`` in a forked child, and on another loop."""
+        if os.getpid() != self._process:
+            raise ClientClosedError(OTHER_PROCESS)
+        if self._running is not None:
+            self._running.cluster.check_place()
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -411,13 +424,17 @@ class _Running:
 
     async def start(self) -> None:
         deadline = self.cluster.deadline()
+        names: set[str] = set()
         for topic in self._subscriptions.expressions:
             route = await self.cluster.route(topic, deadline)
             numbers = {one for one in self._assign or () if isinstance(one, int)}
             missing = sorted(numbers - {one.queue_id for one in route.readable})
             if missing:
                 raise NotFoundError(f"topic {topic} has no queues {missing} that can be read")
+            names.update(one.broker for one in route.parts)
         if self._heartbeats is not None:
+            if not self._options.broadcast:
+                await warn_of_others(self.cluster, self._subscriptions, names)
             self._heartbeats.start()
         self.rebalancer.start()
         self._keeper = asyncio.get_running_loop().create_task(self._keep(), name="consumer keeper")

@@ -7,10 +7,7 @@ whose connection has ended. So a broker also gets one as soon as it becomes know
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-import os
-import socket
 from collections.abc import Callable
 from typing import Final
 
@@ -28,16 +25,6 @@ LOOK_S: Final = 1.0
 """How often it is checked whether there are brokers that have not had one."""
 LEAVE_S_MAX: Final = 1.0
 """How long one broker may take to note that this client leaves."""
-_instances: Final = itertools.count(1)
-
-
-def new_client_id() -> str:
-    """This client's id, in RocketMQ's form: host, process, and a number for each client of the process."""
-    try:
-        host = socket.gethostbyname(socket.gethostname())
-    except OSError:
-        host = socket.gethostname()
-    return f"{host}@{os.getpid()}#{next(_instances)}"
 
 
 class Heartbeats:

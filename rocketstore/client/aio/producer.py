@@ -13,12 +13,12 @@ from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import FLAG_ONEWAY, Frame
 from rocketstore.client.aio.cluster import Cluster
 from rocketstore.client.aio.errors import BrokerUnreachableError, ClientError, PartlySentError
-from rocketstore.client.aio.heartbeats import Heartbeats, new_client_id
+from rocketstore.client.aio.heartbeats import Heartbeats
 from rocketstore.client.aio.outgoing import OutgoingMessage, outgoing, request_of
 from rocketstore.client.aio.pipeline import PipelineLimits, SendPipeline
 from rocketstore.client.aio.results import PreparedMessage, SendResult, TransactionResult, TransactionState
 from rocketstore.client.aio.transactions import Check, Transaction, Transactions, checked_state
-from rocketstore.message.ids import unique_id
+from rocketstore.message.ids import ids_of_client, new_client_id
 from rocketstore.message.message import Message
 from rocketstore.remoting.bodies.clients import HeartbeatData, ProducerData
 from rocketstore.remoting.bodies.queues import MessageQueue
@@ -81,6 +81,7 @@ class Producer:
             raise ConfigError(["transactions need the name of a producer group: give group=… beside check=…"])
         self.group: Final = group
         self.client_id: Final = new_client_id()
+        self._transaction_ids = ids_of_client(self.client_id)
         self._check = check
         self._enable_idempotence = enable_idempotence
         self._options = options or ProducerOptions()
@@ -279,7 +280,7 @@ class Producer:
         if self._check is None:
             raise ConfigError(["a producer of transactions needs group=… and check=…: brokers ask it about them"])
         await self.start()
-        transactions, transaction_id = self._find_transactions(), unique_id()
+        transactions, transaction_id = self._find_transactions(), self._transaction_ids.next()
         half = outgoing(message, self._options.body_bytes_max, producer_group=self.group, transaction_id=transaction_id)
         if not self.has_room:
             await self.wait_for_room()

@@ -10,7 +10,7 @@ import pytest
 from dledger.remoting.codes import AnswerCode
 from rocketstore.client.aio import heartbeats as module
 from rocketstore.client.aio.cluster import Cluster
-from rocketstore.client.aio.heartbeats import Heartbeats, new_client_id
+from rocketstore.client.aio.heartbeats import Heartbeats
 from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData, ProducerData
 from rocketstore.remoting.codes import RequestCode
 from tests.support.on_loop import on_loop, until
@@ -103,8 +103,3 @@ async def test_who_leaves_says_so_for_each_of_its_groups() -> None:
         assert not slave.requests
         await beats.stop()
         assert len(master.of(RequestCode.UNREGISTER_CLIENT)) == 2
-
-
-def test_two_clients_of_one_process_have_two_ids() -> None:
-    """A broker takes clients of the same id for one."""
-    assert new_client_id() != new_client_id()

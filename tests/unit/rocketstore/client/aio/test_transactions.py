@@ -19,6 +19,7 @@ from rocketstore.client.aio import errors, routes, transactions
 from rocketstore.client.aio.producer import Producer, ProducerOptions
 from rocketstore.client.aio.results import PreparedMessage, SendStatus, TransactionState
 from rocketstore.client.aio.transactions import Check, Transaction
+from rocketstore.message.ids import is_of_client
 from rocketstore.message.message import SYS_FLAG_COMPRESSED, SYS_FLAG_PREPARED, Message
 from rocketstore.message.record import decode_record, encode_record
 from rocketstore.remoting.bodies.clients import HeartbeatData
@@ -98,6 +99,16 @@ async def test_a_block_that_ends_commits_its_message() -> None:
         assert not end.from_transaction_check
         assert transaction.result.state is TransactionState.COMMIT
         assert transaction.result.problem is None
+
+
+@on_loop
+async def test_its_id_tells_a_broker_whom_to_ask_about_it() -> None:
+    """This very client, not any other one of the group or the process."""
+    async with world() as here:
+        async with here.producer.transaction(MESSAGE):
+            pass
+        (end,) = here.ends
+        assert is_of_client(here.producer.client_id, end.msg_id)
 
 
 async def fails_in(transaction: Transaction) -> None:
