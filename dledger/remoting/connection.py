@@ -311,7 +311,7 @@ class RemotingConnection(asyncio.Protocol):
         """
         if self.is_closed or self._transport is None:
             return
-        if self._announced:
+        if self._announced and any(parts):  # nothing is sent to who asked for no answer
             parts = self._with_announcement(parts)
         self._out.extend(parts)
         self._out_bytes += sum(map(len, parts))

@@ -278,3 +278,23 @@ def test_an_answer_without_room_leaves_the_announcement_to_the_next() -> None:
         await server.close(0)
 
     _on_a_loop(test)
+
+
+def test_nothing_for_a_one_way_request_leaves_the_announcement_to_the_next_answer() -> None:
+    """A client whose first message wants no answer must not end the broker."""
+
+    async def test() -> None:
+        handlers = Handlers(direct={}, awaited={}, closed=lambda _: None, code_of=lambda _: None)
+        server = RemotingServer("test", handlers, ServerLimits(9, 9, 9, 9, 9.0, *[256 * MIB] * 4), ANNOUNCED)
+        connection, transport = server.protocol(), Transport("192.0.2.1")
+        connection.connection_made(cast("asyncio.Transport", transport))
+
+        connection.send()
+        connection.send(b"")
+        connection.send(encode(Frame(1, 7).answer()))
+        connection.flush()
+
+        assert [one.fields for one in cut(bytes(transport.written))[0]] == [ANNOUNCED]
+        await server.close(0)
+
+    _on_a_loop(test)
