@@ -18,7 +18,7 @@ from benchmarks.scenarios.brokers import BODY, QUEUES, TOPIC, prepare
 from benchmarks.targets import DIRECT
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import HOST, free_ports
-from rocketstore.broker.codec import SERVICE
+from rocketstore.broker_grpc.codec import SERVICE
 from rocketstore.pb import broker_pb2 as pb
 
 NAMES: Final = ("front_door_unary_p50", "front_door_send_stream")

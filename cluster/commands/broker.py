@@ -18,7 +18,7 @@ from rocketstore.broker_config import BrokerConfig
 from rocketstore.settings import load_broker_settings
 
 if TYPE_CHECKING:
-    from rocketstore.broker.server import BrokerServer
+    from rocketstore.server import BrokerServer
 
 _YOUNG_OBJECTS_MAX = 50_000
 
@@ -110,7 +110,7 @@ def broker(
 
 def _run(config: BrokerConfig, *, repair: bool, until_stdin_closes: bool) -> int:
     from dledger.instruments import SILENT
-    from rocketstore.broker.server import BrokerServer
+    from rocketstore.server import BrokerServer
 
     logs.name_speaker(node=config.node_id, group=config.name)
     with metered(config.metrics_host, config.metrics_port, config.dledger) as exporter:

@@ -12,8 +12,8 @@ from cluster.metrics.families import Families
 from cluster.metrics.histogram import cumulative
 from cluster.metrics.recorder import MetricsRecorder
 from rocketstore.broker.measurements import BrokerMeasurements
-from rocketstore.broker.server import BrokerServer
 from rocketstore.remoting.bodies.ha import NEVER, HaFacts
+from rocketstore.server import BrokerServer
 from rocketstore.store.stats import LATENCY_BOUNDS_MS, StoreStats
 from rocketstore.types import BrokerRole
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from dledger.config import Member
     from dledger.server import DLedgerServer
-    from rocketstore.broker.server import BrokerServer
     from rocketstore.nameserver.server import NameServer
+    from rocketstore.server import BrokerServer
 
 
 @dataclass(slots=True)

@@ -75,7 +75,7 @@ class PullService:
         self._live = live
         self._store = store
         self._topics = topics
-        self._waiting = waiting
+        self.waiting: Final = waiting
         self._readers = readers
         self._clock = clock
         self._filters = TagFilters()
@@ -92,7 +92,7 @@ class PullService:
             return GetResult(GetMessageStatus.OFFSET_TOO_SMALL, begin, begin, max(end, begin))
         if not wish.wait_ms:
             return await self._get(wish, pull.offset, leases)
-        waiter = self._waiting.enter((pull.topic, pull.queue_id), wish.tags.codes if wish.tags else None)
+        waiter = self.waiting.enter((pull.topic, pull.queue_id), wish.tags.codes if wish.tags else None)
         try:
             began_ms = self._clock.monotonic_ms()
             deadline_ms, offset = began_ms + wish.wait_ms, pull.offset
@@ -107,12 +107,12 @@ class PullService:
                 now_ms = self._clock.monotonic_ms()
                 at_end = not skipped or offset >= result.max_offset
                 end_ms = deadline_ms if at_end else min(deadline_ms, began_ms + SCAN_MS_MAX)
-                if now_ms >= end_ms or self._waiting.closed:
+                if now_ms >= end_ms or self.waiting.closed:
                     return _with_progress(result, pull.offset, offset)
                 if at_end:
                     await waiter.wait((deadline_ms - now_ms) / 1000)
         finally:
-            self._waiting.leave(waiter)
+            self.waiting.leave(waiter)
 
     def pull_at_once(self, pull: Pull, leases: Leases) -> GetResult | None:
         """Like ``pull`` if there are messages in memory and room for them, without waiting; None if ``pull`` must
@@ -134,7 +134,7 @@ class PullService:
         return _Wish(
             pull,
             None if pull.expression in ("", "*") else self._filters.of(pull.expression),
-            0 if self._waiting.closed else min(pull.wait_ms, wait_ms_max),
+            0 if self.waiting.closed else min(pull.wait_ms, wait_ms_max),
             pull.max_messages or PULL_MESSAGES_DEFAULT,
             min(pull.max_bytes or PULL_BYTES_DEFAULT, config.pull_bytes_max),
             self._topics.begin_offset(pull.topic, pull.queue_id),

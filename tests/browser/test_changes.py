@@ -15,14 +15,14 @@ from cluster.connection import GroupTarget
 from cluster.console import clients
 from cluster.console.control import NoControl
 from cluster.console.server import ConsoleServer, ListenAddress
-from rocketstore.broker.server import BrokerServer
 from rocketstore.client import Admin, Producer, TopicInfo
 from rocketstore.message.message import Message
+from rocketstore.server import BrokerServer
 from tests.browser.chromium import Page
 from tests.browser.test_page import BROKEN_REFERENCES, DOUBLE_IDS, LOW_CONTRAST, NAMELESS, TOO_SMALL
 from tests.support.waiting import wait_until
 from tests.unit.cluster.console.support import request
-from tests.unit.rocketstore.broker.test_server import plain
+from tests.unit.rocketstore.test_server import plain
 
 FOCUSED = "const one = document.activeElement; return one.id || one.getAttribute('aria-label') || one.textContent;"
 ASKED = """

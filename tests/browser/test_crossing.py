@@ -9,12 +9,12 @@ from functools import partial
 
 import pytest
 
-from rocketstore.broker.server import BrokerServer
 from rocketstore.client import Admin, Producer, TopicInfo
 from rocketstore.message.message import Message
+from rocketstore.server import BrokerServer
 from tests.browser.chromium import Page
 from tests.browser.test_changes import console_of, until_says
-from tests.unit.rocketstore.broker.test_server import plain
+from tests.unit.rocketstore.test_server import plain
 
 HOLD = """
 const [part] = arguments;

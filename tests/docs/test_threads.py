@@ -17,10 +17,10 @@ from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.server import DLedgerServer
 from dledger.types import NodeId
 from dledger.values import CLIENT_PORT_OFFSET
-from rocketstore.broker.server import BrokerServer
 from rocketstore.client import Producer
 from rocketstore.message.message import Message
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.server import BrokerServer
 from rocketstore.settings import load_broker_settings
 from tests.docs.documents import ROOT, table_below
 from tests.support.waiting import wait_until

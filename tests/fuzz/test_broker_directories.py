@@ -19,9 +19,9 @@ from hypothesis import event, given
 from cluster.cli import main as command_line
 from dledger.errors import DLedgerError
 from dledger.store.traces import TRACES_FILE
-from rocketstore.broker.server import BrokerServer
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
+from rocketstore.server import BrokerServer
 from rocketstore.state.changes import TopicConfig
 from rocketstore.types import BrokerRole, GetMessageStatus
 from tests.fuzz.brokers import CONFIGS, SETTINGS

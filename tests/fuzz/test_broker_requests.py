@@ -10,15 +10,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rocketstore.broker.server import BrokerServer
 from rocketstore.remoting import headers
 from rocketstore.remoting.bodies.clients import CheckClientBody, LockQueuesBody, SubscriptionData
 from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.supported import CODES, AnsweredBy
+from rocketstore.server import BrokerServer
 from tests.support.remoting import RemotingSocket
-from tests.unit.rocketstore.broker.test_server import plain
+from tests.unit.rocketstore.test_server import plain
 
 _WAITING: Final = {RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE}
 """May wait for a minute, as asked."""

@@ -32,8 +32,8 @@ from dledger.store.remembered import REMEMBERED_FILE, RememberedFile, read_remem
 from dledger.store.traces import TRACES_FILE, last_life, traces_of, write_traces
 from dledger.types import EntryId, EntryRun, HardState, LogIndex, NodeId, Position, Term
 from dledger_spark.option_values import offsets_value
-from rocketstore.broker import codec as broker_codec
 from rocketstore.broker.tag_filter import TagFilter
+from rocketstore.broker_grpc import codec as broker_codec
 from rocketstore.client.received import split_records
 from rocketstore.consume_queue.ends import QUEUE_ENDS_FILE, QueueEnd, read_ends, write_ends
 from rocketstore.consume_queue.units import parse_units

@@ -14,10 +14,10 @@ from dledger.client import DLedgerClient
 from dledger.pb import client_pb2
 from dledger.rpc.peers.codec import PROTOCOL_VERSION
 from dledger.types import LogIndex
-from rocketstore.broker.server import BrokerServer
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
 from rocketstore.pb import broker_pb2
+from rocketstore.server import BrokerServer
 from rocketstore.types import BrokerRole, GetMessageStatus
 from tests.fuzz.brokers import CONFIGS
 from tests.fuzz.peer_frames import visit, visits

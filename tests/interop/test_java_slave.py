@@ -14,9 +14,9 @@ from cluster.local.brokers import LocalBrokers
 from dledger.remoting.fastjson import loads
 from dledger.types import NodeId
 from dledger.values import parse_address
-from rocketstore.broker.server import BrokerServer
 from rocketstore.nameserver.server import NameServer
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.server import BrokerServer
 from rocketstore.settings import load_broker_settings
 from tests.interop import java, rocketmq
 from tests.support.remoting import RemotingSocket

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rocketstore.broker.server import BrokerServer
 from rocketstore.nameserver.server import NameServer
+from rocketstore.server import BrokerServer
 from rocketstore.settings import load_broker_settings
 from tests.interop import java, rocketmq
 from tests.support.waiting import wait_until

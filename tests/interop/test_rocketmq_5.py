@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from dledger.remoting.codes import AnswerCode
-from rocketstore.broker.server import BrokerServer
 from rocketstore.nameserver.server import NameServer
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.server import BrokerServer
 from rocketstore.settings import load_broker_settings
 from rocketstore.state.changes import GroupConfig, TopicConfig
 from rocketstore.upgrade.survey import survey

@@ -10,10 +10,10 @@ from typing import Final
 import pytest
 
 from dledger.config import AccessConfig
-from rocketstore.broker.server import BrokerServer
+from rocketstore.server import BrokerServer
 from tests.interop import java, rocketmq
-from tests.unit.rocketstore.broker.test_server import plain
 from tests.unit.rocketstore.nameserver.wire import config_in, running
+from tests.unit.rocketstore.test_server import plain
 
 pytestmark = pytest.mark.interop
 

@@ -1,4 +1,4 @@
-"""One life of a broker: what ``rocketstore.broker.server`` puts together, without gRPC."""
+"""One life of a broker: what ``rocketstore.server`` puts together, without gRPC."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ MODULES: Final = (
     "cluster.commands.serve",
     "cluster.metrics",
     "dledger.server",
-    "rocketstore.broker.server",
+    "rocketstore.server",
 )
 _ENTRY: Final = [sys.executable, "-m", "cluster.entry"]
 _processes = multiprocessing.get_context("forkserver")

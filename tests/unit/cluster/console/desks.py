@@ -14,12 +14,12 @@ from cluster.console.server import ConsoleServer, ListenAddress
 from cluster.security_options import CommandSecurity
 from dledger.client.security import ClientSecurity
 from dledger.config import AccessConfig
-from rocketstore.broker.server import BrokerServer
 from rocketstore.client import Admin, Producer, TopicInfo
 from rocketstore.message.message import Message
+from rocketstore.server import BrokerServer
 from tests.support.waiting import wait_until
 from tests.unit.cluster.console.support import Reply, request
-from tests.unit.rocketstore.broker.test_server import plain
+from tests.unit.rocketstore.test_server import plain
 
 RULES = """accounts:
 - accessKey: root

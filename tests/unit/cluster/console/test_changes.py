@@ -17,12 +17,12 @@ from cluster.console.changes import BODY_BYTES_MAX, BrokerChange, BrokerChanges
 from cluster.console.clients import ClientLists
 from cluster.console.inputs import Fields
 from dledger.remoting.frame import encode
-from rocketstore.broker.server import BrokerServer
 from rocketstore.client import Admin, GroupConsumer, GroupOptions, ReceivedMessage, TopicInfo
 from rocketstore.client.errors import NotFoundError
 from rocketstore.client.received import split_records
 from rocketstore.message.message import Message
 from rocketstore.message.record import encode_record
+from rocketstore.server import BrokerServer
 from tests.support.remoting import RemotingSocket
 from tests.support.waiting import wait_until
 from tests.unit.cluster.console.desks import Desk, desk_at, plain_broker

@@ -11,15 +11,15 @@ from cluster.broker_target import BrokerTarget
 from cluster.connection import GroupTarget
 from cluster.console.clients import ClientLists
 from cluster.console.server import ConsoleServer, ListenAddress
-from rocketstore.broker.server import BrokerServer
 from rocketstore.client import Admin, BrokerStatus, ClusterAdmin, GroupConsumer, GroupOptions, QueueRange, TopicInfo
 from rocketstore.client.errors import NotFoundError
 from rocketstore.nameserver.groups import BrokerGroup
+from rocketstore.server import BrokerServer
 from tests.support.waiting import wait_until
 from tests.unit.cluster.console.support import broker_status, request
 from tests.unit.cluster.console.test_overview import FAST
-from tests.unit.rocketstore.broker.test_server import plain
 from tests.unit.rocketstore.nameserver.wire import config_in, running
+from tests.unit.rocketstore.test_server import plain
 
 NAMES = ("a", "b")
 

@@ -18,14 +18,14 @@ from cluster.console.server import ConsoleServer, ListenAddress
 from cluster.security_options import CommandSecurity
 from dledger.config import AccessConfig, SecurityConfig
 from dledger.types import TlsServerMode
-from rocketstore.broker.server import BrokerServer
 from rocketstore.nameserver.server import NameServer
+from rocketstore.server import BrokerServer
 from tests.support.certificates import files
 from tests.support.waiting import wait_until
 from tests.unit.cluster.console.support import request
 from tests.unit.cluster.console.test_overview import FAST
-from tests.unit.rocketstore.broker.test_server import plain
 from tests.unit.rocketstore.nameserver.wire import config_in, running
+from tests.unit.rocketstore.test_server import plain
 
 RULES = "accounts:\n- accessKey: alice\n  secretKey: alice-secret\n  defaultTopicPerm: PUB|SUB\n"
 

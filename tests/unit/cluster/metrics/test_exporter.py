@@ -26,7 +26,6 @@ from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame
 from dledger.server import DLedgerServer
 from dledger.types import AppendedBatch, NodeId
-from rocketstore.broker.server import BrokerServer
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.client import Admin
 from rocketstore.config import MessageStoreConfig
@@ -36,6 +35,7 @@ from rocketstore.nameserver.server import NameServer
 from rocketstore.remoting.bodies.ha import FollowerFacts, HaFacts
 from rocketstore.remoting.bodies.topics import DataVersion, RegisterBrokerBody, TopicConfigData, TopicConfigTable
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.server import BrokerServer
 from tests.support.waiting import wait_until
 
 N0 = NodeId("n0")

@@ -1,7 +1,7 @@
 """Who may call what at a node: every method of its services, for everybody from nobody to an administrator.
 
 The methods are those of the protocol's files: one that is added without a line here fails. The broker's have the same
-table in ``tests/unit/rocketstore/broker/test_privileges.py``.
+table in ``tests/unit/rocketstore/broker_grpc/test_privileges.py``.
 """
 
 from __future__ import annotations

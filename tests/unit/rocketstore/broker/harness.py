@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Self, TypeVar
+from typing import Self, TypeVar, cast
 
 import grpc
 import pytest
@@ -19,17 +19,21 @@ from dledger.errors import InvalidRequestError
 from dledger.rpc.bridge import LoopBridge, LoopThread
 from dledger.rpc.clients.aio_server import add_methods, aio_server
 from dledger.rpc.clients.connections import Connections
-from rocketstore.broker.codec import SERVICE
+from rocketstore.broker.broker import Broker, ClientShares, LoopTools, Storage
 from rocketstore.broker.groups import Groups
+from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.ports import GroupView, StateDone
-from rocketstore.broker.service import BrokerService
+from rocketstore.broker.readers import ReadThreads
+from rocketstore.broker.transactions.service import TransactionService
 from rocketstore.broker_config import BrokerConfig
+from rocketstore.broker_grpc.codec import SERVICE
+from rocketstore.broker_grpc.service import BrokerService
 from rocketstore.message.message import HostAddress
 from rocketstore.message.record import decode_record
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import GroupConfig, QueueOffset, TopicConfig
-from rocketstore.store.message_store import IndexEnd
+from rocketstore.store.message_store import IndexEnd, MessageStore
 from rocketstore.store.stats import StoreStats
 from rocketstore.types import BrokerRole, PutMessageStatus, PutResult, QueueUnit, ScannedRecords
 from tests.support.fake_store import FakeStore
@@ -273,19 +277,18 @@ class Harness:
 
     async def _serve(self, bridge: LoopBridge) -> None:
         self.server = aio_server()
-        self.service = BrokerService(
+        store = cast("MessageStore", _Observed(self.store))  # it passes everything else on
+        clock = Clock()
+        self.broker = Broker(
             self.config,
-            _Observed(self.store),  # type: ignore[arg-type]  # it passes everything else on
-            self.state,
-            bridge,
-            Connections("unwatched", self.config.limits, share_percent=75),
-            clock=Clock(),
-            view=lambda: self.view,
-            store_host=STORE_HOST,
-            has_caught_up=self._has_caught_up,
-            guard=self.guard,
-            conditions=self.conditions,
+            Storage(store, self.state, TransactionService(self.config, store, self.state, clock)),
+            Mastership(store, lambda: self.view, self._has_caught_up),
+            LoopTools(bridge, clock, ReadThreads(self.config.read_threads), self.conditions),
+            ClientShares(self.config, self.guard),
+            STORE_HOST,
         )
+        connections = Connections("unwatched", self.config.limits, share_percent=75)
+        self.service = BrokerService(self.broker, connections)
         add_methods(self.server, SERVICE, self.service.methods())
         self.port = self.server.add_insecure_port("127.0.0.1:0")
         await self.server.start()
@@ -295,12 +298,13 @@ class Harness:
         if not self._stopped:
             self._stopped = True
             self.bridge.run(self._end(grace_s))
-            self.service.close()
+            self.broker.loop.readers.close()
 
     async def _end(self, grace_s: float | None) -> None:
         self.service.stop_waiting()
         await self.server.stop(grace_s)
         await self.service.drain()
+        await self.broker.close()
 
     def call(self, method: str, request: Wire, answer: type[AnswerT], timeout_s: float = 10) -> AnswerT:
         """A unary call."""
@@ -332,7 +336,7 @@ class Harness:
     @property
     def groups(self) -> Groups:
         """Its producer and consumer groups."""
-        return self.service.parts.groups
+        return self.broker.groups
 
     def become(self, role: BrokerRole) -> None:
         """Change the store's role."""

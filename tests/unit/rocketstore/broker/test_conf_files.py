@@ -9,13 +9,13 @@ import pytest
 
 from cluster.local.group import free_ports
 from dledger.errors import ConfigError
-from rocketstore.broker.server import BrokerServer
 from rocketstore.nameserver.settings import load_name_server_settings
+from rocketstore.server import BrokerServer
 from rocketstore.settings import load_broker_settings
 from rocketstore.types import BrokerRole
 from tests.support.waiting import wait_until
-from tests.unit.rocketstore.broker.test_server import send
 from tests.unit.rocketstore.nameserver.wire import config_in, running
+from tests.unit.rocketstore.test_server import send
 
 CONF = Path(__file__).parent / "conf"
 FILES = sorted(CONF.glob("*/*.properties"))

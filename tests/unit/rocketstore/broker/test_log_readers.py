@@ -15,12 +15,12 @@ from dledger.errors import InvalidRequestError
 from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.store.format import decode_entry
 from dledger.types import Entry, LogPlace, Magic
-from rocketstore.broker.server import BrokerServer
 from rocketstore.client import Admin, Producer
 from rocketstore.message.message import HostAddress, Message
 from rocketstore.message.record import MESSAGE_MAGIC, decode_record, encode_record, stored_at
+from rocketstore.server import BrokerServer
 from tests.support.waiting import wait_until
-from tests.unit.rocketstore.broker.test_server import alone, plain, running
+from tests.unit.rocketstore.test_server import alone, plain, running
 
 
 @pytest.fixture

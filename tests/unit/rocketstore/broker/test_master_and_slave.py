@@ -20,18 +20,18 @@ from dledger.conditions import ConditionKind
 from dledger.remoting.codes import AnswerCode
 from dledger.store.fs import FileSystem
 from dledger.types import NodeId
-from rocketstore.broker.server import BrokerServer
 from rocketstore.client import Producer
 from rocketstore.message.message import Message
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.remoting.bodies.ha import HaStatus
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.server import BrokerServer
 from rocketstore.settings import load_broker_settings
 from tests.support.remoting import RemotingSocket, pull_fields
 from tests.support.waiting import wait_until
-from tests.unit.rocketstore.broker.test_server import call, pull, send
 from tests.unit.rocketstore.nameserver.wire import config_in
 from tests.unit.rocketstore.nameserver.wire import running as name_server_running
+from tests.unit.rocketstore.test_server import call, pull, send
 
 _SMALL = {
     "mappedFileSizeCommitLog": "1m",

@@ -17,13 +17,13 @@ from cluster.cli import main
 from cluster.local.group import free_ports
 from dledger.conditions import ConditionKind
 from dledger.errors import ConfigError
-from rocketstore.broker.server import BrokerServer
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.client import TransactionalProducer, TransactionState
 from rocketstore.client.transactions import PreparedMessage
 from rocketstore.commit_log.mixed import MixedCommitLog
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
+from rocketstore.server import BrokerServer
 from rocketstore.settings import load_broker_settings
 from rocketstore.state.changes import TopicConfig
 from rocketstore.types import BrokerRole, GetMessageStatus, PutResult

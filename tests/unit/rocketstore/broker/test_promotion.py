@@ -12,19 +12,19 @@ from click.testing import CliRunner, Result
 
 from cluster.cli import main
 from dledger.conditions import ConditionKind
-from rocketstore.broker.remoting import successor
-from rocketstore.broker.remoting.registration import NameServerRegistration
-from rocketstore.broker.remoting.successor import SuccessorWatch
-from rocketstore.broker.server import BrokerServer
+from rocketstore.broker_remoting import successor
+from rocketstore.broker_remoting.registration import NameServerRegistration
+from rocketstore.broker_remoting.successor import SuccessorWatch
 from rocketstore.nameserver.server import NameServer
+from rocketstore.server import BrokerServer
 from rocketstore.settings import load_broker_settings
 from rocketstore.types import BrokerRole
 from tests.support.runtime_broker import runtime_broker
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker.test_master_and_slave import broker, has_all, port_for_slaves
-from tests.unit.rocketstore.broker.test_server import pull, send
 from tests.unit.rocketstore.nameserver.wire import calling, config_in
 from tests.unit.rocketstore.nameserver.wire import running as name_server_running
+from tests.unit.rocketstore.test_server import pull, send
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 
 from dledger.config import ConnectionLimits
 from dledger.values import MIB
-from rocketstore.broker.codec import SERVICE
 from rocketstore.broker_config import BrokerConfig
+from rocketstore.broker_grpc.codec import SERVICE
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.state.changes import TopicConfig
 from rocketstore.types import BROKER_STATE_TOPIC, BrokerRole, GetResult

@@ -14,7 +14,7 @@ from rocketstore.nameserver.server import NameServer
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.state.changes import TopicConfig
-from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness
+from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness
 from tests.unit.rocketstore.nameserver.wire import Caller, calling, config_in, running
 
 TOPIC: Final = "T"

@@ -11,7 +11,7 @@ import pytest
 from dledger.errors import UnavailableError
 from rocketstore.client import AsyncGroupConsumer, GroupDelivery
 from rocketstore.state.changes import TopicConfig
-from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness
+from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness
 from tests.unit.rocketstore.client.test_group_consumer import committed, put
 
 

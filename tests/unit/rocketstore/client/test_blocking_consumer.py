@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from rocketstore.broker.server import BrokerServer
 from rocketstore.client.aio.admin_records import TopicInfo
 from rocketstore.client.aio.consumed_message import ConsumedMessage
 from rocketstore.client.aio.errors import ClientClosedError
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.client.blocking_consumer import Consumer
 from rocketstore.message.message import Message
+from rocketstore.server import BrokerServer
 from tests.support.waiting import wait_until
-from tests.unit.rocketstore.broker.test_server import plain, running
+from tests.unit.rocketstore.test_server import plain, running
 
 TOPIC = "orders"
 

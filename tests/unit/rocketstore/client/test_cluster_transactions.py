@@ -23,8 +23,8 @@ from rocketstore.message.message import Message
 from rocketstore.nameserver.errors import NameServerError
 from rocketstore.types import OP_TOPIC, BrokerRole
 from tests.support.waiting import wait_until
-from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness
-from tests.unit.rocketstore.broker.remoting.test_transactions import SOON, stored
+from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness
+from tests.unit.rocketstore.broker_remoting.test_transactions import SOON, stored
 from tests.unit.rocketstore.client.test_transactional_producer import Ledger, bodies, saying
 from tests.unit.rocketstore.nameserver.wire import Caller, calling, config_in, running
 

@@ -15,7 +15,7 @@ from rocketstore.client.shares import QueueName
 from rocketstore.state.changes import TopicConfig
 from rocketstore.types import BrokerRole
 from tests.support.waiting import wait_until
-from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness
+from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness
 from tests.unit.rocketstore.client.test_group_consumer import Seen, committed, member, put
 
 

@@ -24,8 +24,8 @@ from rocketstore.pb import broker_pb2 as pb
 from rocketstore.state.changes import TopicConfig
 from tests.support.fake_broker import FakeBrokers
 from tests.support.waiting import wait_until
-from tests.unit.rocketstore.broker import test_access
-from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness
+from tests.unit.rocketstore.broker_grpc import test_access
+from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from rocketstore.client.group_branch import Branch
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.state.changes import TopicConfig
 from tests.support.waiting import wait_until
-from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness
+from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness
 from tests.unit.rocketstore.client.test_group_consumer import Seen, committed, member, put, stored
 
 

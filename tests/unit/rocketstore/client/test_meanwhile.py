@@ -8,7 +8,7 @@ import pytest
 
 from rocketstore.client import Consumer, GroupDelivery, fetcher
 from tests.support.waiting import wait_until
-from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness
+from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness
 from tests.unit.rocketstore.client.test_group_consumer import broker, committed, member, put, queues_of
 
 __all__ = ("broker",)

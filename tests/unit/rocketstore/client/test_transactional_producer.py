@@ -34,9 +34,9 @@ from rocketstore.state.changes import TopicConfig
 from rocketstore.types import HALF_TOPIC, OP_TOPIC, PutMessageStatus, PutResult, StoredPlace
 from tests.support.fake_broker import FakeBrokers
 from tests.support.waiting import wait_until
-from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness
-from tests.unit.rocketstore.broker.remoting.test_producer_groups import ALICE, RULES, finish
-from tests.unit.rocketstore.broker.remoting.test_transactions import SOON, beat, stored
+from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness
+from tests.unit.rocketstore.broker_remoting.test_producer_groups import ALICE, RULES, finish
+from tests.unit.rocketstore.broker_remoting.test_transactions import SOON, beat, stored
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState
 WAIT_S = 30.0
@@ -202,7 +202,7 @@ def test_an_end_that_is_not_told_is_settled_by_a_check(broker: RemotingHarness) 
     """The receipt says so, and why."""
 
     def execute(_prepared: PreparedMessage) -> TransactionState:
-        broker.service.parts.transactions.stop()
+        broker.broker.storage.transactions.stop()
         return COMMIT
 
     ledger = Ledger(COMMIT)
@@ -211,7 +211,7 @@ def test_an_end_that_is_not_told_is_settled_by_a_check(broker: RemotingHarness) 
         assert (receipt.state, receipt.end) == (COMMIT, TransactionEnd.OPEN)
         assert receipt.problem is not None
         assert bodies(broker) == []
-        broker.service.parts.transactions.start()
+        broker.broker.storage.transactions.start()
         wait_until(lambda: bodies(broker) == [b"one"], "it is committed")
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rocketstore.broker.server import BrokerServer
-from tests.unit.rocketstore.broker.test_server import plain, running
+from rocketstore.server import BrokerServer
 from tests.unit.rocketstore.client.aio.harness import Sender
+from tests.unit.rocketstore.test_server import plain, running
 
 
 @pytest.fixture

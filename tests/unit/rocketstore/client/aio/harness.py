@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from rocketstore.broker.server import BrokerServer
 from rocketstore.client.admin import Admin
 from rocketstore.client.aio.consumed_message import ConsumedMessage
 from rocketstore.client.aio.consumer import Consumer
 from rocketstore.client.producer import Producer
 from rocketstore.client.topics import TopicInfo
 from rocketstore.message.message import Message
+from rocketstore.server import BrokerServer
 
 TOPIC: Final = "orders"
 DEADLINE_S: Final = 30.0

@@ -11,7 +11,6 @@ import pytest
 
 from dledger.errors import ConfigError
 from dledger.remoting.codes import AnswerCode
-from rocketstore.broker.server import BrokerServer
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.client.aio import errors, routes
 from rocketstore.client.aio.admin import Admin, decoded
@@ -21,10 +20,11 @@ from rocketstore.message.message import Message
 from rocketstore.message.record import encode_record
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.server import BrokerServer
 from tests.support.on_loop import on_loop, until
 from tests.support.remoting import RemotingSocket
 from tests.support.scripted_server import ScriptedServer, Topics, refuses, scripted_server
-from tests.unit.rocketstore.broker.test_server import alone, plain, running
+from tests.unit.rocketstore.test_server import alone, plain, running
 
 
 @pytest.fixture(params=[plain, alone], ids=["plain", "group"])

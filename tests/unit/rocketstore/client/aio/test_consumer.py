@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import ConfigError
-from rocketstore.broker.server import BrokerServer
 from rocketstore.client.aio.consumed_message import ConsumedMessage
 from rocketstore.client.aio.consumer import Consumer
 from rocketstore.client.aio.errors import ClientClosedError, NotFoundError, OffsetOutOfRangeError
 from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.server import BrokerServer
 from tests.support.on_loop import on_loop
 from tests.unit.rocketstore.client.aio.harness import DEADLINE_S, TOPIC, Sender, bodies, gather, until
 

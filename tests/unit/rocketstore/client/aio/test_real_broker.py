@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from rocketstore.broker.server import BrokerServer
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.client.aio import errors
 from rocketstore.client.aio.cluster import Cluster
@@ -18,8 +17,9 @@ from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
 from rocketstore.remoting.bodies.routes import KVTable
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.server import BrokerServer
 from tests.support.on_loop import on_loop, until
-from tests.unit.rocketstore.broker.test_server import alone, plain, running
+from tests.unit.rocketstore.test_server import alone, plain, running
 
 
 @pytest.fixture

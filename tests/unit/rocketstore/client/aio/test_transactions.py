@@ -14,7 +14,6 @@ import pytest
 from dledger.errors import ConfigError
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame
-from rocketstore.broker.server import BrokerServer
 from rocketstore.client.aio import errors, routes, transactions
 from rocketstore.client.aio.producer import Producer, ProducerOptions
 from rocketstore.client.aio.results import PreparedMessage, SendStatus, TransactionState
@@ -25,9 +24,10 @@ from rocketstore.message.record import decode_record, encode_record
 from rocketstore.remoting.bodies.clients import HeartbeatData
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import CheckTransactionHeader, EndTransactionHeader, read_header, write_header
+from rocketstore.server import BrokerServer
 from tests.support.on_loop import on_loop, until
 from tests.support.scripted_server import MessageStore, ScriptedServer, Topics, refuses, scripted_server
-from tests.unit.rocketstore.broker.test_server import plain, running
+from tests.unit.rocketstore.test_server import plain, running
 
 SEND, END = RequestCode.SEND_MESSAGE_V2, RequestCode.END_TRANSACTION
 COMMIT, ROLLBACK = 8, 12

@@ -1,0 +1,141 @@
+"""The rules of one broker, which every protocol serves: an adapter decodes a request, calls this, encodes the answer.
+
+Nothing in ``rocketstore.broker`` knows a protocol. Everything runs on the loop's thread, unless stated otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from dledger.access.guard import AccessGuard
+from dledger.access.quota import Limits, Quotas
+from dledger.clock import Clock
+from dledger.conditions import Conditions
+from dledger.rpc.bridge import LoopBridge
+from dledger.rpc.clients.answers import AnswerRoom
+from rocketstore.broker.groups import Groups
+from rocketstore.broker.live_config import LiveConfig
+from rocketstore.broker.long_polling import WaitingPulls
+from rocketstore.broker.mastership import Mastership
+from rocketstore.broker.measurements import ServiceCounters
+from rocketstore.broker.pull import PullService
+from rocketstore.broker.readers import ReadThreads, RecordReader
+from rocketstore.broker.retries import Retries
+from rocketstore.broker.sending import Sending
+from rocketstore.broker.state_changes import StateChanges
+from rocketstore.broker.topics import Topics
+from rocketstore.broker.transactions.asking import ProducerChecks
+from rocketstore.broker.transactions.begins import HalfMessages
+from rocketstore.broker.transactions.ends import TransactionEnds
+from rocketstore.broker.transactions.service import TransactionService
+from rocketstore.broker_config import BrokerConfig
+from rocketstore.message.message import HostAddress
+from rocketstore.state.broker_state import BrokerState
+from rocketstore.store.message_store import MessageStore
+
+
+class Storage(NamedTuple):
+    """What a broker keeps, and what runs on it whether or not clients are served; for any thread."""
+
+    store: MessageStore
+    state: BrokerState
+    transactions: TransactionService
+
+
+class LoopTools(NamedTuple):
+    """What work on the loop needs of other threads, and of time."""
+
+    bridge: LoopBridge
+    clock: Clock
+    readers: ReadThreads
+    conditions: Conditions
+    """For any thread."""
+
+
+class ClientShares:
+    """Access control, and what clients may occupy of this broker: each its share."""
+
+    def __init__(self, config: BrokerConfig, guard: AccessGuard | None) -> None:
+        limits = Limits(
+            entries_max=config.send_pending_messages_max,
+            bytes_max=config.send_pending_bytes_max,
+            streams_max=config.streams_max,
+            waits_max=config.pulls_waiting_max,
+            answer_bytes_max=config.limits.answer_bytes_max,
+        )
+        self.guard: Final = guard
+        """None: everybody may do everything."""
+        self.quotas: Final = Quotas(limits, owner_percent=config.access.account_share_percent)
+        self.room: Final = AnswerRoom()
+
+
+class Broker:
+    """Create it on the loop's thread, and ``close`` it there; ``store_host`` is in records and message ids."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        storage: Storage,
+        mastership: Mastership,
+        loop: LoopTools,
+        shares: ClientShares,
+        store_host: HostAddress,
+    ) -> None:
+        store, state, transactions = storage
+        bridge, clock, readers, conditions = loop
+        self.live: Final = LiveConfig(config)
+        self.storage: Final = storage
+        self.mastership: Final = mastership
+        self.loop: Final = loop
+        self.shares: Final = shares
+        self.store_host: Final = store_host
+        self.records: Final = RecordReader(store, readers)
+        self.changes: Final = StateChanges(bridge, mastership)
+        self.topics: Final = Topics(self.live, state, mastership, self.changes)
+        halves = HalfMessages(self.live, transactions)
+        self.sending: Final = Sending(self.live, store, self.topics, halves, mastership, bridge, conditions)
+        waiting = WaitingPulls(bridge, waiting_max=config.pulls_waiting_max)
+        store.add_arrival_listener(waiting.arrived)
+        store.let_messages_gather(unless=lambda: len(waiting) > 0)
+        self.pulling: Final = PullService(self.live, store, self.topics, waiting, readers, clock)
+        retries = Retries(self.live, state, mastership, self.topics, self.sending, self.records, store_host)
+        self.groups: Final = Groups(self.live, state, mastership, retries, conditions)
+        self.ends: Final = TransactionEnds(transactions, readers, bridge, mastership)
+        self._checks = ProducerChecks(store, transactions, self.groups.clients, readers, bridge, store_host)
+
+    @property
+    def config(self) -> BrokerConfig:
+        """The configuration as it is now; may be read on any thread."""
+        return self.live.now
+
+    @property
+    def store(self) -> MessageStore:
+        """For any thread."""
+        return self.storage.store
+
+    @property
+    def state(self) -> BrokerState:
+        """For any thread."""
+        return self.storage.state
+
+    def counters(self) -> ServiceCounters:
+        """Requests in progress; for any thread."""
+        transactions = self.storage.transactions
+        return ServiceCounters(
+            messages_pending=self.sending.messages_pending,
+            bytes_pending=self.sending.bytes_pending,
+            pulls_waiting=len(self.pulling.waiting),
+            streams=sum(self.shares.quotas.root.streams.values()),
+            transactions_open=transactions.open_count,
+            transactions_given_up=transactions.given_up_count,
+            dropped_messages=transactions.dropped_count,
+        )
+
+    def stop_waiting(self) -> None:
+        """Have waiting pulls answered now, and let none wait any more."""
+        self.pulling.waiting.close()
+
+    async def close(self) -> None:
+        """Tell and ask no clients any more."""
+        self.groups.close()
+        await self._checks.close()

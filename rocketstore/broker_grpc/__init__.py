@@ -1,0 +1,1 @@
+"""The broker over gRPC: decodes requests, calls the broker, encodes answers."""

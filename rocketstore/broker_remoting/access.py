@@ -1,0 +1,391 @@
+"""Access control over remoting: nothing is done with a request before its signature and its permissions are checked.
+
+Each request is checked anew, by the current rules. Remembered are only who asked last on a connection, until the rules
+change, and whom to hang up on when its key is revoked or its group withdrawn.
+
+A request that a member of the group has passed on counts as coming from where that member says, and a white list must
+include the member's own address too: anybody on a member's machine could say the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Final, NamedTuple
+
+from dledger.access.guard import AccessGuard, Caller, ResourceKind, quota_at
+from dledger.access.permissions import permission_text
+from dledger.access.quota import Quota
+from dledger.access.rules import AccessRules, Account
+from dledger.core.producer_names import own_name
+from dledger.errors import AccessDeniedError
+from dledger.remoting.acl import ACCESS_KEY, is_signed
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.connection import Place, RemotingConnection
+from dledger.remoting.errors import RequestError
+from dledger.remoting.frame import Frame
+from dledger.remoting.server import Answer, Handler
+from dledger.types import TlsServerMode
+from rocketstore.broker.broker import Broker
+from rocketstore.broker.sending import NOTHING_DENIED
+from rocketstore.broker.transactions.messages import real_topic
+from rocketstore.broker_config import BrokerConfig
+from rocketstore.broker_remoting.decoding import BodyDecoder
+from rocketstore.broker_remoting.forwarding import BORN_HOST, FORWARDED
+from rocketstore.broker_remoting.needs import (
+    IN_BODY,
+    PUB,
+    RECORDS,
+    RULES,
+    SUB,
+    Need,
+    action_of,
+    resource_of,
+    topic_need,
+)
+from rocketstore.message.checks import NO_SEND_TOPICS
+from rocketstore.message.message import Message
+from rocketstore.message.record import decode_record
+from rocketstore.remoting.bodies.clients import ProducersByGroup
+from rocketstore.remoting.bodies.groups import GroupList, SubscriptionGroupTable
+from rocketstore.remoting.bodies.routes import TopicList
+from rocketstore.remoting.bodies.stats import ConsumeStats
+from rocketstore.remoting.bodies.topics import TopicConfigTable
+from rocketstore.remoting.codes import RequestCode
+from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
+
+_LOG: Final = logging.getLogger("rocketstore")
+DENIED: Final = "AclException: "
+"""Before each refusal: RocketMQ's clients and their users look for it."""
+_NOBODY: Final = "nobody"
+"""In the place of an address that is not believed: no white list includes it."""
+_ON_THE_WAY: Final = frozenset({BORN_HOST})
+"""Fields that are not the client's."""
+OriginOf = Callable[[RemotingConnection, Frame], Place]
+"""Where a request came from, also if a member has passed it on."""
+QuotaOf = Callable[[RemotingConnection, Frame], Quota]
+"""What the sender of a request may occupy."""
+
+
+class _Known(NamedTuple):
+    """Who asked last on a connection, under which rules."""
+
+    rules: AccessRules
+    key: str
+    caller: Caller
+    secret: str
+
+
+class RemotingAccess:
+    """On the loop. Without a guard, everybody may do everything. ``groups_of`` a connection: in which it consumes."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        origin_of: OriginOf,
+        groups_of: Callable[[RemotingConnection], Iterable[str]],
+        decoder: BodyDecoder,
+    ) -> None:
+        self._decoder = decoder
+        self._broker = broker
+        self._guard = broker.shares.guard
+        self._origin_of = origin_of
+        self._groups_of = groups_of
+        self._callers: dict[RemotingConnection, dict[str, Caller]] = {}  # by access key
+        self._known: dict[RemotingConnection, _Known] = {}
+        if broker.shares.guard is not None and not _is_sealed(broker.config):
+            _LOG.warning(
+                "RocketMQ's clients may connect without TLS: their signatures hold neither time nor nonce, so who "
+                "reads one request can send it again for ever; set tls_server_mode=enforcing"
+            )
+
+    @property
+    def rules(self) -> AccessRules | None:
+        """The current rules; others after each change."""
+        return None if self._guard is None else self._guard.rules
+
+    # -- before a request is handled -----------------------------------------------------------------------------------
+
+    def admit(self, connection: RemotingConnection, frame: Frame) -> None:
+        """Raises ``RequestError`` unless the caller may do this, as far as the header says what it is."""
+        guard = self._guard
+        if guard is None:
+            return
+        try:
+            caller = self._caller(guard, connection, frame)
+            rule = RULES.get(frame.code)
+            if rule is None:
+                raise guard.denied(caller, action_of(frame), "", "has no rule")
+            if rule.admin:
+                guard.require_admin(caller, action_of(frame), resource_of(frame), changes=rule.changes)
+            if frame.code not in IN_BODY:
+                for need in rule.needs(frame):
+                    _require(guard, caller, frame, need)
+            self._stand(guard, connection, frame, caller)
+        except AccessDeniedError as error:
+            raise _refused(error) from None
+
+    def admit_again(self, connection: RemotingConnection, frame: Frame, rules: AccessRules | None) -> None:
+        """The same for a request that has waited, unless the ``rules`` that admitted it are still the current ones."""
+        if self.rules is not rules:
+            self.admit(connection, frame)
+
+    def quota_of(self, connection: RemotingConnection, frame: Frame) -> Quota:
+        """What the sender of an admitted request may occupy: of its account, or of its address if it has none."""
+        quotas, origin = self._broker.shares.quotas, self._origin_of(connection, frame)
+        rules = self.rules
+        account = None if rules is None else rules.accounts.get(frame.fields.get(ACCESS_KEY, ""))
+        if account is None:
+            return quota_at(origin.host, str(origin), quotas)
+        return quotas.of(account.access_key, account.access_key, str(origin))
+
+    def denied_topics(
+        self, connection: RemotingConnection, frame: Frame, messages: Iterable[Message]
+    ) -> Mapping[str, PutResult]:
+        """The topics of numbered messages that the sender may not send to, with the refusals of their messages."""
+        guard = self._guard
+        if guard is None:
+            return NOTHING_DENIED
+        caller = self._caller(guard, connection, frame)
+        denied = [name for name in {one.topic for one in messages} if not _has(caller, topic_need(name, PUB))]
+        return {name: self._denied(guard, caller, frame, name) for name in denied}
+
+    @staticmethod
+    def _denied(guard: AccessGuard, caller: Caller, frame: Frame, topic: str) -> PutResult:
+        error = guard.denied(caller, action_of(frame), f"topic:{topic}", f"needs PUB on topic {topic}")
+        return PutResult(PutMessageStatus.NO_PERMISSION, outcome="not_applied", reason=f"{DENIED}{error}")
+
+    def own_producer(self, connection: RemotingConnection, frame: Frame, name: str) -> str:
+        """The account's name for a producer in the log, different from every other account's."""
+        return name if self._guard is None else own_name(self._caller(self._guard, connection, frame).name, name)
+
+    def _caller(self, guard: AccessGuard, connection: RemotingConnection, frame: Frame) -> Caller:
+        """Who asks. Each signature is verified; addresses once per connection, as long as the rules are the same."""
+        fields, rules = frame.fields, guard.rules
+        key, is_passed_on = fields.get(ACCESS_KEY, ""), BORN_HOST in fields
+        known = self._known.get(connection)
+        if (
+            known is not None
+            and not is_passed_on
+            and known.rules is rules
+            and known.key == key
+            and (not known.caller.signed or is_signed(known.secret, fields, frame.body))
+        ):
+            return known.caller
+        origin, place = self._origin_of(connection, frame), connection.place
+        peers: tuple[str, ...] = (_peer(origin),)
+        if is_passed_on:
+            peers += (_NOBODY if origin is place else _peer(place),)
+
+        def is_genuine(secret: bytes) -> bool:
+            return is_signed(secret.decode(), fields, frame.body, without=_ON_THE_WAY)
+
+        caller = guard.admit_signed(action_of(frame), key, peers, is_genuine, self._broker.shares.quotas)
+        if not (is_passed_on or connection.is_closed):
+            self._known[connection] = _Known(rules, key, caller, caller.account.secret.decode())
+        return caller
+
+    # -- connections ---------------------------------------------------------------------------------------------------
+
+    def _stand(self, guard: AccessGuard, connection: RemotingConnection, frame: Frame, caller: Caller) -> None:
+        """Remember whom to hang up on; not on a member that passes on what others ask."""
+        if connection.is_closed:
+            return
+        here = self._callers.setdefault(connection, {})
+        key = caller.account.access_key
+        is_its_own = frame.code not in FORWARDED or self._origin_of(connection, frame) is connection.place
+        if key not in here and is_its_own:
+            here[key] = caller
+            guard.enter(
+                caller, partial(self._end, guard, connection, caller), partial(self._is_still_allowed, connection)
+            )
+
+    def _is_still_allowed(self, connection: RemotingConnection) -> bool:
+        """Whether a client may still be in all groups that it said it consumes in."""
+        callers = self._callers.get(connection, {}).values()
+        return all(
+            any(one.may(ResourceKind.GROUP, group, SUB) for one in callers) for group in self._groups_of(connection)
+        )
+
+    def _end(self, guard: AccessGuard, connection: RemotingConnection, caller: Caller, why: str) -> None:
+        connection.close(str(guard.ended(caller, why)))
+
+    def may_send(self, connection: RemotingConnection, topic: str) -> bool:
+        """Whether an account that uses this connection may send to a topic, and so be asked about its transactions."""
+        callers = self._callers.get(connection, {}).values()
+        return self._guard is None or any(one.may(ResourceKind.TOPIC, topic, PUB) for one in callers)
+
+    def closed(self, connection: RemotingConnection) -> None:
+        """A client is gone."""
+        self._known.pop(connection, None)
+        for caller in self._callers.pop(connection, {}).values():
+            if self._guard is not None:
+                self._guard.leave(caller)
+
+    # -- around handlers -----------------------------------------------------------------------------------------------
+
+    def awaited(self, code: int, handler: Handler) -> Handler:
+        """``handler`` with what can only be checked by a message, or by the answer."""
+        guard = self._guard
+        if guard is None:
+            return handler
+        if code in IN_BODY:
+            return partial(self._named_in_body, guard, handler)
+        if code in RECORDS:
+            return partial(self._about_a_message, guard, handler)
+        if code == RequestCode.VIEW_MESSAGE_BY_ID:
+            return partial(self._readable_message, guard, handler)
+        return partial(self._shown, guard, handler, _SHOWN[code]) if code in _SHOWN else handler
+
+    async def _named_in_body(
+        self, guard: AccessGuard, handler: Handler, connection: RemotingConnection, frame: Frame
+    ) -> Answer:
+        needs = await self._decoder.run(connection, frame, RULES[frame.code].needs, frame)
+        try:
+            caller = self._caller(guard, connection, frame)
+            for need in needs:
+                _require(guard, caller, frame, need)
+        except AccessDeniedError as error:
+            raise _refused(error) from None
+        return await handler(connection, frame)
+
+    async def _about_a_message(
+        self, guard: AccessGuard, handler: Handler, connection: RemotingConnection, frame: Frame
+    ) -> Answer:
+        offset_of, permission = RECORDS[frame.code]
+        store = self._broker.store
+        if store.role is not BrokerRole.SLAVE:  # which does nothing itself, and may not have the message yet
+            offset = offset_of(frame)
+            record = await self._broker.loop.readers.run(store.read_record, offset) if offset >= 0 else None
+            topic = None if record is None else real_topic(record)
+            if topic is None:
+                raise RequestError(f"look message by offset failed, {offset}")
+            try:
+                _require_on_message(guard, self._caller(guard, connection, frame), frame, topic_need(topic, permission))
+            except AccessDeniedError as error:
+                raise _refused(error) from None
+        return await handler(connection, frame)
+
+    async def _readable_message(
+        self, guard: AccessGuard, handler: Handler, connection: RemotingConnection, frame: Frame
+    ) -> Answer:
+        answer = await handler(connection, frame)
+        if answer is None or not answer.body:
+            return answer
+        try:
+            topic = decode_record(answer.body, check_crc=False).topic
+            _require_on_message(guard, self._caller(guard, connection, frame), frame, topic_need(topic, SUB))
+        except AccessDeniedError as error:
+            raise _refused(error) from None
+        return answer
+
+    async def _shown(
+        self,
+        guard: AccessGuard,
+        handler: Handler,
+        show: Callable[[Account, bytes], bytes],
+        connection: RemotingConnection,
+        frame: Frame,
+    ) -> Answer:
+        answer = await handler(connection, frame)
+        if answer is None or not answer.body:
+            return answer
+        try:
+            account = self._caller(guard, connection, frame).account
+        except AccessDeniedError as error:
+            raise _refused(error) from None
+        if account.admin:
+            return answer
+        return answer._replace(body=await self._broker.loop.readers.run(show, account, answer.body))
+
+
+def _is_sealed(config: BrokerConfig) -> bool:
+    return config.effective_security.has_tls and config.tls_server_mode in (None, TlsServerMode.ENFORCING)
+
+
+def _peer(place: Place) -> str:
+    """As gRPC names it."""
+    return f"ipv6:[{place.host}]:{place.port}" if ":" in place.host else f"ipv4:{place.host}:{place.port}"
+
+
+def _refused(error: AccessDeniedError) -> RequestError:
+    return RequestError(f"{DENIED}{error}", AnswerCode.SYSTEM_ERROR)
+
+
+def _is_internal(need: Need) -> bool:
+    """Messages of all topics wait in the broker's own ones."""
+    return need.kind is ResourceKind.TOPIC and need.permission is SUB and need.name in NO_SEND_TOPICS
+
+
+def _has(caller: Caller, need: Need) -> bool:
+    return caller.account.admin or (not _is_internal(need) and caller.may(*need))
+
+
+def _require(guard: AccessGuard, caller: Caller, frame: Frame, need: Need) -> None:
+    if not _has(caller, need):
+        if _is_internal(need):
+            guard.require_admin(caller, action_of(frame), f"topic:{need.name}", changes=False)
+        guard.require(caller, action_of(frame), *need)
+
+
+def _require_on_message(guard: AccessGuard, caller: Caller, frame: Frame, need: Need) -> None:
+    """The audit log names the topic; a caller that may not read it must not learn it."""
+    try:
+        _require(guard, caller, frame, need)
+    except AccessDeniedError:
+        wanted = permission_text(need.permission)
+        raise AccessDeniedError(
+            f"{caller.name} is not allowed to do this: {action_of(frame)} needs {wanted} on the topic of that message"
+        ) from None
+
+
+# -- answers without what the account may not use ----------------------------------------------------------------------
+
+
+def _usable_topics(account: Account, body: bytes) -> bytes:
+    table = TopicConfigTable.decode(body)
+    kept = {name: one for name, one in table.topic_config_table.items() if account.topic(name)}
+    return replace(table, topic_config_table=kept).encode()
+
+
+def _usable_topic_names(account: Account, body: bytes) -> bytes:
+    found = TopicList.decode(body)
+    return replace(found, topic_list=tuple(one for one in found.topic_list if account.topic(one))).encode()
+
+
+def _usable_groups(account: Account, body: bytes) -> bytes:
+    table = SubscriptionGroupTable.decode(body)
+    kept = {name: one for name, one in table.subscription_group_table.items() if account.group(name)}
+    return replace(table, subscription_group_table=kept).encode()
+
+
+def _usable_group_names(account: Account, body: bytes) -> bytes:
+    return GroupList(tuple(one for one in GroupList.decode(body).group_list if account.group(one))).encode()
+
+
+def _usable_producers(account: Account, body: bytes) -> bytes:
+    found = ProducersByGroup.decode(body).data
+    return ProducersByGroup({name: one for name, one in found.items() if account.group(name)}).encode()
+
+
+def _may_read(account: Account, topic: str) -> bool:
+    return bool(account.topic(topic) & SUB) and topic not in NO_SEND_TOPICS
+
+
+def _readable_stats(account: Account, body: bytes) -> bytes:
+    stats = ConsumeStats.decode(body)
+    readable = {topic for topic in {queue.topic for queue in stats.offset_table} if _may_read(account, topic)}
+    kept = {queue: one for queue, one in stats.offset_table.items() if queue.topic in readable}
+    return replace(stats, offset_table=kept).encode()
+
+
+_SHOWN: Final[Mapping[int, Callable[[Account, bytes], bytes]]] = {
+    RequestCode.GET_ALL_TOPIC_CONFIG: _usable_topics,
+    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: _usable_topic_names,
+    RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: _usable_groups,
+    RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: _usable_group_names,
+    RequestCode.GET_ALL_PRODUCER_INFO: _usable_producers,
+    RequestCode.GET_CONSUME_STATS: _readable_stats,
+}

@@ -1,0 +1,81 @@
+"""Common to the requests of administrators: reads on few threads, changes only on the master, responses of limited
+size.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, ParamSpec, TypeVar
+
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.connection import RemotingConnection
+from dledger.remoting.errors import RequestError
+from dledger.remoting.frame import Frame
+from dledger.remoting.server import LITTLE, Answer, Handler
+from dledger.remoting.shares import HostShares
+from rocketstore.broker.broker import Broker
+
+READS_WAITING_MAX: Final = 256
+"""Maximum reads of administrators waiting for a thread."""
+REQUESTS_MAX: Final = 4 * READS_WAITING_MAX
+"""Maximum requests of administrators in progress; some wait for clients for up to 10 s."""
+QUEUES_MAX: Final = 20_000
+"""Maximum queues in one response: each costs up to two reads, and about 150 bytes of the frame's 16 MiB."""
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class Administration:
+    """On the loop. It uses at most half of the read threads, so that pulls always find one."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._room = asyncio.Semaphore(max(1, broker.config.read_threads // 2))
+        self.waiting = 0
+        """Reads that wait for a thread."""
+        percent = broker.config.access.account_share_percent
+        self._shares = HostShares(REQUESTS_MAX, max(1, READS_WAITING_MAX * percent // 100))
+
+    def shared(self, handler: Handler) -> Handler:
+        """``handler``, for at most a host's share of these requests at once: other administrators also have some."""
+
+        async def handle(connection: RemotingConnection, frame: Frame) -> Answer:
+            host = connection.counted_as
+            if not self._shares.has_room(host, little=connection.under_way <= LITTLE):
+                reason = f"[OVERLOAD] {self._shares.of(host)} such requests of {host} are in progress, try again later"
+                raise RequestError(reason, AnswerCode.SYSTEM_BUSY)
+            self._shares.change(host, 1)
+            try:
+                return await handler(connection, frame)
+            finally:
+                self._shares.change(host, -1)
+
+        return handle
+
+    async def read(self, read: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """The result of ``read``, which may be slow or wait for a disk. Raises ``RequestError`` if too many are
+        waiting.
+        """
+        if self.waiting >= READS_WAITING_MAX:
+            reason = f"[OVERLOAD] {self.waiting} requests of administrators wait already, try again later"
+            raise RequestError(reason, AnswerCode.SYSTEM_BUSY)
+        self.waiting += 1
+        try:
+            await self._room.acquire()
+        finally:
+            self.waiting -= 1
+        reading = asyncio.ensure_future(self._broker.loop.readers.run(read, *args, **kwargs))
+        reading.add_done_callback(self._has_read)  # not sooner, even if nobody waits any more: the thread is busy
+        return await asyncio.shield(reading)
+
+    def _has_read(self, reading: asyncio.Future[_T]) -> None:
+        self._room.release()
+        if not reading.cancelled():
+            reading.exception()  # taken note of, if nobody waits any more
+
+
+def check_queues(count: int) -> None:
+    """Raises ``RequestError`` if a response would contain too many queues."""
+    if count > QUEUES_MAX:
+        raise RequestError(f"{count} queues: an answer may be about {QUEUES_MAX} at most, ask for one topic")

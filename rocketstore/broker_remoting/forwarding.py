@@ -1,0 +1,183 @@
+"""A slave passes on to the master what only the master may do.
+
+A client learns of a new master when it next asks a name server, by default every 30 s. Until then it talks to the old
+one, if that still runs, and gets the new one's answers from there. Nothing is passed on twice, and nothing while no
+master is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final
+
+from dledger.remoting.acl import ACCESS_KEY
+from dledger.remoting.client import RemotingClient, UnreachableError
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.connection import DisconnectedError, Place, RemotingConnection, TooManyCallsError
+from dledger.remoting.errors import FrameError
+from dledger.remoting.frame import FLAG_ONEWAY, Frame
+from dledger.remoting.server import LITTLE, Answer, Direct, Handler
+from dledger.remoting.shares import HostShares
+from dledger.values import host_of, parse_address
+from rocketstore.broker.broker import Broker
+from rocketstore.remoting.codes import RequestCode
+
+_log = logging.getLogger(__name__)
+FORWARDED: Final = frozenset(
+    {
+        RequestCode.SEND_MESSAGE,
+        RequestCode.SEND_MESSAGE_V2,
+        RequestCode.SEND_BATCH_MESSAGE,
+        RequestCode.CONSUMER_SEND_MSG_BACK,
+        RequestCode.END_TRANSACTION,
+        RequestCode.UPDATE_CONSUMER_OFFSET,
+        RequestCode.LOCK_BATCH_MQ,
+        RequestCode.UNLOCK_BATCH_MQ,
+        RequestCode.UPDATE_AND_CREATE_TOPIC,
+        RequestCode.UPDATE_AND_CREATE_TOPIC_LIST,
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
+        RequestCode.DELETE_TOPIC_IN_BROKER,
+        RequestCode.DELETE_SUBSCRIPTIONGROUP,
+        RequestCode.CLONE_GROUP_OFFSET,
+    }
+)
+BORN_HOST: Final = "_bornHost"
+"""Ours, in a request that was passed on: where it came from. Believed of members of the group only."""
+TIMEOUT_S: Final = 2.8
+"""Clients give up after 3 s."""
+UNDER_WAY_MAX: Final = 4096
+"""Of all clients together; one host may have ``account_share_percent`` of them."""
+MEMBERS_INTERVAL_S: Final = 10.0
+"""How often the members' names are looked up."""
+
+
+class Forwarding:
+    """On the loop."""
+
+    def __init__(self, broker: Broker, client: RemotingClient) -> None:
+        """``client`` checks the names of those it dials, if it uses TLS."""
+        self._broker = broker
+        self._is_masters_name_checked = broker.store.log.is_replicated or broker.config.effective_security.has_tls
+        self._client = client
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._shares = HostShares(UNDER_WAY_MAX, UNDER_WAY_MAX * broker.config.access.account_share_percent // 100)
+        self._member_hosts: frozenset[str] = frozenset()
+        if broker.store.log.is_replicated:
+            self._tasks.add(asyncio.get_running_loop().create_task(self._look_up_members()))
+
+    def direct(self, take: Direct) -> Direct:
+        """``take``, at the master."""
+
+        def take_or_forward(connection: RemotingConnection, frame: Frame) -> None:
+            if self._master_for(frame):
+                task = asyncio.get_running_loop().create_task(self._forward_direct(connection, frame))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            else:
+                take(connection, frame)
+
+        return take_or_forward
+
+    def awaited(self, handler: Handler) -> Handler:
+        """``handler``, at the master."""
+
+        async def handle_or_forward(connection: RemotingConnection, frame: Frame) -> Answer:
+            if self._master_for(frame):
+                return await self._forward(connection, frame)
+            return await handler(connection, frame)
+
+        return handle_or_forward
+
+    def origin_of(self, connection: RemotingConnection, frame: Frame) -> Place:
+        """Where a request came from, also if another member has passed it on."""
+        text = frame.fields.get(BORN_HOST)
+        if text is None or connection.place.host not in self._member_hosts:
+            return connection.place
+        try:
+            return Place(*parse_address(text))
+        except ValueError:
+            return connection.place
+
+    async def close(self) -> None:
+        """Give up on what is under way."""
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _master_for(self, frame: Frame) -> str:
+        """The master's address if this is for it and not for us; empty otherwise."""
+        broker = self._broker
+        if broker.mastership.is_master or frame.code not in FORWARDED:
+            return ""
+        if BORN_HOST in frame.fields:
+            return ""  # it was passed on already
+        view = broker.mastership.view()
+        return view.leader_address if view.leader != broker.config.node_id else ""
+
+    async def _look_up_members(self) -> None:
+        """From which addresses a request may say that it was passed on."""
+        while True:
+            try:
+                self._member_hosts = await self._addresses_of_members()
+            except Exception:  # noqa: BLE001  # what was known stays; without this task it would never change again
+                _log.exception("the addresses of the group's members cannot be looked up; retrying")
+            await asyncio.sleep(MEMBERS_INTERVAL_S)
+
+    async def _addresses_of_members(self) -> frozenset[str]:
+        found: set[str] = set()
+        for name in {host_of(one) for one in self._broker.mastership.view().members.values() if one}:
+            with suppress(OSError, UnicodeError):  # no such name, now or ever
+                places = await self._broker.loop.readers.run(socket.getaddrinfo, name, None, type=socket.SOCK_STREAM)
+                found.update(str(place[4][0]) for place in places)
+        return frozenset(found)
+
+    async def _forward_direct(self, connection: RemotingConnection, frame: Frame) -> None:
+        answer: Answer = None
+        try:
+            answer = await self._forward(connection, frame)
+        except asyncio.CancelledError:
+            answer = frame.answer(AnswerCode.SYSTEM_ERROR, "this broker is stopping: the request may still be done")
+            raise
+        finally:
+            connection.done(frame, answer)
+
+    async def _forward(self, connection: RemotingConnection, frame: Frame) -> Answer:
+        master, host = self._master_for(frame), connection.counted_as
+        refusal = ""
+        if not master:
+            refusal = "the master is unknown"
+        elif ACCESS_KEY in frame.fields and not self._is_masters_name_checked:
+            refusal = "does not pass on signed requests to an address of which only a name server says that it is the "
+            refusal += "master: send to the master, or use TLS"
+        elif not self._shares.has_room(host, little=connection.under_way <= LITTLE):
+            refusal = "too many requests to the master are in progress, or too many of your host"
+        if refusal:
+            return frame.answer(AnswerCode.SERVICE_NOT_AVAILABLE, f"this broker is a slave, and {refusal}")
+        self._shares.change(host, 1)
+        try:
+            return await self._ask_master(master, connection, frame)
+        finally:
+            self._shares.change(host, -1)
+
+    async def _ask_master(self, master: str, connection: RemotingConnection, frame: Frame) -> Answer:
+        fields: Mapping[str, str] = {**frame.fields, BORN_HOST: str(connection.place)}
+        request = frame._replace(fields=fields)
+        try:
+            if frame.flag & FLAG_ONEWAY:
+                await self._client.tell(master, request)
+                return None
+            found = await self._client.call(master, request, TIMEOUT_S)
+        except (UnreachableError, TooManyCallsError, FrameError) as error:
+            return frame.answer(AnswerCode.SERVICE_NOT_AVAILABLE, f"this broker is a slave: {error}")
+        except (DisconnectedError, TimeoutError) as error:
+            reason = str(error) or f"no answer within {TIMEOUT_S:g} s"
+            return frame.answer(AnswerCode.SYSTEM_ERROR, f"the master may have done it, or not: {reason}")
+        return found._replace(opaque=frame.opaque, form=frame.form)

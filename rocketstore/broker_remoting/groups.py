@@ -1,0 +1,108 @@
+"""Administration of subscription groups: create, change, delete, list."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+
+from dledger.remoting.connection import RemotingConnection
+from dledger.remoting.frame import Frame
+from rocketstore.broker.broker import Broker
+from rocketstore.broker.retries import Retries
+from rocketstore.broker_remoting.administration import Administration
+from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupList, SubscriptionGroupTable
+from rocketstore.remoting.bodies.topics import DataVersion
+from rocketstore.remoting.headers import DeleteGroupHeader, GroupConfigHeader, read_header
+from rocketstore.state.changes import GroupConfig
+
+
+class GroupAdministration:
+    """On the loop."""
+
+    def __init__(self, broker: Broker, admin: Administration, retries: Retries) -> None:
+        self._broker = broker
+        self._retries = retries
+        self._admin = admin
+        self._lock = threading.Lock()  # guards the last list: lists are made on several threads
+        self._listed: dict[str, SubscriptionGroupConfig] = {}
+        self._version = DataVersion()
+
+    async def put(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP."""
+        self._broker.mastership.require()
+        group = _config_of(SubscriptionGroupConfig.decode(frame.body))
+        await self._broker.changes.make(lambda done: self._broker.state.put_group(group, done))
+        return frame.answer()
+
+    async def put_all(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST."""
+        self._broker.mastership.require()
+        wanted = await self._admin.read(SubscriptionGroupList.decode, frame.body)
+        groups = [_config_of(one) for one in wanted.group_config_list]
+        await self._broker.changes.make(*[partial(self._broker.state.put_group, one) for one in groups])
+        return frame.answer()
+
+    async def one(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """GET_SUBSCRIPTIONGROUP_CONFIG: where any group may consume, one that does not exist has the defaults."""
+        name = read_header(GroupConfigHeader, frame.fields).group
+        return frame.answer(body=_data_of(self._retries.group(name)).encode())
+
+    async def delete(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """DELETE_SUBSCRIPTIONGROUP: an unknown group counts as deleted.
+
+        A group exists as long as it has offsets, so it keeps them, with the default settings, unless the request says
+        to remove them: then what it has to try again and its dead letters are removed, too.
+        """
+        header = read_header(DeleteGroupHeader, frame.fields)
+        self._broker.mastership.require()
+        state, name = self._broker.state, header.group_name
+        if not state.has_group(name):
+            return frame.answer()
+        if header.remove_offset or not state.offsets(name):
+            await self._broker.changes.make(lambda done: state.delete_group(name, done))
+            self._broker.topics.news.tell()
+            return frame.answer()
+        await self._broker.changes.make(lambda done: state.put_group(GroupConfig(name), done))
+        return frame.answer(remark=f"the offsets of {name} stay, and so does the group, with the default settings")
+
+    async def all(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """GET_ALL_SUBSCRIPTIONGROUP_CONFIG."""
+        return frame.answer(body=await self._admin.read(self._encoded))
+
+    def _encoded(self) -> bytes:
+        state = self._broker.state
+        with self._lock:
+            table = {name: _data_of(state.group(name)) for name in state.groups()}
+            if table != self._listed:  # others only compare versions for equality
+                self._listed = table
+                self._version = DataVersion(self._version.counter + 1, self._broker.loop.clock.wall_ms())
+            listed = SubscriptionGroupTable(self._version, table)
+        return listed.encode()
+
+
+def _config_of(data: SubscriptionGroupConfig) -> GroupConfig:
+    return GroupConfig(
+        data.group_name,
+        data.consume_enable,
+        data.consume_from_min_enable,
+        data.consume_broadcast_enable,
+        data.retry_queue_nums,
+        data.retry_max_times,
+        data.broker_id,
+        data.which_broker_when_consume_slowly,
+        data.notify_consumer_ids_changed_enable,
+    )
+
+
+def _data_of(group: GroupConfig) -> SubscriptionGroupConfig:
+    return SubscriptionGroupConfig(
+        group.name,
+        group.consume_enable,
+        group.consume_from_min_enable,
+        group.consume_broadcast_enable,
+        group.retry_queues,
+        group.retry_times_max,
+        group.broker_id,
+        group.broker_id_when_slow,
+        group.notify_changes,
+    )

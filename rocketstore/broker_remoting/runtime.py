@@ -1,0 +1,169 @@
+"""What RocketMQ's tools ask of a running broker: how it does, what it is set to, to clean up."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from ipaddress import ip_address
+from typing import Final
+
+from dledger import __version__, properties
+from dledger.errors import ConfigError
+from dledger.remoting.codes import VERSION, AnswerCode
+from dledger.remoting.connection import RemotingConnection
+from dledger.remoting.errors import RequestError
+from dledger.remoting.fastjson import dumps
+from dledger.remoting.frame import Frame
+from rocketstore.broker.broker import Broker
+from rocketstore.broker.hosts import host_text
+from rocketstore.broker.live_config import FixedSettingError
+from rocketstore.broker.status import broker_id
+from rocketstore.broker_remoting.administration import READS_WAITING_MAX, Administration
+from rocketstore.broker_remoting.statistics import Statistics
+from rocketstore.commit_log.plain import PlainCommitLog
+from rocketstore.ha import proof
+from rocketstore.remoting.bodies.ha import HA_PORT, HaFacts, status_of
+from rocketstore.remoting.bodies.routes import KVTable
+from rocketstore.remoting.bodies.runtime import own_table
+from rocketstore.remoting.bodies.topics import DataVersion
+from rocketstore.remoting.headers import AclVersionAnswer, VersionAnswer, write_header
+from rocketstore.settings import properties_of
+
+_LOG: Final = logging.getLogger("rocketstore")
+CONFIG_BYTES_MAX: Final = 64 * 1024
+_OF_TOPICS: Final = frozenset({"auto_create_topic_enable", "broker_permission", "default_topic_queue_nums"})
+"""Settings that name servers see in the topics."""
+_FIXED: Final[Mapping[str, str]] = {
+    "clientCallbackExecutorThreads": str(os.cpu_count()),  # exportMetrics takes it for the number of processors
+    "filterServerNums": "0",
+    "msgTraceTopicName": "RMQ_SYS_TRACE_TOPIC",
+    "traceOn": "true",
+    "traceTopicEnable": "false",
+}
+"""RocketMQ's settings that are none here; its tools fail without them."""
+VERSION_TEXT: Final = "V4_9_8"
+
+
+class RunningBroker:
+    """On the loop."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        admin: Administration,
+        statistics: Statistics,
+        announce: Callable[[], Awaitable[None]],
+        replication: Callable[[], dict[str, str]],
+    ) -> None:
+        """``replication``: what is told of classic replication, empty in a group; for any thread."""
+        self._broker = broker
+        self._replication = replication
+        self._announce = announce
+        self._admin = admin
+        self._statistics = statistics
+        self._release = __version__
+
+    async def info(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """GET_BROKER_RUNTIME_INFO."""
+        broker, counted = self._broker, self._statistics
+        sending, now = broker.sending, counted.now()
+        here = {
+            "brokerVersion": str(VERSION),
+            "brokerVersionDesc": VERSION_TEXT,
+            "brokerActive": "true",
+            "startAcceptSendRequestTimeStamp": "0",
+            "msgPutTotalYesterdayMorning": str(counted.yesterday_morning.puts),
+            "msgPutTotalTodayMorning": str(counted.this_morning.puts),
+            "msgPutTotalTodayNow": str(now.puts),
+            "msgGetTotalYesterdayMorning": str(counted.yesterday_morning.gets),
+            "msgGetTotalTodayMorning": str(counted.this_morning.gets),
+            "msgGetTotalTodayNow": str(now.gets),
+            "sendThreadPoolQueueSize": str(sending.messages_pending),
+            "sendThreadPoolQueueCapacity": str(broker.config.send_pending_messages_max),
+            "pullThreadPoolQueueSize": str(broker.loop.readers.waiting),
+            "pullThreadPoolQueueCapacity": str(broker.config.pulls_waiting_max),
+            "queryThreadPoolQueueSize": str(self._admin.waiting),
+            "queryThreadPoolQueueCapacity": str(READS_WAITING_MAX),
+            "EndTransactionQueueSize": "0",
+            "EndTransactionThreadPoolQueueCapacity": "0",
+        }
+        # Nothing waits in a queue of its own for a thread: what waits is counted above, but not for how long.
+        here |= dict.fromkeys([f"{kind}ThreadPoolQueueHeadWaitTimeMills" for kind in ("send", "pull", "query")], "0")
+        return frame.answer(body=await self._admin.read(self._info, here, frame.fields.get(proof.PROVE, "")))
+
+    def _info(self, here: dict[str, str], prove: str) -> bytes:
+        """Waits for the file system and for the node's lock: on a read thread."""
+        broker = self._broker
+        log = broker.store.log
+        if prove and isinstance(log, PlainCommitLog) and not broker.config.access.acl_enable:
+            here[proof.PROOF] = proof.answer(log, prove)
+        told = broker.store.runtime_info() | broker.state.runtime_info() | broker.storage.transactions.runtime_info()
+        view, conditions = broker.mastership.view(), [one.kind for one in broker.loop.conditions.now()]
+        own = own_table(self._release, broker.config.node_id, view.role, view.term, view.members, conditions)
+        return KVTable(told | here | own | self._replication()).encode()
+
+    async def ha_status(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """GET_BROKER_HA_STATUS."""
+        facts = HaFacts.of(await self._admin.read(self._replication))
+        if facts is None:
+            raise RequestError("this broker's log is replicated within its group, not by a master to slaves")
+        return frame.answer(body=status_of(facts, self._broker.loop.clock.wall_ms()).encode())
+
+    async def config(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """GET_BROKER_CONFIG."""
+        broker = self._broker
+        config, role = broker.config, broker.store.role
+        now = {
+            "brokerRole": str(role),
+            "brokerId": str(broker_id(config, role, broker.mastership.view())),
+            "brokerIP1": str(ip_address(broker.store_host.ip)),
+            "useTLS": str(config.effective_security.has_tls).lower(),
+        }
+        if (ha_port := self._replication().get(HA_PORT)) is not None:
+            now[HA_PORT] = ha_port
+        settings = {**_FIXED, **properties_of(config), **now}
+        text = "".join(f"{name}={value}\n" for name, value in settings.items())
+        version = DataVersion(self._broker.live.changes, self._broker.store.stats.boot_ms).encode().decode()
+        return frame.answer(fields=write_header(VersionAnswer(version)), body=text.encode())
+
+    async def change_config(self, connection: RemotingConnection, frame: Frame) -> Frame:
+        """UPDATE_BROKER_CONFIG: all settings, or none; this broker's only, and until its next start."""
+        if len(frame.body) > CONFIG_BYTES_MAX:
+            raise RequestError(f"{len(frame.body)} bytes of settings: at most {CONFIG_BYTES_MAX} are allowed")
+        try:
+            given = {one.key: one.value for one in properties.parse(properties.decode(frame.body))}
+        except ConfigError as error:
+            raise RequestError(f"malformed settings: {error}") from error
+        try:
+            changed = self._broker.live.change(given)
+        except FixedSettingError as error:
+            raise RequestError(str(error), AnswerCode.NO_PERMISSION) from error
+        for name, value in changed.items():
+            _LOG.info("setting %s=%s until the next start, by %s", name, value, connection.place)
+        if changed.keys() & _OF_TOPICS:
+            await self._announce()
+        return frame.answer(remark="in effect until this broker's next start" if changed else "")
+
+    async def clean_log(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """DELETE_EXPIRED_COMMITLOG: files whose time has come, whatever the hour."""
+        self._broker.store.request_clean()
+        return frame.answer()
+
+    async def clean_queues(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """CLEAN_EXPIRED_CONSUMEQUEUE and CLEAN_UNUSED_TOPIC: done all the time, so nothing is left to do."""
+        return frame.answer(remark="files of queues go with the log's, without being asked; their numbering stays")
+
+    async def acl_version(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """GET_BROKER_CLUSTER_ACL_INFO."""
+        config, version = self._broker.config, DataVersion(0, self._broker.store.stats.boot_ms).encode().decode()
+        file = config.access.acl_file if config.access.acl_enable else None
+        by_file = "{}" if file is None else f"{{{dumps(str(file)).decode()}:{version}}}"
+        address = host_text(self._broker.store_host)
+        header = AclVersionAnswer(version, by_file, config.name, address, config.cluster_name)
+        return frame.answer(fields=write_header(header))
+
+    async def no_acl_changes(self, _: RemotingConnection, __: Frame) -> Frame:
+        """UPDATE_AND_CREATE_ACL_CONFIG, DELETE_ACL_CONFIG, UPDATE_GLOBAL_WHITE_ADDRS_CONFIG."""
+        reason = "access rules are a file on each broker, which is read again when it changes: edit that"
+        raise RequestError(reason, AnswerCode.REQUEST_CODE_NOT_SUPPORTED)

@@ -1,0 +1,153 @@
+"""How much came and went per minute, hour and day: sampled from the store's totals, so that no message costs more.
+
+Bounded as metrics are: the first ``metrics_topics_max`` topics and pairs of group and topic are told by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from dledger.remoting.connection import RemotingConnection
+from dledger.remoting.errors import RequestError
+from dledger.remoting.frame import Frame
+from rocketstore.broker.broker import Broker
+from rocketstore.broker.measurements import first_groups, first_topics
+from rocketstore.broker.retries import Retries
+from rocketstore.remoting.bodies.stats import BrokerStatsData, BrokerStatsItem
+from rocketstore.remoting.headers import StatsDataHeader, read_header
+
+SAMPLE_S: Final = 10.0
+STEPS_MS: Final = (10_000, 600_000, 3_600_000)
+"""How far apart samples are that are kept for the minute, the hour and the day."""
+KEPT: Final = (7, 7, 25)
+"""How many of each, so that they span a minute, an hour and a day."""
+_SLACK_MS: Final = 5_000
+"""A timer that is early by less counts as in time."""
+
+
+class Total(NamedTuple):
+    """What was counted since the start: what the statistic is about, and how many messages that were."""
+
+    amount: int
+    messages: int
+
+
+class Sample(NamedTuple):
+    """All totals at one moment, by name of the statistic and key."""
+
+    at_ms: int
+    totals: Mapping[tuple[str, str], Total]
+
+
+class BrokerTotals(NamedTuple):
+    """Messages that arrived, also on a slave, and were given out, since the start; without the broker's own state."""
+
+    puts: int
+    gets: int
+
+
+class Statistics:
+    """On the loop; ``start`` and ``close`` it."""
+
+    def __init__(self, broker: Broker, retries: Retries) -> None:
+        self._broker = broker
+        self._retries = retries
+        self._kept: tuple[deque[Sample], ...] = tuple(deque(maxlen=count) for count in KEPT)
+        self._timer: asyncio.TimerHandle | None = None
+        self._sampling: asyncio.Task[None] | None = None
+        self._day: tuple[int, ...] = ()
+        nothing = BrokerTotals(0, 0)
+        self.this_morning = nothing
+        """At midnight, local time; at the start if that is later."""
+        self.yesterday_morning = nothing
+
+    def start(self) -> None:
+        """Begin to count."""
+        self.take(self._sample())
+        self._timer = asyncio.get_running_loop().call_later(SAMPLE_S, self._begin)
+
+    def close(self) -> None:
+        """End. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._sampling is not None:
+            self._sampling.cancel()
+
+    def now(self) -> BrokerTotals:
+        """Of the whole broker."""
+        stats = self._broker.store.stats
+        return BrokerTotals(stats.arrived, stats.transferred)
+
+    async def view(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """VIEW_BROKER_STATS_DATA."""
+        header = read_header(StatsDataHeader, frame.fields)
+        found = self.of(header.stats_name, header.stats_key)
+        if found is None:
+            limit = self._broker.config.metrics_topics_max
+            what = f"The stats <{header.stats_name}> <{header.stats_key}> not exist"
+            raise RequestError(f"{what}: nothing was counted, or not among the first {limit} (metricsTopicsMax)")
+        return frame.answer(body=found.encode())
+
+    def of(self, name: str, key: str) -> BrokerStatsData | None:
+        """One statistic; None if nothing was counted."""
+        newest = self._kept[0][-1]
+        if (name, key) not in newest.totals:
+            return None
+        return BrokerStatsData(*(_between(kept[0], newest, (name, key)) for kept in self._kept))
+
+    def get_tps(self, group: str, topic: str) -> float:
+        """Messages per second that a group got of a topic, over the last minute."""
+        found = self.of("GROUP_GET_NUMS", f"{topic}@{group}")
+        return 0.0 if found is None else found.stats_minute.tps
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def take(self, sample: Sample) -> None:
+        """Keep a sample wherever the last one is old enough."""
+        for kept, step_ms in zip(self._kept, STEPS_MS, strict=True):
+            if not kept or sample.at_ms - kept[-1].at_ms >= step_ms - _SLACK_MS:
+                kept.append(sample)
+        day = time.localtime(self._broker.loop.clock.wall_ms() / 1000)[:3]
+        if day != self._day:
+            self._day = day
+            self.yesterday_morning, self.this_morning = self.this_morning, self.now()
+
+    def _begin(self) -> None:
+        self._sampling = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        self.take(await self._broker.loop.readers.run(self._sample))
+        self._timer = asyncio.get_running_loop().call_later(SAMPLE_S, self._begin)
+
+    def _sample(self) -> Sample:
+        """On any thread."""
+        broker, totals = self._broker, dict[tuple[str, str], Total]()
+        limit, stats = broker.config.metrics_topics_max, broker.store.stats
+        for topic, one in first_topics(stats.topics(), limit).items():
+            totals["TOPIC_PUT_NUMS", topic] = Total(one.messages, one.messages)
+            totals["TOPIC_PUT_SIZE", topic] = Total(one.size_bytes, one.messages)
+        for (group, topic), got in first_groups(stats.groups(), limit).items():
+            totals["GROUP_GET_NUMS", f"{topic}@{group}"] = Total(got.messages, got.messages)
+            totals["GROUP_GET_SIZE", f"{topic}@{group}"] = Total(got.size_bytes, got.messages)
+        for (group, topic), count in self._retries.sent_back.copy().items():
+            totals["SNDBCK_PUT_NUMS", f"{topic}@{group}"] = Total(count, count)
+        puts, gets = self.now()
+        totals["BROKER_PUT_NUMS", broker.config.cluster_name] = Total(puts, puts)
+        totals["BROKER_GET_NUMS", broker.config.cluster_name] = Total(gets, gets)
+        return Sample(broker.loop.clock.monotonic_ms(), totals)
+
+
+def _between(first: Sample, last: Sample, key: tuple[str, str]) -> BrokerStatsItem:
+    before = first.totals.get(key, Total(0, 0))
+    after = last.totals[key]
+    took_ms, amount = last.at_ms - first.at_ms, after.amount - before.amount
+    messages = after.messages - before.messages
+    return BrokerStatsItem(
+        amount,
+        amount * 1000 / took_ms if took_ms > 0 else 0.0,
+        amount / messages if messages else 0.0,
+    )

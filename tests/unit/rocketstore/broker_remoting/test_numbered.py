@@ -1,0 +1,146 @@
+"""Numbered messages over remoting: a repetition is recognized, and a request is stored entirely or not at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.frame import Frame
+from rocketstore.broker_config import BrokerConfig
+from rocketstore.message.record import decode_record
+from rocketstore.remoting.codes import OwnCode
+from rocketstore.remoting.numbered_sends import (
+    NumberedMessage,
+    NumberedSend,
+    decode_next,
+    decode_stored,
+    encode_name,
+)
+from rocketstore.types import HALF_TOPIC, BrokerRole, PutMessageStatus, PutResult
+from tests.support.remoting import RemotingSocket
+from tests.support.waiting import wait_until
+from tests.unit.rocketstore.broker.harness import STORE_HOST
+from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness
+
+
+def numbered(body: bytes, topic: str = "T", queue_id: int = 0, properties: bytes = b"") -> NumberedMessage:
+    return NumberedMessage(topic, queue_id, 0, 0, 1000, properties, body)
+
+
+def begin(client: RemotingSocket, number: int, *messages: NumberedMessage, producer: str = "p") -> int:
+    return client.begin(OwnCode.SEND_NUMBERED, {}, NumberedSend(producer, number, messages).encode())
+
+
+def send(client: RemotingSocket, number: int, *messages: NumberedMessage, producer: str = "p") -> Frame:
+    return client.answer_to(begin(client, number, *messages, producer=producer))
+
+
+def bodies(broker: RemotingHarness) -> list[bytes]:
+    return [decode_record(one.record).body for one in broker.store.log.records]
+
+
+def test_a_repeated_request_is_answered_as_before(broker: RemotingHarness, client: RemotingSocket) -> None:
+    """Also where the broker chooses the queue: it does not choose again. Each message has its place."""
+    messages = [numbered(b"1", queue_id=-1), numbered(b"2", queue_id=2, properties=b"TAGS\x01a")]
+    first = send(client, 0, *messages)
+    assert first.code == AnswerCode.SUCCESS
+    ip, port, places = decode_stored(first.body)
+    assert (ip, port) == STORE_HOST
+    assert [one.queue_id for one in places if one is not None] == [0, 2]
+    assert send(client, 0, *messages).body == first.body
+    assert bodies(broker) == [b"1", b"2"]
+    stored = decode_record(broker.store.log.records[1].record)
+    assert (stored.tags, stored.born_timestamp, stored.born_host.ip) == ("a", 1000, b"\x7f\0\0\1")
+
+
+def test_the_next_number_is_known_with_what_identifies_the_memory_of_it(
+    broker: RemotingHarness, client: RemotingSocket
+) -> None:
+    """A group remembers producers in its log, so that nothing needs to identify it."""
+
+    def asked(name: str) -> tuple[int, str]:
+        return decode_next(client.ask(OwnCode.NEXT_NUMBER, {}, encode_name(name)).body)
+
+    send(client, 0, numbered(b"1"), numbered(b"2"))
+    assert (asked("p"), asked("other")) == ((2, ""), (0, ""))
+    assert client.ask(OwnCode.NEXT_NUMBER, {}, encode_name("no name")).code == AnswerCode.SYSTEM_ERROR
+    broker.become(BrokerRole.SLAVE)
+    assert client.ask(OwnCode.NEXT_NUMBER, {}, encode_name("p")).code == AnswerCode.SERVICE_NOT_AVAILABLE
+
+
+def test_a_refused_message_keeps_the_others_of_its_request_out(broker: RemotingHarness, client: RemotingSocket) -> None:
+    """The numbers of the following ones would not match the producer's. The answer says which one is to blame."""
+    refused = send(client, 0, numbered(b"1"), numbered(b"2", queue_id=9), numbered(b"3"))
+    assert (refused.code, "there is no queue 9" in refused.remark) == (AnswerCode.SYSTEM_ERROR, True)
+    facts = {name: refused.fields[name] for name in ("status", "outcome", "message")}
+    assert facts == {"status": "QUEUE_NOT_FOUND", "outcome": "not_applied", "message": "1"}
+    assert bodies(broker) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"), [("OUT_OF_ORDER_SEQUENCE", "not_applied"), ("UNKNOWN_PRODUCER", "not_applied")]
+)
+def test_what_the_log_says_of_numbers_reaches_the_producer(
+    broker: RemotingHarness, client: RemotingSocket, status: str, outcome: str
+) -> None:
+    broker.store.refusals.append(PutResult(PutMessageStatus(status), outcome="not_applied", reason="because"))
+    refused = send(client, 7, numbered(b"1"))
+    assert (refused.fields["status"], refused.fields["outcome"], refused.remark) == (status, outcome, "because")
+    assert refused.code != AnswerCode.SUCCESS
+
+
+def test_a_slave_names_the_master(broker: RemotingHarness, client: RemotingSocket) -> None:
+    broker.become(BrokerRole.SLAVE)
+    refused = send(client, 0, numbered(b"1"))
+    assert (refused.code, refused.fields["leader"]) == (AnswerCode.SERVICE_NOT_AVAILABLE, broker.view.leader_address)
+
+
+def test_a_producers_requests_stay_in_order_while_topics_are_created(
+    broker: RemotingHarness, client: RemotingSocket
+) -> None:
+    """Later ones, to topics that exist, would be refused as out of order; another producer's need not wait."""
+    broker.state.held = []
+    opaques = [
+        begin(client, 0, numbered(b"0", "New")),
+        begin(client, 1, numbered(b"1"), numbered(b"2", "Newer")),
+        begin(client, 3, numbered(b"3")),
+    ]
+    wait_until(lambda: len(broker.state.held or ()) == 1, "the first topic is being created")
+    assert send(client, 0, numbered(b"x"), producer="q").code == AnswerCode.SUCCESS
+    assert bodies(broker) == [b"x"]
+    broker.state.held.pop()()
+    wait_until(lambda: len(broker.state.held or ()) == 1, "the second topic is being created")
+    assert bodies(broker) == [b"x", b"0"]
+    broker.state.held.pop()()
+    assert [client.answer_to(one).code for one in opaques] == [AnswerCode.SUCCESS] * 3
+    assert bodies(broker) == [b"x", b"0", b"1", b"2", b"3"]
+
+
+def test_a_numbered_message_may_begin_a_transaction(broker: RemotingHarness, client: RemotingSocket) -> None:
+    """Its answer names the queue that it is for."""
+    properties = b"TRAN_MSG\x01true\x02PGROUP\x01g"
+    _, _, (place,) = decode_stored(send(client, 0, numbered(b"half", queue_id=3, properties=properties)).body)
+    assert place is not None
+    assert (place.queue_id, decode_record(broker.store.log.records[0].record).topic) == (3, HALF_TOPIC)
+
+
+@pytest.mark.parametrize(("name", "number"), [("no name", 0), ("p", -1), ("p", (1 << 63) - 1)])
+def test_names_and_numbers_that_cannot_be_meant_are_refused(
+    broker: RemotingHarness, client: RemotingSocket, name: str, number: int
+) -> None:
+    assert send(client, number, numbered(b"1"), producer=name).code == AnswerCode.SYSTEM_ERROR
+    assert bodies(broker) == []
+
+
+def test_too_much_under_way_is_refused_and_may_be_sent_again() -> None:
+    """Of the whole broker."""
+    with RemotingHarness(replace(BrokerConfig(), send_pending_messages_max=1)) as broker, broker.dial() as client:
+        broker.store.hold_results = True
+        first = begin(client, 0, numbered(b"1"))
+        wait_until(lambda: len(broker.store.held) == 1, "it is being stored")
+        refused = send(client, 1, numbered(b"2"))
+        assert (refused.code, refused.fields["status"]) == (AnswerCode.SYSTEM_BUSY, "FLOW_CONTROL")
+        broker.store.release_results()
+        assert client.answer_to(first).code == AnswerCode.SUCCESS
