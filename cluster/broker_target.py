@@ -24,17 +24,14 @@ from dledger.contexts import ContextOption, check_place
 from dledger.values import address_text, parse_duration_ms
 
 if TYPE_CHECKING:
-    from rocketstore.client import (
-        Admin,
-        ClusterAdmin,
-        ClusterConsumer,
-        ClusterProducer,
-        Consumer,
-        ConsumerOptions,
-        GroupConsumer,
-        GroupOptions,
-        Producer,
-    )
+    from rocketstore.client.admin import Admin
+    from rocketstore.client.cluster_admin import ClusterAdmin
+    from rocketstore.client.cluster_consumer import ClusterConsumer
+    from rocketstore.client.cluster_producer import ClusterProducer
+    from rocketstore.client.consumer import Consumer, ConsumerOptions
+    from rocketstore.client.group_consumer import GroupConsumer
+    from rocketstore.client.group_options import GroupOptions
+    from rocketstore.client.producer import Producer
     from rocketstore.nameserver.groups import BrokerGroup
 
 DEFAULT_BROKER = "127.0.0.1:10911"
@@ -56,7 +53,7 @@ class BrokerTarget:
 
     def admin(self) -> Admin:
         """An admin client of ``addresses``; the caller closes it, like the other clients."""
-        from rocketstore.client import Admin
+        from rocketstore.client.admin import Admin
 
         return Admin(list(self.addresses), timeout_s=self.timeout_s, security=self.security.for_client())
 
@@ -72,7 +69,8 @@ class BrokerTarget:
 
     def producer(self, topic: str, *, for_one_queue: bool = False) -> Producer | ClusterProducer:
         """A producer that never sends anything twice. Raises ``UsageError`` for one queue in several groups."""
-        from rocketstore.client import ClusterProducer, Producer
+        from rocketstore.client.cluster_producer import ClusterProducer
+        from rocketstore.client.producer import Producer
 
         addresses, security = self._one_group(topic, for_one_queue=for_one_queue), self.security.for_client()
         if addresses:
@@ -81,7 +79,8 @@ class BrokerTarget:
 
     def consumer(self, group: str, topic: str, options: ConsumerOptions) -> Consumer | ClusterConsumer:
         """A consumer of a group, or of none if the name is empty. Raises ``UsageError`` as above."""
-        from rocketstore.client import ClusterConsumer, Consumer
+        from rocketstore.client.cluster_consumer import ClusterConsumer
+        from rocketstore.client.consumer import Consumer
 
         addresses = self._one_group(topic, for_one_queue=options.queues is not None)
         security = self.security.for_client()
@@ -94,7 +93,7 @@ class BrokerTarget:
 
         Raises ``UsageError`` for ``broker_name``: the others would divide other queues.
         """
-        from rocketstore.client import GroupConsumer
+        from rocketstore.client.group_consumer import GroupConsumer
 
         security = self.security.for_client()
         if not self.name_servers:
@@ -116,7 +115,7 @@ class BrokerTarget:
         return found[0].addresses if len(found) == 1 else ()
 
     def _cluster(self) -> ClusterAdmin:
-        from rocketstore.client import ClusterAdmin
+        from rocketstore.client.cluster_admin import ClusterAdmin
 
         security = self.security.for_client()
         return ClusterAdmin(list(self.name_servers), timeout_s=self.timeout_s, security=security)

@@ -19,7 +19,9 @@ from benchmarks.scenarios import failover
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import LocalGroup
 from dledger.errors import DLedgerError
-from rocketstore.client import Admin, Producer, TopicInfo
+from rocketstore.client.admin import Admin
+from rocketstore.client.producer import Producer
+from rocketstore.client.topics import TopicInfo
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record, encode_record
 

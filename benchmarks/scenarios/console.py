@@ -34,7 +34,7 @@ CREATORS: Final = 16
 
 def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
     """Three brokers with a topic of four queues, which cost more than three log nodes; the console as a process."""
-    from rocketstore.client import TopicInfo
+    from rocketstore.client.topics import TopicInfo
 
     seconds = max(SECONDS_MIN, 3 * context.settings.seconds)
     with LocalBrokers(context.directory / "brokers-console") as brokers:
@@ -71,7 +71,7 @@ def measure_many(context: Context, names: frozenset[str]) -> Iterator[Figure]:
 
 
 def _create(brokers: LocalBrokers, topics: int, queues: int) -> None:
-    from rocketstore.client import TopicInfo
+    from rocketstore.client.topics import TopicInfo
 
     with brokers.admin() as admin, ThreadPoolExecutor(CREATORS) as threads:
         made = [TopicInfo(f"topic-{number:05}", queues, queues) for number in range(topics)]

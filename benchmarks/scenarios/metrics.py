@@ -18,7 +18,7 @@ from benchmarks.targets import UNMEASURED
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import LocalGroup
 from dledger.client import DLedgerClient
-from rocketstore.client import TopicInfo
+from rocketstore.client.topics import TopicInfo
 from rocketstore.message.message import Message
 
 TOPICS: Final = 300

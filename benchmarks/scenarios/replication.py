@@ -24,7 +24,8 @@ from cluster.local.group import HOST, free_ports
 from dledger.conditions import ConditionKind
 from dledger.remoting.blocking import BlockingRemotingClient
 from dledger.remoting.frame import Frame
-from rocketstore.client import Producer, TopicInfo
+from rocketstore.client.producer import Producer
+from rocketstore.client.topics import TopicInfo
 from rocketstore.message.message import Message
 from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.nameserver.server import NameServer

@@ -20,7 +20,8 @@ from benchmarks.processes import PythonChild
 from benchmarks.registry import Scenario
 from benchmarks.targets import BARE_PRODUCER, OWN_P50, SENT_MEANWHILE
 from cluster.local.brokers import LocalBrokers
-from rocketstore.client import Producer, TopicInfo
+from rocketstore.client.producer import Producer
+from rocketstore.client.topics import TopicInfo
 from rocketstore.message.message import Message
 
 CHILD: Final = "benchmarks.children.spark_live"

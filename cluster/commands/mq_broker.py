@@ -18,7 +18,7 @@ from dledger.errors import DLedgerError
 from rocketstore.remoting.bodies.ha import HaFacts
 
 if TYPE_CHECKING:
-    from rocketstore.client import BrokerStatus
+    from rocketstore.client.admin import BrokerStatus
 
 _COLUMNS = (
     "cluster",

@@ -17,7 +17,7 @@ from dledger.conditions import Condition, ConditionKind
 from dledger.errors import DLedgerError
 
 if TYPE_CHECKING:
-    from rocketstore.client import Admin, QueueProgress
+    from rocketstore.client.admin import Admin, QueueProgress
 
 
 @click.group(

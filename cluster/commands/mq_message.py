@@ -23,16 +23,14 @@ from cluster.reporting import ErrorReportingGroup
 from dledger import flag_values
 
 if TYPE_CHECKING:
-    from rocketstore.client import (
-        ClusterConsumer,
-        ClusterProducer,
-        Consumer,
-        GroupConsumer,
-        Producer,
-        ReceivedMessage,
-        SendFuture,
-        SendReceipt,
-    )
+    from rocketstore.client.cluster_consumer import ClusterConsumer
+    from rocketstore.client.cluster_producer import ClusterProducer
+    from rocketstore.client.consumer import Consumer
+    from rocketstore.client.group_consumer import GroupConsumer
+    from rocketstore.client.producer import Producer
+    from rocketstore.client.receipts import SendReceipt
+    from rocketstore.client.received import ReceivedMessage
+    from rocketstore.client.sends import SendFuture
     from rocketstore.message.message import Message
 
 DELAY_LEVEL_MAX = 18
@@ -78,7 +76,7 @@ class _Letter:
     key: str | None
 
     def message(self, body: bytes) -> Message:
-        from rocketstore.client import Message
+        from rocketstore.message.message import Message
 
         return Message(
             self.topic,
@@ -274,7 +272,8 @@ def consume(  # noqa: PLR0913  # one parameter per option
     target: BrokerTarget,
 ) -> None:
     """Print the messages of a topic, from the first one, or with --follow only new ones."""
-    from rocketstore.client import ConsumerOptions, GroupOptions
+    from rocketstore.client.consumer import ConsumerOptions
+    from rocketstore.client.group_options import GroupOptions
 
     begin = start if start is not None else "last" if follow else "first"
     pull_wait_ms = 5000 if follow else int(POLL_S * 1000)

@@ -11,7 +11,7 @@ from cluster.broker_target import time_text
 from dledger.escapes import escaped
 
 if TYPE_CHECKING:
-    from rocketstore.client import ReceivedMessage
+    from rocketstore.client.received import ReceivedMessage
     from rocketstore.message.message import Message
 
 

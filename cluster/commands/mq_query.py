@@ -13,7 +13,8 @@ from dledger import flag_values
 from dledger.errors import IndexOutOfRangeError, InvalidRequestError
 
 if TYPE_CHECKING:
-    from rocketstore.client import Admin, Message
+    from rocketstore.client.admin import Admin
+    from rocketstore.message.message import Message
 
 PAGE = 256
 

@@ -15,7 +15,8 @@ from dledger import flag_values
 from dledger.errors import DLedgerError
 
 if TYPE_CHECKING:
-    from rocketstore.client import Admin, QueueRange, TopicInfo
+    from rocketstore.client.admin import Admin, QueueRange
+    from rocketstore.client.topics import TopicInfo
 
 _PERMISSIONS = {"rw": 6, "r": 4, "w": 2, "none": 0}
 _QUEUES = flag_values.Whole(min=1, max=65536)
@@ -62,7 +63,7 @@ def create(
 ) -> None:
     """Create or change a topic. Of one that exists, what is not given stays as it is."""
 
-    from rocketstore.client import TopicInfo
+    from rocketstore.client.topics import TopicInfo
 
     def changed(now: TopicInfo | None) -> TopicInfo:
         info = now or TopicInfo(name)

@@ -25,7 +25,8 @@ from rocketstore.client.received import plain_body
 if TYPE_CHECKING:
     from cluster.connection import GroupTarget
     from dledger.types import Entry
-    from rocketstore.client import Admin, QueueRange, ReceivedMessage
+    from rocketstore.client.admin import Admin, QueueRange
+    from rocketstore.client.received import ReceivedMessage
     from rocketstore.message.message import Message
 
 PAGE_MAX: Final = 100

@@ -18,7 +18,8 @@ from dledger.errors import DLedgerError
 from rocketstore.message.checks import is_internal
 
 if TYPE_CHECKING:
-    from rocketstore.client import Admin, QueueRange, TopicInfo
+    from rocketstore.client.admin import Admin, QueueRange
+    from rocketstore.client.topics import TopicInfo
 
 INTERVAL_S: Final = 3.0
 FILL_INTERVAL_S: Final = 1.0

@@ -26,7 +26,8 @@ from rocketstore.state.changes import OFFSETS_MAX, TOPIC_QUEUES_MAX
 
 if TYPE_CHECKING:
     from cluster.broker_target import BrokerTarget
-    from rocketstore.client import Admin, Producer
+    from rocketstore.client.admin import Admin
+    from rocketstore.client.producer import Producer
 
 BODY_BYTES_MAX: Final = 256 * 1024
 """Of a message's body; brokers accept more, from other clients."""
@@ -153,7 +154,7 @@ class BrokerChanges:
         return Done(f"sent a message to {topic}: {place}, id {receipt.message_id}{stored}", facts)
 
     def _sender(self) -> Producer:
-        from rocketstore.client import Producer
+        from rocketstore.client.producer import Producer
 
         with self._lock:
             if self._producer is None:

@@ -33,7 +33,7 @@ from rocketstore.types import MessageModel
 
 if TYPE_CHECKING:
     from cluster.broker_target import BrokerTarget
-    from rocketstore.client import Admin, QueueRange
+    from rocketstore.client.admin import Admin, QueueRange
 
 GROUPS_PER_PAGE: Final = 50
 CLIENTS_MAX: Final = 500

@@ -17,7 +17,7 @@ from rocketstore.remoting.bodies.ha import HaFacts
 if TYPE_CHECKING:
     from dledger.conditions import Condition
     from dledger.rpc.ports import NodeStatus
-    from rocketstore.client import BrokerStatus
+    from rocketstore.client.admin import BrokerStatus
 
 FIGURE_MAX: Final = 1e15
 Unit = Literal["entries", "bytes"]

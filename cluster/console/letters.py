@@ -11,7 +11,7 @@ from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import PROPERTY_REAL_QUEUE_ID, PROPERTY_REAL_TOPIC, PROPERTY_RETRY_TOPIC, Message
 
 if TYPE_CHECKING:
-    from rocketstore.client import Admin
+    from rocketstore.client.admin import Admin
 
 PAGE: Final = 20
 _NO_DEAD: Final[dict[str, object]] = {"min_offset": 0, "max_offset": 0, "first": 0, "messages": []}

@@ -71,7 +71,7 @@ def appending(group: LocalGroup, per_s: float = APPENDS_PER_S) -> Iterator[None]
 @contextmanager
 def trading(brokers: LocalBrokers, per_s: float = SENDS_PER_S) -> Iterator[None]:
     """Send orders during the block; two groups consume them, one of them slowly."""
-    from rocketstore.client import TopicInfo
+    from rocketstore.client.topics import TopicInfo
     from rocketstore.message.message import Message
 
     with brokers.admin() as admin:

@@ -19,7 +19,7 @@ from dledger.errors import DLedgerError, InvalidRequestError
 if TYPE_CHECKING:
     from cluster.broker_target import BrokerTarget
     from cluster.connection import GroupTarget
-    from rocketstore.client import Admin
+    from rocketstore.client.admin import Admin
 
 BROKER_TIMEOUT_S: Final = 1.0
 BROKER_INTERVAL_S: Final = 2.0

@@ -41,7 +41,7 @@ from cluster.drill.target import (
 from cluster.drill.watch import wait_until
 from dledger.errors import DLedgerError
 from dledger.types import NodeId
-from rocketstore.client import Admin
+from rocketstore.client.admin import Admin
 
 LISTEN_PORT: Final = 10911
 PEER_PORT: Final = 20911

@@ -16,7 +16,9 @@ from cluster.drill.history import Delivery, DrillSend, EventKind, HistoryRecorde
 from cluster.drill.target import SECURITY, DrillError
 from cluster.drill.watch import wait_until
 from dledger.errors import DLedgerError
-from rocketstore.client import Consumer, MessageSender, Producer, SendFuture
+from rocketstore.client.consumer import Consumer
+from rocketstore.client.producer import MessageSender, Producer
+from rocketstore.client.sends import SendFuture
 from rocketstore.message.message import Message
 
 TOPIC: Final = "drill"

@@ -19,9 +19,10 @@ from cluster.drill.verdict import DrillVerdict, judge
 from cluster.drill.watch import Watch, wait_until
 from dledger.errors import DLedgerError
 from dledger.types import NodeId
-from rocketstore.client import Admin, TopicInfo
+from rocketstore.client.admin import Admin
 from rocketstore.client.connection import BrokerConnection
 from rocketstore.client.methods import LIST_TOPICS
+from rocketstore.client.topics import TopicInfo
 from rocketstore.pb import broker_pb2 as pb
 
 GROUP_NAME: Final = "drill"

@@ -14,7 +14,7 @@ from cluster.drill.target import SECURITY, DrillError
 from cluster.local.group import wait_until as poll_until
 from dledger.errors import DLedgerError
 from dledger.types import NodeId
-from rocketstore.client import Admin, BrokerStatus
+from rocketstore.client.admin import Admin, BrokerStatus
 
 INTERVAL_S: Final = 0.05
 STALL_S: Final = 0.5

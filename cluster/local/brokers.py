@@ -19,8 +19,9 @@ from dledger.values import CLIENT_PORT_OFFSET
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from rocketstore.client import Admin, BrokerStatus, Consumer, Producer
-    from rocketstore.client.consumer import ConsumerSettings
+    from rocketstore.client.admin import Admin, BrokerStatus
+    from rocketstore.client.consumer import Consumer, ConsumerSettings
+    from rocketstore.client.producer import Producer
 
 ASK_TIMEOUT_S: Final = 1.0
 _FLUSH: Final = {"sync": "SYNC_FLUSH", "async": "ASYNC_FLUSH"}
@@ -89,7 +90,7 @@ class LocalBrokers(LocalGroup):
 
     def producer(self, timeout_s: float = 5.0, *, allow_duplicates: bool = False) -> Producer:
         """A producer that knows all brokers."""
-        from rocketstore.client import Producer
+        from rocketstore.client.producer import Producer
 
         return Producer(self.addresses, timeout_s=timeout_s, allow_duplicates=allow_duplicates, security=self.security)
 
@@ -97,14 +98,14 @@ class LocalBrokers(LocalGroup):
         """A consumer that knows all brokers. ``options`` are ``ConsumerOptions``'s; without ``start``: from the first
         message on.
         """
-        from rocketstore.client import Consumer
+        from rocketstore.client.consumer import Consumer
 
         options.setdefault("start", "first")
         return Consumer(self.addresses, group=group, topic=topic, security=self.security, **options)
 
     def admin(self, timeout_s: float = 5.0, *, node: NodeId | None = None) -> Admin:
         """An admin client that knows all brokers, or initially only one (it discovers the others)."""
-        from rocketstore.client import Admin
+        from rocketstore.client.admin import Admin
 
         addresses = self.addresses if node is None else [self.nodes[node].client_address]
         return Admin(addresses, timeout_s=timeout_s, security=self.security)

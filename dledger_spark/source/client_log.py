@@ -24,7 +24,8 @@ from dledger.types import LogChunk, Role
 from dledger_spark.errors import OptionError
 from dledger_spark.options import ReadOptions, SecurityOptions
 from dledger_spark.source.group_log import CommittedRange, TrimmedError
-from rocketstore.client import Admin, NotFoundError
+from rocketstore.client.admin import Admin
+from rocketstore.client.errors import NotFoundError
 
 _CLIENTS_MAX: Final = 8
 

@@ -17,7 +17,9 @@ from dledger_spark.errors import OptionError
 from dledger_spark.options import GROUP_DEFAULT, WriteOptions
 from dledger_spark.source.client_log import shared_client, status_of
 from dledger_spark.source.sink_rows import RowFormat, bodies_of, rows_of
-from rocketstore.client import Admin, Producer, SendFuture
+from rocketstore.client.admin import Admin
+from rocketstore.client.producer import Producer
+from rocketstore.client.sends import SendFuture
 from rocketstore.message.message import PROPERTY_KEYS
 
 _CHECK_TIMEOUT_S: Final = 10.0

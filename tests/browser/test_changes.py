@@ -15,7 +15,9 @@ from cluster.connection import GroupTarget
 from cluster.console import clients
 from cluster.console.control import NoControl
 from cluster.console.server import ConsoleServer, ListenAddress
-from rocketstore.client import Admin, Producer, TopicInfo
+from rocketstore.client.admin import Admin
+from rocketstore.client.producer import Producer
+from rocketstore.client.topics import TopicInfo
 from rocketstore.message.message import Message
 from rocketstore.server import BrokerServer
 from tests.browser.chromium import Page

@@ -16,7 +16,7 @@ from cluster.broker_target import BrokerTarget
 from cluster.connection import GroupTarget
 from cluster.console.server import ConsoleServer, ListenAddress
 from cluster.local.brokers import LocalBrokers
-from rocketstore.client import TopicInfo
+from rocketstore.client.topics import TopicInfo
 from rocketstore.message.message import Message
 from tests.browser.chromium import Page
 from tests.browser.test_page import ATTACK, audit

@@ -9,7 +9,9 @@ from functools import partial
 
 import pytest
 
-from rocketstore.client import Admin, Producer, TopicInfo
+from rocketstore.client.admin import Admin
+from rocketstore.client.producer import Producer
+from rocketstore.client.topics import TopicInfo
 from rocketstore.message.message import Message
 from rocketstore.server import BrokerServer
 from tests.browser.chromium import Page

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from cluster.cli import main
 from cluster.local.brokers import LocalBrokers
 from dledger.types import NodeId
-from rocketstore.client import TopicInfo
+from rocketstore.client.topics import TopicInfo
 from rocketstore.message.message import Message
 from tests.docs.documents import ROOT, lines
 from tests.support.waiting import wait_until

@@ -17,7 +17,7 @@ from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.server import DLedgerServer
 from dledger.types import NodeId
 from dledger.values import CLIENT_PORT_OFFSET
-from rocketstore.client import Producer
+from rocketstore.client.producer import Producer
 from rocketstore.message.message import Message
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.server import BrokerServer

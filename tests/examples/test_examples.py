@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import free_ports
-from rocketstore.client import Consumer
+from rocketstore.client.consumer import Consumer
 from tests.support.waiting import wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -11,7 +11,8 @@ import pyarrow.dataset as ds
 import pytest
 
 from examples import follow, spark_stream
-from rocketstore.client import Consumer, Producer
+from rocketstore.client.consumer import Consumer
+from rocketstore.client.producer import Producer
 from rocketstore.message.message import Message
 from tests.support.memory_factory import tmp_path_factory as tmp_path_factory
 from tests.support.spark import spark as spark

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Final
 from dledger.client import ClientSecurity, DLedgerClient
 from dledger.errors import DLedgerError
 from dledger.types import NodeId
-from rocketstore.client import Admin, Consumer, Producer
+from rocketstore.client.admin import Admin
 from rocketstore.client.connection import BrokerConnection
+from rocketstore.client.consumer import Consumer
+from rocketstore.client.producer import Producer
 from rocketstore.message.message import Message
 from tests.integration.broker_harness import BrokerGroup
 from tests.integration.harness import Group, WatchedGroup

@@ -10,8 +10,8 @@ import grpc
 import pytest
 
 from cluster.local.group import HOST
-from rocketstore.client import TopicInfo
 from rocketstore.client.methods import Method
+from rocketstore.client.topics import TopicInfo
 from rocketstore.message.message import Message
 from rocketstore.pb import broker_pb2 as pb
 from tests.integration.broker_harness import BrokerGroup

@@ -10,8 +10,9 @@ import pytest
 
 from dledger.client import ClientSecurity, DLedgerClient
 from dledger.errors import AccessDeniedError, DLedgerError
-from rocketstore.client import Admin, TopicInfo
+from rocketstore.client.admin import Admin
 from rocketstore.client.errors import SendOutcomeUnknownError
+from rocketstore.client.topics import TopicInfo
 from rocketstore.message.message import Message
 from tests.integration.access_harness import ALICE, BOB, NOBODY, RULES, SecuredBrokers, unharmed
 from tests.integration.conftest import Adopt

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 import pytest
 
 from dledger.errors import DLedgerError
-from rocketstore.client import Producer, SendFuture
+from rocketstore.client.producer import Producer
+from rocketstore.client.sends import SendFuture
 from rocketstore.message.message import Message
 from tests.integration.broker_harness import QUEUES, BrokerGroup
 from tests.support.broker_load import TOPIC
@@ -27,7 +28,7 @@ TIMEOUT_S = 30.0
 NUMBERED = 8_000
 APPLICATION = """
 import sys
-from rocketstore.client import Producer
+from rocketstore.client.producer import Producer
 from rocketstore.message.message import Message
 
 *addresses, name, topic, count = sys.argv[1:]

@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 
 from cluster.cli import main
 from dledger.types import NodeId
-from rocketstore.client import TopicInfo
 from rocketstore.client.methods import COMMIT_OFFSETS, FETCH_OFFSETS, PUT_TOPIC, Method
+from rocketstore.client.topics import TopicInfo
 from rocketstore.message.message import Message
 from rocketstore.pb import broker_pb2 as pb
 from tests.integration.broker_harness import QUEUES, BrokerGroup

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import DLedgerError
-from rocketstore.client import Producer
+from rocketstore.client.producer import Producer
 from rocketstore.message.message import Message
 from tests.integration.broker_harness import ProxiedBrokers
 from tests.integration.conftest import Adopt

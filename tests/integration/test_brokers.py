@@ -13,7 +13,8 @@ import pytest
 
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import free_ports
-from rocketstore.client import Consumer, Producer
+from rocketstore.client.consumer import Consumer
+from rocketstore.client.producer import Producer
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
 from rocketstore.remoting.codes import RequestCode

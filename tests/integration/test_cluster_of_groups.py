@@ -8,7 +8,9 @@ from click.testing import CliRunner
 
 from cluster import cli
 from cluster.local.brokers import LocalBrokers
-from rocketstore.client import ClusterAdmin, ClusterConsumer, ClusterProducer
+from rocketstore.client.cluster_admin import ClusterAdmin
+from rocketstore.client.cluster_consumer import ClusterConsumer
+from rocketstore.client.cluster_producer import ClusterProducer
 from rocketstore.client.errors import NotFoundError
 from rocketstore.message.message import Message
 from tests.support.waiting import wait_until

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from rocketstore.client import GroupConsumer, GroupDelivery, GroupOptions
+from rocketstore.client.group_consumer import GroupConsumer
+from rocketstore.client.group_options import GroupOptions
+from rocketstore.client.shares import GroupDelivery
 from rocketstore.message.message import Message
 from tests.integration.broker_harness import QUEUES, BrokerGroup
 from tests.support.waiting import wait_until

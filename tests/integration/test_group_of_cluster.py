@@ -15,7 +15,11 @@ import pytest
 
 from cluster.local.brokers import LocalBrokers
 from dledger.errors import DLedgerError
-from rocketstore.client import ClusterAdmin, ClusterProducer, GroupConsumer, GroupDelivery, TopicInfo
+from rocketstore.client.cluster_admin import ClusterAdmin
+from rocketstore.client.cluster_producer import ClusterProducer
+from rocketstore.client.group_consumer import GroupConsumer
+from rocketstore.client.shares import GroupDelivery
+from rocketstore.client.topics import TopicInfo
 from rocketstore.message.message import Message
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.nameserver.wire import config_in, running

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import LocalGroup, LocalGroupError, wait_until
 from dledger.types import NodeId
-from rocketstore.client import TopicInfo
+from rocketstore.client.topics import TopicInfo
 from rocketstore.message.message import Message
 from tests.integration.harness import SMALL_SEGMENTS
 

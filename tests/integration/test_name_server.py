@@ -11,7 +11,7 @@ import pytest
 from cluster.local.brokers import LocalBrokers
 from dledger.remoting.blocking import BlockingRemotingClient
 from dledger.values import parse_address
-from rocketstore.client import TopicInfo
+from rocketstore.client.topics import TopicInfo
 from rocketstore.nameserver.lookups import NameServers
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.nameserver.wire import config_in, running

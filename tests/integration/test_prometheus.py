@@ -17,7 +17,7 @@ import yaml
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import LocalGroup
 from cluster.metrics.catalog import BROKER_SPECS, NODE_SPECS, SPECS, MetricKind
-from rocketstore.client import TopicInfo
+from rocketstore.client.topics import TopicInfo
 from rocketstore.message.message import Message
 from tests.integration.harness import SMALL_SEGMENTS
 from tests.support.prometheus import DEPLOY, PrometheusServer, require

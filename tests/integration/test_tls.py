@@ -23,7 +23,7 @@ from dledger.errors import ConfigError, DLedgerError, TlsError
 from dledger.rpc import tls
 from dledger.rpc.peers.frames import Frame, FrameKind, Purpose
 from dledger.types import NodeId
-from rocketstore.client import Admin
+from rocketstore.client.admin import Admin
 from rocketstore.message.message import Message
 from tests.integration.harness import N0, N1, Group, like_the_members, undisturbed
 from tests.support.certificates import expire, files

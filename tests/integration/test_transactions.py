@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import DLedgerError
-from rocketstore.client import PreparedMessage, TransactionalProducer, TransactionEnd, TransactionState
 from rocketstore.client.methods import END_TRANSACTION
+from rocketstore.client.transactional_producer import TransactionalProducer
+from rocketstore.client.transactions import PreparedMessage, TransactionEnd, TransactionState
 from rocketstore.message.message import Message
 from rocketstore.pb import broker_pb2 as pb
 from tests.integration.broker_harness import QUEUES, BrokerGroup
@@ -26,7 +27,8 @@ SOON = {"transactionCheckInterval": "500", "transactionTimeOut": "500", "transac
 WAIT_S = 60.0
 DIES = """\
 import sys
-from rocketstore.client import TransactionalProducer, TransactionState
+from rocketstore.client.transactional_producer import TransactionalProducer
+from rocketstore.client.transactions import TransactionState
 from rocketstore.message.message import Message
 
 def execute(prepared):

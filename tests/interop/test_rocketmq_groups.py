@@ -10,8 +10,12 @@ from typing import Final
 import pytest
 
 from cluster.local.brokers import LocalBrokers
-from rocketstore.client import ClusterAdmin, ClusterProducer, GroupConsumer, GroupDelivery, TopicInfo
+from rocketstore.client.cluster_admin import ClusterAdmin
+from rocketstore.client.cluster_producer import ClusterProducer
 from rocketstore.client.errors import NotFoundError
+from rocketstore.client.group_consumer import GroupConsumer
+from rocketstore.client.shares import GroupDelivery
+from rocketstore.client.topics import TopicInfo
 from rocketstore.message.message import Message
 from tests.interop import java, rocketmq
 from tests.support.waiting import wait_until

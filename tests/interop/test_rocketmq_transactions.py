@@ -13,7 +13,10 @@ import pytest
 from cluster.local.brokers import LocalBrokers
 from dledger.errors import DLedgerError
 from dledger.remoting.blocking import BlockingRemotingClient
-from rocketstore.client import Admin, ClusterTransactionalProducer, PreparedMessage, TopicInfo, TransactionState
+from rocketstore.client.admin import Admin
+from rocketstore.client.cluster_transactions import ClusterTransactionalProducer
+from rocketstore.client.topics import TopicInfo
+from rocketstore.client.transactions import PreparedMessage, TransactionState
 from rocketstore.message.message import Message
 from rocketstore.nameserver.errors import NameServerError
 from rocketstore.nameserver.lookups import NameServers

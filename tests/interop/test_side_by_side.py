@@ -12,7 +12,8 @@ import pytest
 
 from cluster.local.brokers import LocalBrokers
 from dledger.errors import DLedgerError
-from rocketstore.client import ClusterConsumer, ClusterProducer
+from rocketstore.client.cluster_consumer import ClusterConsumer
+from rocketstore.client.cluster_producer import ClusterProducer
 from rocketstore.message.message import Message
 from rocketstore.nameserver.server import NameServer
 from rocketstore.remoting.codes import RequestCode

@@ -10,15 +10,11 @@ from typing import Any, Final, Protocol
 import pytest
 
 from dledger.errors import DLedgerError
-from rocketstore.client import (
-    Consumer,
-    ConsumerOptions,
-    GroupConsumer,
-    GroupDelivery,
-    GroupOptions,
-    consumer,
-    group_places,
-)
+from rocketstore.client import consumer, group_places
+from rocketstore.client.consumer import Consumer, ConsumerOptions
+from rocketstore.client.group_consumer import GroupConsumer
+from rocketstore.client.group_options import GroupOptions
+from rocketstore.client.shares import GroupDelivery
 from tests.sim_consumer.broker import ModelBroker
 from tests.sim_consumer.ports import ADDRESS, ModelConnection
 

@@ -17,7 +17,10 @@ from typing import Final, Self
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import LocalGroup
 from dledger_spark.rebuild.install import STAGING
-from rocketstore.client import Admin, Consumer, Producer, TopicInfo
+from rocketstore.client.admin import Admin
+from rocketstore.client.consumer import Consumer
+from rocketstore.client.producer import Producer
+from rocketstore.client.topics import TopicInfo
 from rocketstore.message.message import Message
 from tests.spark.jobs.logs import TOPICS, bodies, write_log
 from tests.support.spark_copy import ROOT, CopyProcess, Gate, stored_bodies, stored_count, wait_stored

@@ -15,7 +15,7 @@ import pytest
 
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import LocalGroup
-from rocketstore.client import TopicInfo
+from rocketstore.client.topics import TopicInfo
 from tests.spark.jobs.logs import bodies, write_log
 from tests.support.job_runs import batches, counted, end_of, is_begun, is_staging, seen, start_export, start_follow
 from tests.support.log_bytes import DiskLog

@@ -9,7 +9,7 @@ from typing import Final
 
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import LocalGroup
-from rocketstore.client import TopicInfo
+from rocketstore.client.topics import TopicInfo
 from tests.support.spark_copy import CopyProcess, stored_bodies, stored_count, wait_stored
 
 ENTRIES: Final = 100_000

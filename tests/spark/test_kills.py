@@ -12,7 +12,8 @@ from pyspark.sql import functions as f
 
 from cluster.local.brokers import LocalBrokers
 from dledger.errors import DLedgerError
-from rocketstore.client import Admin, TopicInfo
+from rocketstore.client.admin import Admin
+from rocketstore.client.topics import TopicInfo
 from tests.support.spark_copy import CopyProcess
 from tests.support.spark_nodes import broker_node, entry_node
 from tests.support.waiting import wait_until

@@ -11,8 +11,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 
 from dledger.core import producers
-from rocketstore.client import Admin, Producer, TopicInfo
+from rocketstore.client.admin import Admin
 from rocketstore.client.outgoing import queue_of_key
+from rocketstore.client.producer import Producer
+from rocketstore.client.topics import TopicInfo
 from rocketstore.message.message import Message
 from tests.support.spark_nodes import BrokerNode, EntryNode, broker_node, entry_node
 

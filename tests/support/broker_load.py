@@ -12,7 +12,9 @@ from types import TracebackType
 from typing import Final, Self
 
 from dledger.errors import DLedgerError
-from rocketstore.client import Consumer, Producer, SendFuture
+from rocketstore.client.consumer import Consumer
+from rocketstore.client.producer import Producer
+from rocketstore.client.sends import SendFuture
 from rocketstore.message.message import Message
 from tests.support.broker_history import BrokerHistory, SendOp, Session
 from tests.support.history import Outcome

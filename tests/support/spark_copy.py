@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from cluster.local.brokers import LocalBrokers
-    from rocketstore.client import Admin
+    from rocketstore.client.admin import Admin
 
 ROOT: Final = Path(__file__).parents[2]
 PATIENCE_S: Final = 300

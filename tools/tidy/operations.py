@@ -13,7 +13,9 @@ from dledger.client import DLedgerClient
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.server import DLedgerServer
 from dledger.types import NodeId, Role
-from rocketstore.client import Consumer, Producer, ReceivedMessage
+from rocketstore.client.consumer import Consumer
+from rocketstore.client.producer import Producer
+from rocketstore.client.received import ReceivedMessage
 from rocketstore.message.message import Message
 from rocketstore.server import BrokerServer
 from rocketstore.settings import load_broker_settings

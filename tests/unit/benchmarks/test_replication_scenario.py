@@ -14,7 +14,7 @@ from benchmarks.peers import rocketmq
 from benchmarks.processes import PythonChild
 from benchmarks.scenarios import replication
 from benchmarks.targets import TARGETS
-from rocketstore.client import Producer
+from rocketstore.client.producer import Producer
 
 MODULE = "benchmarks.children.raw_copy"
 

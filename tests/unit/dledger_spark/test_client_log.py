@@ -11,7 +11,8 @@ from dledger_spark.errors import OptionError
 from dledger_spark.options import ReadOptions
 from dledger_spark.source.client_log import ClientLog
 from dledger_spark.source.group_log import TrimmedError
-from rocketstore.client import Admin, TopicInfo
+from rocketstore.client.admin import Admin
+from rocketstore.client.topics import TopicInfo
 from tests.support.fake_group import FakeGroup, fake_group
 from tests.unit.rocketstore.broker.harness import Harness
 

@@ -21,8 +21,8 @@ from dledger.errors import AppendsNotServedError, ConfigError, DirectoryLockedEr
 from dledger.rpc.options import request_bytes_for
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.broker_grpc.codec import SERVICE
-from rocketstore.client import Producer
 from rocketstore.client.errors import MessageRefusedError
+from rocketstore.client.producer import Producer
 from rocketstore.message.ids import parse_offset_message_id
 from rocketstore.message.message import Message
 from rocketstore.pb import broker_pb2 as pb

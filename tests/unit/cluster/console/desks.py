@@ -14,7 +14,9 @@ from cluster.console.server import ConsoleServer, ListenAddress
 from cluster.security_options import CommandSecurity
 from dledger.client.security import ClientSecurity
 from dledger.config import AccessConfig
-from rocketstore.client import Admin, Producer, TopicInfo
+from rocketstore.client.admin import Admin
+from rocketstore.client.producer import Producer
+from rocketstore.client.topics import TopicInfo
 from rocketstore.message.message import Message
 from rocketstore.server import BrokerServer
 from tests.support.waiting import wait_until

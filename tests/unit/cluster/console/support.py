@@ -14,7 +14,7 @@ from http.client import HTTPResponse
 from cluster.console.facts import BrokerFacts, NodeFacts, NodeState
 from cluster.console.probe import Answer, GroupProbe
 from dledger.errors import DLedgerError, UnavailableError
-from rocketstore.client import BrokerStatus
+from rocketstore.client.admin import BrokerStatus
 
 MEMBERS = (("n0", "h:1"), ("n1", "h:2"), ("n2", "h:3"))
 

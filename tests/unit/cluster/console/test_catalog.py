@@ -11,7 +11,8 @@ from cluster.console import catalog
 from cluster.console.catalog import Catalog
 from cluster.console.listing import PAGE_ROWS, Wanted
 from dledger.errors import UnavailableError
-from rocketstore.client import Admin, QueueRange, TopicInfo
+from rocketstore.client.admin import Admin, QueueRange
+from rocketstore.client.topics import TopicInfo
 from tests.support.waiting import wait_until
 
 

@@ -14,7 +14,8 @@ from cluster.console.control import NoControl
 from cluster.security_options import CommandSecurity
 from dledger.client.security import ClientSecurity
 from dledger.errors import UnavailableError
-from rocketstore.client import Admin, TopicInfo
+from rocketstore.client.admin import Admin
+from rocketstore.client.topics import TopicInfo
 from rocketstore.server import BrokerServer
 from tests.unit.cluster.console.desks import Desk, console_at, desk_at, guarded_broker, plain_broker
 from tests.unit.cluster.console.support import request

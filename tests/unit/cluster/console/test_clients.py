@@ -11,8 +11,12 @@ from cluster.broker_target import BrokerTarget
 from cluster.connection import GroupTarget
 from cluster.console.clients import ClientLists
 from cluster.console.server import ConsoleServer, ListenAddress
-from rocketstore.client import Admin, BrokerStatus, ClusterAdmin, GroupConsumer, GroupOptions, QueueRange, TopicInfo
+from rocketstore.client.admin import Admin, BrokerStatus, QueueRange
+from rocketstore.client.cluster_admin import ClusterAdmin
 from rocketstore.client.errors import NotFoundError
+from rocketstore.client.group_consumer import GroupConsumer
+from rocketstore.client.group_options import GroupOptions
+from rocketstore.client.topics import TopicInfo
 from rocketstore.nameserver.groups import BrokerGroup
 from rocketstore.server import BrokerServer
 from tests.support.waiting import wait_until

@@ -10,10 +10,9 @@ import pytest
 
 from cluster.console import browse
 from cluster.console.letters import PAGE, LetterBrowser
-from rocketstore.client import Admin, Message, QueueRange, ReceivedMessage
-from rocketstore.client.admin import DelayLevelStatus
-from rocketstore.client.received import split_records
-from rocketstore.message.message import SYS_FLAG_COMPRESSED
+from rocketstore.client.admin import Admin, DelayLevelStatus, QueueRange
+from rocketstore.client.received import ReceivedMessage, split_records
+from rocketstore.message.message import SYS_FLAG_COMPRESSED, Message
 from rocketstore.message.record import encode_record
 
 LEVEL = DelayLevelStatus(3, 10_000, 7, 9, 20_000)

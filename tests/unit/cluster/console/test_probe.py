@@ -14,7 +14,7 @@ from dledger.client.calls import Calls
 from dledger.errors import UnavailableError
 from dledger.rpc.ports import NodeStatus
 from dledger.types import LogIndex, NodeId, Position, Role, Term
-from rocketstore.client import Admin, BrokerStatus
+from rocketstore.client.admin import Admin, BrokerStatus
 from tests.unit.cluster.console.support import broker_status
 
 FOLLOWS = NodeStatus(

@@ -15,7 +15,7 @@ from dledger.types import NodeId
 
 if TYPE_CHECKING:
     from cluster.drill.target import DrillTarget
-    from rocketstore.client import BrokerStatus
+    from rocketstore.client.admin import BrokerStatus
 
 NODES = [NodeId(f"n{number}") for number in range(3)]
 ACKNOWLEDGED = 5000

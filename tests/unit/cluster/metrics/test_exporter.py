@@ -27,7 +27,7 @@ from dledger.remoting.frame import Frame
 from dledger.server import DLedgerServer
 from dledger.types import AppendedBatch, NodeId
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.client import Admin
+from rocketstore.client.admin import Admin
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import Message
 from rocketstore.nameserver.config import NameServerConfig

@@ -15,7 +15,8 @@ from dledger.errors import InvalidRequestError
 from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.store.format import decode_entry
 from dledger.types import Entry, LogPlace, Magic
-from rocketstore.client import Admin, Producer
+from rocketstore.client.admin import Admin
+from rocketstore.client.producer import Producer
 from rocketstore.message.message import HostAddress, Message
 from rocketstore.message.record import MESSAGE_MAGIC, decode_record, encode_record, stored_at
 from rocketstore.server import BrokerServer

@@ -20,7 +20,7 @@ from dledger.conditions import ConditionKind
 from dledger.remoting.codes import AnswerCode
 from dledger.store.fs import FileSystem
 from dledger.types import NodeId
-from rocketstore.client import Producer
+from rocketstore.client.producer import Producer
 from rocketstore.message.message import Message
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.remoting.bodies.ha import HaStatus

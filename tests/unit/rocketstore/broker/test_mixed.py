@@ -18,8 +18,8 @@ from cluster.local.group import free_ports
 from dledger.conditions import ConditionKind
 from dledger.errors import ConfigError
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.client import TransactionalProducer, TransactionState
-from rocketstore.client.transactions import PreparedMessage
+from rocketstore.client.transactional_producer import TransactionalProducer
+from rocketstore.client.transactions import PreparedMessage, TransactionState
 from rocketstore.commit_log.mixed import MixedCommitLog
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record

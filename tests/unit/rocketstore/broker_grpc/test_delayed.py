@@ -11,7 +11,9 @@ import pytest
 
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.broker_grpc.delayed import MESSAGES_MAX
-from rocketstore.client import Admin, Producer, TopicInfo
+from rocketstore.client.admin import Admin
+from rocketstore.client.producer import Producer
+from rocketstore.client.topics import TopicInfo
 from rocketstore.message.message import Message
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.server import BrokerServer

@@ -9,7 +9,9 @@ from typing import Final
 
 from dledger.remoting.codes import AnswerCode
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.client import GroupConsumer, GroupDelivery, GroupOptions, QueueName
+from rocketstore.client.group_consumer import GroupConsumer
+from rocketstore.client.group_options import GroupOptions
+from rocketstore.client.shares import GroupDelivery, QueueName
 from rocketstore.nameserver.server import NameServer
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.remoting.codes import RequestCode

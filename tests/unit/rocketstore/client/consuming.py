@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocketstore.client import Consumer, ConsumerOptions
+from rocketstore.client.consumer import Consumer, ConsumerOptions
 from rocketstore.message.message import Message
 from tests.support.fake_broker import FakeBrokers
 from tests.support.waiting import wait_until

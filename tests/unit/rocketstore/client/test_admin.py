@@ -11,8 +11,9 @@ import pytest
 from cluster.local.group import free_ports
 from dledger.client import shared
 from dledger.errors import AccessDeniedError, DLedgerError, InvalidRequestError, UnavailableError
-from rocketstore.client import Admin, BrokerStatus, TopicInfo
+from rocketstore.client.admin import Admin, BrokerStatus
 from rocketstore.client.errors import BadAnswerError, NotFoundError, StoreFailedError
+from rocketstore.client.topics import TopicInfo
 from rocketstore.message.message import Message
 from rocketstore.pb import broker_pb2 as pb
 from tests.support.fake_broker import FakeBrokers

@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 
 from dledger.errors import UnavailableError
-from rocketstore.client import AsyncGroupConsumer, GroupDelivery
+from rocketstore.client.aio_group_consumer import AsyncGroupConsumer
+from rocketstore.client.shares import GroupDelivery
 from rocketstore.state.changes import TopicConfig
 from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness
 from tests.unit.rocketstore.client.test_group_consumer import committed, put

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from dledger.errors import DLedgerError, OutOfOrderSequenceError, UnavailableError
-from rocketstore.client import AsyncProducer
 from rocketstore.client.aio_connection import AsyncBrokerConnection
+from rocketstore.client.aio_producer import AsyncProducer
 from rocketstore.client.aio_topic_cache import AsyncTopicCache
 from rocketstore.client.errors import MessageRefusedError, PartlySentError, SendOutcomeUnknownError
 from rocketstore.message.message import Message

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import ConfigError, UnavailableError
-from rocketstore.client import ClusterConsumer
+from rocketstore.client.cluster_consumer import ClusterConsumer
 from rocketstore.client.errors import MessageRefusedError, NotFoundError
 from rocketstore.message.message import Message
 from tests.support.fake_broker import FakeBrokers, fake_brokers

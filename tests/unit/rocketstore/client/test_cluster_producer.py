@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import ConfigError, DLedgerError, InvalidRequestError, TlsError, UnavailableError
-from rocketstore.client import AsyncClusterProducer, ClusterProducer
+from rocketstore.client.aio_cluster_producer import AsyncClusterProducer
+from rocketstore.client.cluster_producer import ClusterProducer
 from rocketstore.client.errors import MessageRefusedError, NotFoundError, PartlySentError, SendOutcomeUnknownError
 from rocketstore.client.outgoing import queue_of_key
 from rocketstore.message.message import Message

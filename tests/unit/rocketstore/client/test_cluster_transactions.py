@@ -11,14 +11,10 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import ConfigError, UnavailableError
-from rocketstore.client import (
-    AsyncClusterTransactionalProducer,
-    ClusterTransactionalProducer,
-    PreparedMessage,
-    TransactionEnd,
-    TransactionState,
-)
+from rocketstore.client.aio_cluster_transactions import AsyncClusterTransactionalProducer
+from rocketstore.client.cluster_transactions import ClusterTransactionalProducer
 from rocketstore.client.errors import NotFoundError
+from rocketstore.client.transactions import PreparedMessage, TransactionEnd, TransactionState
 from rocketstore.message.message import Message
 from rocketstore.nameserver.errors import NameServerError
 from rocketstore.types import OP_TOPIC, BrokerRole

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from dledger.errors import ConfigError
-from rocketstore.client import Consumer
+from rocketstore.client.consumer import Consumer
 from rocketstore.client.errors import MessageRefusedError, NotFoundError
 from rocketstore.message.message import Message
 from rocketstore.pb import broker_pb2 as pb

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rocketstore.client import Consumer, fetcher
+from rocketstore.client import fetcher
+from rocketstore.client.consumer import Consumer
 from tests.support.fake_broker import FakeBrokers
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.client.consuming import committed, consumer, drain, put

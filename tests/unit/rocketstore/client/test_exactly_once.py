@@ -15,8 +15,9 @@ from dledger.errors import (
     InvalidRequestError,
     OutOfOrderSequenceError,
 )
-from rocketstore.client import Producer, SendFuture
 from rocketstore.client.errors import MessageRefusedError, SendOutcomeUnknownError
+from rocketstore.client.producer import Producer
+from rocketstore.client.sends import SendFuture
 from rocketstore.message.message import Message
 from tests.support.fake_broker import Break, FakeBrokers, Refusal, Script
 from tests.support.waiting import wait_until

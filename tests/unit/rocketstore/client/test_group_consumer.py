@@ -13,11 +13,14 @@ import pytest
 
 from dledger.errors import AccessDeniedError, ConfigError, InvalidRequestError, UnavailableError
 from rocketstore.broker.locks import LOCK_S
-from rocketstore.client import GroupConsumer, GroupDelivery, GroupOptions, QueueName, group_consumer
+from rocketstore.client import group_consumer
 from rocketstore.client.connection import BrokerConnection
 from rocketstore.client.errors import NotFoundError
 from rocketstore.client.group_branch import Assignment, Branch
+from rocketstore.client.group_consumer import GroupConsumer
 from rocketstore.client.group_offsets import Beginnings, Fetched
+from rocketstore.client.group_options import GroupOptions
+from rocketstore.client.shares import GroupDelivery, QueueName
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
 from rocketstore.pb import broker_pb2 as pb

@@ -13,10 +13,12 @@ import pytest
 
 from dledger.client.shared import Deadline
 from dledger.errors import ConfigError, InvalidRequestError
-from rocketstore.client import AsyncGroupConsumer, GroupConsumer, GroupDelivery
+from rocketstore.client.aio_group_consumer import AsyncGroupConsumer
 from rocketstore.client.errors import NotFoundError
+from rocketstore.client.group_consumer import GroupConsumer
 from rocketstore.client.group_division import Division
 from rocketstore.client.group_places import KnownToNameServers
+from rocketstore.client.shares import GroupDelivery
 from rocketstore.nameserver.errors import NameServerError
 from rocketstore.nameserver.groups import TopicShare
 from rocketstore.state.changes import TopicConfig

@@ -14,8 +14,11 @@ from types import ModuleType
 import pytest
 
 from dledger.errors import InvalidRequestError, UnavailableError
-from rocketstore.client import AsyncGroupConsumer, GroupConsumer, GroupDelivery, GroupOptions
+from rocketstore.client.aio_group_consumer import AsyncGroupConsumer
 from rocketstore.client.group_branch import Branch
+from rocketstore.client.group_consumer import GroupConsumer
+from rocketstore.client.group_options import GroupOptions
+from rocketstore.client.shares import GroupDelivery
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.state.changes import TopicConfig
 from tests.support.waiting import wait_until

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import DLedgerError
-from rocketstore.client import GroupConsumer, GroupDelivery
 from rocketstore.client.errors import is_retried_read
+from rocketstore.client.group_consumer import GroupConsumer
+from rocketstore.client.shares import GroupDelivery
 from rocketstore.types import BrokerRole
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.client.cluster_members import Known, queues_of, two_brokers

@@ -6,7 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rocketstore.client import Consumer, GroupDelivery, fetcher
+from rocketstore.client import fetcher
+from rocketstore.client.consumer import Consumer
+from rocketstore.client.shares import GroupDelivery
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness
 from tests.unit.rocketstore.client.test_group_consumer import broker, committed, member, put, queues_of

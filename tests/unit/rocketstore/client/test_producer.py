@@ -13,7 +13,6 @@ import pytest
 
 from cluster.local.group import free_ports
 from dledger.errors import DLedgerError, InvalidRequestError, UnavailableError
-from rocketstore.client import Producer
 from rocketstore.client.errors import (
     BadAnswerError,
     MessageRefusedError,
@@ -22,6 +21,7 @@ from rocketstore.client.errors import (
     SendOutcomeUnknownError,
 )
 from rocketstore.client.outgoing import INSTEAD, queue_of_key
+from rocketstore.client.producer import Producer
 from rocketstore.client.sends import SendBatch, noting_refusals
 from rocketstore.message.message import Message
 from rocketstore.types import PutMessageStatus

@@ -10,8 +10,9 @@ import grpc
 import pytest
 
 from dledger.errors import ConfigError, DLedgerError, UnavailableError
-from rocketstore.client import Producer, SendFuture
 from rocketstore.client.errors import MessageRefusedError, SendOutcomeUnknownError
+from rocketstore.client.producer import Producer
+from rocketstore.client.sends import SendFuture
 from rocketstore.message.message import Message
 from tests.support.fake_broker import Break, FakeBrokers, Refusal
 from tests.support.overtaking import OvertakenLock

@@ -8,8 +8,9 @@ import pytest
 
 from dledger.errors import DLedgerError
 from dledger.values import MIB
-from rocketstore.client import AsyncProducer, Producer
+from rocketstore.client.aio_producer import AsyncProducer
 from rocketstore.client.errors import MessageRefusedError
+from rocketstore.client.producer import Producer
 from rocketstore.message.message import Message
 from tests.support.fake_broker import FakeBrokers
 

@@ -15,17 +15,18 @@ from dledger.access.rules import parse_rules
 from dledger.client.discovery import Directory
 from dledger.errors import AccessDeniedError, ConfigError, InvalidRequestError, UnavailableError
 from rocketstore.broker.clients import HalfCheck
-from rocketstore.client import (
-    AsyncTransactionalProducer,
+from rocketstore.client import transactions
+from rocketstore.client.aio_transactional_producer import AsyncTransactionalProducer
+from rocketstore.client.errors import MessageRefusedError
+from rocketstore.client.transactional_producer import TransactionalProducer
+from rocketstore.client.transactions import (
+    PendingChecks,
     PreparedMessage,
-    TransactionalProducer,
     TransactionEnd,
     TransactionReceipt,
     TransactionState,
-    transactions,
+    checked_message,
 )
-from rocketstore.client.errors import MessageRefusedError
-from rocketstore.client.transactions import PendingChecks, checked_message
 from rocketstore.message.message import Message
 from rocketstore.message.record import CorruptRecordError, encode_record
 from rocketstore.pb import broker_pb2 as pb
