@@ -1,0 +1,149 @@
+"""The bytes of frames between members, one of each kind: whoever changes them raises ``PROTOCOL_VERSION``."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from dledger.core.messages import (
+    CommittedEntry,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    PushAppend,
+    PushCommit,
+    PushCompare,
+    PushInstall,
+    PushKind,
+    PushResponse,
+    PushTruncate,
+    Readmission,
+    TakeLeadership,
+    VoteRequest,
+    VoteResponse,
+    VoteResult,
+)
+from dledger.errors import ResponseCode
+from dledger.prehistory import Prehistory
+from dledger.rpc.peers import codec, frames
+from dledger.rpc.peers.frames import FrameKind, Purpose
+from dledger.types import Boundary, EntryId, EntryRun, LogIndex, NodeId, Position, Standing, Term
+
+AT: Final = EntryId(Term(2), LogIndex(7))
+RUN: Final = EntryRun(AT, 0xA1B2C3D4, LogIndex(8), LogIndex(9), Position(4096), b"run")
+HANDSHAKE: Final = codec.Handshake(
+    codec.EnvelopeHeader("c", "g", NodeId("n0"), NodeId("n1")),
+    codec.PROTOCOL_VERSION,
+    Purpose.PUSH,
+    ("n0", "n1"),
+    1 << 20,
+    1 << 16,
+    "h:1",
+    Prehistory(0, 300, 100, (1, 2), 100),
+)
+VERDICT: Final = codec.HandshakeAnswer(ResponseCode.UNEXPECTED_ARGUMENT, "why", client_address="h:2")
+SAID: Final[list[tuple[FrameKind, bytes, str]]] = [
+    (
+        FrameKind.HANDSHAKE,
+        codec.encode_handshake(HANDSHAKE),
+        (
+            "010000003c0a0e0a01631201671a026e3022026e311003180222026e3022026e3128808040308080043a0368"
+            "3a31421110ac021864220801000000020000002864"
+        ),
+    ),
+    (FrameKind.HANDSHAKE_ANSWER, codec.encode_handshake_answer(VERDICT), "020000000f089b03120377687918032203683a32"),
+    (FrameKind.REFUSAL, b"why", "0300000003776879"),
+    (
+        FrameKind.VOTE,
+        codec.encode(VoteRequest(Term(3), AT, True, True, AT, (CommittedEntry(LogIndex(7), 5),), 9)),
+        "040000001d0803120408021007180120012a04080210073207080715050000003809",
+    ),
+    (
+        FrameKind.VOTE_ANSWER,
+        codec.encode(
+            VoteResponse(
+                Term(3),
+                granted=True,
+                pre_vote=True,
+                result=VoteResult.REJECT_ALREADY_VOTED,
+                standing=Standing.FOUNDER,
+                boot_id=4,
+                used=True,
+                remembered=AT,
+                leads=True,
+                begin=Boundary(LogIndex(1), Term(1), Position(64), 5),
+                committed=(CommittedEntry(LogIndex(7), 5),),
+                other_history=True,
+                countersigns=True,
+            )
+        ),
+        (
+            "050000003208031001180120022801300438014204080210074801520d0a0408011001150500000018405a07"
+            "0807150500000060016801"
+        ),
+    ),
+    (
+        FrameKind.HEARTBEAT,
+        codec.encode(
+            HeartbeatRequest(Term(3), 6, "h:1", "n1", Readmission(4, LogIndex(7)), True, ((NodeId("n1"), AT),), 8, 9)
+        ),
+        "0600000023080310061a03683a3122026e31280430073801420a0a026e3112040802100748085009",
+    ),
+    (
+        FrameKind.HEARTBEAT_ANSWER,
+        codec.encode(HeartbeatResponse(Term(3), 6, True, "h:2", Standing.DOUBTFUL, 4)),
+        "070000000f0803100618012203683a3228023004",
+    ),
+    (FrameKind.TAKE_LEADERSHIP, codec.encode(TakeLeadership(Term(3))), "08000000020803"),
+    (FrameKind.TAKE_LEADERSHIP_ANSWER, b"", "0900000000"),
+    (
+        FrameKind.PUSH,
+        codec.encode(PushCompare(Term(3), 1, AT, 5, True)),
+        "0a00000013080310011a0d0a040802100715050000001801",
+    ),
+    (FrameKind.PUSH, codec.encode(PushTruncate(Term(3), 1, AT, 5)), "0a0000001108031001220b0a04080210071505000000"),
+    (
+        FrameKind.PUSH,
+        codec.encode(PushAppend(Term(3), 1, LogIndex(6), RUN)),
+        "0a0000001f080310012a1408061204080210071dd4c3b2a120082809308020420372756e",
+    ),
+    (FrameKind.PUSH, codec.encode(PushCommit(Term(3), 1, LogIndex(6))), "0a000000080803100132020806"),
+    (
+        FrameKind.PUSH,
+        codec.encode(PushInstall(Term(3), 1, AT, 5, Position(64))),
+        "0a00000013080310013a0d0a040802100715050000001840",
+    ),
+    (
+        FrameKind.PUSH_ANSWER,
+        codec.encode(
+            PushResponse(
+                Term(3),
+                1,
+                PushKind.APPEND,
+                ResponseCode.SUCCESS,
+                LogIndex(9),
+                LogIndex(8),
+                LogIndex(10),
+                AT,
+                4,
+                Standing.DOUBTFUL,
+            )
+        ),
+        "0b0000001908031001180220c80128093008380a42040802100748045002",
+    ),
+    (FrameKind.READ_LOG, codec.encode_read_log(4096, 100), "0c000000050880201064"),
+    (FrameKind.READ_LOG_ANSWER, codec.encode_log_bytes(b"log"), "0d00000007080112036c6f67"),
+    (FrameKind.CHAIN_CRCS, codec.encode_chain_crcs_request([LogIndex(7), LogIndex(4)]), "0e000000040a020704"),
+    (FrameKind.CHAIN_CRCS_ANSWER, codec.encode_chain_crcs({LogIndex(7): 5}), "0f000000090a0708071505000000"),
+]
+
+
+@pytest.mark.parametrize(("kind", "payload", "expected"), SAID)
+def test_a_frame_is_these_bytes(kind: FrameKind, payload: bytes, expected: str) -> None:
+    """Of every kind, with every field set."""
+    assert frames.pack(kind, payload).hex() == expected
+
+
+def test_there_is_one_of_each_kind() -> None:
+    """A new kind needs its bytes here."""
+    assert {kind for kind, _, _ in SAID} == set(FrameKind)
