@@ -85,10 +85,6 @@ class LeaderElector:
         self._failed_unasked: dict[NodeId, tuple[int, int]] = {}
         """Members that did not take over in automatic transfers: failures in a row, and the end of their pause."""
         self._readmissions = Readmissions()
-        self._older_blanks: set[NodeId] = set()
-        """Members with a new disk, of versions without standing: before they vote, they wait for reports no longer
-        sent.
-        """
         self.vote_problem = ""
         """Why no leader is elected although all answering members would elect this one, for people."""
         self.client_address = ""
@@ -233,11 +229,6 @@ class LeaderElector:
     def _what_keeps_from_electing(self, candidate: Candidate) -> str:
         state = self._state
         problem = what_keeps_from_electing(candidate.ballots, len(state.peers) + 1, state.node_id)
-        if self._older_blanks and (problem or not state.has_standing):
-            older = ", ".join(sorted(self._older_blanks))
-            return (
-                f"no vote from {older}: its disk is new and its version cannot start a group with this one; upgrade it"
-            )
         if state.contradicted_by and not problem:
             return f"{', '.join(sorted(state.contradicted_by))} committed different entries"
         return problem
@@ -324,7 +315,7 @@ class LeaderElector:
         else:
             result = self._judge_vote(sender, request, now_ms)
         if result is VoteResult.ACCEPT and (agree is False or state.fenced):
-            result = VoteResult.REJECT_SMALL_LEDGER_END  # and ``other_history`` is for versions that know it
+            result = VoteResult.REJECT_SMALL_LEDGER_END
         granted = result is VoteResult.ACCEPT
         if granted and not request.pre_vote:
             state.save_hard_state(replace(state.hard_state, vote=sender))
@@ -342,7 +333,6 @@ class LeaderElector:
             remembered=histories.memory_of(state, sender),
             committed=histories.stated(state),
             other_history=agree is False,
-            countersigns=isinstance(state.role, Leader) and request.countersign != 0,
         )
 
     def _note_countersign(self, sender: NodeId, request: VoteRequest, now_ms: int) -> None:
@@ -407,10 +397,6 @@ class LeaderElector:
         histories.on_answer(state, sender, response, now_ms)
         if sender not in state.contradicted_by:
             state.heed(response.remembered, sender, now_ms)
-        if response.result is VoteResult.REJECT_NOT_VOTER:
-            self._older_blanks.add(sender)
-        else:
-            self._older_blanks.discard(sender)
         role = state.role
         if response.pre_vote and response.granted:
             expected = Term(state.term + 1)

@@ -22,8 +22,7 @@ class VoteResult(IntEnum):
     REJECT_ALREADY_VOTED = 2
     REJECT_ALREADY_HAS_LEADER = 3
     REJECT_SMALL_LEDGER_END = 4
-    REJECT_NOT_VOTER = 5  # from versions without standing: its disk is new
-    REJECT_UNKNOWN_MEMBER = 6
+    REJECT_UNKNOWN_MEMBER = 5
 
 
 @record(frozen=True, slots=True)
@@ -68,16 +67,14 @@ class VoteResponse:
     boot_id: int = 0
     used: bool = False
     remembered: EntryId = NO_ENTRY
-    leads: bool | None = None
-    """In answers to pre-votes: whether the member leads ``term``; None from versions without this field."""
+    leads: bool = False
+    """In answers to pre-votes: whether the member leads ``term``; then it will repeat the requested countersign."""
     begin: Boundary | None = None
     """Where its log begins, if it leads."""
     committed: tuple[CommittedEntry, ...] = ()
     """Some of the voter's committed entries."""
     other_history: bool = False
     """The voter has committed different entries than the candidate states."""
-    countersigns: bool = False
-    """The voter leads, and will repeat the requested countersign."""
 
 
 @record(frozen=True, slots=True)

@@ -113,7 +113,7 @@ class Node:
                 return self._tell_who_leads(answer) if answer.pre_vote else answer
             case HeartbeatRequest():
                 belief = self.handler.belief
-                beat = self.elector.on_heartbeat_request(sender, belief.leaders_word(sender, request), now_ms)
+                beat = self.elector.on_heartbeat_request(sender, belief.leaders_word(request), now_ms)
                 belief.on_heartbeat(sender, request, now_ms)
                 return beat
             case _:

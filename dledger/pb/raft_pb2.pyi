@@ -45,7 +45,7 @@ class VoteRequest(_message.Message):
     def __init__(self, term: _Optional[int] = ..., last: _Optional[_Union[EntryId, _Mapping]] = ..., pre_vote: _Optional[bool] = ..., transfer: _Optional[bool] = ..., remembered: _Optional[_Union[EntryId, _Mapping]] = ..., committed: _Optional[_Iterable[_Union[ChainCrc, _Mapping]]] = ..., countersign: _Optional[int] = ...) -> None: ...
 
 class VoteResponse(_message.Message):
-    __slots__ = ("term", "granted", "pre_vote", "result", "standing", "boot_id", "used", "remembered", "leads", "begin", "committed", "other_history", "countersigns")
+    __slots__ = ("term", "granted", "pre_vote", "result", "standing", "boot_id", "used", "remembered", "leads", "begin", "committed", "other_history")
     TERM_FIELD_NUMBER: _ClassVar[int]
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     PRE_VOTE_FIELD_NUMBER: _ClassVar[int]
@@ -58,7 +58,6 @@ class VoteResponse(_message.Message):
     BEGIN_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     OTHER_HISTORY_FIELD_NUMBER: _ClassVar[int]
-    COUNTERSIGNS_FIELD_NUMBER: _ClassVar[int]
     term: int
     granted: bool
     pre_vote: bool
@@ -71,8 +70,7 @@ class VoteResponse(_message.Message):
     begin: Install
     committed: _containers.RepeatedCompositeFieldContainer[ChainCrc]
     other_history: bool
-    countersigns: bool
-    def __init__(self, term: _Optional[int] = ..., granted: _Optional[bool] = ..., pre_vote: _Optional[bool] = ..., result: _Optional[int] = ..., standing: _Optional[int] = ..., boot_id: _Optional[int] = ..., used: _Optional[bool] = ..., remembered: _Optional[_Union[EntryId, _Mapping]] = ..., leads: _Optional[bool] = ..., begin: _Optional[_Union[Install, _Mapping]] = ..., committed: _Optional[_Iterable[_Union[ChainCrc, _Mapping]]] = ..., other_history: _Optional[bool] = ..., countersigns: _Optional[bool] = ...) -> None: ...
+    def __init__(self, term: _Optional[int] = ..., granted: _Optional[bool] = ..., pre_vote: _Optional[bool] = ..., result: _Optional[int] = ..., standing: _Optional[int] = ..., boot_id: _Optional[int] = ..., used: _Optional[bool] = ..., remembered: _Optional[_Union[EntryId, _Mapping]] = ..., leads: _Optional[bool] = ..., begin: _Optional[_Union[Install, _Mapping]] = ..., committed: _Optional[_Iterable[_Union[ChainCrc, _Mapping]]] = ..., other_history: _Optional[bool] = ...) -> None: ...
 
 class Watermark(_message.Message):
     __slots__ = ("node_id", "last")

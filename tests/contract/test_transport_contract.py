@@ -122,7 +122,7 @@ def test_transport_answers_a_vote_through_receive(group: Group) -> None:
     assert asked.receiver.requested[0].message == VoteRequest(Term(3), EntryId(Term(2), LogIndex(5)), pre_vote=True)
     answer = asking.receiver.received[0]
     assert (answer.sender, answer.target) == (N1, N0)
-    assert answer.message == VoteResponse(Term(3), granted=True, leads=False)
+    assert answer.message == VoteResponse(Term(3), granted=True)
 
 
 def test_transport_delivers_take_leadership_without_an_answer(group: Group) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dledger.core.messages import HeartbeatRequest, PushAppend, PushCompare, PushKind, VoteResult
-from dledger.types import HardState, NodeId, Role, Standing
+from dledger.core.messages import HeartbeatRequest, PushAppend, PushCompare, PushKind
+from dledger.types import HardState, Role, Standing
 from tests.support.cluster import N0, N1, N2, N3, N4, Cluster, FixedTimeouts, made_log
 from tests.support.solo import Solo
 
@@ -317,27 +317,3 @@ def test_three_doubtful_members_elect_the_longest_log() -> None:
     assert cluster.leader() == N1
     assert cluster.same_logs()
     assert {cluster[one].saved.standing for one in cluster.ids} == {Standing.VOTER}
-
-
-@pytest.mark.parametrize("older", [(N1,), (N1, N2)])
-def test_a_new_group_with_members_of_an_older_version_says_that_it_cannot_begin(older: tuple[NodeId, ...]) -> None:
-    """Those vote only once all say that they are new, as this version does not; all must vote to begin a group here."""
-    solo = Solo(hard_state=HardState())
-    for _ in range(2):
-        solo.time_out()
-        for one in (N1, N2):
-            if one in older:
-                solo.vote(one, granted=False, pre_vote=True, term=0, boot_id=0, result=VoteResult.REJECT_NOT_VOTER)
-            else:
-                solo.vote(one, pre_vote=True, standing=Standing.BLANK)
-
-    assert (solo.role, solo.state.term) == (Role.CANDIDATE, 0)
-    problem = solo.node.elector.vote_problem
-    assert problem.startswith(f"no vote from {', '.join(older)}: its disk is new and its version cannot start a group")
-
-    for pre_vote in (True, False):
-        for one in (N1, N2):
-            solo.vote(one, pre_vote=pre_vote, standing=Standing.BLANK)
-
-    assert solo.role is Role.LEADER
-    assert solo.node.elector.vote_problem == ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 from typing import Final
 
@@ -70,7 +69,6 @@ class Network:
         self._is_new = options.is_new
         self._turns = options.noise_us > 0 or options.has("siege")
         self.silent = False
-        self._old = frozenset(options.old_members)
         self.faulty = True
 
     def _is_refused(self, sender: NodeId, target: NodeId, *, pushes: bool) -> bool:
@@ -119,8 +117,6 @@ class Network:
         if self._is_new:
             if self._is_refused(sender, target, pushes=pushes):
                 return
-            if self._old and (sender in self._old or target in self._old):
-                message = as_old(message)
             if self._keeps is not None and self.faulty:
                 self._keep(self._keeps, sender, target, message)
         if not self.faulty or (self._turns and self.is_calm):
@@ -199,21 +195,3 @@ class Network:
     def _arrive(self, sender: NodeId, target: NodeId, message: Message, life: int) -> None:
         if life == self._life[sender] + self._life[target]:
             self._deliver(sender, target, message)
-
-
-def as_old(message: Message) -> Message:
-    """What arrives of a message if one of the two is of a version before histories and confirmed leaders.
-
-    Such a version does not send what it does not know, and does not see it where it comes.
-    """
-    match message:
-        case VoteRequest():
-            return replace(message, committed=(), countersign=0)
-        case VoteResponse():
-            return replace(message, leads=None, begin=None, committed=(), other_history=False, countersigns=False)
-        case HeartbeatRequest():
-            return replace(message, countersign=0)
-        case PushCompare():
-            return replace(message, flushed_only=False)
-        case _:
-            return message

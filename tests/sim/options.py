@@ -55,9 +55,10 @@ SWARM: Final = (
     "damage",
     "siege",
     "async_flush",
-    "old_version",
 )
 """Every kind of fault; a seed switches a random part of them on."""
+_NO_MORE: Final = ""
+"""The place of a kind that is no more: drawn as before, so that seeds keep their worlds."""
 _FIRST: Final = SWARM.index("set_back")
 NEW_WORLDS: Final = 100_000
 """From this seed on all kinds strike; those before stay the worlds in which something was found once."""
@@ -77,7 +78,7 @@ THEMES: Final[tuple[tuple[str, ...], ...]] = (
     ("lose_kind", "one_way", "bridge", "connection_lost", "exhaust", "partition"),
     ("drop", "duplicate", "reorder", "spike", "corrupt", "slow_save", "slow_read", "pause", "crash_all"),
     ("siege", "partition", "crash_one"),
-    ("old_version", "wipe", "crash_one", "async_flush", "transfer", "isolate_leader"),
+    (_NO_MORE, "wipe", "crash_one", "async_flush", "transfer", "isolate_leader"),
 )
 """Kinds that make each other worse, one theme per line: new and unfinished terms, lost memory, late messages, leaders
 that do not know that they are over, disks, restarts, links, noise, and groups of unlike members."""
@@ -110,8 +111,6 @@ class Options:
     """For how long the links lose, delay, double and reorder, and then do not, in turns; 0: always."""
     async_members: tuple[NodeId, ...] = ()
     """Members with ``flush_mode=async``: a power cut takes what they said to hold."""
-    old_members: tuple[NodeId, ...] = ()
-    """Members of a version that does not know what was added to messages last."""
     senders: int = 0
     """Real clients: windows of ``dledger.sending``."""
 
@@ -217,14 +216,13 @@ def _newer(options: Options) -> Options:
         patient=random.random() < 0.8,
         noise_us=random.choice((0, 2_000, 12_000)) * tempo,
         async_members=_some(random, names) if "async_flush" in faults and options.size > 1 else (),
-        old_members=_some(random, names) if "old_version" in faults and options.size > 1 else (),
         senders=Random(f"senders/{options.seed}").choice((1, 1, 2)) if options.seed >= SENDER_WORLDS else 0,
     )
 
 
 def _faults(random: Random) -> tuple[str, ...]:
     """Which kinds strike, in the order of ``SWARM``."""
-    kinds = SWARM
+    kinds = (*SWARM, _NO_MORE)
     match random.choice(("all over", "few", "theme", "theme", "theme", "theme")):
         case "all over":
             density = random.choice((0.05, 0.1, 0.2, 0.3, 0.5))
@@ -234,7 +232,7 @@ def _faults(random: Random) -> tuple[str, ...]:
         case _:
             theme = [fault for fault in random.choice(THEMES) if random.random() < 0.85]
             chosen = {*theme, *random.sample(kinds, random.choice((0, 0, 1, 2)))}
-    return tuple(fault for fault in kinds if fault in chosen)
+    return tuple(fault for fault in SWARM if fault in chosen)
 
 
 def _some(random: Random, names: tuple[NodeId, ...]) -> tuple[NodeId, ...]:

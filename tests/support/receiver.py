@@ -40,7 +40,7 @@ class RecordingReceiver:
         answer: Message
         match envelope.message:
             case VoteRequest(term=term):
-                answer = VoteResponse(term, granted=True, leads=False)
+                answer = VoteResponse(term, granted=True)
             case HeartbeatRequest(term=term, read_sequence=read_sequence):
                 answer = HeartbeatResponse(term, read_sequence, client_address=self.client_address)
             case _:

@@ -14,6 +14,7 @@ from dledger.core.messages import (
     Message,
     PushAppend,
     PushCompare,
+    PushInstall,
     PushKind,
     PushResponse,
     ReceivedPush,
@@ -205,17 +206,15 @@ class Solo:
         while self.node.handler.step(self.now_ms) is not None:
             pass
         if confirm:
-            self.confirm(sender, push.term)
+            self.confirm(sender, push.term, begin=begin_of(push) if isinstance(push, PushInstall) else None)
         if flush:
             self.flush()
         return [message for message in self.sent(PushResponse) if isinstance(message, PushResponse)]
 
     def confirm(self, sender: NodeId, term: int, *, leads: bool = True, begin: Boundary | None = None) -> None:
-        """A member answers whether it leads ``term``; without ``begin`` it agrees with whatever it was asked about."""
+        """A member answers whether it leads ``term``; and where its log begins, if it leads."""
         result = VoteResult.REJECT_ALREADY_HAS_LEADER
-        answer = VoteResponse(
-            Term(term), granted=False, pre_vote=True, result=result, leads=leads, begin=begin, countersigns=leads
-        )
+        answer = VoteResponse(Term(term), granted=False, pre_vote=True, result=result, leads=leads, begin=begin)
         self.node.handler.on_vote_response(sender, answer)
         while self.node.handler.step(self.now_ms) is not None:
             pass
@@ -297,6 +296,11 @@ class Source:
         """APPEND of a range of its entries."""
         run = self.log.read_run(LogIndex(first), self.log.last.index if last is None else LogIndex(last))
         return PushAppend(self.term, self.epoch if epoch is None else epoch, LogIndex(commit), run)
+
+
+def begin_of(push: PushInstall) -> Boundary:
+    """Where the log of the leader begins that sends it."""
+    return Boundary(push.before_begin.index, push.before_begin.term, push.position, push.chain_crc)
 
 
 def load_runs(messages: Iterable[Message]) -> list[tuple[int, int]]:

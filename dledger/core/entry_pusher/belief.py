@@ -3,16 +3,14 @@
 Without TLS, anyone who connects to a member may claim to be any other one; and even a member may be wrong about itself.
 So the first push of a term is held back until its sender, asked at its own address, has confirmed that it leads that
 term. The question is a pre-vote, which changes nothing anywhere; the answer says whether the member leads, and where
-its log begins (``VoteResponse.leads``, ``begin``). A member of a version without these fields refuses the pre-vote
-because there is a leader, and that has to suffice.
+its log begins (``VoteResponse.leads``, ``begin``).
 
 A push that would drop this member's log (INSTALL) is held back each time, and must match the leader's answer.
 
 Statements about members' memory in heartbeats have lasting effects: a member that holds less than others remember
 counts for nothing. Heartbeats are too frequent to ask about each. So the question carries a random number, the
 countersign, which is known only at the asked member's address, and the leader repeats it in its heartbeats. A heartbeat
-without it is only a sign of life, and now and then a reason to ask. A leader of a version without countersigns is
-believed without one.
+without it is only a sign of life, and now and then a reason to ask.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from dataclasses import replace
 
 from dledger.core.histories import stated
 from dledger.core.member_state import MemberState
-from dledger.core.messages import HeartbeatRequest, PushInstall, ReceivedPush, VoteRequest, VoteResponse, VoteResult
+from dledger.core.messages import HeartbeatRequest, PushInstall, ReceivedPush, VoteRequest, VoteResponse
 from dledger.records import record
 from dledger.types import NO_TERM, Boundary, NodeId, Term
 
@@ -40,7 +38,6 @@ class Belief:
         self._known: tuple[Term, NodeId | None] = (NO_TERM, None)
         self._held: dict[NodeId, _Held] = {}  # the newest push of each sender
         self._judged: tuple[PushInstall, bool] | None = None
-        self._countersigns_not: tuple[Term, NodeId | None] = (NO_TERM, None)
         self._ask_from_ms = 0
         self.refused = 0
         """Pushes whose sender did not confirm that it leads."""
@@ -56,9 +53,9 @@ class Belief:
         self._held[sender] = _Held(push, connection)
         self.ask(sender)
 
-    def leaders_word(self, sender: NodeId, heartbeat: HeartbeatRequest) -> HeartbeatRequest:
+    def leaders_word(self, heartbeat: HeartbeatRequest) -> HeartbeatRequest:
         """The heartbeat, stripped of what only the leader may state unless it is proven to come from the leader."""
-        if self._is_proven(sender, heartbeat):
+        if self._is_proven(heartbeat):
             return heartbeat
         return replace(heartbeat, transfer_target="", readmission=None, founded=False, watermarks=(), doubted_boot_id=0)
 
@@ -72,13 +69,12 @@ class Belief:
             return
         state = self._state
         follows = (state.term, state.leader_id) == (heartbeat.term, sender)
-        if follows and not self._is_proven(sender, heartbeat) and now_ms >= self._ask_from_ms:
+        if follows and not self._is_proven(heartbeat) and now_ms >= self._ask_from_ms:
             self._ask_from_ms = now_ms + state.election.heartbeat_interval_ms // 2
             self.ask(sender)
 
-    def _is_proven(self, sender: NodeId, heartbeat: HeartbeatRequest) -> bool:
-        known = heartbeat.countersign == self._state.countersign
-        return known or self._countersigns_not == (heartbeat.term, sender)
+    def _is_proven(self, heartbeat: HeartbeatRequest) -> bool:
+        return heartbeat.countersign == self._state.countersign
 
     def ask(self, sender: NodeId) -> None:
         """Ask a member whether it leads, and which entries it has committed."""
@@ -96,19 +92,16 @@ class Belief:
         """Take a member's answer to a pre-vote; returns the push held back for it, if it may be accepted."""
         if not answer.pre_vote:
             return None
-        leads = answer.result is VoteResult.REJECT_ALREADY_HAS_LEADER if answer.leads is None else answer.leads
-        if leads and not answer.countersigns and self._state.leader_id == sender:
-            self._countersigns_not = (answer.term, sender)
         held = self._held.pop(sender, None)
         if held is None:
             return None
         push = held.push
-        if not leads or answer.granted or answer.term != push.term:
+        if not answer.leads or answer.granted or answer.term != push.term:
             self.refused += 1
             return None
         self._known = (push.term, sender)
         if isinstance(push, PushInstall):
-            self._judged = push, answer.begin in (None, _begin_of(push))
+            self._judged = push, answer.begin == _begin_of(push)
         return push, held.connection
 
     def judge(self, push: PushInstall) -> bool | None:

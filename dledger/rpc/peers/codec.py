@@ -147,11 +147,10 @@ def _to_proto(message: Message) -> ProtoMessage:
                 boot_id=message.boot_id,
                 used=message.used,
                 remembered=_memory_to_proto(message.remembered),
-                leads=bool(message.leads),
+                leads=message.leads,
                 begin=_begin_to_proto(message.begin),
                 committed=_committed_to_proto(message.committed),
                 other_history=message.other_history,
-                countersigns=message.countersigns,
             )
         case HeartbeatRequest():
             return _heartbeat_to_proto(message)
@@ -337,7 +336,6 @@ def decode_vote_response(data: bytes | memoryview) -> VoteResponse:
         begin=_begin(wire.begin) if wire.HasField("begin") else None,
         committed=_committed(wire.committed),
         other_history=wire.other_history,
-        countersigns=wire.countersigns,
     )
 
 

@@ -16,7 +16,6 @@ from dledger.core.messages import (
     Readmission,
     VoteRequest,
     VoteResponse,
-    VoteResult,
 )
 from dledger.errors import ResponseCode
 from dledger.types import GENESIS, Boundary, EntryId, HardState, LogIndex, Position, Standing, Term
@@ -136,17 +135,6 @@ def test_a_question_that_was_lost_is_asked_again_with_the_next_heartbeat() -> No
     assert solo.sent(VoteRequest) == []
 
 
-def test_a_leader_of_a_version_that_does_not_tell_is_believed_when_it_knows_a_leader() -> None:
-    """While a group is upgraded old leaders push to new followers; all they say is why they refuse the pre-vote."""
-    solo, source = Solo(), Source(4, 1)
-    solo.push(N1, source.compare(-1), confirm=False)
-
-    solo.node.receive(N1, VoteResponse(Term(4), False, True, VoteResult.REJECT_ALREADY_HAS_LEADER), 0)
-    solo.node.handler.step(0)
-
-    assert solo.state.leader_id == N1
-
-
 @pytest.mark.parametrize(
     ("standing", "words"),
     [
@@ -211,25 +199,10 @@ def test_a_leader_repeats_the_countersign_that_it_was_asked_for_at_once() -> Non
 
     assert isinstance(before, VoteResponse)
     assert isinstance(answer, VoteResponse)
-    assert (before.countersigns, answer.countersigns) == (False, True)
+    assert (before.leads, answer.leads) == (False, True)
     assert beats == {N1: 99, N2: 0}
     solo.node.answer(N1, request, solo.now_ms)
     assert solo.tick() == []
-
-
-def test_a_leader_of_a_version_without_countersigns_is_believed_in_its_term() -> None:
-    """While a group is upgraded; it says so where it is asked, by not saying that it will repeat one."""
-    solo = Solo(terms=(1, 1))
-    said = ((N2, EntryId(Term(1), LogIndex(1))),)
-    solo.hear(N1, 1, countersign=0, watermarks=said)
-    assert solo.state.remembered == {}
-
-    solo.vote(N1, granted=False, pre_vote=True, term=1, leads=True)
-    solo.hear(N1, 1, countersign=0, watermarks=said)
-
-    assert solo.state.remembered == dict(said)
-    solo.hear(N1, 2, countersign=0, watermarks=((N2, EntryId(Term(2), LogIndex(9))),))
-    assert solo.state.remembered == dict(said)
 
 
 def test_forged_heartbeats_keep_nobody_from_electing_a_leader_later() -> None:

@@ -74,13 +74,9 @@ SAID: Final[list[tuple[FrameKind, bytes, str]]] = [
                 begin=Boundary(LogIndex(1), Term(1), Position(64), 5),
                 committed=(CommittedEntry(LogIndex(7), 5),),
                 other_history=True,
-                countersigns=True,
             )
         ),
-        (
-            "050000003208031001180120022801300438014204080210074801520d0a0408011001150500000018405a07"
-            "0807150500000060016801"
-        ),
+        ("050000003008031001180120022801300438014204080210074801520d0a0408011001150500000018405a07080715050000006001"),
     ),
     (
         FrameKind.HEARTBEAT,
