@@ -42,7 +42,11 @@ ROLE_EVENTS_MAX: Final = 256
 
 
 class LoopBridge:
-    """Runs callbacks on the loop, in order. ``post`` is thread-safe and cheap; create it on the loop's own thread."""
+    """Runs callbacks on the loop, in order. ``post`` is thread-safe and cheap; create it on the loop's own thread.
+
+    The loop's exception handler gets what a callback raises, on whichever thread it was posted: an answer that cannot
+    be sent must not fail the work that it is the answer of.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -53,7 +57,7 @@ class LoopBridge:
     def post(self, callback: Callable[[], None]) -> None:
         """Run ``callback`` on the loop soon; at once when called there (which keeps a synchronous refusal in order)."""
         if threading.get_ident() == self._thread_id and not self._posted:
-            callback()
+            self._call(callback)
             return
         self._posted.append(callback)
         # Two threads may both see False: one wake-up too many. None can be lost: the drain clears the flag first, so a
@@ -71,13 +75,14 @@ class LoopBridge:
 
     def _drain(self) -> None:
         self._scheduled = False
+        while self._posted:
+            self._call(self._posted.popleft())
+
+    def _call(self, callback: Callable[[], None]) -> None:
         try:
-            while self._posted:
-                self._posted.popleft()()
-        finally:
-            if self._posted:  # a callback failed, which the loop logs; the remaining ones must still run
-                self._scheduled = True
-                self._loop.call_soon(self._drain)
+            callback()
+        except Exception as error:  # noqa: BLE001  # handed to the loop's handler, as from any of its callbacks
+            self._loop.call_exception_handler({"message": "a callback failed", "exception": error})
 
 
 class LoopThread:

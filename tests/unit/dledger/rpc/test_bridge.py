@@ -67,6 +67,22 @@ def test_a_callback_that_fails_does_not_hold_up_those_behind_it() -> None:
     assert sorted(loops.run(post())) == ["a bug", "second"]
 
 
+def test_a_callback_that_fails_on_the_loop_does_not_fail_what_posted_it() -> None:
+    """Posted there it runs at once, in the middle of the node's own work, which goes on; the loop reports the error."""
+
+    async def post() -> list[str]:
+        bridge, failures = LoopBridge(), []
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failures.append(context["exception"]))
+
+        def fail() -> None:
+            raise ValueError("a bug")
+
+        bridge.post(fail)
+        return [*map(str, failures)]
+
+    assert loops.run(post()) == ["a bug"]
+
+
 def test_a_loop_that_ends_by_itself_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its thread serves others: a node without it must not look alive."""
     failures: list[BaseException] = []
