@@ -9,12 +9,11 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from dledger.errors import DLedgerError, PendingFullError, UnavailableError
 from dledger.records import record
 from dledger.sending.aio_futures import wait_for_batch
-from dledger.sending.aio_stream import AsyncStream
 from dledger.sending.batch import Answer, ItemT, OutgoingBatch, ResultT, partly_added
 from dledger.sending.window import NEVER, Window, Wish, connect_timeout_s
 
@@ -22,15 +21,29 @@ SelfT = TypeVar("SelfT", bound="AsyncSender[Any, Any]")
 _log = logging.getLogger(__name__)
 
 
-OnAnswer: TypeAlias = Callable[[AsyncStream[ItemT, ResultT], OutgoingBatch[ItemT, ResultT], Answer[ResultT]], None]
-OnEnd: TypeAlias = Callable[[AsyncStream[ItemT, ResultT]], None]
+class BatchStream(Protocol[ItemT, ResultT]):
+    """A stream of requests to one server, in order; each gets an answer, or the reason why there is none."""
+
+    address: str
+    server_memory: str
+    broken: DLedgerError | None
+
+    def submit(self, batch: OutgoingBatch[ItemT, ResultT]) -> DLedgerError | None:
+        """Send the ``sent`` items of a batch; returns why they were not sent (not applied), if they were not."""
+
+    async def close(self, why: str = "") -> None:
+        """End the stream; every pending batch gets its outcome, with ``why``, before this returns."""
+
+
+OnAnswer: TypeAlias = Callable[[BatchStream[ItemT, ResultT], OutgoingBatch[ItemT, ResultT], Answer[ResultT]], None]
+OnEnd: TypeAlias = Callable[[BatchStream[ItemT, ResultT]], None]
 
 
 @record(frozen=True, slots=True)
 class AsyncLinks(Generic[ItemT, ResultT]):
     """The asyncio counterpart of ``Links``."""
 
-    connect: Callable[[float, OnAnswer[ItemT, ResultT], OnEnd[ItemT, ResultT]], Awaitable[AsyncStream[ItemT, ResultT]]]
+    connect: Callable[[float, OnAnswer[ItemT, ResultT], OnEnd[ItemT, ResultT]], Awaitable[BatchStream[ItemT, ResultT]]]
     find_leader: Callable[[], Awaitable[str | None]]
     note_failure: Callable[[str, DLedgerError], None]
 
@@ -46,7 +59,7 @@ class AsyncSender(Generic[ItemT, ResultT]):
         self._links = links
         self._window = window
         self._name: Final = name
-        self._stream: AsyncStream[ItemT, ResultT] | None = None
+        self._stream: BatchStream[ItemT, ResultT] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = NEVER
         self._tasks: set[asyncio.Task[None]] = set()
@@ -109,6 +122,19 @@ class AsyncSender(Generic[ItemT, ResultT]):
                 self._go_on()
         except DLedgerError as error:
             raise partly_added(error, at) from None
+        return spans
+
+    def add_many_at_once(
+        self, payloads: Sequence[bytes], items: Sequence[ItemT]
+    ) -> list[tuple[OutgoingBatch[ItemT, ResultT], int, int]]:
+        """As ``add_many``, without waiting for room: the caller counts what is pending."""
+        spans: list[tuple[OutgoingBatch[ItemT, ResultT], int, int]] = []
+        at = 0
+        while at < len(payloads):
+            span = self._window.add_some(payloads, at, _now_ms(), items=items)
+            spans.append(span)
+            at += span[2]
+        self._go_on()
         return spans
 
     async def add_whole(
@@ -200,7 +226,7 @@ class AsyncSender(Generic[ItemT, ResultT]):
         return sent
 
     def _answered(
-        self, stream: AsyncStream[ItemT, ResultT], batch: OutgoingBatch[ItemT, ResultT], answer: Answer[ResultT]
+        self, stream: BatchStream[ItemT, ResultT], batch: OutgoingBatch[ItemT, ResultT], answer: Answer[ResultT]
     ) -> None:
         blamed = self._window.answered(batch, answer, _now_ms())
         if blamed is not None:
@@ -257,12 +283,12 @@ class AsyncSender(Generic[ItemT, ResultT]):
         self._go_on()
 
     def _on_answer(
-        self, stream: AsyncStream[ItemT, ResultT], batch: OutgoingBatch[ItemT, ResultT], answer: Answer[ResultT]
+        self, stream: BatchStream[ItemT, ResultT], batch: OutgoingBatch[ItemT, ResultT], answer: Answer[ResultT]
     ) -> None:
         self._answered(stream, batch, answer)
         self._go_on()
 
-    def _on_end(self, stream: AsyncStream[ItemT, ResultT]) -> None:
+    def _on_end(self, stream: BatchStream[ItemT, ResultT]) -> None:
         if self._stream is stream:
             self._stream = None
             self._window.broken(_now_ms())

@@ -62,11 +62,8 @@ class NumberedSend(NamedTuple):
 
     def encode(self) -> bytes:
         """Raises ``ValueError`` for what does not fit."""
-        parts = [bytes((self.wait,)), encode_text(self.producer), _FIRST.pack(self.sequence, len(self.messages))]
-        for one in self.messages:
-            head = _MESSAGE.pack(one.queue_id, one.flag, one.sys_flag, one.born_ms, len(one.properties))
-            parts += (encode_text(one.topic), head, one.properties, _LENGTH.pack(len(one.body)), one.body)
-        return b"".join(parts)
+        messages = [encode_message(one) for one in self.messages]
+        return encode_numbered(self.producer, self.sequence, messages, wait=self.wait)
 
     @staticmethod
     def decode(data: bytes) -> NumberedSend:
@@ -90,6 +87,20 @@ class NumberedSend(NamedTuple):
         if at != len(data):
             raise RequestError(f"malformed numbered messages: {len(data) - at} bytes after the last one")
         return NumberedSend(producer, sequence, messages, bool(data[0]))
+
+
+def encode_message(one: NumberedMessage) -> bytes:
+    """One message, for ``encode_numbered``. Raises ``ValueError`` for what does not fit."""
+    try:
+        head = _MESSAGE.pack(one.queue_id, one.flag, one.sys_flag, one.born_ms, len(one.properties))
+    except error as problem:
+        raise ValueError(f"a number of the message does not fit its field: {problem}") from problem
+    return b"".join((encode_text(one.topic), head, one.properties, _LENGTH.pack(len(one.body)), one.body))
+
+
+def encode_numbered(producer: str, sequence: int, messages: Sequence[bytes], *, wait: bool = True) -> bytes:
+    """The body of a SEND_NUMBERED request with these encoded messages. Raises ``ValueError``."""
+    return b"".join((bytes((wait,)), encode_text(producer), _FIRST.pack(sequence, len(messages)), *messages))
 
 
 def encode_stored(ip: bytes, port: int, results: Sequence[PutResult]) -> bytes:

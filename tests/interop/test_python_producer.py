@@ -149,7 +149,8 @@ async def test_a_topic_is_created_by_its_first_message(apache: Apache) -> None:
 
 @on_loop
 async def test_transactions_are_committed_rolled_back_and_checked(apache: Apache) -> None:
-    states = {b"left, succeeded": TransactionState.COMMIT, b"left, failed": TransactionState.ROLLBACK}
+    left = {b"left, succeeded": TransactionState.COMMIT, b"left, failed": TransactionState.ROLLBACK}
+    states = {b"committed": TransactionState.COMMIT, b"rolled back": TransactionState.ROLLBACK, **left}
     asked: list[bytes] = []
 
     async def check(prepared: PreparedMessage) -> TransactionState:
@@ -161,16 +162,16 @@ async def test_transactions_are_committed_rolled_back_and_checked(apache: Apache
             await admin.put_topic(TopicInfo("orders", 1, 1))
             await eventually(lambda: admin.topic("orders"))
             async with Producer(name_servers=apache.name_server, group="py", check=check, timeout_s=CALL_S) as producer:
-                for body in (b"committed", b"rolled back", *states):
+                for body in states:
                     async with producer.transaction(Message("orders", body)) as transaction:
                         if body == b"rolled back":
                             transaction.rollback()
-                        elif body in states:
+                        elif body in left:
                             transaction.leave_open()
                     assert transaction.result.problem is None
                 found = await await_count(admin, "orders", 2)
                 assert sorted(found[0]) == [b"committed", b"left, succeeded"]
-                assert set(asked) == set(states)
+                assert set(left) <= set(asked) <= set(states)  # 5.x may ask about those that have just ended
 
 
 @on_loop
@@ -244,7 +245,11 @@ async def test_topics_groups_offsets_and_brokers_are_administered(apache: Apache
             assert await admin.reset_offsets("billing", "orders", "first") == {first: 0, second: 0}
             assert await admin.lag("billing", "orders") == 10
             await admin.delete_group("billing")
-            assert "billing" not in {one.name for one in await admin.groups()}
+
+            async def gone() -> None:
+                assert "billing" not in {one.name for one in await admin.groups()}
+
+            await eventually(gone, 30)
 
             await admin.set_write_permission("theirs", allowed=False)
             await admin.set_write_permission("theirs", allowed=True)

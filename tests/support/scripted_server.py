@@ -9,12 +9,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import NamedTuple, TypeAlias
 
-from dledger.remoting.codes import AnswerCode
+from dledger.remoting.codes import ANNOUNCED, AnswerCode
 from dledger.remoting.connection import ByteRoom, Owner, RemotingConnection
 from dledger.remoting.frame import Frame
 from rocketstore.message.batch import decode_batch
 from rocketstore.remoting.bodies.routes import BrokerData, ClusterInfo, QueueData, TopicRouteData
-from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.codes import OwnCode, RequestCode
+from rocketstore.remoting.numbered_sends import NumberedSend, decode_name, encode_next, encode_stored
+from rocketstore.types import PutMessageStatus, PutResult, StoredPlace
 
 Reply: TypeAlias = Frame | None
 """None: no answer."""
@@ -37,6 +39,8 @@ class ScriptedServer:
         """Those that are open."""
         self.address = ""
         self.accepted = 0
+        self.announced: Mapping[str, str] = {}
+        """Fields of the first answer on each connection."""
         room = ByteRoom(_BYTES_MAX, _BYTES_MAX)
         self._room = room
         self._owner = Owner(self._opened, self._take, self._closed)
@@ -45,7 +49,9 @@ class ScriptedServer:
 
     async def start(self, context: ssl.SSLContext | None = None) -> None:
         """Listen on a free port; with a context, for TLS."""
-        factory = lambda: RemotingConnection(self._owner, self._room, self._room)  # noqa: E731
+        factory = lambda: RemotingConnection(  # noqa: E731
+            self._owner, self._room, self._room, announced=self.announced
+        )
         self._server = await asyncio.get_running_loop().create_server(factory, "127.0.0.1", 0, ssl=context)
         self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
@@ -162,6 +168,9 @@ class MessageStore:
         """While set and not ready, nothing is stored or answered."""
         self.status = 0
         """The answer code of what is stored."""
+        self.next_numbers: dict[str, int] = {}
+        """By producer, of those that number their messages."""
+        self.memory = "m1"
 
     def bodies(self, queue: int | None = None) -> list[bytes]:
         """Of all messages, or of one queue's, in order."""
@@ -182,6 +191,8 @@ class MessageStore:
 
     def store(self, frame: Frame) -> Frame:
         """Keep what a request sends, and answer."""
+        if frame.code == OwnCode.SEND_NUMBERED:
+            return self._store_numbered(frame)
         topic, queue = frame.fields["b"], int(frame.fields["e"])
         first = len(self.bodies(queue))
         if frame.code == RequestCode.SEND_BATCH_MESSAGE:
@@ -198,6 +209,33 @@ class MessageStore:
         """Let a server keep messages here."""
         server.scripts[RequestCode.SEND_MESSAGE_V2] = self.send
         server.scripts[RequestCode.SEND_BATCH_MESSAGE] = self.send
+
+    def serve_numbered(self, server: ScriptedServer) -> None:
+        """The same, as a broker of this project, which recognizes numbered messages."""
+        self.serve(server)
+        server.announced = ANNOUNCED
+        server.scripts[OwnCode.SEND_NUMBERED] = self.send
+        server.scripts[OwnCode.NEXT_NUMBER] = lambda frame: frame.answer(
+            body=encode_next(self.next_numbers.get(decode_name(frame.body), 0), self.memory)
+        )
+
+    def _store_numbered(self, frame: Frame) -> Frame:
+        """All of a request's messages that are not here yet, if they follow what is here."""
+        sent = NumberedSend.decode(frame.body)
+        following = self.next_numbers.get(sent.producer, 0)
+        if sent.sequence > following:
+            status = "OUT_OF_ORDER_SEQUENCE" if following else "UNKNOWN_PRODUCER"
+            return frame.answer(AnswerCode.SYSTEM_ERROR, status, {"status": status, "outcome": "not_applied"})
+        results: list[PutResult] = []
+        for number, one in enumerate(sent.messages, sent.sequence):
+            if number < following:
+                results.append(PutResult(PutMessageStatus.PUT_OK, None))
+                continue
+            place = StoredPlace(len(self.messages), 0, one.queue_id, len(self.bodies(one.queue_id)), 1)
+            self.messages.append(Stored(one.topic, one.queue_id, one.body, one.properties.decode()))
+            results.append(PutResult(PutMessageStatus.PUT_OK, place))
+        self.next_numbers[sent.producer] = max(following, sent.sequence + len(sent.messages))
+        return frame.answer(self.status, body=encode_stored(bytes(4), 1, results))
 
 
 class StoresSilentlyError(Exception):

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 ATTEMPT_S_MAX: Final = 3.0
 """RocketMQ's ``sendMsgTimeout``: how long one server may take, of the time that a call has in all."""
+HEARD_MAX: Final = 1024
+"""Addresses of which it is remembered that they have answered."""
 PROTOCOL_FIELD: Final = "dledger"
 """In the first answer of a broker of this project on each connection: the version of the requests that are its own."""
 _USE_TLS: Final = "use TLS (security=ClientSecurity(tls=TlsFiles(…)))"
@@ -91,6 +93,7 @@ class BrokerConnections:
             raise ConfigError(problems)
         self._client = RemotingClient(requests=requests, tls=self._contexts, lost=self._forget)
         self._protocols: dict[str, int] = {}  # by address, of the present connection: 0 for another program
+        self._heard: set[str] = set()  # addresses that have ever answered
         self._is_closed = False
 
     async def call(self, address: str, request: Frame, timeout_s: float) -> Frame:
@@ -107,7 +110,7 @@ class BrokerConnections:
         except UnreachableError as error:
             raise self._unreachable(error, address) from error
         except DisconnectedError as error:
-            hint = _TLS_HINT if self._contexts is None and address not in self._protocols else ""
+            hint = _TLS_HINT if self._contexts is None and address not in self._heard else ""
             raise ConnectionEndedError(f"{error}{hint}") from error
         except TimeoutError as error:
             raise TimedOutError(f"{address} did not answer within {timeout_s:.3g} s") from error
@@ -118,6 +121,8 @@ class BrokerConnections:
         announced = answer.fields.get(PROTOCOL_FIELD)
         if announced is not None or address not in self._protocols:
             self._protocols[address] = _version(announced or "")
+            if len(self._heard) < HEARD_MAX:
+                self._heard.add(address)
         return answer
 
     async def ask(

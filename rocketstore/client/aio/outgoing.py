@@ -83,6 +83,7 @@ class OutgoingMessage:
         "born_ms",
         "deadline",
         "doubtful",
+        "first",
         "future",
         "key",
         "message",
@@ -90,6 +91,7 @@ class OutgoingMessage:
         "queue",
         "size",
         "sys_flag",
+        "tried",
         "unique_key",
         "wanted",
     )
@@ -109,11 +111,20 @@ class OutgoingMessage:
         """The queue that the caller has chosen."""
         self.queue: MessageQueue | None = None
         """The queue it must go to, by one or the other; None: any."""
+        self.first: MessageQueue | None = None
+        """Of a message for any queue: the one whose turn it was."""
+        self.tried: list[str] = []
+        """Names of brokers that have refused it, of those it was numbered for."""
         self.deadline = 0.0
         """By the loop's clock."""
         self.doubtful: ClientError | None = None
         """Why it may be stored already, if so."""
         self.future: asyncio.Future[SendResult] | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it may go to any queue."""
+        return self.key is None and self.wanted is None
 
 
 def outgoing(

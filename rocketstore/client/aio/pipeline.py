@@ -12,7 +12,8 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Coroutine
-from typing import Final
+from contextlib import suppress
+from typing import Final, Literal
 
 from dledger.records import record
 from dledger.remoting.errors import RequestError
@@ -26,6 +27,7 @@ from rocketstore.client.aio.errors import (
     ForbiddenError,
     MessageRefusedError,
     NotFoundError,
+    RequestNotKnownError,
     SendQueueFullError,
     TimedOutError,
     may_repeat,
@@ -33,10 +35,12 @@ from rocketstore.client.aio.errors import (
     may_send_twice,
     refusal_of,
 )
+from rocketstore.client.aio.numbered import NumberedSender, numbers_messages
 from rocketstore.client.aio.outgoing import CREATING_TOPIC, OutgoingMessage, fit_together, request_of
 from rocketstore.client.aio.queue_selection import QueueSelector, creating_route
 from rocketstore.client.aio.results import STORED, SendResult
 from rocketstore.client.aio.routes import TopicRoute, no_such_topic
+from rocketstore.message.message import SYS_FLAG_PREPARED
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.headers import SendAnswer, read_header
 
@@ -64,7 +68,7 @@ class PipelineLimits:
 class _Waiting:
     """The messages for one queue, or for any queue of a topic, that are not sent yet, in order."""
 
-    __slots__ = ("in_progress", "is_listed", "messages", "queue", "topic")
+    __slots__ = ("failed", "in_progress", "is_listed", "messages", "queue", "topic")
 
     def __init__(self, topic: str, queue: MessageQueue | None) -> None:
         self.topic = topic
@@ -72,6 +76,8 @@ class _Waiting:
         self.messages: deque[OutgoingMessage] = deque()
         self.in_progress = 0
         """Requests."""
+        self.failed = False
+        """Whether the last request did not get through in time. While they do, those that wait have time."""
         self.is_listed = False
         """Whether it is among those that may be sent."""
 
@@ -83,11 +89,23 @@ class _Waiting:
 class SendPipeline:
     """Use it on the cluster's loop. ``group`` is the producer group that requests name."""
 
-    def __init__(self, cluster: Cluster, group: str, limits: PipelineLimits, *, allow_duplicates: bool = False) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        group: str,
+        limits: PipelineLimits,
+        *,
+        idempotence: bool | Literal["auto"] = "auto",
+        allow_duplicates: bool = False,
+    ) -> None:
         self._cluster = cluster
         self._group = group
         self._limits = limits
         self._allow_duplicates = allow_duplicates
+        self._idempotence = idempotence
+        self._numbered: dict[str, NumberedSender | None] = {}  # by broker name; None: it does not number messages
+        self._undecided: dict[str, deque[tuple[OutgoingMessage, MessageQueue]]] = {}
+        """Messages for brokers of which it is being found out whether they do."""
         self._loop = asyncio.get_running_loop()
         self.selector: Final = QueueSelector(cluster.routes)
         self._unplaced: dict[str, deque[OutgoingMessage]] = {}  # by topic: its route is being looked up
@@ -129,7 +147,10 @@ class SendPipeline:
             ) from None
 
     def add(self, message: OutgoingMessage, timeout_s: float) -> asyncio.Future[SendResult]:
-        """Send a message soon; the future has its outcome within ``timeout_s``. Raises ``ClientClosedError``."""
+        """Send a message soon; the future has its outcome within ``timeout_s`` of its turn.
+
+        Raises ``ClientClosedError``.
+        """
         if self._is_closing:
             raise ClientClosedError("this producer is closed")
         message.deadline = self._loop.time() + timeout_s
@@ -170,6 +191,9 @@ class SendPipeline:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for sender in self._numbered.values():
+            if sender is not None:
+                await sender.close()
         if self._pending:
             _log.warning("%d messages were not sent before the producer was closed", len(self._pending))
         for message in tuple(self._pending):
@@ -190,6 +214,119 @@ class SendPipeline:
         except ClientError as error:
             self._fail(message, error)
             return
+        if message.sys_flag & SYS_FLAG_PREPARED or not self._may_be_numbered(route):
+            self._wait(message)
+            return
+        try:
+            queue = message.queue or self.selector.next(route, message.tried)
+        except ClientError as error:
+            self._fail(message, error)
+        else:
+            self._number(message, queue)
+
+    def _may_be_numbered(self, route: TopicRoute) -> bool:
+        """Whether one of the route's brokers numbers messages, or all must."""
+        if self._idempotence != "auto":
+            return self._idempotence
+        numbered = self._numbered
+        return any(one.broker not in numbered or numbered[one.broker] is not None for one in route.parts)
+
+    def _number(self, message: OutgoingMessage, queue: MessageQueue) -> None:
+        """Have a message for this queue numbered if its broker does that, once that is known."""
+        name = queue.broker_name
+        if name not in self._numbered:
+            undecided = self._undecided.get(name)
+            if undecided is None:
+                undecided = self._undecided[name] = deque()
+                self._begin(self._find_out(name))
+            undecided.append((message, queue))
+            return
+        sender = self._numbered[name]
+        if sender is not None:
+            message.queue = queue
+            sender.add(message)
+        elif self._idempotence == "auto":
+            message.first = queue
+            self._wait(message)
+        else:
+            reason = (
+                f"the broker {name} does not number messages, as only brokers of this project do: use "
+                'enable_idempotence="auto" or False'
+            )
+            self._fail(message, RequestNotKnownError(reason))
+
+    async def _find_out(self, name: str) -> None:
+        """Whether a broker numbers messages; those that may go to another one do so if it cannot be asked."""
+        pause_s = PAUSE_S
+        waiting = self._undecided[name]
+        while waiting:
+            broker = self._cluster.routes.broker(name)
+            try:
+                self._numbered[name] = await self._sender_for(name, "" if broker is None else broker.master)
+                break
+            except ClientError as error:
+                self._move_undecided(name, waiting, error)
+            if waiting:
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, PAUSE_S_MAX)
+                with suppress(ClientError, TimeoutError):  # the next attempt says what is the matter
+                    async with asyncio.timeout(PAUSE_S_MAX):
+                        await self._cluster.routes.refresh_brokers()
+        del self._undecided[name]
+        for message, queue in waiting:
+            self._number(message, queue)
+
+    async def _sender_for(self, name: str, master: str) -> NumberedSender | None:
+        if not master:
+            raise BrokerUnreachableError(f"brokers {name} have no master now")
+        if not await numbers_messages(self._cluster, master):
+            return None
+        several = len(self._cluster.routes.brokers) > 1  # then there is time for another one
+        timeout_s = self._cluster.timeout_s / (2 if several else 1)
+        return NumberedSender(self._cluster, name, timeout_s, self._numbered_done, self.selector.avoid)
+
+    def _move_undecided(
+        self, name: str, waiting: deque[tuple[OutgoingMessage, MessageQueue]], error: ClientError
+    ) -> None:
+        self.selector.avoid(name)
+        error.outcome = "not_applied"
+        left = list(waiting)
+        waiting.clear()
+        for message, queue in left:
+            if not self._moved(message, name) and self._in_time([message], error):
+                waiting.append((message, queue))
+
+    def _moved(self, message: OutgoingMessage, name: str) -> bool:
+        """Offer a message that this broker does not take to another one, if it may go there."""
+        topic = message.message.topic
+        if not message.is_free or message.deadline <= self._loop.time():
+            return False
+        message.tried.append(name)
+        route = self._route(topic)
+        if route is None or not self._is_elsewhere_left(topic, message.tried):
+            return False
+        message.queue = None
+        self._place(message, route)
+        return True
+
+    def _numbered_done(self, message: OutgoingMessage, outcome: SendResult | ClientError) -> None:
+        """Give a numbered message its outcome, or another try at another broker."""
+        if isinstance(outcome, SendResult):
+            self.selector.works_again(outcome.broker)
+            self._cluster.routes.now_exists(outcome.topic)
+            self._done(message)
+            if message.future is not None and not message.future.done():
+                message.future.set_result(outcome)
+            return
+        self._cluster.routes.doubt(message.message.topic)
+        queue = message.queue
+        if queue is not None and may_send_elsewhere(outcome) and self._moved(message, queue.broker_name):
+            self.selector.avoid(queue.broker_name)
+        else:
+            self._fail(message, outcome)
+
+    def _wait(self, message: OutgoingMessage) -> None:
+        """Have a message wait for its turn, with others for its queue, or for any queue of its topic."""
         key = message.message.topic, message.queue
         waiting = self._waiting.get(key)
         if waiting is None:
@@ -234,8 +371,8 @@ class SendPipeline:
 
     def _known_route(self, topic: str) -> TopicRoute:
         route = self._route(topic)
-        if route is None:
-            raise no_such_topic(topic, by_name_servers=self._cluster.by_name_servers)
+        if route is None:  # there was one: the brokers are gone, perhaps for a moment
+            raise BrokerUnreachableError(f"topic {topic} has no route any more: its brokers are not registered")
         return route
 
     def _route(self, topic: str) -> TopicRoute | None:
@@ -281,7 +418,7 @@ class SendPipeline:
         """The next messages that may go together, without those whose callers gave up."""
         messages, limits = waiting.messages, self._limits
         batch: list[OutgoingMessage] = []
-        size = 0
+        size, now = 0, self._loop.time()
         while messages and len(batch) < limits.batch_messages_max:
             one = messages[0]
             if one.future is None or one.future.done():
@@ -291,6 +428,8 @@ class SendPipeline:
             if batch and (size > limits.batch_bytes_max or not fit_together(batch[0], one)):
                 break
             batch.append(messages.popleft())
+            if not waiting.failed:
+                one.deadline = max(one.deadline, now + self._cluster.timeout_s)
             if one.alone:
                 break
         return batch
@@ -314,12 +453,12 @@ class SendPipeline:
         while batch := self._in_time(batch, failure):
             queue = waiting.queue
             try:
-                if queue is None:
-                    queue = self.selector.next(self._known_route(waiting.topic), tried)
+                queue = queue or self._next_queue(waiting.topic, batch, tried)
                 failure = self._settle(batch, queue, await self._ask(batch, queue))
             except ClientError as error:
                 failure = error
             if failure is None:
+                waiting.failed = False
                 return
             if isinstance(failure, MessageRefusedError) and len(batch) > 1:  # one of them is to blame
                 for message in reversed(batch):
@@ -338,8 +477,14 @@ class SendPipeline:
             tried.clear()
             await self._pause(waiting.topic, pause_s)
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
+        waiting.failed = failure is None or may_repeat(failure, harmless=True)
         for message in batch:
             self._fail(message, failure or TimedOutError("the message was not sent in time", outcome="not_applied"))
+
+    def _next_queue(self, topic: str, batch: list[OutgoingMessage], tried: list[str]) -> MessageQueue:
+        """The queue whose turn it is, also if that was found before. Raises ``ClientError``."""
+        first, batch[0].first = batch[0].first, None
+        return first or self.selector.next(self._known_route(topic), tried)
 
     async def _pause(self, topic: str, pause_s: float) -> None:
         """Before the next attempt: it needs the route as it is then."""

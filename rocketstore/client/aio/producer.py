@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 TIMEOUT_S: Final = 5.0
 BODY_BYTES_MAX: Final = 4 * 1024 * 1024
 """RocketMQ's ``maxMessageSize``."""
+TURN_MESSAGES: Final = 128
+"""After so many messages, ``submit`` lets the loop send them, which it could not while a program submits on and on."""
 _REFUSED: Final = 3
 """The answer code to requests that clients do not serve."""
 
@@ -94,6 +96,7 @@ class Producer:
             lost=self._lost,
         )
         self._pipeline: SendPipeline | None = None
+        self._submitted = 0
         self._heartbeats: Heartbeats | None = None
         self._transactions: Transactions | None = None
 
@@ -166,6 +169,9 @@ class Producer:
         prepared = self.prepared(message, key, queue)
         if not self.has_room:
             await self.wait_for_room()
+        self._submitted += 1
+        if not self._submitted % TURN_MESSAGES:
+            await asyncio.sleep(0)
         return self.add(prepared)
 
     async def send_many(
@@ -270,7 +276,11 @@ class Producer:
         if self._pipeline is None:
             options = self._options
             self._pipeline = SendPipeline(
-                self._cluster, self.group, options.limits, allow_duplicates=options.allow_duplicates
+                self._cluster,
+                self.group,
+                options.limits,
+                idempotence=self._enable_idempotence,
+                allow_duplicates=options.allow_duplicates,
             )
         return self._pipeline
 

@@ -189,13 +189,13 @@ class Line:
     def answer(self, answer: Answer[int] | None = None) -> None:
         """What is under way for longest: it is stored, or whatever else is said of it."""
         batch = self.batches.pop(0)
-        self._on_answer(self, batch, AllStored(range(len(batch.sent))) if answer is None else answer)  # type: ignore[arg-type]
+        self._on_answer(self, batch, AllStored(range(len(batch.sent))) if answer is None else answer)
 
     async def close(self, _why: str = "") -> None:
         self.is_closed = True
         while self.batches:
             self.answer(RequestTimeoutError("it was closed"))
-        self._on_end(self)  # type: ignore[arg-type]
+        self._on_end(self)
 
 
 Made = tuple[AsyncSender[None, int], list[Line]]

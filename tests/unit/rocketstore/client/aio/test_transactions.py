@@ -426,7 +426,7 @@ async def test_what_else_a_broker_asks_is_answered_with_a_refusal() -> None:
 def committed(broker: BrokerServer) -> list[bytes]:
     """The bodies that consumers of topic T see."""
     found = []
-    for queue in range(4):
+    for queue in range(broker.config.default_topic_queue_nums):
         for offset in range(broker.store.max_offset("T", queue)):
             position = broker.store.position_of("T", queue, offset)
             record = None if position is None else broker.store.read_record(position)

@@ -1,0 +1,268 @@
+"""Idempotent sends: what is sent again is stored once, whatever became of the requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from dledger.remoting.codes import AnswerCode
+from rocketstore.client.aio import errors, numbered, routes
+from rocketstore.client.aio.admin import Admin
+from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.aio.producer import Producer, ProducerOptions
+from rocketstore.client.aio.results import NO_OFFSET
+from rocketstore.message.message import Message
+from rocketstore.remoting.codes import OwnCode, RequestCode
+from rocketstore.remoting.numbered_sends import NumberedSend
+from tests.support.on_loop import on_loop, until
+from tests.support.scripted_server import (
+    MessageStore,
+    ScriptedServer,
+    Topics,
+    refuses,
+    scripted_server,
+    silence,
+    stores_silently,
+)
+from tests.unit.rocketstore.client.aio.test_real_broker import stored
+from tests.unit.rocketstore.test_server import alone, running
+
+NUMBERED = OwnCode.SEND_NUMBERED
+
+
+class World:
+    """Brokers that number messages, and what they keep."""
+
+    def __init__(self, servers: dict[str, ScriptedServer]) -> None:
+        self.servers = servers
+        self.stores = {name: MessageStore() for name in servers}
+        self.topics = Topics(
+            {name: {0: one.address} for name, one in servers.items()}, {"T": dict.fromkeys(servers, 2)}
+        )
+        for name, server in servers.items():
+            self.topics.serve(server)
+            self.stores[name].serve_numbered(server)
+        self.a, self.store = servers["a"], self.stores["a"]
+
+    def producer(self, timeout_s: float = 20.0, enable_idempotence: bool | str = "auto") -> Producer:
+        return Producer(
+            [one.address for one in self.servers.values()],
+            timeout_s=timeout_s,
+            enable_idempotence=enable_idempotence,  # type: ignore[arg-type]  # one of three
+            options=ProducerOptions(close_timeout_s=20),
+        )
+
+    def numbered(self) -> list[NumberedSend]:
+        return [NumberedSend.decode(one.body) for one in self.a.of(NUMBERED)]
+
+
+@asynccontextmanager
+async def world(*names: str) -> AsyncIterator[World]:
+    async with scripted_server() as first, scripted_server() as second:
+        servers = {"a": first, "b": second}
+        yield World({name: servers[name] for name in names or ("a",)})
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "UNKNOWN_REFRESH_S", 0.02)
+
+
+def message(body: bytes) -> Message:
+    return Message("T", body)
+
+
+def bodies(count: int) -> list[bytes]:
+    return [b"%d" % one for one in range(count)]
+
+
+@on_loop
+async def test_messages_are_numbered_where_the_broker_does_that() -> None:
+    """By one sequence for all queues of a broker; each result says where the message is."""
+    async with world() as here, here.producer() as producer:
+        first = await producer.send(Message("T", b"0", tags="new", keys=["k"]), queue=1)
+        assert (first.broker, first.queue, first.offset) == ("a", 1, 0)
+        found = await producer.send_many([message(b"%d" % one) for one in range(1, 50)])
+        assert sorted((one.queue, one.offset) for one in found if one.queue == 0) == [
+            (0, one) for one in range(len([1 for each in found if each.queue == 0]))
+        ]
+        assert sorted(here.store.bodies()) == sorted(bodies(50))
+        assert "TAGS\x01new" in here.store.messages[0].properties
+        assert f"UNIQ_KEY\x01{first.message_id}" in here.store.messages[0].properties
+        assert len({one.producer for one in here.numbered()}) == 1
+        assert len(here.numbered()) <= 3
+        assert here.a.of(RequestCode.SEND_MESSAGE_V2) == []
+
+
+@on_loop
+async def test_lost_answers_and_connections_store_nothing_twice_and_nothing_out_of_order() -> None:
+    async with world() as here, here.producer() as producer:
+        here.store.answers.extend([stores_silently, stores_silently])
+        futures = [await producer.submit(message(one), key="k") for one in bodies(100)]
+        for attempt in (1, 2):
+            await until(lambda: len(here.a.of(NUMBERED)) >= attempt, "it is stored, and not answered")  # noqa: B023
+            here.a.hang_up()
+        found = await asyncio.gather(*futures)
+        assert here.store.bodies() == bodies(100)
+        assert any(one.offset == NO_OFFSET for one in found) or [one.offset for one in found] == list(range(100))
+
+
+@on_loop
+async def test_a_broker_that_is_busy_or_not_the_master_gets_them_in_order_later() -> None:
+    async with world() as here, here.producer() as producer:
+        codes = AnswerCode.SYSTEM_BUSY, AnswerCode.SERVICE_NOT_AVAILABLE, AnswerCode.SYSTEM_BUSY
+        here.store.answers.extend(map(refuses, codes))
+        futures = [await producer.submit(message(one), key="k") for one in bodies(300)]
+        await asyncio.gather(*futures)
+        assert here.store.bodies() == bodies(300)
+
+
+@on_loop
+async def test_one_bad_message_fails_alone() -> None:
+    """The broker says which; those around it are stored, in order."""
+    async with world() as here, here.producer() as producer:
+        blamed = {"status": "MESSAGE_ILLEGAL", "outcome": "not_applied", "message": "2"}
+        here.store.answers.append(lambda frame: frame.answer(AnswerCode.MESSAGE_ILLEGAL, "too large", blamed))
+        futures = [await producer.submit(message(one), key="k") for one in bodies(5)]
+        outcomes = await asyncio.gather(*futures, return_exceptions=True)
+        assert isinstance(outcomes[2], errors.MessageRefusedError)
+        assert here.store.bodies() == [b"0", b"1", b"3", b"4"]
+        await producer.send(message(b"5"), key="k")
+        assert here.store.bodies()[-1] == b"5"
+
+
+@on_loop
+async def test_a_message_without_an_answer_by_its_deadline_may_be_stored() -> None:
+    async with world() as here, here.producer(timeout_s=0.3) as producer:
+        here.store.answers.extend([silence] * 100)
+        with pytest.raises(errors.TimedOutError) as caught:
+            await producer.send(message(b"0"))
+        assert caught.value.outcome == "unknown"
+        here.store.answers.clear()
+
+
+@on_loop
+async def test_what_this_account_may_not_do_is_said_at_once() -> None:
+    async with world() as here, here.producer() as producer:
+        denied = {"status": "NO_PERMISSION", "outcome": "not_applied"}
+        here.store.answers.append(lambda frame: frame.answer(AnswerCode.NO_PERMISSION, "not you", denied))
+        with pytest.raises(errors.ForbiddenError, match="not you") as caught:
+            await producer.send(message(b"0"))
+        assert caught.value.outcome == "not_applied"
+
+
+@on_loop
+async def test_without_a_master_messages_for_any_queue_go_elsewhere() -> None:
+    async with world("a", "b") as here, here.producer() as producer:
+        await here.a.stop()
+        found = [await producer.send(message(one)) for one in bodies(10)]
+        assert {one.broker for one in found} == {"b"}
+        assert here.stores["b"].bodies() == bodies(10)
+
+
+@on_loop
+async def test_a_new_master_knows_what_the_old_one_has_stored() -> None:
+    """Both are members of one group: the numbers are in its log."""
+    async with scripted_server() as first, scripted_server() as second:
+        store = MessageStore()
+        topics = Topics({"a": {0: first.address, 1: second.address}}, {"T": {"a": 2}})
+        for server in (first, second):
+            topics.serve(server)
+            store.serve_numbered(server)
+        async with Producer([first.address, second.address], timeout_s=20) as producer:
+            await producer.send(message(b"0"), key="k")
+            store.answers.append(stores_silently)
+            futures = [await producer.submit(message(one), key="k") for one in bodies(20)[1:]]
+            await until(lambda: len(first.of(NUMBERED)) >= 2, "they are stored, and not answered")
+            topics.brokers["a"] = {0: second.address, 1: first.address}
+            await first.stop()
+            await asyncio.gather(*futures)
+            assert store.bodies() == bodies(20)
+            assert second.of(NUMBERED)
+
+
+@on_loop
+async def test_who_must_have_it_is_told_where_it_cannot_be_had() -> None:
+    """Apache's brokers; "auto" sends there as RocketMQ's producers do, and False everywhere."""
+    async with world() as here:
+        async with here.producer(enable_idempotence=False) as producer:
+            await producer.send(message(b"0"))
+        here.a.announced = {}
+        async with here.producer(enable_idempotence=True) as producer:
+            with pytest.raises(errors.RequestNotKnownError, match="does not number messages") as caught:
+                await producer.send(message(b"x"))
+            assert caught.value.outcome == "not_applied"
+        async with here.producer() as producer:
+            await producer.send(message(b"1"))
+            await producer.send(message(b"2"), key="k")
+        assert here.store.bodies() == bodies(3)
+        assert here.a.of(NUMBERED) == []
+
+
+@on_loop
+async def test_until_a_broker_can_be_asked_messages_wait_and_then_are_told_why() -> None:
+    async with world() as here, here.producer(timeout_s=0.3) as producer:
+        here.topics.brokers["a"] = {1: here.a.address}
+        with pytest.raises(errors.BrokerUnreachableError, match="have no master now") as caught:
+            await producer.send(message(b"x"))
+        assert caught.value.outcome == "not_applied"
+        here.topics.brokers["a"] = {0: here.a.address}
+        await producer.send(message(b"0"), key="k")
+        assert here.store.bodies() == bodies(1)
+
+
+@on_loop
+async def test_garbage_in_an_answer_leaves_the_outcome_open() -> None:
+    async with world() as here, here.producer() as producer:
+        here.store.answers.append(lambda frame: frame.answer(body=b"junk"))
+        with pytest.raises(errors.BadAnswerError) as caught:
+            await producer.send(message(b"0"))
+        assert caught.value.outcome == "unknown"
+
+
+@on_loop
+async def test_more_than_may_be_on_its_way_waits_and_is_sent_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numbered, "NUMBERED_BYTES_MAX", 2000)
+    monkeypatch.setattr(numbered, "BATCH_MESSAGES", 10)
+    async with world() as here, here.producer() as producer:
+        futures = [await producer.submit(message(one), key="k") for one in bodies(500)]
+        await asyncio.gather(*futures)
+        assert here.store.bodies() == bodies(500)
+
+
+@on_loop
+async def test_closing_at_once_gives_every_message_an_outcome() -> None:
+    async with world() as here:
+        here.store.answers.extend([silence] * 100)
+        producer = Producer(here.a.address, timeout_s=60, options=ProducerOptions(close_timeout_s=0.1))
+        sent = await producer.submit(message(b"0"), key="k")
+        await until(lambda: here.a.of(NUMBERED), "it is on its way")
+        await producer.close()
+        error = sent.exception()
+        assert isinstance(error, errors.ClientError)
+        assert error.outcome == "unknown"
+        assert producer.pending_messages == 0
+
+
+@on_loop
+async def test_a_group_that_is_restarted_stores_everything_once(tmp_path: Path) -> None:
+    """A whole broker: its log remembers the numbers."""
+    config = alone(tmp_path)
+    with running(config) as broker:
+        producer = Producer(broker.address, timeout_s=90)
+        async with Admin(broker.address, timeout_s=30) as admin:
+            await admin.put_topic(TopicInfo("T", 4, 4))
+        before = await producer.send_many([message(one) for one in bodies(100)], key="k")
+        assert [one.offset for one in before] == list(range(100))
+        futures = [await producer.submit(message(b"%d" % one), key="k") for one in range(100, 1000)]
+        await asyncio.sleep(0)
+    with running(config) as broker:
+        await asyncio.gather(*futures)
+        await until(lambda: sum(map(len, stored(broker, "T").values())) >= 1000, "all are in their queue")
+        (found,) = stored(broker, "T").values()
+        assert found == bodies(1000)
+        await producer.close()
