@@ -99,26 +99,33 @@ class PeerServer:
     # -- one connection ------------------------------------------------------------------------------------------------
 
     def _begin(self, connection: PeerConnection, caller: Caller) -> None:
-        """Serve a connection whose handshake is done, on a thread of its own."""
-        name = f"{_THREADS[caller.purpose]}-{self._identity.node_id}"
-        thread = threading.Thread(target=self._serve, args=(connection, caller), name=name)
+        """Serve a connection whose handshake is done, on a thread of its own, in place of the peer's older one.
+
+        In the order in which they were accepted: threads may begin in any.
+        """
         with self._lock:
             threads = sum(1 for one, _ in self._threads.values() if one == caller)
             refused = self._closing or threads >= CONNECTIONS_MAX
             if not refused:
+                self._registered += 1
+                name = f"{_THREADS[caller.purpose]}-{self._identity.node_id}"
+                thread = threading.Thread(target=self._serve, args=(connection, caller, self._registered), name=name)
                 self._threads[connection] = caller, thread
+                older, self._in_use[caller] = self._in_use.get(caller), connection
         if refused:
             connection.close()
             return
+        if older is not None:
+            older.end()
         try:
             thread.start()
         except RuntimeError as error:  # no more threads: the peer will try again
             _LOG.warning("%s cannot start a thread for a peer's connection: %s", self._identity.node_id, error)
             self._forget(connection, caller)
 
-    def _serve(self, connection: PeerConnection, caller: Caller) -> None:
+    def _serve(self, connection: PeerConnection, caller: Caller, number: int) -> None:
+        """``number``: of the connection, above all earlier ones."""
         try:
-            number = self._register(connection, caller)
             match caller.purpose:
                 case Purpose.CONTROL:
                     self._serve_control(connection, caller)
@@ -133,17 +140,6 @@ class PeerServer:
             _LOG.debug("%s closed a connection from %s: %s", self._identity.node_id, caller.node_id, error)
         finally:
             self._forget(connection, caller)
-
-    def _register(self, connection: PeerConnection, caller: Caller) -> int:
-        """Make it the peer's connection in use; returns its number, above all earlier ones."""
-        with self._lock:
-            older = self._in_use.get(caller)
-            self._in_use[caller] = connection
-            self._registered += 1
-            number = self._registered
-        if older is not None:
-            older.end()
-        return number
 
     def _forget(self, connection: PeerConnection, caller: Caller) -> None:
         with self._lock:

@@ -29,6 +29,8 @@ from dledger.core.messages import (
 )
 from dledger.errors import ConfigError, InvariantError, ResponseCode
 from dledger.rpc.peers import codec, frames, server
+from dledger.rpc.peers.acceptor import Caller
+from dledger.rpc.peers.connection import PeerConnection
 from dledger.rpc.peers.frames import FrameBuffer, FrameKind, Purpose
 from dledger.rpc.peers.link import PeerLink
 from dledger.rpc.peers.outgoing import HEARTBEATS_MAX, OTHERS_MAX
@@ -201,6 +203,33 @@ def test_a_newer_connection_replaces_the_older(peer: Peer) -> None:
     assert frame is not None
     assert frame[0] is FrameKind.PUSH_ANSWER
     assert codec.decode_push_response(frame[1]) == push_answer(3)
+
+
+def test_the_newest_connection_is_in_use_whichever_thread_begins_first(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a pause a member accepts all that a peer has tried meanwhile, and only the last of them is alive."""
+    late, serve = threading.Event(), server.PeerServer._serve
+    begun: list[int] = []
+
+    def begin_late(self: server.PeerServer, connection: PeerConnection, caller: Caller, number: int) -> None:
+        begun.append(number)
+        if number == 1:
+            late.wait(20)
+        serve(self, connection, caller, number)
+
+    monkeypatch.setattr(server.PeerServer, "_serve", begin_late)
+    with peer.connected(Purpose.PUSH) as older, peer.connected(Purpose.PUSH) as newer:
+        newer.send(FrameKind.PUSH, COMMIT)
+        wait_until(lambda: len(peer.receiver.received) == 1, "a push on the newer one")
+        late.set()
+        assert older.rest() == []
+        peer.transport.send(envelope(push_answer(3), sender=N1, target=N0))
+        frame = newer.frame()
+
+    assert begun == [1, 2]
+    assert frame is not None
+    assert frame[0] is FrameKind.PUSH_ANSWER
 
 
 def test_connections_whose_threads_wait_are_limited_per_peer(peer: Peer) -> None:
