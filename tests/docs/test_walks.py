@@ -119,14 +119,13 @@ def test_an_append_takes_the_steps_of_its_walk(tmp_path: Path, caller: str) -> N
 
 @pytest.mark.slow
 def test_a_message_takes_the_steps_of_its_walk(tmp_path: Path, caller: str) -> None:
-    """Through a broker, to a consumer that waits for it."""
+    """Through a broker, to a consumer that waits for it; over remoting on loopback."""
     threads = {
         "caller": caller,
         "broker's loop": "dledger-client-rpc-n0",
         "flusher": "dledger-flush-n0",
-        "client's stream": r"dledger-send.*",
+        "clients' loop": "rocketmq-clients",
         "dispatch": "rocketstore-dispatch",
-        "consumer's fetcher": r"rocketstore-(pull|fetch|consumer).*",
     }
 
     _check(_section("A message"), watch_deliveries(tmp_path, REPETITIONS), threads)

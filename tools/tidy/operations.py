@@ -1,4 +1,4 @@
-"""Runs a group and a broker in this process, over gRPC on loopback, and records the calls of an append and a send."""
+"""Runs a group and a broker in this process, on loopback, and records the calls of an append and a send."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from dledger.client import DLedgerClient
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.server import DLedgerServer
 from dledger.types import NodeId, Role
-from rocketstore.client.consumer import Consumer
-from rocketstore.client.producer import Producer
-from rocketstore.client.received import ReceivedMessage
+from rocketstore.client.aio.consumed_message import ConsumedMessage
+from rocketstore.client.blocking import Producer
+from rocketstore.client.blocking_consumer import Consumer
 from rocketstore.message.message import Message
 from rocketstore.server import BrokerServer
 from rocketstore.settings import load_broker_settings
@@ -69,14 +69,17 @@ def watch_sends(directory: Path, count: int) -> list[list[NotedCall]]:
 
     Work that the broker's own threads do after the acknowledgement is left out.
     """
-    with _brokered(directory) as (recorder, producer, _consumer):
+    with _brokered(directory) as (recorder, producer, _address):
         calls = [recorder.during(lambda: producer.send(Message(TOPIC, b"x" * 100))) for _ in range(count)]
         return [[call for call in one if not call.thread.startswith("rocketstore-")] for one in calls]
 
 
 def watch_deliveries(directory: Path, count: int) -> list[list[NotedCall]]:
     """Send a message and wait until a consumer that is already pulling has received it; ``count`` times."""
-    with _brokered(directory) as (recorder, producer, consumer):
+    with (
+        _brokered(directory) as (recorder, producer, address),
+        Consumer([address], group="walkers", topics=TOPIC, start="first", timeout_s=TIMEOUT_S) as consumer,
+    ):
         left = _SETTLED_AFTER
         while left:
             left -= len(_polled(consumer))
@@ -88,7 +91,7 @@ def watch_deliveries(directory: Path, count: int) -> list[list[NotedCall]]:
         return [recorder.during(deliver) for _ in range(count)]
 
 
-def _polled(consumer: Consumer) -> list[ReceivedMessage]:
+def _polled(consumer: Consumer) -> list[ConsumedMessage]:
     messages = consumer.poll(timeout_s=TIMEOUT_S)
     if not messages:
         raise TimeoutError("a message was not delivered")
@@ -111,7 +114,8 @@ def _member(config: ServerConfig) -> Iterator[DLedgerServer]:
 
 
 @contextmanager
-def _brokered(directory: Path) -> Iterator[tuple[Recorder, Producer, Consumer]]:
+def _brokered(directory: Path) -> Iterator[tuple[Recorder, Producer, str]]:
+    """A recorder, a producer that has sent some messages, and the broker's address."""
     peer_port, listen_port, client_port = free_ports(3)
     group = {"enableDLegerCommitLog": "true", "dLegerGroup": "g", "dLegerSelfId": "n0"}
     ports = {
@@ -125,14 +129,9 @@ def _brokered(directory: Path) -> Iterator[tuple[Recorder, Producer, Consumer]]:
         server = BrokerServer(config)
         try:
             server.start()
-            with (
-                Producer([server.address], timeout_s=TIMEOUT_S) as producer,
-                Consumer(
-                    [server.address], group="walkers", topic=TOPIC, start="first", timeout_s=TIMEOUT_S
-                ) as consumer,
-            ):
+            with Producer([server.address], timeout_s=TIMEOUT_S) as producer:
                 for _ in range(_SETTLED_AFTER):
                     producer.send(Message(TOPIC, b"x" * 100))
-                yield recorder, producer, consumer
+                yield recorder, producer, server.address
         finally:
             server.stop()
