@@ -26,6 +26,7 @@ from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.system_topics import sendable_system_topic
 from rocketstore.broker.topics import Topics
 from rocketstore.broker.transactions.begins import Begun, HalfMessages
+from rocketstore.broker_config import BrokerConfig
 from rocketstore.config import KIB
 from rocketstore.message.checks import TIMED_MARK, check_client_topic, check_keys, check_message, check_timed
 from rocketstore.message.message import SYS_FLAG_TRANSACTION, Message
@@ -138,6 +139,7 @@ class Sending:
         self._gathered = _Gathered(self._launch)
         self._room_wanted: set[asyncio.Event] = set()
         self._listeners: tuple[Callable[[], None], ...] = ()
+        self._last_topic: tuple[TopicConfig | None, BrokerConfig, int] = None, live.now, 0
         self.messages_pending = 0
         """How many messages have no answer yet."""
         self.bytes_pending = 0
@@ -157,20 +159,20 @@ class Sending:
 
     def submit(self, caller: Caller | None, batch: SendBatch, done: SendDone) -> None:
         """Store messages, or refuse them; ``caller`` None: it is the broker itself."""
-        send = _Send(caller, batch, done)
         if batch.origin is Origin.CLIENT:
             problem = self._problem(caller, batch)
             if problem is not None:
                 done([problem] * len(batch.messages))
-            elif batch.producer is not None and (topic := self._behind.get(batch.producer.producer)):
+                return
+            send = _Send(caller, batch, done)
+            if batch.producer is not None and (topic := self._behind.get(batch.producer.producer)):
                 self._creations[topic].append(send)
             else:
                 self._route(send)
             return
-        if batch.origin is Origin.AGAIN:
-            refused = self._unplaced(batch.messages)
-            if refused:
-                send.refuse(refused)
+        send = _Send(caller, batch, done)
+        if batch.origin is Origin.AGAIN and (refused := self._unplaced(batch.messages)):
+            send.refuse(refused)
         self._accept(send)
 
     async def send(self, caller: Caller | None, batch: SendBatch) -> Sequence[PutResult]:
@@ -220,8 +222,8 @@ class Sending:
     def _route(self, send: _Send) -> None:
         """Wait for a topic that is missing, or go on."""
         messages, find = send.batch.messages, self._topics.find
-        names = {messages[0].topic} if len(messages) == 1 else {one.topic for one in messages}
-        topics = {name: find(name) for name in names}
+        first = messages[0].topic
+        topics = {first: find(first)} if len(messages) == 1 else {one: find(one) for one in {m.topic for m in messages}}
         if None in topics.values():
             for name, topic in topics.items():
                 if topic is None and self._waits(send, name):
@@ -266,9 +268,14 @@ class Sending:
         return refused
 
     def _writable_queues(self, name: str, topic: TopicConfig | None) -> int:
-        if topic is None or check_client_topic(name) or self._topics.write_problem(topic, -1):
-            return 0
-        return topic.write_queues
+        """Remembers the last topic: most messages are for the same one, which is another object after a change."""
+        config, last = self._live.now, self._last_topic
+        if topic is not None and last[0] is topic and last[1] is config:
+            return last[2]
+        usable = topic is not None and not check_client_topic(name) and not self._topics.write_problem(topic, -1)
+        queues = topic.write_queues if topic is not None and usable else 0
+        self._last_topic = topic, config, queues
+        return queues
 
     def _place(self, message: Message) -> PutResult | None:
         """Choose the queue if the producer did not; returns the reason for a refusal, or None."""
@@ -359,16 +366,18 @@ class Sending:
     def _accept(self, send: _Send) -> None:
         """What is accepted takes up room until it is answered."""
         batch = send.batch
-        self.messages_pending += len(batch.messages)
+        if not send.allowed:
+            send.done(self._completed(send, ()))
+            return
+        count = len(batch.messages)
+        self.messages_pending += count
         self.bytes_pending += batch.size
         if send.caller is not None:
-            send.caller.quota.take(len(batch.messages), batch.size)
-        if not send.allowed:
-            self._finish(send, ())
-        elif batch.origin is not Origin.CLIENT or batch.producer is not None:
-            self._launch([send])
-        else:
+            send.caller.quota.take(count, batch.size)
+        if batch.producer is None and batch.origin is Origin.CLIENT:
             self._gathered.add(send)
+        else:
+            self._launch([send])
 
     def _launch(self, sends: Sequence[_Send]) -> None:
         """Store these together."""
@@ -408,36 +417,40 @@ class Sending:
         return found
 
     def _landed(self, sends: Sequence[_Send], results: Sequence[PutResult]) -> None:
-        """On the loop: the store has answered."""
+        """On the loop: the store has answered. What the requests took up is free again, counted once for each quota."""
         self._gathered.landed()
-        if len(sends) == 1:
-            self._finish(sends[0], results)
-        else:
-            at = 0
-            for send in sends:
-                count = len(send.allowed)
-                self._finish(send, results[at : at + count])
-                at += count
+        freed: dict[Quota, list[int]] = {}
+        at, is_one = 0, len(sends) == 1
+        for send in sends:
+            batch, end = send.batch, at + len(send.allowed)
+            mine, at = results if is_one else results[at:end], end
+            count = len(batch.messages)
+            self.messages_pending -= count
+            self.bytes_pending -= batch.size
+            if send.caller is not None:
+                taken = freed.get(send.caller.quota)
+                if taken is None:
+                    freed[send.caller.quota] = [count, batch.size]
+                else:
+                    taken[0] += count
+                    taken[1] += batch.size
+            if send.refused is not None or send.begun is not None:
+                mine = self._completed(send, mine)
+            send.done(mine)
+        for quota, (messages, size) in freed.items():
+            quota.give(messages, size)
         for listener in self._listeners:
             listener()
         if self._room_wanted and not self.is_full:
             for room in self._room_wanted:
                 room.set()
 
-    def _finish(self, send: _Send, results: Sequence[PutResult]) -> None:
-        """Answer; what the request took up is free again."""
-        batch = send.batch
-        count = len(batch.messages)
-        if send.caller is not None:
-            send.caller.quota.give(count, batch.size)
-        self.messages_pending -= count
-        self.bytes_pending -= batch.size
+    def _completed(self, send: _Send, results: Sequence[PutResult]) -> Sequence[PutResult]:
+        """The results of all its messages."""
         if send.refused is not None:
             stored, refused = iter(results), send.refused
-            results = [refused[at] if at in refused else next(stored) for at in range(count)]
-        if send.begun is not None:
-            results = self._halves.all_stored(send.begun, results)
-        send.done(results)
+            results = [refused[at] if at in refused else next(stored) for at in range(len(send.batch.messages))]
+        return results if send.begun is None else self._halves.all_stored(send.begun, results)
 
 
 class _Gathered:

@@ -74,6 +74,7 @@ _PUT_OK: Final = PutMessageStatus.PUT_OK
 _FOLLOWS: Final = PutMessageStatus.OUT_OF_ORDER_SEQUENCE
 """Of messages that are refused because another one is."""
 _NUMBERED: Final = int(OwnCode.SEND_NUMBERED)
+_BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
 _LATE: Final = (
     f"the message was not acknowledged within {ANSWER_S_MAX:g} s: it may be stored, now or later; sending it again may "
     "store it twice"
@@ -116,6 +117,7 @@ class RemotingSends:
         self._access = access
         self._id_prefix = offset_message_id(broker.store_host, 0)[:-16]
         self._cluster = f"{PROPERTY_CLUSTER}\x01{broker.config.cluster_name}"
+        self._alone = self._cluster.encode("utf-8", "replace")
         self._memory = "" if broker.store.log.is_replicated else token_hex(8)
         """Identifies what this broker remembers of producers, if it forgets that at its end."""
         self._stored_answers = StoredAnswers(_OTHERS)
@@ -194,7 +196,7 @@ class RemotingSends:
             broker.store_host,
             header.reconsume_times,
         )
-        is_batch = frame.code == RequestCode.SEND_BATCH_MESSAGE
+        is_batch = frame.code == _BATCH
         wait = self._set_properties(message, header.properties, header.producer_group)
         messages = self._expanded(message) if is_batch else [message]
         size = len(frame.body) + len(header.properties)
@@ -207,9 +209,7 @@ class RemotingSends:
         """
         usual = usual_properties(text)
         if usual is not None and not message.sys_flag & SYS_FLAG_TRANSACTION:
-            message.property_string = (f"{usual}\x02{self._cluster}" if usual else self._cluster).encode(
-                "utf-8", "replace"
-            )
+            message.property_string = f"{usual}\x02{self._cluster}".encode("utf-8", "replace") if usual else self._alone
             return True
         given = text.split("\x02")
         segments = [one for one in given if one and not one.startswith(_DROPPED)]
