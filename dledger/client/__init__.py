@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from dledger.late_names import late_names
 
 if TYPE_CHECKING:
-    from dledger.client.aio import AsyncDLedgerClient
     from dledger.client.appender import Appender, AppendFuture, AppendManyFuture, AsyncAppender
     from dledger.client.bulk import ReadFrom
+    from dledger.client.over_grpc import AsyncDLedgerClient
     from dledger.client.security import ClientSecurity, TlsFiles
     from dledger.client.shared import AppendResult
     from dledger.client.sync import DLedgerClient
@@ -101,7 +101,7 @@ __getattr__ = late_names(
         "Appender": "dledger.client.appender",
         "AppendsNotServedError": "dledger.errors",
         "AsyncAppender": "dledger.client.appender",
-        "AsyncDLedgerClient": "dledger.client.aio",
+        "AsyncDLedgerClient": "dledger.client.over_grpc",
         "ClientSecurity": "dledger.client.security",
         "ConfigError": "dledger.errors",
         "DLedgerClient": "dledger.client.sync",

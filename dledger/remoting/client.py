@@ -68,6 +68,10 @@ class RemotingClient:
         async with asyncio.timeout_at(deadline):
             return await answered
 
+    async def connection(self, address: str, timeout_s: float) -> RemotingConnection:
+        """The connection to ``address``, opened if there is none. Raises ``UnreachableError``."""
+        return await self._send(address, lambda link: link, min(timeout_s, CONNECT_TIMEOUT_S))
+
     async def tell(self, address: str, request: Frame) -> None:
         """Send a request without a response. Raises ``UnreachableError``."""
         if not await self._send(address, lambda link: link.tell(request), CONNECT_TIMEOUT_S):

@@ -138,6 +138,7 @@ class RemotingConnection(asyncio.Protocol):
         self.is_full = False
         """Whether too much is unsent: the other side does not read."""
         self._calls: dict[int, asyncio.Future[Frame]] = {}
+        self._submitted: dict[int, Callable[[Frame | DisconnectedError], None]] = {}
         self._opaque = 0
         self.place = Place("", 0)
         """The address of the other side."""
@@ -369,18 +370,33 @@ class RemotingConnection(asyncio.Protocol):
 
         Raises ``DisconnectedError``, ``TooManyCallsError`` and ``FrameError``: nothing was sent.
         """
-        if self.is_closed:
-            raise DisconnectedError(f"the connection to {self.place} has ended")
-        if self._unsent_bytes > UNSENT_BYTES_MAX // 2:  # more would end the connection, and all calls with it
-            raise TooManyCallsError(f"{self.place} has yet to read {self._unsent_bytes} bytes of earlier requests")
-        if len(self._calls) >= CALLS_MAX:
-            raise TooManyCallsError(f"{len(self._calls)} requests wait for an answer of {self.place} already")
-        opaque = self._next_opaque()
+        opaque = self._new_opaque()
         self.send(encode(request._replace(opaque=opaque)))
         answered: asyncio.Future[Frame] = self._loop.create_future()
         self._calls[opaque] = answered
         answered.add_done_callback(lambda _: self._calls.pop(opaque, None))
         return answered
+
+    def submit(self, frame_of: Callable[[int], bytes], answered: Callable[[Frame | DisconnectedError], None]) -> None:
+        """Send the frame that ``frame_of`` makes for an ``opaque``; ``answered`` gets the response in the turn in which
+        it comes, or at the end of the connection the error. Raises what ``ask`` does.
+        """
+        opaque = self._new_opaque()
+        self._submitted[opaque] = answered
+        try:
+            self.send(frame_of(opaque))
+        except BaseException:
+            self._submitted.pop(opaque, None)
+            raise
+
+    def _new_opaque(self) -> int:
+        if self.is_closed:
+            raise DisconnectedError(f"the connection to {self.place} has ended")
+        if self._unsent_bytes > UNSENT_BYTES_MAX // 2:  # more would end the connection, and all calls with it
+            raise TooManyCallsError(f"{self.place} has yet to read {self._unsent_bytes} bytes of earlier requests")
+        if len(self._calls) + len(self._submitted) >= CALLS_MAX:
+            raise TooManyCallsError(f"{CALLS_MAX} requests wait for an answer of {self.place} already")
+        return self._next_opaque()
 
     def tell(self, request: Frame) -> bool:
         """Send a request without a response. False if the other side does not read what it was sent."""
@@ -392,10 +408,14 @@ class RemotingConnection(asyncio.Protocol):
     def _next_opaque(self) -> int:
         while True:
             self._opaque = (self._opaque + 1) & _OPAQUE_MASK
-            if self._opaque not in self._calls:
+            if self._opaque not in self._calls and self._opaque not in self._submitted:
                 return self._opaque
 
     def _answered(self, frame: Frame) -> None:
+        submitted = self._submitted.pop(frame.opaque, None)
+        if submitted is not None:
+            submitted(frame)
+            return
         waiting = self._calls.get(frame.opaque)
         if waiting is not None and not waiting.done():  # otherwise it came too late
             waiting.set_result(frame)
@@ -447,6 +467,9 @@ class RemotingConnection(asyncio.Protocol):
             if not waiting.done():
                 waiting.set_exception(DisconnectedError(f"the connection to {self.place} ended: {reason}"))
         self._owner.closed(self)
+        submitted, self._submitted = self._submitted, {}
+        for answered in submitted.values():  # last: they may open another connection
+            answered(DisconnectedError(f"the connection to {self.place} ended: {reason}"))
 
     def _tell_taken(self) -> None:
         taken, self._taken = self._taken, None

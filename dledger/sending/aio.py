@@ -7,7 +7,7 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
@@ -90,14 +90,39 @@ class AsyncSender(Generic[ItemT, ResultT]):
         timeout_s: float | None = None,
     ) -> tuple[OutgoingBatch[ItemT, ResultT], int]:
         """See ``Sender.add``; waits only while too much is pending."""
-        window = self._window
-        now_ms = _now_ms()
-        if window.is_full:
+        if self._window.is_full:
             await self._wait_for_room(timeout_s)
+        return self._add(payload, item, sequence, timeout_s)
+
+    def add_now(
+        self, payload: bytes, *, timeout_s: float | None = None
+    ) -> tuple[OutgoingBatch[ItemT, ResultT], int] | None:
+        """``add`` without waiting: None if too much is pending, and nothing was added."""
+        return None if self._window.is_full else self._add(payload, None, None, timeout_s)
+
+    def add_some_now(
+        self, payloads: Sequence[bytes], start: int
+    ) -> Iterator[tuple[OutgoingBatch[ItemT, ResultT], int, int]]:
+        """Add as many of ``payloads`` from ``start`` on as there is room for, without waiting: batches, the place of
+        the first of each, and their number.
+        """
+        window = self._window
+        while start < len(payloads) and not window.is_full:
+            if window.is_numbered_outside:
+                window.check_number(None)
+            span = window.add_some(payloads, start, _now_ms())
+            start += span[2]
+            yield span
+            self._go_on()
+
+    def _add(
+        self, payload: bytes, item: ItemT | None, sequence: int | None, timeout_s: float | None
+    ) -> tuple[OutgoingBatch[ItemT, ResultT], int]:
+        window = self._window
         if sequence is not None or window.is_numbered_outside:
             window.check_number(sequence)
         timeout_ms = None if timeout_s is None else timeout_s * 1000.0
-        batch, place = window.add(payload, now_ms, item=item, sequence=sequence, timeout_ms=timeout_ms)
+        batch, place = window.add(payload, _now_ms(), item=item, sequence=sequence, timeout_ms=timeout_ms)
         if window.open is not batch or not place:
             self._go_on()
         return batch, place
@@ -182,6 +207,12 @@ class AsyncSender(Generic[ItemT, ResultT]):
         if self._timer is not None:
             self._timer.cancel()
         self._tell()
+
+    def when_room(self, callback: Callable[[], object]) -> None:
+        """Call it once something has completed, on the loop."""
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting.add_done_callback(lambda _: callback())
+        self._waiting.append(waiting)
 
     async def _wait_for_room(self, timeout_s: float | None) -> None:
         window = self._window

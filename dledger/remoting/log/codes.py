@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
+
+REQUEST_BYTES_MAX_FIELD: Final = "requestBytesMax"
+"""In the header of the answer to DLedger's METADATA: how many bytes the body of an append may have."""
 
 
 class JavaCode(IntEnum):

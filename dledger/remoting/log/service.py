@@ -20,7 +20,7 @@ from dledger.remoting.log import codec, java
 from dledger.remoting.log.access import Admitted, LogAccess
 from dledger.remoting.log.answers import error_answer
 from dledger.remoting.log.appends import Appends
-from dledger.remoting.log.codes import JavaCode, LogCode
+from dledger.remoting.log.codes import REQUEST_BYTES_MAX_FIELD, JavaCode, LogCode
 from dledger.remoting.server import Answer, Handler, Handlers, RemotingServer, ServerLimits
 from dledger.rpc import options
 from dledger.rpc.bridge import LoopCallback, RoleWatch
@@ -37,9 +37,6 @@ RECEIVE_BYTES_MAX: Final = 16 * FRAME_BYTES_MAX
 """Of all connections together: received, and not done with."""
 UNSENT_BYTES_MAX: Final = 4 * FRAME_BYTES_MAX
 """Of answers that slow readers leave, besides those that have room of their quota."""
-REQUEST_BYTES_MAX_FIELD: Final = "requestBytesMax"
-"""In the answer to DLedger's METADATA: how many bytes the body of an append may have."""
-
 _Own = Callable[[Admitted, RemotingConnection, Frame], Awaitable[bytes]]
 """Returns the body of the answer. Raises ``DLedgerError``."""
 _Java = Callable[[Admitted, Frame, java.Json], Awaitable[java.Json]]

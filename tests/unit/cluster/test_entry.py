@@ -147,7 +147,7 @@ def test_asking_for_the_status_loads_no_server_no_broker_and_nothing_that_append
         one
         for one in loaded
         if one.startswith(heavy)
-        or one in {"dledger.config", "dledger.core.messages", "dledger.client.aio", "dledger.server"}
+        or one in {"dledger.config", "dledger.core.messages", "dledger.client.over_grpc", "dledger.server"}
     ]
 
 

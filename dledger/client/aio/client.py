@@ -1,0 +1,393 @@
+"""The client of a group for asyncio, over remoting."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+from dledger.backoff import Backoff
+from dledger.client.aio.append_stream import AppendStreams
+from dledger.client.aio.calls import Calls
+from dledger.client.aio.connections import ROLE_CHANGES_MAX, NodeConnections
+from dledger.client.appends import DIRECT, INFLIGHT_REQUESTS_MAX, RULES, AppendBatch
+from dledger.client.discovery import DISCOVERY_TIMEOUT_S, Directory, most_telling, parse_addresses, report_of_node
+from dledger.client.shared import (
+    RETRY_WAIT_S_MAX,
+    RETRY_WAIT_S_MIN,
+    AppendResult,
+    Deadline,
+    is_retried_read,
+    members_by_id,
+    partly_appended,
+    split,
+)
+from dledger.errors import DLedgerError, EmptyBatchError, LeaderHint, UnavailableError
+from dledger.remoting.log import codec
+from dledger.remoting.log.codes import LogCode
+from dledger.rpc.clients import codec as messages
+from dledger.rpc.clients.codec import Read, ReadMode
+from dledger.rpc.ports import NodeStatus, RoleEvent
+from dledger.sending.aio import AsyncLinks, AsyncSender, BatchStream, OnAnswer, OnEnd
+from dledger.sending.aio_futures import AsyncSentItem, AsyncSentMany, wait_for_batch
+from dledger.sending.numbering import ProducerNumbering
+from dledger.sending.window import Window, WindowOptions
+from dledger.types import Entry, LogIndex, NodeId
+from dledger.values import MIB
+
+if TYPE_CHECKING:
+    from dledger.client.security import ClientSecurity
+
+LINGER_MS: Final = 2.0
+"""How long ``submit`` waits for more entries to go in one request."""
+FOLLOW_WAIT_S: Final = 5.0
+"""How long a node may hold back the answer to a follower, who would not notice its death before."""
+_SUBMITTED: Final = WindowOptions(
+    linger_ms=LINGER_MS, batch_bytes=MIB // 2, inflight_requests_max=INFLIGHT_REQUESTS_MAX
+)
+
+
+class DLedgerClient:
+    """Talks to a group. Every call has a deadline (``timeout_s``) and retries until then if that is safe. Bound to the
+    event loop of its first use, and not thread-safe.
+
+    ``addresses``: client addresses of one or more nodes; the others are learnt. Errors are ``DLedgerError`` subclasses;
+    their ``outcome`` says whether a failed append may still be in the log (``"unknown"``) or not (``"not_applied"``).
+    With ``enable_idempotence`` each entry is stored once, however often it had to be sent.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str] | str,
+        *,
+        group: str = "default",
+        timeout_s: float = 5.0,
+        security: ClientSecurity | None = None,
+        enable_idempotence: bool = True,
+    ) -> None:
+        self.group = group
+        self.timeout_s = timeout_s
+        given = parse_addresses(addresses)
+        self._connections = NodeConnections(given, group, security)
+        self._directory = Directory(given)
+        self._calls = Calls(self._connections, self._directory, group)
+        self._streams = AppendStreams(self._connections, group)
+        self._idempotent = enable_idempotence
+        self._links = AsyncLinks(self._open_stream, self._calls.seeker.look, self._directory.note_failure)
+        self._direct: AsyncSender[None, AppendResult] | None = None
+        self._submitting: AsyncSender[None, AppendResult] | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Store what was submitted, then close every connection; other calls in progress fail. Idempotent."""
+        submitting, self._submitting = self._submitting, None
+        if submitting is not None:
+            await submitting.close()
+        await self.abandon()
+
+    async def abandon(self) -> None:
+        """Close at once: what is in progress fails, as unknown if it may be stored. Idempotent."""
+        self._connections.is_closed = True
+        self._calls.seeker.close()
+        closed = UnavailableError("the client is closed")
+        for sender in (self._direct, self._submitting):
+            if sender is not None:
+                await sender.abandon(closed)
+        await self._connections.close()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._connections.is_closed
+
+    # --- append -------------------------------------------------------------------------------------------------------
+
+    async def append(self, body: bytes, *, timeout_s: float | None = None) -> AppendResult:
+        """Append one entry; returns when a quorum has stored it."""
+        batch, place = await self._direct_sender().add(body, timeout_s=self._timeout_s(timeout_s))
+        await wait_for_batch(batch)
+        return AsyncSentItem(batch, place).result()
+
+    async def append_many(self, bodies: Sequence[bytes], *, timeout_s: float | None = None) -> list[AppendResult]:
+        """Append entries in order, in consecutive requests of up to 1 MiB; each request is all or nothing.
+
+        When a request fails, the ones before it are in the log (the error then has ``outcome="unknown"`` and a note),
+        and the ones after it were not sent.
+        """
+        return await self._append_parts(self._direct_sender(), bodies, self._deadline(timeout_s))
+
+    async def append_as(
+        self, producer: str, sequence: int, bodies: Sequence[bytes], *, timeout_s: float | None = None
+    ) -> list[AppendResult]:
+        """Append entries under your own producer name, numbered from ``sequence``.
+
+        Entries that the log already holds are not appended again, whoever repeats them and however often: a second
+        attempt, another process, the next day (until the producer has been idle for ``producer_expiry_ms``). Only one
+        caller at a time per producer. Split like ``append_many``; after an error, too, ``producer_sequence`` returns
+        how far it got. Raises ``OutOfOrderSequenceError`` and ``UnknownProducerError``, besides what ``append`` raises.
+        """
+        deadline = self._deadline(timeout_s)
+        sender = self._sender(DIRECT, ProducerNumbering(producer))
+        try:
+            return await self._append_parts(sender, bodies, deadline, sequence)
+        finally:  # a cancelled caller does not wait for the deadline of what is in flight
+            await sender.abandon(UnavailableError("cancelled: nobody is waiting for it"))
+
+    async def submit(self, body: bytes) -> AsyncSentItem[AppendResult]:
+        """Queue one entry, to be stored in the order of the calls: thousands of entries become few requests.
+
+        Await the result, or read it once it is done. An entry is sent again until ``timeout_s`` after it was added.
+        Waits only while 8 MiB are pending (``PendingFullError`` if that takes too long).
+        """
+        return AsyncSentItem(*await self._submitting_sender().add(body))
+
+    async def submit_many(self, bodies: Sequence[bytes]) -> AsyncSentMany[AppendResult]:
+        """Queue many entries in order, much more cheaply than with ``submit``."""
+        return AsyncSentMany(await self._submitting_sender().add_many(bodies))
+
+    async def flush(self) -> None:
+        """Return when everything submitted so far has succeeded or failed."""
+        if self._submitting is not None:
+            await self._submitting.flush()
+
+    def begin_append(self, body: bytes, timeout_s: float | None = None) -> tuple[AppendBatch, int] | None:
+        """``append`` without the wait, for who has no task: the batch, and the place in it; None: too much is pending,
+        use ``append``.
+        """
+        return self._direct_sender().add_now(body, timeout_s=self._timeout_s(timeout_s))
+
+    def begin_submit_many(self, bodies: Sequence[bytes], start: int) -> Iterator[tuple[AppendBatch, int, int]]:
+        """``submit_many`` from ``start`` on without the wait, as far as there is room: batches, the place of the first
+        entry in each, and how many there are.
+        """
+        return self._submitting_sender().add_some_now(bodies, start)
+
+    def when_room(self, callback: Callable[[], object]) -> None:
+        """Call it once ``begin_submit_many`` may go on."""
+        self._submitting_sender().when_room(callback)
+
+    async def producer_sequence(self, producer: str, *, timeout_s: float | None = None) -> int:
+        """The number of a producer's next entry; 0 if the group does not know it. All entries before it are committed.
+
+        An append in flight may still be stored after the answer: call this when none is.
+        """
+        request = messages.encode_producer_request(self.group, producer)
+
+        async def ask(address: str, deadline: Deadline) -> int:
+            return messages.decode_producer_answer(
+                await self._connections.call(address, LogCode.PRODUCER, request, deadline)
+            )
+
+        return await self._calls.at_leader(ask, self._deadline(timeout_s))
+
+    # --- read ---------------------------------------------------------------------------------------------------------
+
+    async def read(
+        self,
+        first_index: int,
+        *,
+        count: int = 0,
+        max_bytes: int = 0,
+        mode: ReadMode = ReadMode.COMMITTED,
+        address: str | None = None,
+        timeout_s: float | None = None,
+    ) -> list[Entry]:
+        """Read entries from ``first_index`` on: at least one, then as many as ``count`` and ``max_bytes`` (1 MiB)
+        permit.
+
+        Empty when ``first_index`` is the next index to be written. Any node may answer in mode COMMITTED and LOCAL,
+        only the leader in mode LINEARIZABLE; ``address`` picks one.
+        """
+        request = codec.encode_read(Read(self.group, LogIndex(first_index), count, max_bytes, mode))
+        deadline = self._deadline(timeout_s)
+
+        async def ask(at: str, until: Deadline) -> list[Entry]:
+            return codec.decode_read_answer(await self._connections.call(at, LogCode.READ, request, until)).entries
+
+        if address is not None:
+            return await self._calls.at_one(ask, address, deadline)
+        if mode is ReadMode.LINEARIZABLE:
+            return await self._calls.at_leader(ask, deadline)
+        return (await self._calls.at_any(ask, deadline))[0]
+
+    async def follow(self, first_index: int, *, address: str | None = None) -> AsyncGenerator[Entry, None]:
+        """Yield every committed entry from ``first_index`` on, endlessly; switches to another node when one fails.
+
+        Raises ``UnavailableError`` when no node answers for ``timeout_s``. Close the iterator (or the client) to stop.
+        """
+        async with aclosing(self.follow_reads(first_index, address=address)) as reads:
+            async for entries in reads:
+                for entry in entries:
+                    yield entry
+
+    async def follow_reads(self, first_index: int, *, address: str | None = None) -> AsyncGenerator[list[Entry], None]:
+        """``follow``, with as many entries at a time as one read returns: at least one."""
+        next_index = LogIndex(first_index)
+        wait_s = min(self.timeout_s, FOLLOW_WAIT_S)
+        node, broken, backoff = address, self._deadline(None), Backoff(RETRY_WAIT_S_MIN, RETRY_WAIT_S_MAX)
+        while True:
+            request = codec.encode_read(Read(self.group, next_index), round(wait_s * 1000))
+            try:
+                if node is None:
+                    _, node = await self._calls.at_any(self._calls.status, Deadline(broken.remaining_s))
+                patience = Deadline(wait_s + self.timeout_s)
+                answer = codec.decode_read_answer(await self._connections.call(node, LogCode.READ, request, patience))
+            except DLedgerError as error:
+                if node is not None:
+                    self._directory.note_failure(node, error)
+                if self._connections.is_closed or broken.expired or not is_retried_read(error):
+                    raise
+                node = address
+                await asyncio.sleep(min(backoff.pause(), broken.remaining_s))
+                continue
+            broken = self._deadline(None)
+            backoff.succeeded()
+            if answer.entries:
+                next_index = LogIndex(answer.entries[-1].index + 1)
+                yield answer.entries
+
+    # --- the group ----------------------------------------------------------------------------------------------------
+
+    async def metadata(self, address: str | None = None, *, timeout_s: float | None = None) -> NodeStatus:
+        """The metadata of the node at ``address``; without it, of the leader if it is known and answers, or of any."""
+        deadline = self._deadline(timeout_s)
+        if address is not None:
+            status, answering = await self._calls.at_one(self._calls.status, address, deadline), address
+        else:
+            status, answering = await self._calls.at_any(self._calls.status, deadline, attempt_s=self.timeout_s)
+        self._directory.learn(answering, report_of_node(status))
+        return status
+
+    async def members_status(
+        self, *, timeout_s: float = DISCOVERY_TIMEOUT_S
+    ) -> Mapping[NodeId, NodeStatus | DLedgerError]:
+        """The status of every member, or the error that prevented it. Raises ``UnavailableError`` if none answers."""
+        deadline = self._deadline(timeout_s)
+        asked: set[str] = set()
+        statuses: list[NodeStatus] = []
+        failures: dict[str, DLedgerError] = {}
+        while addresses := [one for one in self._directory.addresses if one not in asked]:
+            asked.update(addresses)
+            async for address, answer in self._calls.ask_all(addresses, deadline):
+                if isinstance(answer, DLedgerError):
+                    failures[address] = answer
+                    self._directory.note_tried(address)
+                else:
+                    self._directory.learn(address, report_of_node(answer))
+                    statuses.append(answer)
+        if not statuses:
+            raise most_telling(failures.values())
+        return members_by_id(statuses, failures)
+
+    async def watch_role(self, address: str | None = None) -> AsyncGenerator[RoleEvent, None]:
+        """Yield a node's current role, then every change, endlessly; switches nodes unless ``address`` is given."""
+        request = messages.encode_watch_role(self.group)
+        broken, backoff = self._deadline(None), Backoff(RETRY_WAIT_S_MIN, RETRY_WAIT_S_MAX)
+        while True:
+            node, failure = address, DLedgerError("nothing failed yet")
+            changes: asyncio.Queue[bytes | None] = asyncio.Queue(ROLE_CHANGES_MAX)
+            try:
+                if node is None:
+                    _, node = await self._calls.at_any(self._calls.status, Deadline(broken.remaining_s))
+                link = await self._connections.link(node, broken)
+                link.watchers.add(changes)  # before the question, so that no change is missed
+                try:
+                    event: bytes | None = await self._connections.call(node, LogCode.WATCH_ROLE, request, broken)
+                    while event is not None:
+                        yield messages.decode_role_event(event)
+                        broken = self._deadline(None)
+                        backoff.succeeded()
+                        event = await changes.get()
+                finally:
+                    link.watchers.discard(changes)
+                failure = UnavailableError(f"the connection to {node} ended")
+            except DLedgerError as error:
+                failure = error
+            if node is not None:
+                self._directory.note_failure(node, failure)
+            if self._connections.is_closed or broken.expired or not is_retried_read(failure):
+                raise failure
+            await asyncio.sleep(min(backoff.pause(), broken.remaining_s))
+
+    async def transfer_leadership(self, target: NodeId | None = None, *, timeout_s: float | None = None) -> LeaderHint:
+        """Transfer leadership to ``target``, or to the most up-to-date member; returns the new leader."""
+        request = messages.encode_transfer(self.group, target)
+
+        async def ask(address: str, deadline: Deadline) -> LeaderHint:
+            return messages.decode_transferred(
+                await self._connections.call(address, LogCode.TRANSFER, request, deadline, changes=True)
+            )
+
+        leader = await self._calls.at_leader(ask, self._deadline(timeout_s), changes=True)
+        if (address := self._directory.resolve(leader)) is not None:
+            self._directory.set_leader(address)
+        return leader
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _timeout_s(self, timeout_s: float | None) -> float:
+        return self.timeout_s if timeout_s is None else timeout_s
+
+    def _deadline(self, timeout_s: float | None) -> Deadline:
+        return Deadline(self._timeout_s(timeout_s))
+
+    def _direct_sender(self) -> AsyncSender[None, AppendResult]:
+        if self._direct is None:
+            self._direct = self._sender(DIRECT, ProducerNumbering() if self._idempotent else None)
+        return self._direct
+
+    def _submitting_sender(self) -> AsyncSender[None, AppendResult]:
+        if self._submitting is None:
+            self._submitting = self._sender(_SUBMITTED, ProducerNumbering() if self._idempotent else None)
+        return self._submitting
+
+    def _sender(self, options: WindowOptions, numbering: ProducerNumbering | None) -> AsyncSender[None, AppendResult]:
+        if self._connections.is_closed:
+            raise UnavailableError("the client is closed")
+        window = Window(replace(options, timeout_ms=self.timeout_s * 1000.0), RULES, numbering)
+        return AsyncSender(self._links, window, "dledger-appends")
+
+    async def _append_parts(
+        self,
+        sender: AsyncSender[None, AppendResult],
+        bodies: Sequence[bytes],
+        deadline: Deadline,
+        sequence: int | None = None,
+    ) -> list[AppendResult]:
+        if not bodies:
+            raise EmptyBatchError("an append needs at least one entry")
+        results: list[AppendResult] = []
+        for part in split(bodies):
+            number = None if sequence is None else sequence + len(results)
+            try:
+                batch = await sender.add_whole(part, sequence=number, timeout_s=deadline.remaining_s)
+                await wait_for_batch(batch)
+                results += [AsyncSentItem(batch, place).result() for place in range(len(part))]
+            except DLedgerError as error:
+                raise partly_appended(error, len(results)) from None
+        return results
+
+    async def _open_stream(
+        self, timeout_s: float, on_answer: OnAnswer[None, AppendResult], on_end: OnEnd[None, AppendResult]
+    ) -> BatchStream[None, AppendResult]:
+        deadline = Deadline(timeout_s)
+
+        async def attempt() -> BatchStream[None, AppendResult]:
+            address = await self._calls.seeker.leader(deadline)
+            try:
+                return await self._streams.open(address, deadline, on_answer, on_end)
+            except DLedgerError as error:
+                self._directory.note_failure(address, error)
+                raise
+
+        return await self._calls.repeated(attempt, deadline, changes=True)

@@ -1,0 +1,242 @@
+"""A client's remoting connections to nodes: one for each address, opened when it is needed. On the loop.
+
+A connection begins with DLedger's METADATA: its answer says whether the node knows our request codes, and how large an
+append may be. What may leave this machine is decided here: without TLS only loopback addresses are dialled, unless
+``ClientSecurity.insecure`` is set, also those that other nodes name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from dledger.client.shared import Deadline
+from dledger.errors import (
+    ConfigError,
+    DLedgerError,
+    InvalidRequestError,
+    PendingFullError,
+    RequestTimeoutError,
+    RequestTooLargeError,
+    TlsError,
+    UnavailableError,
+)
+from dledger.remoting.acl import signed
+from dledger.remoting.client import RemotingClient, UnreachableError
+from dledger.remoting.codes import ANNOUNCED
+from dledger.remoting.connection import DisconnectedError, RemotingConnection, TooManyCallsError
+from dledger.remoting.errors import FrameError
+from dledger.remoting.fastjson import dumps_plain
+from dledger.remoting.frame import FRAME_BYTES_MAX, Frame, encode
+from dledger.remoting.log.answers import error_of
+from dledger.remoting.log.codes import REQUEST_BYTES_MAX_FIELD, JavaCode, LogCode
+from dledger.rpc import tls
+from dledger.rpc.file_watch import FileWatch
+from dledger.values import CLIENT_PORT_OFFSET, MIB, plaintext_problems
+
+if TYPE_CHECKING:
+    from dledger.client.security import ClientSecurity
+
+ROLE_CHANGES_MAX: Final = 256
+"""How many role changes wait for a watcher; of more, the oldest are dropped."""
+_REQUEST_BYTES_DEFAULT: Final = 8 * MIB
+_OPAQUE: Final = 2_000_000_001
+"""Stands for the opaque in a template."""
+_USE_TLS: Final = "use TLS (--tls-ca, --tls-cert, --tls-key; in Python security=ClientSecurity(tls=TlsFiles(…)))"
+_TLS_HINT: Final = "; if it requires TLS, give the CA of its certificate (--tls-ca)"
+_INSIST: Final = "pass --insecure (in Python ClientSecurity(insecure=True))"
+
+
+class NodeLink:
+    """A connection to a node that has announced our codes."""
+
+    def __init__(self, address: str, connection: RemotingConnection, request_bytes_max: int) -> None:
+        self.address = address
+        self.connection = connection
+        self.request_bytes_max = request_bytes_max
+        """How large the body of an append may be."""
+        self.watchers: set[asyncio.Queue[bytes | None]] = set()
+        """Each gets the node's role changes; None at the end of the connection."""
+
+    def tell_watchers(self, change: bytes | None) -> None:
+        """Hand out a role change; a watcher that is slow misses older ones, never the last."""
+        for watcher in self.watchers:
+            if watcher.full():
+                watcher.get_nowait()
+            watcher.put_nowait(change)
+
+
+class NodeConnections:
+    """Raises ``ConfigError`` for TLS files that cannot be used, and for addresses that plaintext must not go to."""
+
+    def __init__(self, addresses: Sequence[str], group: str, security: ClientSecurity | None = None) -> None:
+        self._group = group
+        self._key = security.access_key if security is not None else ""
+        self._secret = security.secret_key if security is not None else ""
+        self._may_be_plain = security is not None and (security.tls is not None or security.insecure)
+        self._contexts = None if security is None or security.tls is None else ContextSource(security.tls)
+        if problems := self._plaintext_problems(addresses):
+            raise ConfigError(problems)
+        self._client = RemotingClient(requests=self._requested, tls=self._contexts, lost=self._lost)
+        self._links: dict[str, NodeLink] = {}  # by address
+        self._greetings: dict[RemotingConnection, asyncio.Task[NodeLink]] = {}
+        self.is_closed = False
+
+    async def link(self, address: str, deadline: Deadline) -> NodeLink:
+        """The connection to a node, opened if there is none.
+
+        Raises ``UnavailableError``, ``TlsError`` and ``InvalidRequestError`` (something else answers there), each
+        before anything was asked.
+        """
+        self._check(address)
+        try:
+            connection = await self._client.connection(address, deadline.remaining_s)
+        except UnreachableError as error:
+            raise self._unreachable(error, address) from error
+        known = self._links.get(address)
+        if known is not None and known.connection is connection:
+            return known
+        greeting = self._greetings.get(connection)
+        if greeting is None:
+            greeting = asyncio.get_running_loop().create_task(self._greet(address, connection))
+            self._greetings[connection] = greeting
+            greeting.add_done_callback(lambda done: self._greeted(connection, done))
+        try:
+            async with asyncio.timeout(deadline.remaining_s):
+                return await asyncio.shield(greeting)
+        except TimeoutError as error:
+            raise UnavailableError(f"{address} did not answer in time") from error
+
+    async def call(self, address: str, code: int, body: bytes, deadline: Deadline, *, changes: bool = False) -> bytes:
+        """The body of a node's answer, or its error, raised. ``changes``: whether the request changes anything there;
+        one that may have done so is ``unknown``.
+        """
+        link = await self.link(address, deadline)
+        try:
+            answer = await link.connection.call(Frame(code, 0, self._fields(body), body), deadline.remaining_s)
+        except DisconnectedError as error:
+            kind = RequestTimeoutError if changes else UnavailableError
+            raise kind(f"the connection to {address} broke before the answer came: {error}") from error
+        except TimeoutError as error:
+            late = RequestTimeoutError(f"no answer from {address} in time")
+            late.outcome = "unknown" if changes else "not_applied"
+            raise late from error
+        except TooManyCallsError as error:
+            raise PendingFullError(str(error)) from error
+        except FrameError as error:
+            raise RequestTooLargeError(f"the request fits into no frame: {error}") from error
+        if answer.code:
+            raise error_of(answer, address)
+        return answer.body
+
+    def frame_maker(self, code: int) -> Callable[[int, bytes], bytes]:
+        """Encodes requests with this code from their ``opaque`` and body: many, so without the general machinery."""
+        if self._key:
+            return lambda opaque, body: encode(Frame(code, opaque, self._fields(body), body))
+        header = encode(Frame(code, _OPAQUE))[8:].replace(str(_OPAQUE).encode(), b"%d")
+
+        def make(opaque: int, body: bytes) -> bytes:
+            head = header % opaque
+            length = 4 + len(head) + len(body)
+            return b"".join((length.to_bytes(4, "big"), len(head).to_bytes(4, "big"), head, body))
+
+        return make
+
+    async def close(self) -> None:
+        """Close every connection; calls in progress fail. Idempotent."""
+        self.is_closed = True
+        greetings = tuple(self._greetings.values())
+        for greeting in greetings:
+            greeting.cancel()
+        await asyncio.gather(*greetings, return_exceptions=True)
+        await self._client.close(at_once=True)
+        for link in tuple(self._links.values()):
+            link.tell_watchers(None)
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _check(self, address: str) -> None:
+        if self.is_closed:
+            raise UnavailableError("the client is closed")
+        if not self._may_be_plain and (problems := self._plaintext_problems([address])):
+            raise TlsError(f"a server named {address} as another server, but {problems[0]}")
+
+    def _plaintext_problems(self, addresses: Sequence[str]) -> list[str]:
+        return [] if self._may_be_plain else plaintext_problems(addresses, _USE_TLS, _INSIST)
+
+    def _fields(self, body: bytes) -> Mapping[str, str]:
+        return signed({}, body, self._key, self._secret) if self._key else {}
+
+    async def _greet(self, address: str, connection: RemotingConnection) -> NodeLink:
+        body = dumps_plain({"group": self._group})
+        try:
+            answer = await connection.ask(Frame(JavaCode.METADATA, 0, self._fields(body), body))
+        except (DisconnectedError, TooManyCallsError) as error:
+            hint = (
+                "" if self._contexts is not None else "; if it requires TLS, give the CA of its certificate (--tls-ca)"
+            )
+            raise UnavailableError(
+                f"{address} hung up before it answered: is this a peer port? Clients connect to the client port, by "
+                f"default the peer port + {CLIENT_PORT_OFFSET}{hint}"
+            ) from error
+        if any(answer.fields.get(name) != value for name, value in ANNOUNCED.items()):
+            raise InvalidRequestError(
+                f"{address} answers, but is no node of this project in its present version: give the addresses of "
+                "nodes of the group"
+            )
+        stated = answer.fields.get(REQUEST_BYTES_MAX_FIELD, "")
+        is_number = stated.isascii() and stated.isdigit() and len(stated) < 10
+        link = NodeLink(address, connection, min(int(stated), FRAME_BYTES_MAX) if is_number else _REQUEST_BYTES_DEFAULT)
+        if not connection.is_closed:
+            self._links[address] = link
+        return link
+
+    def _greeted(self, connection: RemotingConnection, done: asyncio.Task[NodeLink]) -> None:
+        self._greetings.pop(connection, None)
+        if done.cancelled() or done.exception() is not None:
+            connection.close("it is no node that can be used")
+
+    def _lost(self, address: str) -> None:
+        link = self._links.pop(address, None)
+        if link is not None:
+            link.tell_watchers(None)
+
+    def _requested(self, connection: RemotingConnection, request: Frame) -> None:
+        """What nodes send by themselves."""
+        if request.code == LogCode.ROLE_CHANGED:
+            for link in self._links.values():
+                if link.connection is connection:
+                    link.tell_watchers(request.body)
+        connection.done(request, request.answer(3, f" request type {request.code} not supported"))
+
+    def _unreachable(self, error: UnreachableError, address: str) -> DLedgerError:
+        if self.is_closed:
+            return UnavailableError("the client is closed")
+        if isinstance(error.__cause__, ssl.SSLError):
+            return TlsError(tls.explain(error.__cause__, address))
+        return UnavailableError(f"{address} is unreachable: {error}")
+
+
+class ContextSource:
+    """Makes the TLS context of each new connection, anew if the files have changed; it checks the servers' names."""
+
+    def __init__(self, files: tls.TlsFiles) -> None:
+        self._files = files
+        self._watch = FileWatch(files.paths)
+        self._watch.changed()
+        self._context = self._read()
+
+    def __call__(self) -> ssl.SSLContext:
+        if self._watch.changed():
+            try:
+                self._context = self._read()
+            except ConfigError:  # half-written, perhaps: the old ones until the next connection
+                self._watch.again()
+        return self._context
+
+    def _read(self) -> ssl.SSLContext:
+        context = tls.client_context(tls.read(self._files))
+        context.check_hostname = True
+        return context
