@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from cluster.local.group import HOST, LocalGroup, LocalNode
-from dledger.rpc.front_door import stop_serving
+from dledger.rpc.listening import stop_serving
 from dledger.types import NodeId
 
 _CHUNK_BYTES = 64 * 1024

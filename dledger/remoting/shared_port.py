@@ -21,7 +21,8 @@ from dledger.config import ConnectionLimits
 from dledger.remoting.acceptor import REMOTING_FRAME, RemotingAcceptor
 from dledger.rpc.client_hello import HANDSHAKE_RECORD, protocols_offered
 from dledger.rpc.clients.connections import Place
-from dledger.rpc.front_door import DoorLimits, FrontDoor, Take, Verdict, listen
+from dledger.rpc.front_door import DoorLimits, FrontDoor, Take, Verdict
+from dledger.rpc.listening import listen
 from dledger.rpc.private_socket import PrivateSocket
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.types import TlsServerMode

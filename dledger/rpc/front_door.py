@@ -17,8 +17,6 @@ from enum import Enum, auto
 from functools import partial
 from typing import Final
 
-from dledger.errors import ConfigError
-from dledger.rpc import options
 from dledger.rpc.relay import CHUNK_BYTES, Relay, connect
 
 _LOG = logging.getLogger(__name__)
@@ -32,10 +30,7 @@ FIRST_BYTES_TIMEOUT_S: Final = 5.0
 """How long a new connection may take to identify itself, including what its taker requires of it (a TLS handshake)."""
 LOOK_BYTES_MAX: Final = 17 * 1024
 """The limit of bytes peeked at: enough for a TLS record of the largest size."""
-_BACKLOG: Final = 1024
 _ACCEPT_PAUSE_S: Final = 0.1
-_TURNS_UNTIL_CONNECTED: Final = 2
-"""How many turns of the loop asyncio takes from an accepted socket to ``connection_made``."""
 
 
 class Verdict(Enum):
@@ -204,19 +199,6 @@ async def _peek(link: socket.socket, count: int) -> bytes:
     return head
 
 
-async def stop_serving(server: asyncio.Server) -> None:
-    """Close asyncio's server, after everything that it has accepted became a connection, which its protocol knows.
-
-    A mere ``close`` would lose sockets: asyncio makes each a transport two turns of the loop after it was accepted, and
-    by then refuses to, or was cancelled before.
-    """
-    for one in server.sockets:
-        asyncio.get_running_loop().remove_reader(one.fileno())
-    for _ in range(_TURNS_UNTIL_CONNECTED):
-        await asyncio.sleep(0)
-    server.close()
-
-
 def hang_up(link: socket.socket) -> None:
     """Close a connection that has sent no more than its first bytes: read them, else the client would see a reset."""
     with suppress(OSError):  # nothing has arrived, or the client is gone
@@ -237,25 +219,3 @@ async def _readable(link: socket.socket) -> None:
 def _tell(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
         waiter.set_result(None)
-
-
-def listen(host: str, port: int, whose: str) -> list[socket.socket]:
-    """Listen on every address of ``host`` (``localhost`` has two), on the same port. Raises ``ConfigError``."""
-    listening: list[socket.socket] = []
-    try:
-        for family, kind, protocol, _, address in socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        ):
-            one = socket.socket(family, kind, protocol)
-            listening.append(one)
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6 and host:
-                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(host != "::"))
-            one.bind((address[0], listening[0].getsockname()[1] if len(listening) > 1 else port, *address[2:]))
-            one.listen(_BACKLOG)
-            one.setblocking(False)
-    except OSError as error:
-        for one in listening:
-            one.close()
-        raise ConfigError([options.bind_problem(host, port, whose)]) from error
-    return listening

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import grpc
 
 from dledger.errors import ConfigError
+from dledger.rpc.listening import bind_problem
 from dledger.values import MIB, address_text
 
 if TYPE_CHECKING:  # clients, which start often, need no server's settings
@@ -139,12 +140,3 @@ def bind(
     if not bound:
         raise ConfigError([bind_problem(host, port, whose)])
     return bound
-
-
-def bind_problem(host: str, port: int, whose: str) -> str:
-    """Why listening failed."""
-    address = address_text(host, port)
-    return (
-        f"cannot listen on the {whose} address {address}: the port is in use, or this machine does not have that "
-        "address"
-    )

@@ -24,7 +24,8 @@ from dledger.errors import CorruptLogError, DiskError, TlsError
 from dledger.log_bound import BoundedLog
 from dledger.records import record
 from dledger.rpc import tls as tls_rules
-from dledger.rpc.front_door import DoorLimits, FrontDoor, stop_serving
+from dledger.rpc.front_door import DoorLimits, FrontDoor
+from dledger.rpc.listening import stop_serving
 from dledger.values import address_text
 from rocketstore.ha.ports import HaIdentity, HaLog, HaPace
 from rocketstore.ha.tail import tail_of

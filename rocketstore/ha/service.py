@@ -16,7 +16,7 @@ from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import ConfigError, TlsError
 from dledger.rpc import tls as tls_rules
 from dledger.rpc.bridge import LoopThread, Report, supervise
-from dledger.rpc.front_door import listen
+from dledger.rpc.listening import listen
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.store.fs import FileSystem
 from rocketstore.broker_config import BrokerConfig

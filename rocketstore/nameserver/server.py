@@ -12,7 +12,8 @@ from dledger.errors import ConfigError, ShutdownError
 from dledger.remoting.acceptor import RemotingAcceptor
 from dledger.remoting.server import RemotingServer, ServerLimits
 from dledger.rpc.bridge import LoopBridge, LoopThread
-from dledger.rpc.front_door import DoorLimits, FrontDoor, listen
+from dledger.rpc.front_door import DoorLimits, FrontDoor
+from dledger.rpc.listening import listen
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
 from dledger.values import address_text, is_loopback

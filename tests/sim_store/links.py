@@ -40,7 +40,7 @@ class Network:
         self._ends: list[End] = []
 
     def listen(self, _host: str, port: int, _whose: str) -> list[Listening]:
-        """In the place of ``dledger.rpc.front_door.listen``."""
+        """In the place of ``dledger.rpc.listening.listen``."""
         self._listening[port] = one = Listening(self, port, _process())
         return [one]
 
@@ -337,5 +337,5 @@ def network() -> Network:
 
 
 def listen(host: str, port: int, whose: str) -> list[Listening]:
-    """In the place of ``dledger.rpc.front_door.listen``."""
+    """In the place of ``dledger.rpc.listening.listen``."""
     return network().listen(host, port, whose)

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import dledger.rpc.loops
 from dledger.client_server import ClientServer
-from dledger.rpc.front_door import listen
+from dledger.rpc.listening import listen
 from dledger.rpc.peers.log_exchange import PeerLogClient
 from dledger.rpc.peers.transport import PeerTransport
 from dledger.store.fs import FileSystem

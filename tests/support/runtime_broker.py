@@ -11,7 +11,7 @@ from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import Frame
 from dledger.remoting.server import Handlers, RemotingServer, ServerLimits
 from dledger.rpc.bridge import LoopThread
-from dledger.rpc.front_door import stop_serving
+from dledger.rpc.listening import stop_serving
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.bodies.routes import KVTable
 from rocketstore.remoting.bodies.runtime import own_table

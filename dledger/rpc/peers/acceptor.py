@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from dledger.config import ServerConfig
 from dledger.errors import IdentityError, InvalidRequestError, ResponseCode, TlsError, UnknownMemberError
 from dledger.rpc import tls
-from dledger.rpc.front_door import listen
+from dledger.rpc.listening import listen
 from dledger.rpc.peers import codec, frames
 from dledger.rpc.peers.connection import PeerConnection
 from dledger.rpc.peers.frames import HANDSHAKE_BYTES_MAX, TLS_RECORD, FrameBuffer, FrameKind, Purpose

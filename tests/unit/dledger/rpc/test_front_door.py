@@ -23,7 +23,8 @@ from dledger.errors import ConfigError
 from dledger.rpc import loops
 from dledger.rpc.bridge import LoopThread
 from dledger.rpc.clients.aio_server import add_methods, aio_server
-from dledger.rpc.front_door import LOOK_BYTES_MAX, DoorLimits, FrontDoor, Look, Take, Verdict, listen, stop_serving
+from dledger.rpc.front_door import LOOK_BYTES_MAX, DoorLimits, FrontDoor, Look, Take, Verdict
+from dledger.rpc.listening import listen, stop_serving
 from dledger.rpc.private_socket import PrivateSocket
 from dledger.rpc.relay import CHUNK_BYTES, ENDED_MAX, NAMES, PeerNames, peer_of
 from tests.support.waiting import wait_until
