@@ -1,4 +1,4 @@
-"""The permissions that each broker method requires under access control.
+"""Access control over gRPC: the operation of each method, and what its requests and answers name.
 
 Sending and ending a transaction require PUB on the topic; producer names are separate per account, so that nobody can
 use up another account's numbers. Pulling and querying messages and offsets requires SUB on the topic, and for a group
@@ -10,12 +10,12 @@ The broker's internal topics, where delayed messages of all topics wait, require
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from dledger.access.guard import AccessGuard, Caller, ResourceKind
-from dledger.access.permissions import Permission
 from dledger.core.producer_names import own_name
-from dledger.errors import AccessDeniedError, InvalidRequestError
+from dledger.errors import InvalidRequestError
+from rocketstore.broker.permissions import RULES, SUB, Operation, denied_topics, needs, require, require_on_message
 from rocketstore.broker.pull import Pull
 from rocketstore.broker.transactions.messages import real_topic
 from rocketstore.broker_grpc.codec import parse
@@ -23,12 +23,85 @@ from rocketstore.message.checks import NO_SEND_TOPICS
 from rocketstore.message.message import Message
 from rocketstore.message.record import CorruptRecordError, decode_record
 from rocketstore.pb import broker_pb2 as pb
-from rocketstore.types import SCHEDULE_TOPIC, PutMessageStatus, PutResult
+from rocketstore.types import SCHEDULE_TOPIC, PutResult
 
-SUB, PUB = Permission.SUB, Permission.PUB
-NOTHING_DENIED: Final[Mapping[str, PutResult]] = {}
 _NOTHING: Final = ""
 """The name of no topic and no group."""
+FREE: Final = frozenset({"Status", "Producer", "ProducerMembership"})
+"""Every account may ask who leads, query its own producers, and be a member of a producer group: a member is asked only
+about messages of topics to which it may send.
+"""
+
+
+class Asked(NamedTuple):
+    """What a request asks for; ``resource`` is what an administrator's request is about, ``action`` the method's name
+    if it is empty.
+    """
+
+    operation: Operation
+    topics: Iterable[str] = ()
+    groups: Iterable[str] = ()
+    resource: str = ""
+    action: str = ""
+    is_noted: bool = False
+    """Whether the audit log has it although it needs no administrator."""
+
+
+def _of_topic(operation: Operation, kind: type[Any]) -> Callable[[bytes], Asked]:  # Any: generated classes
+    return lambda data: Asked(operation, (parse(kind, data).topic,))
+
+
+def _of_group(operation: Operation, kind: type[Any]) -> Callable[[bytes], Asked]:  # Any: generated classes
+    return lambda data: Asked(operation, (), (parse(kind, data).group,))
+
+
+def _commit_offsets(data: bytes) -> Asked:
+    wire = parse(pb.CommitOffsetsRequest, data)
+    action = "ResetOffsets" if wire.reset else "CommitOffsets"
+    topics = [one.topic for one in wire.offsets]
+    return Asked(Operation.OFFSETS, topics, (wire.group,), f"group:{wire.group}", action, wire.reset)
+
+
+def _commit_position(data: bytes) -> Asked:
+    """Without topics, of all that there are: an administrator's."""
+    wire = parse(pb.CommitPositionRequest, data)
+    operation = Operation.OFFSETS if wire.topics else Operation.READ_ALL
+    return Asked(operation, wire.topics, (wire.group,), f"group:{wire.group}")
+
+
+def _membership(data: bytes) -> Asked:
+    wire = parse(pb.MembershipRequest, data)
+    return Asked(Operation.JOIN, [one.topic for one in wire.subscriptions], (wire.group,))
+
+
+def _send_back(data: bytes) -> Asked:
+    """Its messages become readable in the group's retry topic."""
+    wire = parse(pb.SendBackRequest, data)
+    return Asked(Operation.SEND_BACK, (wire.topic,), (wire.group,))
+
+
+METHODS: Final[Mapping[str, Callable[[bytes], Asked]]] = {
+    "Newest": _of_topic(Operation.QUERY, pb.NewestRequest),
+    "QueryByKey": _of_topic(Operation.QUERY, pb.QueryByKeyRequest),
+    "QueueRange": _of_topic(Operation.QUEUE, pb.QueueRequest),
+    "OffsetByTime": _of_topic(Operation.QUEUE, pb.OffsetByTimeRequest),
+    "CommitOffsets": _commit_offsets,
+    "CommitPosition": _commit_position,
+    "FetchOffsets": _of_group(Operation.OFFSETS, pb.FetchOffsetsRequest),
+    "Membership": _membership,
+    "LockQueues": _of_group(Operation.LOCK, pb.LockQueuesRequest),
+    "UnlockQueues": _of_group(Operation.LOCK, pb.UnlockQueuesRequest),
+    "SendBack": _send_back,
+    "PutTopic": lambda data: _change(f"topic:{parse(pb.PutTopicRequest, data).topic.name}"),
+    "DeleteTopic": lambda data: _change(f"topic:{parse(pb.DeleteTopicRequest, data).name}"),
+    "DeleteGroup": lambda data: _change(f"group:{parse(pb.DeleteGroupRequest, data).name}"),
+    "Delayed": lambda _data: Asked(Operation.READ_ALL, resource=f"topic:{SCHEDULE_TOPIC}"),
+}
+"""The operation of each method, and what a request of it names."""
+
+
+def _change(resource: str) -> Asked:
+    return Asked(Operation.CHANGE, resource=resource)
 
 
 class BrokerAccess:
@@ -36,23 +109,6 @@ class BrokerAccess:
 
     def __init__(self, guard: AccessGuard) -> None:
         self.guard: Final = guard
-        self._checks: dict[str, Callable[[Caller, bytes], None]] = {
-            "Newest": self._newest,
-            "QueryByKey": self._query_by_key,
-            "QueueRange": self._queue_range,
-            "OffsetByTime": self._offset_by_time,
-            "CommitOffsets": self._commit_offsets,
-            "CommitPosition": self._commit_position,
-            "FetchOffsets": self._fetch_offsets,
-            "Membership": self._membership,
-            "LockQueues": self._lock_queues,
-            "UnlockQueues": self._unlock_queues,
-            "SendBack": self._send_back,
-            "PutTopic": self._put_topic,
-            "DeleteTopic": self._delete_topic,
-            "DeleteGroup": self._delete_group,
-            "Delayed": self._delayed,
-        }
         self._filters: dict[str, Callable[[Caller, bytes], bytes]] = {
             "QueryById": self._readable_records,
             "ListTopics": self._usable_topics,
@@ -62,16 +118,23 @@ class BrokerAccess:
             "TopicRanges": self._readable_topics,
             "GroupOffsets": self._members_groups,
         }
-        # Every account may ask who leads, query its own producers, and be a member of a producer group: a member is
-        # asked only about messages of topics to which it may send.
-        self._free = frozenset({"Status", "Producer", "ProducerMembership"})
 
     def check(self, name: str, caller: Caller, data: bytes) -> None:
         """Raises ``AccessDeniedError`` unless the caller may call this method. Unknown methods are denied."""
-        if name in self._checks:
-            self._checks[name](caller, data)
-        elif name not in self._filters and name not in self._narrowings and name not in self._free:
+        asked = METHODS.get(name)
+        if asked is not None:
+            self._check(caller, asked(data), name)
+        elif name not in self._filters and name not in self._narrowings and name not in FREE:
             raise self.guard.denied(caller, name, "", "has no rule")
+
+    def _check(self, caller: Caller, asked: Asked, name: str) -> None:
+        rule, action = RULES[asked.operation], asked.action or name
+        for need in needs(asked.operation, asked.topics, asked.groups):
+            require(self.guard, caller, action, need)
+        if rule.admin:
+            self.guard.require_admin(caller, action, asked.resource, changes=rule.changes)
+        if asked.is_noted:
+            self.guard.note(caller, action, asked.resource)
 
     def narrowed(self, name: str, caller: Caller, data: bytes) -> bytes:
         """The request without what the caller may not see: not even how much of it there is may be told."""
@@ -83,18 +146,9 @@ class BrokerAccess:
         show = self._filters.get(name)
         return answer if show is None else show(caller, answer)
 
-    # --- the hot paths ------------------------------------------------------------------------------------------------
-
     def denied_topics(self, caller: Caller, messages: Iterable[Message]) -> Mapping[str, PutResult]:
         """The topics that the caller may not send to, with the refusals of their messages."""
-        denied = [name for name in {one.topic for one in messages} if not caller.may(ResourceKind.TOPIC, name, PUB)]
-        if not denied:
-            return NOTHING_DENIED
-        return {name: self._send_refusal(caller, name) for name in denied}
-
-    def _send_refusal(self, caller: Caller, topic: str) -> PutResult:
-        error = self.guard.denied(caller, "Send", f"topic:{topic}", f"needs PUB on topic {topic}")
-        return PutResult(PutMessageStatus.NO_PERMISSION, outcome="not_applied", reason=str(error))
+        return denied_topics(self.guard, caller, "Send", {one.topic for one in messages})
 
     def own_producer(self, caller: Caller, name: str) -> str:
         """The account's name for a producer in the log, different from every other account's."""
@@ -102,9 +156,7 @@ class BrokerAccess:
 
     def check_pull(self, caller: Caller, pull: Pull) -> None:
         """Raises ``AccessDeniedError``."""
-        self._may_read(caller, "Pull", pull.topic)
-        if pull.group:
-            self.guard.require(caller, "Pull", ResourceKind.GROUP, pull.group, SUB)
+        self._check(caller, Asked(Operation.PULL, (pull.topic,), (pull.group,) if pull.group else ()), "Pull")
 
     def check_after_wait(self, caller: Caller, pull: Pull) -> None:
         """Like ``check_pull``, by the current rules: a pull may have waited for a minute."""
@@ -112,86 +164,11 @@ class BrokerAccess:
         self.check_pull(caller, pull)
 
     def check_end(self, caller: Caller, record: bytes | None) -> None:
-        """Raises ``AccessDeniedError`` unless the caller may end the transaction of this half message.
-
-        The audit log names the topic; a caller that may not send to it must not learn it.
-        """
+        """Raises ``AccessDeniedError`` unless the caller may end the transaction of this half message."""
         topic = None if record is None else real_topic(record)
         if topic is None:
             raise InvalidRequestError("there is no half message at this offset")
-        if not caller.may(ResourceKind.TOPIC, topic, PUB):
-            self.guard.denied(caller, "EndTransaction", f"topic:{topic}", f"needs PUB on topic {topic}")
-            raise AccessDeniedError(
-                f"{caller.name} is not allowed to do this: EndTransaction needs PUB on the topic of that message"
-            )
-
-    # --- queries and changes ------------------------------------------------------------------------------------------
-
-    def _may_read(self, caller: Caller, action: str, topic: str) -> None:
-        if topic in NO_SEND_TOPICS:
-            self.guard.require_admin(caller, action, f"topic:{topic}", changes=False)
-        self.guard.require(caller, action, ResourceKind.TOPIC, topic, SUB)
-
-    def _newest(self, caller: Caller, data: bytes) -> None:
-        self._may_read(caller, "Newest", parse(pb.NewestRequest, data).topic)
-
-    def _query_by_key(self, caller: Caller, data: bytes) -> None:
-        self._may_read(caller, "QueryByKey", parse(pb.QueryByKeyRequest, data).topic)
-
-    def _queue_range(self, caller: Caller, data: bytes) -> None:
-        self._may_read(caller, "QueueRange", parse(pb.QueueRequest, data).topic)
-
-    def _offset_by_time(self, caller: Caller, data: bytes) -> None:
-        self._may_read(caller, "OffsetByTime", parse(pb.OffsetByTimeRequest, data).topic)
-
-    def _commit_offsets(self, caller: Caller, data: bytes) -> None:
-        wire = parse(pb.CommitOffsetsRequest, data)
-        action = "ResetOffsets" if wire.reset else "CommitOffsets"
-        self.guard.require(caller, action, ResourceKind.GROUP, wire.group, SUB)
-        for topic in {one.topic for one in wire.offsets}:
-            self._may_read(caller, action, topic)
-        if wire.reset:
-            self.guard.note(caller, action, f"group:{wire.group}")
-
-    def _commit_position(self, caller: Caller, data: bytes) -> None:
-        wire = parse(pb.CommitPositionRequest, data)
-        self.guard.require(caller, "CommitPosition", ResourceKind.GROUP, wire.group, SUB)
-        if not wire.topics:
-            self.guard.require_admin(caller, "CommitPosition", f"group:{wire.group}", changes=False)
-        for topic in set(wire.topics):
-            self._may_read(caller, "CommitPosition", topic)
-
-    def _fetch_offsets(self, caller: Caller, data: bytes) -> None:
-        self.guard.require(caller, "FetchOffsets", ResourceKind.GROUP, parse(pb.FetchOffsetsRequest, data).group, SUB)
-
-    def _membership(self, caller: Caller, data: bytes) -> None:
-        wire = parse(pb.MembershipRequest, data)
-        self.guard.require(caller, "Membership", ResourceKind.GROUP, wire.group, SUB)
-        for one in wire.subscriptions:
-            self._may_read(caller, "Membership", one.topic)
-
-    def _lock_queues(self, caller: Caller, data: bytes) -> None:
-        self.guard.require(caller, "LockQueues", ResourceKind.GROUP, parse(pb.LockQueuesRequest, data).group, SUB)
-
-    def _unlock_queues(self, caller: Caller, data: bytes) -> None:
-        self.guard.require(caller, "UnlockQueues", ResourceKind.GROUP, parse(pb.UnlockQueuesRequest, data).group, SUB)
-
-    def _send_back(self, caller: Caller, data: bytes) -> None:
-        wire = parse(pb.SendBackRequest, data)
-        self.guard.require(caller, "SendBack", ResourceKind.GROUP, wire.group, SUB)
-        self._may_read(caller, "SendBack", wire.topic)  # its messages become readable in the group's retry topic
-
-    def _put_topic(self, caller: Caller, data: bytes) -> None:
-        self.guard.require_admin(caller, "PutTopic", f"topic:{parse(pb.PutTopicRequest, data).topic.name}")
-
-    def _delete_topic(self, caller: Caller, data: bytes) -> None:
-        self.guard.require_admin(caller, "DeleteTopic", f"topic:{parse(pb.DeleteTopicRequest, data).name}")
-
-    def _delete_group(self, caller: Caller, data: bytes) -> None:
-        self.guard.require_admin(caller, "DeleteGroup", f"group:{parse(pb.DeleteGroupRequest, data).name}")
-
-    def _delayed(self, caller: Caller, _data: bytes) -> None:
-        self.guard.require_admin(caller, "Delayed", f"topic:{SCHEDULE_TOPIC}", changes=False)
+        require_on_message(self.guard, caller, "EndTransaction", Operation.END_TRANSACTION, topic)
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
@@ -201,12 +178,7 @@ class BrokerAccess:
                 topic = decode_record(record, check_crc=False).topic
             except CorruptRecordError:  # its topic is unknown
                 raise self.guard.denied(caller, "QueryById", "", "found a damaged record") from None
-            try:
-                self._may_read(caller, "QueryById", topic)
-            except AccessDeniedError:  # the audit log names the topic; a caller that may not read it must not learn it
-                raise AccessDeniedError(
-                    f"{caller.name} is not allowed to do this: QueryById needs SUB on the topic of that message"
-                ) from None
+            require_on_message(self.guard, caller, "QueryById", Operation.VIEW, topic)
         return answer
 
     def _usable_topics(self, caller: Caller, answer: bytes) -> bytes:

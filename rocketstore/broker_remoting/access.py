@@ -16,7 +16,6 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from dledger.access.guard import AccessGuard, Caller, ResourceKind, quota_at
-from dledger.access.permissions import permission_text
 from dledger.access.quota import Quota
 from dledger.access.rules import AccessRules, Account
 from dledger.core.producer_names import own_name
@@ -28,23 +27,15 @@ from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
 from dledger.remoting.server import Answer, Handler
 from dledger.types import TlsServerMode
+from rocketstore.broker import permissions
 from rocketstore.broker.broker import Broker
+from rocketstore.broker.permissions import PUB, SUB, require, require_on_message
 from rocketstore.broker.sending import NOTHING_DENIED
 from rocketstore.broker.transactions.messages import real_topic
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.broker_remoting.decoding import BodyDecoder
 from rocketstore.broker_remoting.forwarding import BORN_HOST, FORWARDED
-from rocketstore.broker_remoting.needs import (
-    IN_BODY,
-    PUB,
-    RECORDS,
-    RULES,
-    SUB,
-    Need,
-    action_of,
-    resource_of,
-    topic_need,
-)
+from rocketstore.broker_remoting.requests import IN_BODY, RECORDS, REQUESTS, action_of, resource_of
 from rocketstore.message.checks import NO_SEND_TOPICS
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
@@ -54,7 +45,7 @@ from rocketstore.remoting.bodies.routes import TopicList
 from rocketstore.remoting.bodies.stats import ConsumeStats
 from rocketstore.remoting.bodies.topics import TopicConfigTable
 from rocketstore.remoting.codes import RequestCode
-from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
+from rocketstore.types import PutResult
 
 _LOG: Final = logging.getLogger("rocketstore")
 DENIED: Final = "AclException: "
@@ -115,14 +106,14 @@ class RemotingAccess:
             return
         try:
             caller = self._caller(guard, connection, frame)
-            rule = RULES.get(frame.code)
-            if rule is None:
+            request = REQUESTS.get(frame.code)
+            if request is None:
                 raise guard.denied(caller, action_of(frame), "", "has no rule")
-            if rule.admin:
-                guard.require_admin(caller, action_of(frame), resource_of(frame), changes=rule.changes)
+            if request.rule.admin:
+                guard.require_admin(caller, action_of(frame), resource_of(frame), changes=request.rule.changes)
             if frame.code not in IN_BODY:
-                for need in rule.needs(frame):
-                    _require(guard, caller, frame, need)
+                for need in request.needs(frame):
+                    require(guard, caller, action_of(frame), need)
             self._stand(guard, connection, frame, caller)
         except AccessDeniedError as error:
             raise _refused(error) from None
@@ -148,14 +139,9 @@ class RemotingAccess:
         guard = self._guard
         if guard is None:
             return NOTHING_DENIED
-        caller = self._caller(guard, connection, frame)
-        denied = [name for name in {one.topic for one in messages} if not _has(caller, topic_need(name, PUB))]
-        return {name: self._denied(guard, caller, frame, name) for name in denied}
-
-    @staticmethod
-    def _denied(guard: AccessGuard, caller: Caller, frame: Frame, topic: str) -> PutResult:
-        error = guard.denied(caller, action_of(frame), f"topic:{topic}", f"needs PUB on topic {topic}")
-        return PutResult(PutMessageStatus.NO_PERMISSION, outcome="not_applied", reason=f"{DENIED}{error}")
+        caller, topics = self._caller(guard, connection, frame), {one.topic for one in messages}
+        denied = permissions.denied_topics(guard, caller, action_of(frame), topics)
+        return {name: one._replace(reason=f"{DENIED}{one.reason}") for name, one in denied.items()}
 
     def own_producer(self, connection: RemotingConnection, frame: Frame, name: str) -> str:
         """The account's name for a producer in the log, different from every other account's."""
@@ -242,11 +228,11 @@ class RemotingAccess:
     async def _named_in_body(
         self, guard: AccessGuard, handler: Handler, connection: RemotingConnection, frame: Frame
     ) -> Answer:
-        needs = await self._decoder.run(connection, frame, RULES[frame.code].needs, frame)
+        needs = await self._decoder.run(connection, frame, REQUESTS[frame.code].needs, frame)
         try:
             caller = self._caller(guard, connection, frame)
             for need in needs:
-                _require(guard, caller, frame, need)
+                require(guard, caller, action_of(frame), need)
         except AccessDeniedError as error:
             raise _refused(error) from None
         return await handler(connection, frame)
@@ -254,16 +240,14 @@ class RemotingAccess:
     async def _about_a_message(
         self, guard: AccessGuard, handler: Handler, connection: RemotingConnection, frame: Frame
     ) -> Answer:
-        offset_of, permission = RECORDS[frame.code]
-        store = self._broker.store
-        if store.role is not BrokerRole.SLAVE:  # which does nothing itself, and may not have the message yet
-            offset = offset_of(frame)
-            record = await self._broker.loop.readers.run(store.read_record, offset) if offset >= 0 else None
+        if self._broker.mastership.is_master:  # a slave does nothing itself, and may not have the message yet
+            offset = RECORDS[frame.code](frame)
+            record = await self._broker.records.at(offset)
             topic = None if record is None else real_topic(record)
             if topic is None:
                 raise RequestError(f"look message by offset failed, {offset}")
             try:
-                _require_on_message(guard, self._caller(guard, connection, frame), frame, topic_need(topic, permission))
+                self._require_on_message(guard, connection, frame, topic)
             except AccessDeniedError as error:
                 raise _refused(error) from None
         return await handler(connection, frame)
@@ -276,10 +260,14 @@ class RemotingAccess:
             return answer
         try:
             topic = decode_record(answer.body, check_crc=False).topic
-            _require_on_message(guard, self._caller(guard, connection, frame), frame, topic_need(topic, SUB))
+            self._require_on_message(guard, connection, frame, topic)
         except AccessDeniedError as error:
             raise _refused(error) from None
         return answer
+
+    def _require_on_message(self, guard: AccessGuard, connection: RemotingConnection, frame: Frame, topic: str) -> None:
+        caller = self._caller(guard, connection, frame)
+        require_on_message(guard, caller, action_of(frame), REQUESTS[frame.code].operation, topic)
 
     async def _shown(
         self,
@@ -312,33 +300,6 @@ def _peer(place: Place) -> str:
 
 def _refused(error: AccessDeniedError) -> RequestError:
     return RequestError(f"{DENIED}{error}", AnswerCode.SYSTEM_ERROR)
-
-
-def _is_internal(need: Need) -> bool:
-    """Messages of all topics wait in the broker's own ones."""
-    return need.kind is ResourceKind.TOPIC and need.permission is SUB and need.name in NO_SEND_TOPICS
-
-
-def _has(caller: Caller, need: Need) -> bool:
-    return caller.account.admin or (not _is_internal(need) and caller.may(*need))
-
-
-def _require(guard: AccessGuard, caller: Caller, frame: Frame, need: Need) -> None:
-    if not _has(caller, need):
-        if _is_internal(need):
-            guard.require_admin(caller, action_of(frame), f"topic:{need.name}", changes=False)
-        guard.require(caller, action_of(frame), *need)
-
-
-def _require_on_message(guard: AccessGuard, caller: Caller, frame: Frame, need: Need) -> None:
-    """The audit log names the topic; a caller that may not read it must not learn it."""
-    try:
-        _require(guard, caller, frame, need)
-    except AccessDeniedError:
-        wanted = permission_text(need.permission)
-        raise AccessDeniedError(
-            f"{caller.name} is not allowed to do this: {action_of(frame)} needs {wanted} on the topic of that message"
-        ) from None
 
 
 # -- answers without what the account may not use ----------------------------------------------------------------------

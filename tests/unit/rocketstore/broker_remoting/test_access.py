@@ -14,7 +14,7 @@ from dledger.remoting.acl import ACCESS_KEY, SIGNATURE, signed
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame, HeaderForm
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.broker_remoting.needs import RULES
+from rocketstore.broker_remoting.requests import REQUESTS
 from rocketstore.message.batch import encode_batch
 from rocketstore.message.ids import parse_offset_message_id
 from rocketstore.message.message import Message
@@ -264,14 +264,14 @@ CASES_OF_OTHERS: Final[Mapping[int, Case]] = {
     CODE.UPDATE_AND_CREATE_TOPIC_LIST: Case(None, Asked({}, b"{}"), "requires an account with admin: true"),
 }
 CASES: Final[Mapping[int, Case]] = {
-    **{code: _admin(topic="T", group="g", consumerGroup="g") for code, rule in RULES.items() if rule.admin},
+    **{code: _admin(topic="T", group="g", consumerGroup="g") for code, rule in REQUESTS.items() if rule.rule.admin},
     **CASES_OF_OTHERS,
 }
 """Of each code that a broker may serve."""
 
 
 def test_each_code_has_its_case() -> None:
-    assert CASES.keys() == RULES.keys()
+    assert CASES.keys() == REQUESTS.keys()
 
 
 @pytest.fixture(scope="module")

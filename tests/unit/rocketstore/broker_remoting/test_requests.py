@@ -7,7 +7,9 @@ import pytest
 from dledger.access.guard import ResourceKind
 from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
-from rocketstore.broker_remoting.needs import PUB, RULES, SUB, Need, action_of, resource_of
+from rocketstore.broker.permissions import PUB, SUB, Need
+from rocketstore.broker.refusal import Refusal
+from rocketstore.broker_remoting.requests import REQUESTS, action_of, resource_of
 from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupList
 from rocketstore.remoting.bodies.topics import TopicConfigData, TopicConfigList
@@ -57,13 +59,13 @@ OPEN = {
 
 
 def needs(code: int, fields: dict[str, str] | None = None, body: bytes = b"") -> set[Need]:
-    return set(RULES[code].needs(Frame(code, 1, fields or {}, body)))
+    return set(REQUESTS[code].needs(Frame(code, 1, fields or {}, body)))
 
 
 def test_every_code_that_a_broker_serves_has_a_rule(broker: RemotingHarness) -> None:
     """Whoever adds one says what it requires; without a rule it is denied."""
-    assert broker.remoting.server.codes <= RULES.keys()
-    assert set(RULES) == set(RequestCode) - ELSEWHERE | set(OwnCode)
+    assert broker.remoting.server.codes <= REQUESTS.keys()
+    assert set(REQUESTS) == set(RequestCode) - ELSEWHERE | set(OwnCode)
 
 
 @pytest.mark.parametrize(
@@ -163,19 +165,19 @@ def test_a_filter_to_be_checked_requires_what_it_is_for() -> None:
 
 def test_all_others_are_for_administrators() -> None:
     """Only these are open to every account."""
-    free = {code for code, rule in RULES.items() if not rule.admin and _requires_nothing(code)}
+    free = {code for code, rule in REQUESTS.items() if not rule.rule.admin and _requires_nothing(code)}
     assert free == OPEN | {RequestCode.UNREGISTER_CLIENT}  # of no group
 
 
 def _requires_nothing(code: int) -> bool:
     try:
-        return RULES[code].needs(Frame(code, 1)) == ()
+        return REQUESTS[code].needs(Frame(code, 1)) == ()
     except RequestError:
         return False
 
 
 def test_what_is_too_long_for_a_name_gets_into_no_log() -> None:
-    with pytest.raises(RequestError, match="a name of 256 characters"):
+    with pytest.raises(Refusal, match="a name of 256 characters"):
         needs(RequestCode.GET_MAX_OFFSET, {"topic": "x" * 256})
     assert resource_of(Frame(RequestCode.DELETE_TOPIC_IN_BROKER, 1, {"topic": "x" * 256})) == ""
 
