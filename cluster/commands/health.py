@@ -124,7 +124,7 @@ def _check_server(address: str | None, service: str, timeout_s: float, security:
         own = own_server(os.environ)
         address, channel = own.address, own.channel()
     else:
-        from dledger.client.security import ChannelMaker
+        from dledger.client.channel_maker import ChannelMaker
 
         channel = ChannelMaker(security.for_client(), [address]).open(address)
     with channel:

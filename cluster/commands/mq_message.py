@@ -23,13 +23,13 @@ from cluster.reporting import ErrorReportingGroup
 from dledger import flag_values
 
 if TYPE_CHECKING:
+    from rocketstore.client.aio.received import ReceivedMessage
     from rocketstore.client.cluster_consumer import ClusterConsumer
     from rocketstore.client.cluster_producer import ClusterProducer
     from rocketstore.client.consumer import Consumer
     from rocketstore.client.group_consumer import GroupConsumer
     from rocketstore.client.producer import Producer
     from rocketstore.client.receipts import SendReceipt
-    from rocketstore.client.received import ReceivedMessage
     from rocketstore.client.sends import SendFuture
     from rocketstore.message.message import Message
 

@@ -11,7 +11,7 @@ from cluster.broker_target import time_text
 from dledger.escapes import escaped
 
 if TYPE_CHECKING:
-    from rocketstore.client.received import ReceivedMessage
+    from rocketstore.client.aio.received import ReceivedMessage
     from rocketstore.message.message import Message
 
 
@@ -34,7 +34,7 @@ def body_of(message: Message) -> bytes:
 
     One message must not hide those behind it.
     """
-    from rocketstore.client.received import plain_body
+    from rocketstore.client.aio.received import plain_body
 
     body, problem = plain_body(message)
     if problem:

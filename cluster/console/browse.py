@@ -19,14 +19,14 @@ from cluster.terminal import host_text
 from dledger.access.permissions import DEAD_PREFIX
 from dledger.errors import InvalidRequestError
 from rocketstore.client.admin import QueueProgress
+from rocketstore.client.aio.received import plain_body
 from rocketstore.client.errors import NotFoundError
-from rocketstore.client.received import plain_body
 
 if TYPE_CHECKING:
     from cluster.connection import GroupTarget
     from dledger.types import Entry
     from rocketstore.client.admin import Admin, QueueRange
-    from rocketstore.client.received import ReceivedMessage
+    from rocketstore.client.aio.received import ReceivedMessage
     from rocketstore.message.message import Message
 
 PAGE_MAX: Final = 100

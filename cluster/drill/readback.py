@@ -12,9 +12,9 @@ from cluster.drill.target import SECURITY, DrillError
 from dledger.client import DLedgerClient, ReadMode
 from dledger.errors import DLedgerError
 from dledger.types import LogIndex, NodeId
+from rocketstore.client.aio.received import split_records
 from rocketstore.client.connection import BrokerConnection
 from rocketstore.client.methods import PULL
-from rocketstore.client.received import split_records
 from rocketstore.pb import broker_pb2 as pb
 
 TIMEOUT_S: Final = 10.0

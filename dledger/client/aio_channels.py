@@ -10,9 +10,9 @@ from typing import Generic, TypeAlias, TypeVar
 import grpc
 import tenacity
 
+from dledger.client.channel_maker import ChannelMaker
 from dledger.client.channels import Service
 from dledger.client.discovery import DISCOVERY_TIMEOUT_S, LOOK_TIMEOUT_S, Directory, Search, ServerReport
-from dledger.client.security import ChannelMaker
 from dledger.client.shared import Deadline, retry_options
 from dledger.errors import DLedgerError, RequestTimeoutError, UnavailableError
 from dledger.rpc import options

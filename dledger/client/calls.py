@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from dledger.backoff import Backoff
+from dledger.client.channel_maker import ChannelMaker
 from dledger.client.channels import Answer, Channels, Seeker, Service, retry
 from dledger.client.discovery import (
     DISCOVERY_TIMEOUT_S,
@@ -17,7 +18,7 @@ from dledger.client.discovery import (
     parse_addresses,
     report_of_node,
 )
-from dledger.client.security import ChannelMaker, ClientSecurity
+from dledger.client.security import ClientSecurity
 from dledger.client.shared import (
     RETRY_WAIT_S_MAX,
     RETRY_WAIT_S_MIN,

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Final, Generic, TypeAlias, TypeVar, cast
 import grpc
 import tenacity
 
+from dledger.client.channel_maker import ChannelMaker
 from dledger.client.discovery import DISCOVERY_TIMEOUT_S, LOOK_TIMEOUT_S, Directory, Search, ServerReport
-from dledger.client.security import ChannelMaker
 from dledger.client.shared import Deadline, retry_options
 from dledger.client.signing import is_challenge
 from dledger.errors import DLedgerError, RequestTimeoutError, UnavailableError

@@ -16,8 +16,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NoReturn
 
-import grpc
-
 from dledger.errors import ConfigError, TlsError
 from dledger.rpc.tls_stream import TlsStream
 
@@ -72,10 +70,6 @@ class TlsMaterial:
     ca: bytes
     chain: bytes | None = None
     key: bytes | None = None
-
-    def channel_credentials(self) -> grpc.ChannelCredentials:
-        """For gRPC channels."""
-        return grpc.ssl_channel_credentials(self.ca, self.key, self.chain)
 
 
 def read(files: TlsFiles) -> TlsMaterial:

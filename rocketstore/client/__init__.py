@@ -26,6 +26,8 @@ if TYPE_CHECKING:
         UnknownProducerError,
     )
     from rocketstore.client.admin import Admin, BrokerStatus, QueueProgress, QueueRange
+    from rocketstore.client.aio.errors import BadAnswerError
+    from rocketstore.client.aio.received import ReceivedMessage
     from rocketstore.client.aio_cluster_producer import AsyncClusterProducer, AsyncClusterSender
     from rocketstore.client.aio_cluster_transactions import AsyncClusterTransactionalProducer
     from rocketstore.client.aio_group_consumer import AsyncGroupConsumer
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from rocketstore.client.cluster_transactions import ClusterTransactionalProducer
     from rocketstore.client.consumer import Consumer, ConsumerOptions
     from rocketstore.client.errors import (
-        BadAnswerError,
         BrokerBusyError,
         MessageRefusedError,
         NotFoundError,
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from rocketstore.client.group_options import GroupOptions
     from rocketstore.client.producer import MessageSender, Producer
     from rocketstore.client.receipts import SendReceipt
-    from rocketstore.client.received import ReceivedMessage
     from rocketstore.client.sends import SendFuture, SendManyFuture
     from rocketstore.client.shares import GroupDelivery, QueueName
     from rocketstore.client.topics import TopicInfo
@@ -138,7 +138,7 @@ __getattr__ = late_names(
         "AsyncSendFuture": "rocketstore.client.aio_sends",
         "AsyncSendManyFuture": "rocketstore.client.aio_sends",
         "AsyncTransactionalProducer": "rocketstore.client.aio_transactional_producer",
-        "BadAnswerError": "rocketstore.client.errors",
+        "BadAnswerError": "rocketstore.client.aio.errors",
         "BrokerBusyError": "rocketstore.client.errors",
         "BrokerStatus": "rocketstore.client.admin",
         "ClientSecurity": "dledger.client.security",
@@ -170,7 +170,7 @@ __getattr__ = late_names(
         "QueueName": "rocketstore.client.shares",
         "QueueProgress": "rocketstore.client.admin",
         "QueueRange": "rocketstore.client.admin",
-        "ReceivedMessage": "rocketstore.client.received",
+        "ReceivedMessage": "rocketstore.client.aio.received",
         "RequestTimeoutError": "dledger.errors",
         "SendFuture": "rocketstore.client.sends",
         "SendManyFuture": "rocketstore.client.sends",

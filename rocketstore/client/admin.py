@@ -13,8 +13,10 @@ from dledger.client.security import ClientSecurity
 from dledger.client.shared import Deadline
 from dledger.conditions import Condition
 from dledger.errors import DLedgerError, InvalidRequestError
+from rocketstore.client.aio.errors import BadAnswerError
+from rocketstore.client.aio.received import ReceivedMessage, split_records
 from rocketstore.client.connection import BrokerConnection
-from rocketstore.client.errors import BadAnswerError, NotFoundError
+from rocketstore.client.errors import NotFoundError
 from rocketstore.client.methods import (
     COMMIT_OFFSETS,
     COMMIT_POSITION,
@@ -38,7 +40,6 @@ from rocketstore.client.methods import (
     is_master,
     report_of_broker,
 )
-from rocketstore.client.received import ReceivedMessage, split_records
 from rocketstore.client.topic_cache import no_such_topic
 from rocketstore.client.topics import TopicInfo, topic_of
 from rocketstore.message.message import Message

@@ -13,9 +13,10 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from dledger.client.aio_channels import Answer, AsyncChannels, AsyncSeeker, retry
+from dledger.client.channel_maker import ChannelMaker
 from dledger.client.channels import Service
 from dledger.client.discovery import Addresses, directory_of
-from dledger.client.security import ChannelMaker, ClientSecurity
+from dledger.client.security import ClientSecurity
 from dledger.client.shared import Deadline
 from dledger.errors import DLedgerError, UnavailableError
 from rocketstore.client.errors import NotMasterError, failure_of, hint_of, is_retried_read

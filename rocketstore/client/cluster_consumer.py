@@ -13,10 +13,10 @@ from dledger.client.discovery import Addresses
 from dledger.client.security import ClientSecurity
 from dledger.client.shared import Deadline
 from dledger.errors import ConfigError, DLedgerError, UnavailableError
+from rocketstore.client.aio.received import ReceivedMessage
 from rocketstore.client.consumer import Consumer, ConsumerOptions, ConsumerSettings
 from rocketstore.client.errors import MessageRefusedError, NotFoundError
 from rocketstore.client.group_offsets import Start
-from rocketstore.client.received import ReceivedMessage
 from rocketstore.client.routes import Routes
 from rocketstore.nameserver.groups import BrokerGroup
 

@@ -18,11 +18,11 @@ from dledger.errors import ConfigError, DLedgerError, UnavailableError
 from dledger.forks import LostLock, mind_forks
 from dledger.limits import AboveZero, Bytes, Positive, Range, Unit, out_of_range
 from dledger.values import MIB
+from rocketstore.client.aio.received import ReceivedMessage, sent_expression, split_records, tags_of_expression
 from rocketstore.client.connection import BrokerConnection
 from rocketstore.client.errors import MessageRefusedError, NotAllowedNowError, NotFoundError, OtherIncarnationError
 from rocketstore.client.fetcher import PullOptions, QueueFetcher
 from rocketstore.client.group_offsets import LOOKS_MAX, Beginnings, BrokerOffsets, Fetched, Start
-from rocketstore.client.received import ReceivedMessage, sent_expression, split_records, tags_of_expression
 from rocketstore.client.shares import QueueName
 from rocketstore.client.topic_cache import TopicCache, no_such_topic
 from rocketstore.client.topics import PERMISSION_READ

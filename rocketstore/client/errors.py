@@ -27,6 +27,7 @@ from dledger.errors import (
     UnknownProducerError,
 )
 from dledger.types import NodeId
+from rocketstore.client.aio.errors import BadAnswerError
 from rocketstore.client.receipts import SendReceipt
 from rocketstore.types import PutMessageStatus
 
@@ -60,16 +61,6 @@ class SendOutcomeUnknownError(RequestTimeoutError):
 
 class NotFoundError(DLedgerError):
     """Raised when a topic, a group, a queue or a message does not exist."""
-
-
-class BadAnswerError(DLedgerError):
-    """Raised when a broker's answer is invalid: garbage bytes, a wrong count, an unknown status."""
-
-    outcome: Outcome = "unknown"
-
-
-class UnreadableBodyError(BadAnswerError):
-    """Raised when a body is compressed by a method that this installation cannot read."""
 
 
 class OtherIncarnationError(UnavailableError):

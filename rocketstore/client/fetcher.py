@@ -18,9 +18,10 @@ from dledger.backoff import Backoff
 from dledger.client.shared import RETRY_WAIT_S_MAX, RETRY_WAIT_S_MIN
 from dledger.errors import DLedgerError, RequestTimeoutError, UnavailableError
 from dledger.values import MIB
+from rocketstore.client.aio.errors import BadAnswerError
+from rocketstore.client.aio.received import ReceivedMessage, split_records
 from rocketstore.client.connection import BrokerConnection
 from rocketstore.client.errors import (
-    BadAnswerError,
     NotAllowedNowError,
     NotFoundError,
     OffsetOutOfRangeError,
@@ -29,7 +30,6 @@ from rocketstore.client.errors import (
     is_retried_read,
 )
 from rocketstore.client.methods import OFFSET_BY_TIME, PULL, parse_answer
-from rocketstore.client.received import ReceivedMessage, split_records
 from rocketstore.message.record import BLANK
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import GetMessageStatus

@@ -13,6 +13,7 @@ from typing import Final
 
 from dledger.errors import DLedgerError, UnavailableError
 from dledger.records import record
+from rocketstore.client.aio.received import sent_expression, tags_of_expression
 from rocketstore.client.connection import BrokerConnection
 from rocketstore.client.errors import NotAllowedNowError, NotFoundError, OtherIncarnationError, is_retried_read
 from rocketstore.client.fetcher import PullOptions, QueueFetcher
@@ -20,7 +21,6 @@ from rocketstore.client.group_offsets import LOOKS_MAX, Beginnings, OffsetStore
 from rocketstore.client.group_options import GroupOptions
 from rocketstore.client.memberships import MemberStreams
 from rocketstore.client.methods import LOCK_QUEUES, SEND_BACK, UNLOCK_QUEUES
-from rocketstore.client.received import sent_expression, tags_of_expression
 from rocketstore.client.shares import QueueName, Share, Shares
 from rocketstore.pb import broker_pb2 as pb
 

@@ -12,14 +12,15 @@ from typing import Final, Self, Unpack
 
 from dledger.client.security import ClientSecurity
 from dledger.errors import ConfigError, DLedgerError, UnavailableError
+from rocketstore.client.aio.errors import UnreadableBodyError
+from rocketstore.client.aio.received import tags_of_expression
 from rocketstore.client.allocation import queues_in_java_order
-from rocketstore.client.errors import UnreadableBodyError, is_retried_read
+from rocketstore.client.errors import is_retried_read
 from rocketstore.client.group_branch import LOOK_S, Identity, unexpected
 from rocketstore.client.group_division import Division
 from rocketstore.client.group_offsets import LocalOffsets
 from rocketstore.client.group_options import GroupOptions, GroupSettings
 from rocketstore.client.group_places import GivenBrokers, KnownToNameServers, Places
-from rocketstore.client.received import tags_of_expression
 from rocketstore.client.shares import GroupDelivery, QueueName, Share, Shares
 from rocketstore.message.ids import new_client_id
 from rocketstore.pb import broker_pb2 as pb

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple, Protocol
 
 from dledger.errors import ConfigError, InvalidRequestError
+from rocketstore.client.aio.errors import BadAnswerError
 from rocketstore.client.connection import BrokerConnection
-from rocketstore.client.errors import BadAnswerError, NotFoundError, OtherIncarnationError
+from rocketstore.client.errors import NotFoundError, OtherIncarnationError
 from rocketstore.client.methods import COMMIT_OFFSETS, FETCH_OFFSETS, OFFSET_BY_TIME, QUEUE_RANGE
 from rocketstore.client.shares import QueueName
 from rocketstore.pb import broker_pb2 as pb

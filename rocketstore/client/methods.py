@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError, Message
 from dledger.client.discovery import ServerReport
 from dledger.errors import LeaderHint
 from dledger.types import NodeId
-from rocketstore.client.errors import BadAnswerError
+from rocketstore.client.aio.errors import BadAnswerError
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import BrokerRole
 

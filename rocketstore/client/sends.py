@@ -17,8 +17,8 @@ from dledger.sending.numbering import ProducerNumbering
 from dledger.sending.stream import Wire
 from dledger.sending.window import Window, WindowOptions
 from dledger.values import MIB
+from rocketstore.client.aio.errors import BadAnswerError
 from rocketstore.client.errors import (
-    BadAnswerError,
     MessageRefusedError,
     NotMasterError,
     SendOutcomeUnknownError,

@@ -16,8 +16,8 @@ from typing import NamedTuple, Protocol, cast
 from dledger.client.shared import Deadline
 from dledger.errors import DLedgerError
 from dledger.forks import LostLock, mind_forks
+from rocketstore.client.aio.received import ReceivedMessage, split_records
 from rocketstore.client.fetcher import Chunk
-from rocketstore.client.received import ReceivedMessage, split_records
 from rocketstore.message.message import PROPERTY_RETRY_TOPIC
 
 

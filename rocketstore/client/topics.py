@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from rocketstore.client.errors import BadAnswerError
+from rocketstore.client.aio.errors import BadAnswerError
 from rocketstore.pb import broker_pb2 as pb
 
 PERMISSION_READ: Final = 4

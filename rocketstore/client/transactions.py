@@ -18,12 +18,13 @@ from dledger.client.shared import Deadline
 from dledger.errors import ConfigError, DLedgerError, UnavailableError
 from dledger.records import record
 from dledger.values import MIB
+from rocketstore.client.aio.errors import BadAnswerError
+from rocketstore.client.aio.received import COMPRESSION_FLAGS, decompress
 from rocketstore.client.connection import BrokerConnection
-from rocketstore.client.errors import BadAnswerError, is_retried_read
+from rocketstore.client.errors import is_retried_read
 from rocketstore.client.memberships import BrokerStreams
 from rocketstore.client.methods import parse_answer
 from rocketstore.client.receipts import SendReceipt
-from rocketstore.client.received import COMPRESSION_FLAGS, decompress
 from rocketstore.message.ids import ids_of_client, new_client_id
 from rocketstore.message.message import PROPERTY_CHECK_TIMES, PROPERTY_UNIQUE_KEY, SYS_FLAG_COMPRESSED, Message
 from rocketstore.message.record import decode_record

@@ -34,7 +34,7 @@ from dledger.types import EntryId, EntryRun, HardState, LogIndex, NodeId, Positi
 from dledger_spark.option_values import offsets_value
 from rocketstore.broker.tag_filter import TagFilter
 from rocketstore.broker_grpc import codec as broker_codec
-from rocketstore.client.received import split_records
+from rocketstore.client.aio.received import split_records
 from rocketstore.consume_queue.ends import QUEUE_ENDS_FILE, QueueEnd, read_ends, write_ends
 from rocketstore.consume_queue.units import parse_units
 from rocketstore.index.chains import IndexHeader

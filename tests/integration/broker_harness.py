@@ -13,10 +13,10 @@ from cluster.cli import main
 from cluster.local.brokers import LocalBrokers
 from cluster.local.detours import DetouredGroup
 from dledger.types import NodeId
+from rocketstore.client.aio.received import split_records
 from rocketstore.client.connection import BrokerConnection
 from rocketstore.client.errors import NotMasterError
 from rocketstore.client.methods import LIST_TOPICS, PULL
-from rocketstore.client.received import split_records
 from rocketstore.client.topics import TopicInfo
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import BROKER_STATE_TOPIC

@@ -19,9 +19,9 @@ from dledger.conditions import ConditionKind
 from dledger.errors import DLedgerError
 from dledger.remoting.codes import AnswerCode
 from dledger.types import NodeId
+from rocketstore.client.aio.received import split_records
 from rocketstore.client.producer import Producer
 from rocketstore.client.receipts import SendReceipt
-from rocketstore.client.received import split_records
 from rocketstore.client.sends import SendFuture
 from rocketstore.message.message import Message
 from rocketstore.types import PutMessageStatus

@@ -9,9 +9,9 @@ from contextlib import suppress
 import pytest
 
 from dledger.errors import DLedgerError
+from rocketstore.client.aio.received import split_records
 from rocketstore.client.methods import PULL
 from rocketstore.client.producer import Producer
-from rocketstore.client.received import split_records
 from rocketstore.message.message import Message
 from rocketstore.pb import broker_pb2 as pb
 from tests.integration.broker_harness import BrokerGroup

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from cluster.local.group import HOST
-from dledger.client.security import ChannelMaker
+from dledger.client.channel_maker import ChannelMaker
 from dledger.errors import DLedgerError, PendingFullError
 from dledger.rpc import options
 from dledger.rpc.clients import codec

@@ -19,6 +19,7 @@ from cluster import certs
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import HOST
 from dledger.client import ClientSecurity, DLedgerClient, TlsFiles
+from dledger.client.channel_maker import channel_credentials
 from dledger.errors import ConfigError, DLedgerError, TlsError
 from dledger.rpc import tls
 from dledger.rpc.peers.frames import Frame, FrameKind, Purpose
@@ -226,7 +227,7 @@ def test_peer_ports_take_no_clients(secured: Group) -> None:
     shown = files(certs_of(secured), "client")
     with undisturbed(secured):
         frame = begin_as_peer(secured, leader.node_id, shown, sender=NodeId("client"))
-        credentials = tls.read(shown).channel_credentials()
+        credentials = channel_credentials(tls.read(shown))
         with (
             grpc.secure_channel(leader.client_address, credentials) as channel,
             pytest.raises(grpc.RpcError) as raised,

@@ -15,7 +15,7 @@ from typing import Final, Literal
 from dledger.remoting.blocking import BlockingRemotingClient
 from dledger.remoting.fastjson import loads
 from dledger.remoting.frame import Frame
-from rocketstore.client.received import split_records
+from rocketstore.client.aio.received import split_records
 from rocketstore.message.record import decode_record
 from rocketstore.nameserver.errors import NameServerError
 from rocketstore.nameserver.lookups import NameServers

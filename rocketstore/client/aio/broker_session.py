@@ -18,7 +18,7 @@ from rocketstore.client.aio.consumer_options import ConsumerOptions
 from rocketstore.client.aio.errors import BadAnswerError, ClientError, ForbiddenError, NotFoundError, may_repeat
 from rocketstore.client.aio.offsets import OffsetStore, StartOffsets
 from rocketstore.client.aio.queue_reader import PullSettings, QueueReader
-from rocketstore.client.received import sent_expression, tags_of_expression
+from rocketstore.client.aio.received import sent_expression, tags_of_expression
 from rocketstore.remoting.bodies.clients import LockedQueuesBody, LockQueuesBody
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.codes import RequestCode

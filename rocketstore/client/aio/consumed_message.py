@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dledger.errors import DLedgerError
 from rocketstore.client.aio.errors import BadAnswerError
-from rocketstore.client.received import ReceivedMessage, split_records
+from rocketstore.client.aio.received import ReceivedMessage, split_records
 from rocketstore.message.message import PROPERTY_RETRY_TOPIC
 from rocketstore.remoting.bodies.queues import MessageQueue
 

@@ -18,13 +18,18 @@ from rocketstore.client.aio.cluster import OTHER_PROCESS, Cluster
 from rocketstore.client.aio.consumed_message import ConsumedMessage
 from rocketstore.client.aio.consumer_options import ConsumerOptions, ConsumerSettings
 from rocketstore.client.aio.consumer_requests import ConsumerRequests
-from rocketstore.client.aio.errors import ClientClosedError, ClientError, NotFoundError, may_repeat
+from rocketstore.client.aio.errors import (
+    ClientClosedError,
+    ClientError,
+    NotFoundError,
+    UnreadableBodyError,
+    may_repeat,
+)
 from rocketstore.client.aio.heartbeats import Heartbeats
 from rocketstore.client.aio.offsets import BrokerOffsets, LocalOffsets, OffsetStore, Start, StartOffsets
 from rocketstore.client.aio.rebalancer import Assign, Rebalancer
+from rocketstore.client.aio.received import sent_expression, tags_of_expression
 from rocketstore.client.aio.subscription_check import warn_of_others
-from rocketstore.client.errors import UnreadableBodyError
-from rocketstore.client.received import sent_expression, tags_of_expression
 from rocketstore.message.ids import new_client_id, offset_message_id
 from rocketstore.message.tags import tags_code
 from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData, SubscriptionData

@@ -9,6 +9,7 @@
     ├── ConnectionEndedError        the connection ended before the answer
     ├── SendQueueFullError          too much is waiting to be sent: slow down
     ├── BadAnswerError              an answer that cannot be understood
+    │   └── UnreadableBodyError     a body compressed by a method that is not installed
     ├── OffsetOutOfRangeError       of a consumer that must not skip: the next message is gone
     ├── PartlySentError             some messages of one call are stored: ``results`` says which
     └── RefusedError                a broker or name server said no; ``answer_code`` is RocketMQ's number
@@ -77,6 +78,10 @@ class BadAnswerError(ClientError):
     """Raised when an answer cannot be understood: a body that is no JSON, a field that is no number."""
 
     outcome: Outcome = "unknown"
+
+
+class UnreadableBodyError(BadAnswerError):
+    """Raised when a body is compressed by a method that this installation cannot read."""
 
 
 class OffsetOutOfRangeError(ClientError):

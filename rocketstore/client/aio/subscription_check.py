@@ -17,7 +17,7 @@ from dledger.remoting.errors import RequestError
 from rocketstore.client.aio.broker_session import Subscriptions
 from rocketstore.client.aio.cluster import Cluster
 from rocketstore.client.aio.errors import ClientError
-from rocketstore.client.received import tags_of_expression
+from rocketstore.client.aio.received import tags_of_expression
 from rocketstore.remoting.bodies.clients import ConsumerConnectionList, SubscriptionData
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import GroupHeader

@@ -16,6 +16,7 @@ import pytest
 
 from cluster import certs
 from cluster.local.group import free_ports
+from dledger.client.channel_maker import channel_credentials
 from dledger.errors import ConfigError
 from dledger.rpc import tls
 from dledger.rpc.clients import connections
@@ -88,7 +89,7 @@ class Served:
         address = f"127.0.0.1:{port or self.server.port}"
         if not secured:
             return grpc.insecure_channel(address, options=GRPC_OPTIONS)
-        credentials = tls.read(files(self._directory, "client")).channel_credentials()
+        credentials = channel_credentials(tls.read(files(self._directory, "client")))
         return grpc.secure_channel(address, credentials, options=GRPC_OPTIONS)
 
     def send(self, channel: grpc.Channel) -> None:

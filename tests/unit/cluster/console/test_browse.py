@@ -14,7 +14,7 @@ import pytest
 from cluster.console import browse
 from cluster.console.browse import PLAIN_BYTES_MAX, MessageBrowser, WantedMessages, read_back
 from rocketstore.client.admin import Admin, QueueRange
-from rocketstore.client.received import ReceivedMessage, plain_body, split_records
+from rocketstore.client.aio.received import ReceivedMessage, plain_body, split_records
 from rocketstore.client.topics import TopicInfo
 from rocketstore.message.message import SYS_FLAG_COMPRESSED, Message
 from rocketstore.message.record import encode_record

@@ -18,10 +18,10 @@ from cluster.console.clients import ClientLists
 from cluster.console.inputs import Fields
 from dledger.remoting.frame import encode
 from rocketstore.client.admin import Admin
+from rocketstore.client.aio.received import ReceivedMessage, split_records
 from rocketstore.client.errors import NotFoundError
 from rocketstore.client.group_consumer import GroupConsumer
 from rocketstore.client.group_options import GroupOptions
-from rocketstore.client.received import ReceivedMessage, split_records
 from rocketstore.client.topics import TopicInfo
 from rocketstore.message.message import Message
 from rocketstore.message.record import encode_record

@@ -11,7 +11,7 @@ import pytest
 from cluster.console import browse
 from cluster.console.letters import PAGE, LetterBrowser
 from rocketstore.client.admin import Admin, DelayLevelStatus, QueueRange
-from rocketstore.client.received import ReceivedMessage, split_records
+from rocketstore.client.aio.received import ReceivedMessage, split_records
 from rocketstore.message.message import SYS_FLAG_COMPRESSED, Message
 from rocketstore.message.record import encode_record
 

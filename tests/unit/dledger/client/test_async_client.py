@@ -17,9 +17,9 @@ from cluster.local.group import free_ports
 from dledger.client import AsyncDLedgerClient, ReadMode
 from dledger.client.aio_channels import AsyncChannels, AsyncSeeker
 from dledger.client.appends import INFLIGHT_REQUESTS_MAX
+from dledger.client.channel_maker import ChannelMaker
 from dledger.client.channels import Service
 from dledger.client.discovery import Directory, ServerReport
-from dledger.client.security import ChannelMaker
 from dledger.client.shared import Deadline, rpc_failure
 from dledger.conditions import Conditions
 from dledger.config import ServerConfig

@@ -12,7 +12,8 @@ import grpc
 import pytest
 
 from dledger.client import AsyncDLedgerClient, DLedgerClient
-from dledger.client.security import ChannelMaker, ClientSecurity
+from dledger.client.channel_maker import ChannelMaker
+from dledger.client.security import ClientSecurity
 from dledger.client_server import ClientServer
 from dledger.config import SecurityConfig, ServerConfig
 from dledger.errors import TlsError, UnavailableError

@@ -25,7 +25,8 @@ from cluster import certs
 from cluster.local.group import free_ports
 from dledger.access.guard import AccessGuard
 from dledger.access.rules import parse_rules
-from dledger.client.security import ChannelMaker, ClientSecurity, TlsFiles
+from dledger.client.channel_maker import ChannelMaker
+from dledger.client.security import ClientSecurity, TlsFiles
 from dledger.client_server import ClientServer
 from dledger.clock import Clock
 from dledger.config import Member, SecurityConfig, ServerConfig

@@ -19,7 +19,8 @@ import pytest
 
 from cluster import certs
 from cluster.local.group import free_ports
-from dledger.client.security import ChannelMaker, ClientSecurity, TlsFiles
+from dledger.client.channel_maker import ChannelMaker
+from dledger.client.security import ClientSecurity, TlsFiles
 from dledger.config import ClientAuth, Member, SecurityConfig, ServerConfig
 from dledger.core.messages import Envelope, HeartbeatRequest, PushCommit, TakeLeadership, VoteRequest
 from dledger.errors import ConfigError, DLedgerError, TlsError, UnavailableError
@@ -574,7 +575,7 @@ def test_other_failures_are_left_as_they_are(here: Path) -> None:
 
 def test_clients_see_new_files(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Channels made from then on show the new certificate; half-written files change nothing."""
-    monkeypatch.setattr("dledger.client.security._LOOK_INTERVAL_S", 0.0)
+    monkeypatch.setattr("dledger.client.channel_maker._LOOK_INTERVAL_S", 0.0)
     maker = ChannelMaker(ClientSecurity(files(here, "billing")), [])
     cert = here / "billing.crt"
     good = cert.read_bytes()

@@ -12,7 +12,8 @@ from google.protobuf.message import Message as Wire
 
 from dledger.access.guard import AccessGuard
 from dledger.access.rules import AccessRules
-from dledger.client.security import ChannelMaker, ClientSecurity
+from dledger.client.channel_maker import ChannelMaker
+from dledger.client.security import ClientSecurity
 from dledger.clock import Clock
 from dledger.conditions import Conditions
 from dledger.errors import InvalidRequestError

@@ -10,7 +10,8 @@ import pytest
 from google.protobuf.message import Message as Wire
 
 from dledger.access.rules import parse_rules
-from dledger.client.security import ChannelMaker, ClientSecurity
+from dledger.client.channel_maker import ChannelMaker
+from dledger.client.security import ClientSecurity
 from dledger.config import AccessConfig, ConnectionLimits
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.broker_grpc.access import FREE, METHODS, BrokerAccess

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from dledger.access.guard import Caller
-from dledger.client.security import ChannelMaker
+from dledger.client.channel_maker import ChannelMaker
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.broker_grpc.codec import ResultEncoder
 from rocketstore.config import MessageStoreConfig

@@ -20,9 +20,9 @@ from rocketstore.broker_grpc import newest
 from rocketstore.broker_grpc.newest import BYTES_MAX, GONE_MAX, MESSAGES_MAX, NewestMessages
 from rocketstore.broker_grpc.surveys import Surveys
 from rocketstore.client.admin import Admin
+from rocketstore.client.aio.received import split_records
 from rocketstore.client.errors import NotFoundError
 from rocketstore.client.producer import Producer
-from rocketstore.client.received import split_records
 from rocketstore.client.topics import TopicInfo
 from rocketstore.message.message import Message
 from rocketstore.message.record import encode_record

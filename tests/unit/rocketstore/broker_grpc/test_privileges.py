@@ -17,7 +17,8 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message as Wire
 
 from dledger.access.rules import parse_rules
-from dledger.client.security import ChannelMaker, ClientSecurity
+from dledger.client.channel_maker import ChannelMaker
+from dledger.client.security import ClientSecurity
 from rocketstore.broker_grpc.codec import SERVICE
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.state.changes import TopicConfig

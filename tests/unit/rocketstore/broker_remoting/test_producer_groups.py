@@ -11,7 +11,8 @@ import grpc
 import pytest
 
 from dledger.access.rules import parse_rules
-from dledger.client.security import ChannelMaker, ClientSecurity
+from dledger.client.channel_maker import ChannelMaker
+from dledger.client.security import ClientSecurity
 from dledger.config import AccessConfig
 from rocketstore.broker.clients import SILENT_S_MAX, HalfCheck
 from rocketstore.broker_config import BrokerConfig

@@ -12,7 +12,8 @@ from cluster.local.group import free_ports
 from dledger.client import shared
 from dledger.errors import AccessDeniedError, DLedgerError, InvalidRequestError, UnavailableError
 from rocketstore.client.admin import Admin, BrokerStatus
-from rocketstore.client.errors import BadAnswerError, NotFoundError, StoreFailedError
+from rocketstore.client.aio.errors import BadAnswerError
+from rocketstore.client.errors import NotFoundError, StoreFailedError
 from rocketstore.client.topics import TopicInfo
 from rocketstore.message.message import Message
 from rocketstore.pb import broker_pb2 as pb

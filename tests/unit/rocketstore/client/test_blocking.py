@@ -440,3 +440,17 @@ def test_ctrl_c_ends_a_program_that_waits(world: World) -> None:
     assert "KeyboardInterrupt" in told
     assert process.returncode != 0
     world.release()
+
+
+def test_clients_over_remoting_load_no_grpc() -> None:
+    """It takes longer to load than all of the client, also with TLS and an account."""
+    program = (
+        "import sys; import rocketstore.client.blocking, rocketstore.client.blocking_consumer, "
+        "dledger.client.security; print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=PROGRAM_S
+    )
+
+    assert "rocketstore.client.aio.consumer" in done.stdout.split()
+    assert not {"grpc", "google.protobuf"} & set(done.stdout.split())

@@ -16,8 +16,9 @@ from dledger.client.channels import CONNECTION_STREAMS_MAX
 from dledger.client.discovery import Search
 from dledger.client.shared import Deadline
 from dledger.errors import RequestTimeoutError, UnavailableError
+from rocketstore.client.aio.errors import BadAnswerError
 from rocketstore.client.connection import BrokerConnection
-from rocketstore.client.errors import BadAnswerError, BrokerBusyError, NotMasterError, StoreFailedError, hint_of
+from rocketstore.client.errors import BrokerBusyError, NotMasterError, StoreFailedError, hint_of
 from rocketstore.client.methods import LIST_TOPICS, PUT_TOPIC, QUEUE_RANGE, STATUS
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import BrokerRole

@@ -8,7 +8,8 @@ import grpc
 import pytest
 
 from rocketstore.client import fetcher
-from rocketstore.client.errors import BadAnswerError, OffsetOutOfRangeError
+from rocketstore.client.aio.errors import BadAnswerError
+from rocketstore.client.errors import OffsetOutOfRangeError
 from rocketstore.message.message import Message
 from rocketstore.message.record import HEAD_V4_BYTES, CorruptRecordError
 from rocketstore.pb import broker_pb2 as pb

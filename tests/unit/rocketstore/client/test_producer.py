@@ -13,13 +13,8 @@ import pytest
 
 from cluster.local.group import free_ports
 from dledger.errors import DLedgerError, InvalidRequestError, UnavailableError
-from rocketstore.client.errors import (
-    BadAnswerError,
-    MessageRefusedError,
-    NotFoundError,
-    PartlySentError,
-    SendOutcomeUnknownError,
-)
+from rocketstore.client.aio.errors import BadAnswerError
+from rocketstore.client.errors import MessageRefusedError, NotFoundError, PartlySentError, SendOutcomeUnknownError
 from rocketstore.client.outgoing import INSTEAD, queue_of_key
 from rocketstore.client.producer import Producer
 from rocketstore.client.sends import SendBatch, noting_refusals

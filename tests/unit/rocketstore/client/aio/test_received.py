@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger.errors import ConfigError
+from rocketstore.client.aio.errors import BadAnswerError
+from rocketstore.client.aio.received import sent_expression, split_records, tags_of_expression
 from rocketstore.client.consumer import Consumer
-from rocketstore.client.errors import BadAnswerError
 from rocketstore.client.group_consumer import GroupConsumer
-from rocketstore.client.received import sent_expression, split_records, tags_of_expression
 from rocketstore.message.message import SYS_FLAG_COMPRESSED, HostAddress, Message
 from rocketstore.message.record import HEAD_V4_BYTES, MESSAGE_MAGIC_V2, encode_record
 from tests.unit.rocketstore.message.samples import resized

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Final, TypeVar, overload
 
 from dledger.errors import ConfigError
-from rocketstore.client.errors import BadAnswerError, UnreadableBodyError
+from rocketstore.client.aio.errors import BadAnswerError, UnreadableBodyError
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import PROPERTY_UNIQUE_KEY, SYS_FLAG_COMPRESSED, Message
 from rocketstore.message.properties import find_property
