@@ -18,6 +18,7 @@ from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.long_polling import WaitingPulls
 from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.measurements import ServiceCounters
+from rocketstore.broker.offsets import Offsets
 from rocketstore.broker.pull import PullService
 from rocketstore.broker.readers import ReadThreads, RecordReader
 from rocketstore.broker.retries import Retries
@@ -100,6 +101,7 @@ class Broker:
         self.pulling: Final = PullService(self.live, store, self.topics, waiting, readers, clock)
         retries = Retries(self.live, state, mastership, self.topics, self.sending, self.records, store_host)
         self.groups: Final = Groups(self.live, state, mastership, retries, conditions)
+        self.offsets: Final = Offsets(store, state, mastership, self.topics, self.changes, readers)
         self.ends: Final = TransactionEnds(transactions, readers, bridge, mastership)
         self._checks = ProducerChecks(store, transactions, self.groups.clients, readers, bridge, store_host)
 
@@ -138,4 +140,5 @@ class Broker:
     async def close(self) -> None:
         """Tell and ask no clients any more."""
         self.groups.close()
+        self.offsets.close()
         await self._checks.close()

@@ -14,7 +14,6 @@ from rocketstore.broker.broker import Broker
 from rocketstore.broker.clients import Client, ClientTables
 from rocketstore.broker_remoting.administration import Administration, check_queues
 from rocketstore.broker_remoting.links import RemotingLink, connection_of
-from rocketstore.broker_remoting.offsets import Offsets
 from rocketstore.broker_remoting.queries import Queries
 from rocketstore.broker_remoting.topic_table import known_topic
 from rocketstore.message.ids import parse_offset_message_id
@@ -53,13 +52,10 @@ _NONE: Final = -1
 class ClientCalls:
     """On the loop."""
 
-    def __init__(
-        self, broker: Broker, admin: Administration, clients: ClientTables, offsets: Offsets, queries: Queries
-    ) -> None:
+    def __init__(self, broker: Broker, admin: Administration, clients: ClientTables, queries: Queries) -> None:
         self._broker = broker
         self._admin = admin
         self._clients = clients
-        self._offsets = offsets
         self._queries = queries
         self._under_way = 0
         self._asking = asyncio.Semaphore(ASKED_AT_ONCE)
@@ -178,7 +174,7 @@ class ClientCalls:
             consumed = broker.state.offset(header.group, name, queue_id)
             if consumed == _NONE:
                 raise RequestError(f"THe consumer group <{header.group}> not exist: no offset in queue {queue_id}")
-            low, high = self._offsets.range_of(name, queue_id)
+            low, high = self._broker.offsets.bounds_of(name, queue_id)
             target = high
             if header.timestamp != LATEST:
                 target = min(max(broker.store.offset_by_time(name, queue_id, header.timestamp), low), high)

@@ -12,7 +12,6 @@ from rocketstore.broker.clients import ClientTables, Subscription
 from rocketstore.broker.tag_filter import TagFilter
 from rocketstore.broker_remoting.administration import Administration
 from rocketstore.broker_remoting.members import data_of
-from rocketstore.broker_remoting.offsets import Offsets
 from rocketstore.broker_remoting.topic_table import find_topic, known_topic
 from rocketstore.remoting.bodies.groups import CorrectionOffsets
 from rocketstore.remoting.bodies.stats import ConsumeQueueBody, ConsumeQueueData
@@ -28,11 +27,10 @@ NEVER: Final = (1 << 63) - 1
 class Progress:
     """On the loop."""
 
-    def __init__(self, broker: Broker, admin: Administration, clients: ClientTables, offsets: Offsets) -> None:
+    def __init__(self, broker: Broker, admin: Administration, clients: ClientTables) -> None:
         self._broker = broker
         self._admin = admin
         self._clients = clients
-        self._offsets = offsets
 
     async def clone(self, _: RemotingConnection, frame: Frame) -> Frame:
         """CLONE_GROUP_OFFSET: one topic's, or all; unless ``offline``, only of topics that the group subscribes to."""
@@ -67,7 +65,7 @@ class Progress:
         for group in state.groups():
             for one in () if group in left_out else state.offsets(group, header.topic):
                 if one.queue_id not in begins:
-                    begins[one.queue_id] = self._offsets.range_of(header.topic, one.queue_id)[0]
+                    begins[one.queue_id] = self._broker.offsets.bounds_of(header.topic, one.queue_id)[0]
                 if one.offset >= begins[one.queue_id]:
                     lowest[one.queue_id] = min(lowest.get(one.queue_id, NEVER), one.offset)
         for one in state.offsets(header.compare_group, header.topic):
@@ -88,7 +86,7 @@ class Progress:
 
     def _units(self, header: ConsumeQueueHeader, subscription: Subscription | None) -> bytes:
         broker = self._broker
-        low, high = self._offsets.range_of(header.topic, header.queue_id)
+        low, high = self._broker.offsets.bounds_of(header.topic, header.queue_id)
         if not high and (header.topic, header.queue_id) not in broker.store.queues():
             raise RequestError(f"{header.queue_id}@{header.topic} is not exist!")
         tags = None if subscription is None else TagFilter.parse(subscription.expression)

@@ -22,7 +22,6 @@ from rocketstore.broker.pull import Pull
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker_remoting.access import RemotingAccess
 from rocketstore.broker_remoting.links import RemotingLink
-from rocketstore.broker_remoting.offsets import Offsets
 from rocketstore.broker_remoting.registration import MASTER_ID
 from rocketstore.remoting.headers import PullAnswer, PullHeader, write_header
 from rocketstore.remoting.pull_frames import found_head, read_pull
@@ -69,7 +68,6 @@ class RemotingPulls:
         self,
         broker: Broker,
         groups: Groups,
-        offsets: Offsets,
         access: RemotingAccess,
         link_of: Callable[[RemotingConnection], RemotingLink],
     ) -> None:
@@ -77,7 +75,6 @@ class RemotingPulls:
         self._access = access
         self._broker = broker
         self._groups = groups
-        self._offsets = offsets
         self._waiting: dict[RemotingConnection, set[asyncio.Task[None]]] = {}
 
     def pull(self, connection: RemotingConnection, frame: Frame) -> Handler | None:
@@ -125,7 +122,7 @@ class RemotingPulls:
         )
         quota = self._access.quota_of(connection, frame)
         if header.sys_flag & COMMIT_OFFSET:
-            self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+            self._broker.offsets.commit_soon(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         return _Admitted(pull, quota, self._access.rules, group)
 
     async def _answer(self, admitted: _Admitted, connection: RemotingConnection, frame: Frame) -> None:

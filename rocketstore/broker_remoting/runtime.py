@@ -18,16 +18,17 @@ from dledger.remoting.frame import Frame
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.hosts import host_text
 from rocketstore.broker.live_config import FixedSettingError
+from rocketstore.broker.statistics import Statistics
 from rocketstore.broker.status import broker_id
 from rocketstore.broker_remoting.administration import READS_WAITING_MAX, Administration
-from rocketstore.broker_remoting.statistics import Statistics
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.ha import proof
 from rocketstore.remoting.bodies.ha import HA_PORT, HaFacts, status_of
 from rocketstore.remoting.bodies.routes import KVTable
 from rocketstore.remoting.bodies.runtime import own_table
+from rocketstore.remoting.bodies.stats import BrokerStatsData, BrokerStatsItem
 from rocketstore.remoting.bodies.topics import DataVersion
-from rocketstore.remoting.headers import AclVersionAnswer, VersionAnswer, write_header
+from rocketstore.remoting.headers import AclVersionAnswer, StatsDataHeader, VersionAnswer, read_header, write_header
 from rocketstore.settings import properties_of
 
 _LOG: Final = logging.getLogger("rocketstore")
@@ -144,6 +145,16 @@ class RunningBroker:
         if changed.keys() & _OF_TOPICS:
             await self._announce()
         return frame.answer(remark="in effect until this broker's next start" if changed else "")
+
+    async def stats_data(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """VIEW_BROKER_STATS_DATA."""
+        header = read_header(StatsDataHeader, frame.fields)
+        found = self._statistics.of(header.stats_name, header.stats_key)
+        if found is None:
+            limit = self._broker.config.metrics_topics_max
+            what = f"The stats <{header.stats_name}> <{header.stats_key}> not exist"
+            raise RequestError(f"{what}: nothing was counted, or not among the first {limit} (metricsTopicsMax)")
+        return frame.answer(body=BrokerStatsData(*(BrokerStatsItem(*one) for one in found)).encode())
 
     async def clean_log(self, _: RemotingConnection, frame: Frame) -> Frame:
         """DELETE_EXPIRED_COMMITLOG: files whose time has come, whatever the hour."""

@@ -12,6 +12,7 @@ from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import FRAME_BYTES_MAX
 from dledger.remoting.server import Direct, Handler, Handlers, RemotingServer, ServerLimits
 from rocketstore.broker.broker import Broker
+from rocketstore.broker.statistics import Statistics
 from rocketstore.broker_remoting.access import RemotingAccess
 from rocketstore.broker_remoting.administration import Administration
 from rocketstore.broker_remoting.calls import ClientCalls
@@ -21,7 +22,7 @@ from rocketstore.broker_remoting.forwarding import FORWARDED, Forwarding
 from rocketstore.broker_remoting.groups import GroupAdministration
 from rocketstore.broker_remoting.links import RemotingLink
 from rocketstore.broker_remoting.members import MemberRequests
-from rocketstore.broker_remoting.offsets import Offsets
+from rocketstore.broker_remoting.offsets import OffsetRequests
 from rocketstore.broker_remoting.progress import Progress
 from rocketstore.broker_remoting.pulls import RemotingPulls
 from rocketstore.broker_remoting.queries import Queries
@@ -31,7 +32,6 @@ from rocketstore.broker_remoting.routes import Routes
 from rocketstore.broker_remoting.runtime import RunningBroker
 from rocketstore.broker_remoting.sends import RemotingSends
 from rocketstore.broker_remoting.slave_source import SlaveSource
-from rocketstore.broker_remoting.statistics import Statistics
 from rocketstore.broker_remoting.stats import Stats
 from rocketstore.broker_remoting.topics import Topics
 from rocketstore.broker_remoting.transactions import RemotingTransactions
@@ -77,10 +77,10 @@ class RemotingService:
         access = self.access
         self._groups = groups = broker.groups
         members = MemberRequests(groups, access.quota_of, self._link_of, decoder, broker.loop.readers)
-        self._offsets = offsets = Offsets(broker)
-        self._statistics = Statistics(broker, groups.retries)
+        offsets = OffsetRequests(broker.offsets)
+        self._statistics = Statistics(broker.live, broker.store, groups.retries, broker.loop.readers, broker.loop.clock)
         sends = RemotingSends(broker, forwarding.origin_of, access)
-        self._pulls = RemotingPulls(broker, groups, offsets, access, self._link_of)
+        self._pulls = RemotingPulls(broker, groups, access, self._link_of)
         transactions = RemotingTransactions(broker)
         unsent = UNSENT_BYTES_MAX + config.effective_limits.answer_bytes_max
         requests = REQUESTS_MAX + config.pulls_waiting_max
@@ -107,7 +107,7 @@ class RemotingService:
             code.UNLOCK_BATCH_MQ: members.unlock,
             code.END_TRANSACTION: transactions.end,
             code.RESUME_CHECK_HALF_MESSAGE: transactions.resume,
-        } | _administration(broker, offsets, self._statistics, announce, replication)
+        } | _administration(broker, self._statistics, announce, replication)
         allowed = {
             number: access.awaited(number, forwarding.awaited(handler) if number in FORWARDED else handler)
             for number, handler in awaited.items()
@@ -143,7 +143,6 @@ class RemotingService:
         self._expiry.cancel()
         self._statistics.close()
         await self.server.close(grace_s)
-        self._offsets.close()
         await self._forwarding.close()
 
     def _groups_of(self, connection: RemotingConnection) -> Iterable[str]:
@@ -164,7 +163,6 @@ class RemotingService:
 
 def _administration(
     broker: Broker,
-    offsets: Offsets,
     statistics: Statistics,
     announce: Callable[[], Awaitable[None]],
     replication: Callable[[], dict[str, str]],
@@ -175,10 +173,10 @@ def _administration(
     topics = Topics(broker, admin, announce)
     settings = GroupAdministration(broker, admin, groups.retries)
     queries = Queries(broker, admin)
-    stats = Stats(broker, admin, clients, offsets, statistics.get_tps)
+    stats = Stats(broker, admin, clients, statistics.get_tps)
     connected = Connected(broker, admin, clients)
-    calls = ClientCalls(broker, admin, clients, offsets, queries)
-    progress = Progress(broker, admin, clients, offsets)
+    calls = ClientCalls(broker, admin, clients, queries)
+    progress = Progress(broker, admin, clients)
     slaves = SlaveSource(broker, admin)
     running = RunningBroker(broker, admin, statistics, announce, replication)
     replies = Replies(broker, clients)
@@ -228,7 +226,7 @@ def _administration(
         code.UPDATE_AND_CREATE_ACL_CONFIG: running.no_acl_changes,
         code.DELETE_ACL_CONFIG: running.no_acl_changes,
         code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: running.no_acl_changes,
-        code.VIEW_BROKER_STATS_DATA: statistics.view,
+        code.VIEW_BROKER_STATS_DATA: running.stats_data,
     }
     return {number: admin.shared(handler) for number, handler in asked.items()} | dict.fromkeys(
         (code.SEND_REPLY_MESSAGE, code.SEND_REPLY_MESSAGE_V2), replies.send

@@ -11,7 +11,6 @@ from rocketstore.broker.broker import Broker
 from rocketstore.broker.clients import ClientTables
 from rocketstore.broker.hosts import host_text
 from rocketstore.broker_remoting.administration import Administration, check_queues
-from rocketstore.broker_remoting.offsets import Offsets
 from rocketstore.broker_remoting.topic_table import find_topic, known_topic
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.bodies.stats import (
@@ -43,14 +42,12 @@ class Stats:
         broker: Broker,
         admin: Administration,
         clients: ClientTables,
-        offsets: Offsets,
         get_tps: Callable[[str, str], float],
     ) -> None:
         self._broker = broker
         self._get_tps = get_tps
         self._admin = admin
         self._clients = clients
-        self._offsets = offsets
 
     async def of_topic(self, _: RemotingConnection, frame: Frame) -> Frame:
         """GET_TOPIC_STATS_INFO."""
@@ -86,7 +83,7 @@ class Stats:
         check_queues(topic.write_queue_nums)
         table: dict[MessageQueue, TopicOffset] = {}
         for queue in self._queues(topic, topic.write_queue_nums):
-            low, high = self._offsets.range_of(topic.topic_name, queue.queue_id)
+            low, high = self._broker.offsets.bounds_of(topic.topic_name, queue.queue_id)
             last_ms = self._time(queue, high - 1) if high > low else 0
             table[queue] = TopicOffset(low, high, last_ms)
         return TopicStatsTable(table).encode()
@@ -125,7 +122,7 @@ class Stats:
         check_queues(topic.write_queue_nums)
         now_ms, spans = self._broker.loop.clock.wall_ms(), list[QueueTimeSpan]()
         for queue in self._queues(topic, topic.write_queue_nums):
-            low, high = self._offsets.range_of(topic.topic_name, queue.queue_id)
+            low, high = self._broker.offsets.bounds_of(topic.topic_name, queue.queue_id)
             first_ms = self._time(queue, low)
             consumed = self._broker.state.offset(group, topic.topic_name, queue.queue_id)
             consumed_ms = self._time(queue, consumed - 1) if consumed > 0 else first_ms
@@ -137,7 +134,7 @@ class Stats:
     def _progress(self, topic: TopicConfigData, group: str) -> dict[MessageQueue, ConsumeOffset]:
         table: dict[MessageQueue, ConsumeOffset] = {}
         for queue in self._queues(topic, topic.read_queue_nums):
-            _low, high = self._offsets.range_of(topic.topic_name, queue.queue_id)
+            _low, high = self._broker.offsets.bounds_of(topic.topic_name, queue.queue_id)
             consumed = max(self._broker.state.offset(group, topic.topic_name, queue.queue_id), 0)
             last_ms = self._time(queue, consumed - 1) if consumed else 0
             table[queue] = ConsumeOffset(high, consumed, last_ms)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocketstore.broker_remoting import offsets
+from rocketstore.broker import offsets
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.types import BrokerRole
 from tests.support.remoting import RemotingSocket, pull_fields

@@ -10,7 +10,7 @@ import pytest
 from dledger.conditions import ConditionKind
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame
-from rocketstore.broker_remoting.statistics import Sample, Statistics, Total
+from rocketstore.broker.statistics import Sample, Statistics, Total
 from rocketstore.remoting.bodies.clients import CheckClientBody, SubscriptionData
 from rocketstore.remoting.bodies.routes import KVTable
 from rocketstore.remoting.bodies.runtime import RuntimeInfo

@@ -11,14 +11,12 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from dledger.remoting.connection import RemotingConnection
-from dledger.remoting.errors import RequestError
-from dledger.remoting.frame import Frame
-from rocketstore.broker.broker import Broker
+from dledger.clock import Clock
+from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.measurements import first_groups, first_topics
+from rocketstore.broker.readers import ReadThreads
 from rocketstore.broker.retries import Retries
-from rocketstore.remoting.bodies.stats import BrokerStatsData, BrokerStatsItem
-from rocketstore.remoting.headers import StatsDataHeader, read_header
+from rocketstore.store.message_store import MessageStore
 
 SAMPLE_S: Final = 10.0
 STEPS_MS: Final = (10_000, 600_000, 3_600_000)
@@ -50,12 +48,33 @@ class BrokerTotals(NamedTuple):
     gets: int
 
 
+class Span(NamedTuple):
+    """What was counted in a span of time."""
+
+    amount: int
+    per_s: float
+    per_message: float
+
+
+class Statistic(NamedTuple):
+    """Of one name and key: in the last minute, hour and day."""
+
+    minute: Span
+    hour: Span
+    day: Span
+
+
 class Statistics:
     """On the loop; ``start`` and ``close`` it."""
 
-    def __init__(self, broker: Broker, retries: Retries) -> None:
-        self._broker = broker
+    def __init__(
+        self, live: LiveConfig, store: MessageStore, retries: Retries, readers: ReadThreads, clock: Clock
+    ) -> None:
+        self._live = live
+        self._store = store
         self._retries = retries
+        self._readers = readers
+        self._clock = clock
         self._kept: tuple[deque[Sample], ...] = tuple(deque(maxlen=count) for count in KEPT)
         self._timer: asyncio.TimerHandle | None = None
         self._sampling: asyncio.Task[None] | None = None
@@ -79,30 +98,20 @@ class Statistics:
 
     def now(self) -> BrokerTotals:
         """Of the whole broker."""
-        stats = self._broker.store.stats
+        stats = self._store.stats
         return BrokerTotals(stats.arrived, stats.transferred)
 
-    async def view(self, _: RemotingConnection, frame: Frame) -> Frame:
-        """VIEW_BROKER_STATS_DATA."""
-        header = read_header(StatsDataHeader, frame.fields)
-        found = self.of(header.stats_name, header.stats_key)
-        if found is None:
-            limit = self._broker.config.metrics_topics_max
-            what = f"The stats <{header.stats_name}> <{header.stats_key}> not exist"
-            raise RequestError(f"{what}: nothing was counted, or not among the first {limit} (metricsTopicsMax)")
-        return frame.answer(body=found.encode())
-
-    def of(self, name: str, key: str) -> BrokerStatsData | None:
+    def of(self, name: str, key: str) -> Statistic | None:
         """One statistic; None if nothing was counted."""
         newest = self._kept[0][-1]
         if (name, key) not in newest.totals:
             return None
-        return BrokerStatsData(*(_between(kept[0], newest, (name, key)) for kept in self._kept))
+        return Statistic(*(_between(kept[0], newest, (name, key)) for kept in self._kept))
 
     def get_tps(self, group: str, topic: str) -> float:
         """Messages per second that a group got of a topic, over the last minute."""
         found = self.of("GROUP_GET_NUMS", f"{topic}@{group}")
-        return 0.0 if found is None else found.stats_minute.tps
+        return 0.0 if found is None else found.minute.per_s
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -111,7 +120,7 @@ class Statistics:
         for kept, step_ms in zip(self._kept, STEPS_MS, strict=True):
             if not kept or sample.at_ms - kept[-1].at_ms >= step_ms - _SLACK_MS:
                 kept.append(sample)
-        day = time.localtime(self._broker.loop.clock.wall_ms() / 1000)[:3]
+        day = time.localtime(self._clock.wall_ms() / 1000)[:3]
         if day != self._day:
             self._day = day
             self.yesterday_morning, self.this_morning = self.this_morning, self.now()
@@ -120,13 +129,13 @@ class Statistics:
         self._sampling = asyncio.get_running_loop().create_task(self._run())
 
     async def _run(self) -> None:
-        self.take(await self._broker.loop.readers.run(self._sample))
+        self.take(await self._readers.run(self._sample))
         self._timer = asyncio.get_running_loop().call_later(SAMPLE_S, self._begin)
 
     def _sample(self) -> Sample:
         """On any thread."""
-        broker, totals = self._broker, dict[tuple[str, str], Total]()
-        limit, stats = broker.config.metrics_topics_max, broker.store.stats
+        config, totals = self._live.now, dict[tuple[str, str], Total]()
+        limit, stats = config.metrics_topics_max, self._store.stats
         for topic, one in first_topics(stats.topics(), limit).items():
             totals["TOPIC_PUT_NUMS", topic] = Total(one.messages, one.messages)
             totals["TOPIC_PUT_SIZE", topic] = Total(one.size_bytes, one.messages)
@@ -136,17 +145,17 @@ class Statistics:
         for (group, topic), count in self._retries.sent_back.copy().items():
             totals["SNDBCK_PUT_NUMS", f"{topic}@{group}"] = Total(count, count)
         puts, gets = self.now()
-        totals["BROKER_PUT_NUMS", broker.config.cluster_name] = Total(puts, puts)
-        totals["BROKER_GET_NUMS", broker.config.cluster_name] = Total(gets, gets)
-        return Sample(broker.loop.clock.monotonic_ms(), totals)
+        totals["BROKER_PUT_NUMS", config.cluster_name] = Total(puts, puts)
+        totals["BROKER_GET_NUMS", config.cluster_name] = Total(gets, gets)
+        return Sample(self._clock.monotonic_ms(), totals)
 
 
-def _between(first: Sample, last: Sample, key: tuple[str, str]) -> BrokerStatsItem:
+def _between(first: Sample, last: Sample, key: tuple[str, str]) -> Span:
     before = first.totals.get(key, Total(0, 0))
     after = last.totals[key]
     took_ms, amount = last.at_ms - first.at_ms, after.amount - before.amount
     messages = after.messages - before.messages
-    return BrokerStatsItem(
+    return Span(
         amount,
         amount * 1000 / took_ms if took_ms > 0 else 0.0,
         amount / messages if messages else 0.0,

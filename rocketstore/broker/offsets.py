@@ -1,0 +1,188 @@
+"""The progress of groups, and the bounds of queues."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+from dledger.errors import DLedgerError
+from rocketstore.broker.mastership import Mastership
+from rocketstore.broker.ports import StateDone
+from rocketstore.broker.readers import ReadThreads
+from rocketstore.broker.refusal import Refusal
+from rocketstore.broker.state_changes import StateChanges
+from rocketstore.broker.topics import Topics
+from rocketstore.state.broker_state import BrokerState
+from rocketstore.store.message_store import MessageStore
+from rocketstore.types import PutResult, QueueKey
+
+_LOG: Final = logging.getLogger(__name__)
+NONE: Final = -1
+"""In the place of a group's offset, and of the time of a message that does not exist."""
+PULLED_INTERVAL_S: Final = 0.2
+"""Offsets committed with pulls are replicated this often: a busy consumer commits with each of thousands of pulls."""
+PULLED_MAX: Final = 4096
+"""Maximum of them that wait for that; then they are replicated at once."""
+
+
+class _Pulled(NamedTuple):
+    """An offset committed with a pull, and the group's offset before: another one by now is newer."""
+
+    offset: int
+    before: int
+
+
+class Offsets:
+    """On the loop. Masters commit; every node answers what it knows, unless stated otherwise."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        state: BrokerState,
+        mastership: Mastership,
+        topics: Topics,
+        changes: StateChanges,
+        readers: ReadThreads,
+    ) -> None:
+        self._store = store
+        self._state = state
+        self._mastership = mastership
+        self._topics = topics
+        self._changes = changes
+        self._readers = readers
+        self._pulled: dict[tuple[str, str, int], _Pulled] = {}
+        self._pulled_timer: asyncio.TimerHandle | None = None
+
+    # -- of groups -----------------------------------------------------------------------------------------------------
+
+    async def of_group(self, group: str, topic: str, queue_id: int, *, begins_short_queues: bool) -> int:
+        """A group's offset; ``NONE`` if it has none, or 0 in a short queue if the group begins those at once.
+
+        Raises ``Refusal``.
+        """
+        self._mastership.require_caught_up()
+        found = self._state.offset(group, topic, queue_id)
+        if found != NONE:
+            return found
+        low, high = await self.bounds(topic, queue_id)
+        is_late = low > 0 or not begins_short_queues or await self._is_long(topic, queue_id, high)
+        return NONE if is_late else 0
+
+    async def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Any offset, also backwards; but not beyond the end. Raises ``Refusal``."""
+        self._mastership.require()
+        self._pulled.pop((group, topic, queue_id), None)  # it is older
+        await self._changes.make(partial(self._begin_commit, group, topic, queue_id, offset))
+
+    def fetch_many(self, group: str, queues: Sequence[QueueKey]) -> tuple[int, list[int]]:
+        """The incarnation of the master's state, and a group's offsets in these queues. Raises ``Refusal``: only the
+        master knows them for certain.
+        """
+        self._mastership.require()
+        self._mastership.require_caught_up()
+        incarnation = self._store.incarnation
+        return incarnation, [self._state.offset(group, topic, queue_id) for topic, queue_id in queues]
+
+    async def commit_many(
+        self, group: str, offsets: Sequence[tuple[str, int, int]], incarnation: int, *, rewind: bool
+    ) -> int:
+        """Not beyond the end, and backwards only to ``rewind``. Returns the incarnation of the state: nothing is done
+        for another one (0: whichever). Raises ``Refusal``.
+        """
+        self._mastership.require()
+        current = self._store.incarnation
+        if incarnation in (0, current):
+            for topic, queue_id, _offset in offsets:
+                self._pulled.pop((group, topic, queue_id), None)  # it is older
+            await self._changes.make(lambda done: self._state.commit_offsets(group, offsets, rewind, done))
+        return current
+
+    def commit_soon(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """The offset committed with a pull: the last one counts, soon, and the pull does not depend on it."""
+        if not self._mastership.is_master:
+            return
+        key = group, topic, queue_id
+        waiting = self._pulled.get(key)
+        before = self._state.offset(*key) if waiting is None else waiting.before
+        if waiting is None and offset == before:
+            return
+        self._pulled[key] = _Pulled(offset, before)
+        if len(self._pulled) >= PULLED_MAX:
+            self._commit_pulled()
+        elif self._pulled_timer is None:
+            self._pulled_timer = asyncio.get_running_loop().call_later(PULLED_INTERVAL_S, self._commit_pulled)
+
+    def close(self) -> None:
+        """Commit what waits."""
+        self._commit_pulled()
+
+    # -- of queues -----------------------------------------------------------------------------------------------------
+
+    async def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """The first offset of a queue, and the one after its last; 0 if it does not exist. Raises ``Refusal``."""
+        self._mastership.require_caught_up()
+        if not self._is_readable(topic, queue_id):
+            return 0, 0
+        return await self._readers.run(self.bounds_of, topic, queue_id)
+
+    async def by_time(self, topic: str, queue_id: int, time_ms: int) -> int:
+        """The first message at that time or later; 0 if the queue does not exist."""
+        if not self._is_readable(topic, queue_id):
+            return 0
+        found = await self._readers.run(self._store.offset_by_time, topic, queue_id, time_ms)
+        return max(found, self._topics.begin_offset(topic, queue_id))
+
+    async def earliest_time(self, topic: str, queue_id: int) -> int:
+        """When the first message was stored, ms since 1970; ``NONE`` if there is none. Raises ``Refusal``."""
+        low, high = await self.bounds(topic, queue_id)
+        return await self._readers.run(self._store.store_time, topic, queue_id, low) if high > low else NONE
+
+    def bounds_of(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """The bounds of any queue. May wait for a disk."""
+        low = max(self._store.min_offset(topic, queue_id), self._topics.begin_offset(topic, queue_id), 0)
+        return low, max(self._store.max_offset(topic, queue_id), low)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _begin_commit(self, group: str, topic: str, queue_id: int, offset: int, done: StateDone) -> None:
+        """Consumers commit every queue every 5 s: an unchanged offset must cost nothing, and it may go back."""
+        goes_back = offset < self._state.offset(group, topic, queue_id)
+        self._state.commit_offsets(group, [(topic, queue_id, offset)], goes_back, done)
+
+    def _commit_pulled(self) -> None:
+        if self._pulled_timer is not None:
+            self._pulled_timer.cancel()
+            self._pulled_timer = None
+        pulled, self._pulled = self._pulled, {}
+        if not self._mastership.is_master:
+            return
+        for (group, topic, queue_id), (offset, before) in pulled.items():
+            if self._state.offset(group, topic, queue_id) != before:
+                continue  # it was reset or committed otherwise meanwhile
+            said = f"offset {offset} of {group} for queue {queue_id} of {topic}"
+            try:
+                self._begin_commit(group, topic, queue_id, offset, partial(_log_failure, said))
+            except DLedgerError as error:
+                _LOG.debug("%s: %s", said, error)
+
+    def _is_readable(self, topic: str, queue_id: int) -> bool:
+        try:
+            self._topics.check_readable(topic, queue_id)
+        except Refusal:
+            return False
+        return True
+
+    async def _is_long(self, topic: str, queue_id: int, high: int) -> bool:
+        """Whether the begin of a queue is too far back for a group to start there implicitly."""
+        if not high:
+            return False
+        position = await self._readers.run(self._store.position_of, topic, queue_id, 0)
+        return self._store.log.max_offset - position > self._store.memory_bytes_max
+
+
+def _log_failure(said: str, result: PutResult) -> None:
+    if not result.ok:
+        _LOG.debug("%s: %s", said, result.reason)
