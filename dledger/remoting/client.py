@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import ssl
 from collections.abc import Callable
@@ -53,6 +54,8 @@ class RemotingClient:
         self._room = ByteRoom(_PART_BYTES_MAX, _PART_BYTES_MAX)
         self._unsent_room = ByteRoom(_UNSENT_BYTES_MAX, _UNSENT_BYTES_MAX)
         self._open: dict[str, RemotingConnection] = {}
+        self._numbers: dict[RemotingConnection, int] = {}
+        self._count = itertools.count(1)
         self._opening: dict[str, _Opening] = {}
         self._is_closed = False
 
@@ -76,6 +79,14 @@ class RemotingClient:
         """Send a request without a response. Raises ``UnreachableError``."""
         if not await self._send(address, lambda link: link.tell(request), CONNECT_TIMEOUT_S):
             raise UnreachableError(f"{address} does not take what it has been sent")
+
+    def number(self, address: str) -> int:
+        """The number of the open connection to an address, 0 if there is none: each connection has another one.
+
+        As long as it stays the same, everything sent there has gone to one process.
+        """
+        found = self._open.get(address)
+        return 0 if found is None or found.is_closed else self._numbers.get(found, 0)
 
     async def close(self, *, at_once: bool = False) -> None:
         """Close all connections; requests in progress fail. Idempotent.
@@ -119,6 +130,7 @@ class RemotingClient:
         found: RemotingConnection | Exception = UnreachableError("this client is closed")
         try:
             found = self._open[address] = await self._connect(address)
+            self._numbers[found] = next(self._count)
         except Exception as error:  # noqa: BLE001  # it is for those who wait
             found = error
         finally:
@@ -144,6 +156,7 @@ class RemotingClient:
         return connection
 
     def _forget(self, connection: RemotingConnection) -> None:
+        self._numbers.pop(connection, None)
         for address, one in tuple(self._open.items()):
             if one is connection:
                 del self._open[address]

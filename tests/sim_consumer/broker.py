@@ -165,11 +165,13 @@ class ModelBroker:
                 self.locks.clear()
             self.changed.notify_all()
 
-    def send(self, topic: str, queue_id: int, body: bytes, tries: int = 0, origin: str = "") -> Stored:
+    def send(self, topic: str, queue_id: int, body: bytes, tries: int = 0, origin: str = "", tags: str = "") -> Stored:
         with self.changed:
             queue = self.queues.setdefault((topic, queue_id), ModelQueue())
             self._now_ms += 1
             properties = {"RETRY_TOPIC": origin} if origin else {}
+            if tags:
+                properties["TAGS"] = tags
             message = Message(
                 topic, body, queue_id, properties, store_timestamp=self._now_ms, offset=self._at, reconsume_times=tries
             )
@@ -304,6 +306,12 @@ class ModelBroker:
             for one in places:
                 if self.locks.get(one) == client_id:
                     del self.locks[one]
+
+    def tries_of(self, at: int) -> int:
+        """How often this message was sent back before."""
+        with self.changed:
+            found = self._log.get(at)
+            return 0 if found is None else found[1].tries
 
     def send_back(self, group: str, at: int, *, dead: bool) -> None:
         with self.changed:

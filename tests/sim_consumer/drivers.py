@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -11,12 +12,15 @@ import pytest
 
 from dledger.errors import DLedgerError
 from rocketstore.client import consumer, group_places
+from rocketstore.client.aio.consumed_message import ConsumedMessage
+from rocketstore.client.aio.consumer import Consumer as AioConsumer
 from rocketstore.client.consumer import Consumer, ConsumerOptions
 from rocketstore.client.group_consumer import GroupConsumer
 from rocketstore.client.group_options import GroupOptions
 from rocketstore.client.shares import GroupDelivery
 from tests.sim_consumer.broker import ModelBroker
 from tests.sim_consumer.ports import ADDRESS, ModelConnection
+from tests.sim_consumer.remoting import ModelPort, ServerLoop
 
 GROUP: Final = "g"
 TOPIC: Final = "T"
@@ -58,6 +62,26 @@ def fast() -> Iterator[None]:
             "group_consumer": {
                 "LOOK_S": 0.05,
                 "LOOK_LATE_S": 0.05,
+                "ORDERED_PAUSE_S": 0.05,
+                "AGAIN_S_MIN": 0.05,
+                "AGAIN_S_MAX": 0.1,
+                "LATE_S": 0.2,
+            },
+            "aio.routes": {"REFRESH_S": 0.05, "UNKNOWN_REFRESH_S": 0.02},
+            "aio.cluster": {"PAUSE_S_MAX": 0.1},
+            "aio.heartbeats": {"INTERVAL_S": 0.5, "LOOK_S": 0.05},
+            "aio.queue_reader": {"BEYOND_END_S": 0.1, "REFUSED_PAUSE_S": 0.05, "PAUSE_S_MAX": 0.1},
+            "aio.rebalancer": {"LOOK_S": 0.05, "MEMBERS_S": 0.3, "SETTLE_LOOK_S": 0.01},
+            "aio.broker_session": {
+                "REBALANCE_S": 0.3,
+                "RETRY_S": 0.05,
+                "SETTLE_S": 0.05,
+                "TAKE_OVER_S": 0.1,
+                "RENEW_S": 0.5,
+            },
+            "aio.assignment": {"LOCKED_PAUSE_S": 0.05},
+            "aio.consumer": {
+                "LOOK_S": 0.05,
                 "ORDERED_PAUSE_S": 0.05,
                 "AGAIN_S_MIN": 0.05,
                 "AGAIN_S_MAX": 0.1,
@@ -193,8 +217,117 @@ class MemberDriver:
         self._handle(self, delivery.message.decode().offset, delivery.body, delivery.attempts)
 
 
-def make(kind: str, broker: ModelBroker, handle: Handle, *, start: str, pull_max: int) -> Driver:
-    """``poll``, ``group`` or ``ordered``."""
+class AioDriver:
+    """A consumer on asyncio in a thread of its own: ``assigned`` polls all queues, ``member`` and ``in_order`` run."""
+
+    def __init__(
+        self, kind: str, broker: ModelBroker, servers: ServerLoop, handle: Handle, start: str, pull_max: int
+    ) -> None:
+        self.is_dead = False
+        self._kind = kind.removeprefix("rocketmq ")
+        self._handle = handle
+        self._start = start
+        self._port = ModelPort(broker, servers, pull_max, rocketmq=kind.startswith("rocketmq "))
+        self._ending = asyncio.Event()
+        self._loop = asyncio.new_event_loop()
+        self._main: asyncio.Task[None] | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._ending.set)
+        self._thread.join()
+
+    def kill(self) -> None:
+        self._port.cut()  # first: the dead neither commit nor send back
+        self.is_dead = True
+        self._loop.call_soon_threadsafe(self._cancel)
+        self._thread.join()
+
+    def _cancel(self) -> None:
+        if self._main is not None:
+            self._main.cancel()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner, suppress(asyncio.CancelledError):
+            runner.run(self._live())
+        self._port.cut()
+
+    async def _live(self) -> None:
+        self._main = asyncio.current_task()
+        while not self._ending.is_set():
+            consumer = self._consumer()
+            try:
+                await (self._poll(consumer) if self._kind == "assigned" else self._members(consumer))
+            except DLedgerError:
+                await asyncio.sleep(PAUSE_S)
+            finally:
+                if not self.is_dead:
+                    with suppress(DLedgerError):
+                        await consumer.close()
+
+    def _consumer(self) -> AioConsumer:
+        return AioConsumer(
+            self._port.address,
+            group=GROUP,
+            topics=TOPIC,
+            assign="all" if self._kind == "assigned" else None,
+            ordered=self._kind == "in_order",
+            start=self._start,  # type: ignore[arg-type]  # first or last
+            retries_max=RETRIES,
+            commit_s=0.05,
+            timeout_s=TIMEOUT_S,
+            pull_wait_s=0.1,
+            pending_span_max=20,
+            consume_timeout_s=CONSUME_TIMEOUT_S,
+        )
+
+    async def _poll(self, consumer: AioConsumer) -> None:
+        await consumer.start()
+        while not self._ending.is_set():
+            try:
+                messages = await consumer.poll(4, 0.05)
+            except DLedgerError:
+                await asyncio.sleep(PAUSE_S)
+                continue
+            for one in messages:
+                await self._until_done(one)
+
+    async def _until_done(self, one: ConsumedMessage) -> None:
+        tries = 0
+        while not self.is_dead:
+            try:
+                await asyncio.to_thread(self._handle, self, one.decode().offset, one.body, tries)
+            except BaseException:  # this program tries again
+                if self.is_dead:
+                    raise
+                tries += 1
+                await asyncio.sleep(PAUSE_S)
+            else:
+                return
+
+    async def _members(self, consumer: AioConsumer) -> None:
+        async def handle(message: ConsumedMessage) -> None:
+            await asyncio.to_thread(self._handle, self, message.decode().offset, message.body, message.attempts)
+
+        running = asyncio.ensure_future(consumer.run(handle))
+        ending = asyncio.ensure_future(self._ending.wait())
+        try:
+            await asyncio.wait([running, ending], return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                with suppress(DLedgerError):
+                    await consumer.close()
+            await running
+        finally:
+            ending.cancel()
+
+
+def make(kind: str, broker: ModelBroker, servers: ServerLoop, handle: Handle, *, start: str, pull_max: int) -> Driver:
+    """Over remoting ``assigned``, ``member`` or ``in_order``; over gRPC ``poll``, ``group`` or ``ordered``."""
     if kind == "poll":
         return PollDriver(broker, handle, start=start, pull_max=pull_max)
-    return MemberDriver(broker, handle, start=start, pull_max=pull_max, ordered=kind == "ordered")
+    if kind in ("group", "ordered"):
+        return MemberDriver(broker, handle, start=start, pull_max=pull_max, ordered=kind == "ordered")
+    return AioDriver(kind, broker, servers, handle, start, pull_max)

@@ -13,6 +13,14 @@ from tests.sim_consumer.oracle import DISTURBED_S, Oracle
 from tests.sim_consumer.worlds import KINDS, WORLDS, Run, StuckError, play
 from tests.support.sweeps import fewer
 
+AT_ROCKETMQ = (
+    "calm",
+    "the_broker_comes_back_empty",
+    "the_broker_loses_its_last_messages",
+    "others_take_the_places_of_what_is_committed",
+    "members_come_and_go",
+)
+"""Worlds without resets, which RocketMQ's brokers let a consumer's commit undo."""
 SEEDS = int(os.environ.get("SIM_CONSUMER_SEEDS", "3"))
 
 
@@ -31,6 +39,15 @@ def test_all_of_it_at_random(kind: str) -> None:
     """Combinations that nobody has thought of."""
     for seed in range(fewer(3 * SEEDS, 4)):
         play("anything", kind, seed)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("kind", ["rocketmq member", "rocketmq in_order", "rocketmq assigned"])
+@pytest.mark.parametrize("name", AT_ROCKETMQ)
+def test_what_holds_at_rocketmqs_brokers(name: str, kind: str) -> None:
+    """They do not know incarnations: what goes over one connection goes to one process."""
+    for seed in range(fewer(SEEDS)):
+        play(name, kind, seed)
 
 
 @pytest.mark.parametrize("place", [0, 1])

@@ -14,8 +14,10 @@ from typing import Final
 from tests.sim_consumer.broker import ModelBroker, ModelQueue, Place
 from tests.sim_consumer.drivers import GROUP, RETRIES, TOPIC, Driver, fast, make
 from tests.sim_consumer.oracle import Oracle
+from tests.sim_consumer.remoting import ServerLoop
 
-KINDS: Final = ("poll", "group", "ordered")
+KINDS: Final = ("assigned", "member", "in_order", "poll", "group", "ordered")
+"""Over remoting, and over gRPC."""
 WAIT_S: Final = 30.0
 LOOK_S: Final = 0.01
 QUEUES_MAX: Final = 5
@@ -41,6 +43,9 @@ class Run:
 
     def __init__(self, kind: str, seed: int, *, queues: int = 2, start: str = "first") -> None:
         self.kind = kind
+        self.is_alone = kind.split()[-1] in ("poll", "assigned")
+        """Whether it reads all queues, whoever else does."""
+        self.servers = ServerLoop()
         self.random = random.Random(f"{kind} {seed}")
         self.start = start
         self.broker = ModelBroker()
@@ -104,7 +109,12 @@ class Run:
                 self.oracle.excuse([one for queue in self.broker.queues.values() for one in queue.stored])
         for _ in range(count):
             driver = make(
-                self.kind, self.broker, self.handle, start=self.start, pull_max=self.random.choice([1, 3, 100])
+                self.kind,
+                self.broker,
+                self.servers,
+                self.handle,
+                start=self.start,
+                pull_max=self.random.choice([1, 3, 100]),
             )
             self.members.append(driver)
             driver.start()
@@ -133,7 +143,7 @@ class Run:
         thread = threading.Thread(target=driver.kill if killed else driver.stop, daemon=True)
         thread.start()
         self.gone.append(thread)
-        if killed or self.kind == "poll":  # two consumers that read the same queues are another world
+        if killed or self.is_alone:  # two consumers that read the same queues are another world
             thread.join(WAIT_S)
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
@@ -261,6 +271,7 @@ class Run:
             driver.stop()
         for thread in self.gone:
             thread.join(WAIT_S)
+        self.servers.close()
 
 
 World = Callable[[Run], None]
@@ -350,12 +361,12 @@ def nothing_is_ever_taken_back(run: Run) -> None:
     run.join()
     run.begun()
     run.broker.takes_back = "never"
-    failing = run.send(3, plan=Plan("raise", 2 if run.kind == "poll" else 1000))
+    failing = run.send(3, plan=Plan("raise", 2 if run.is_alone else 1000))
     run.oracle.may_be_given_up = dict.fromkeys(failing, RETRIES + 1)
     good = run.send(20)
     run.wait(lambda: all(one in run.oracle.done for one in good), "the others go on")
     run.all_committed()
-    if run.kind != "poll" and any(run.oracle.calls[one] > RETRIES + 1 for one in failing):
+    if not run.is_alone and any(run.oracle.calls[one] > RETRIES + 1 for one in failing):
         run.oracle.wrong("tried more often than allowed")
 
 
@@ -462,7 +473,7 @@ def members_come_and_go(run: Run) -> None:
     run.join()
     for _ in range(6):
         run.send(10, plan=Plan(run.random.choice(["raise", "ok"]), 1))
-        if run.kind != "poll" and len(run.members) < 3 and run.random.random() < 0.6:
+        if not run.is_alone and len(run.members) < 3 and run.random.random() < 0.6:
             run.join()
         elif len(run.members) > 1:
             run.part(killed=run.random.random() < 0.5)
@@ -535,7 +546,7 @@ def anything(run: Run) -> None:  # noqa: C901  # one branch per event
             run.part(killed=event == "kill")
             if not run.members:
                 run.join()
-        if run.kind != "poll" and len(run.members) < 3 and draw.random() < 0.1:
+        if not run.is_alone and len(run.members) < 3 and draw.random() < 0.1:
             run.tell("join")
             run.join()
         time.sleep(draw.choice([0.0, 0.0, 0.05, 0.2]))

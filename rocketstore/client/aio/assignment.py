@@ -68,7 +68,7 @@ class Assignment:
         self.offered: int | None = None
         """By the last commit: it may be stored although no answer arrived."""
         self.is_in_doubt = False
-        """Whether its offset is gone, and nobody knows yet whether it is still the same queue."""
+        """Whether the broker may have lost, and replaced, what was read: then nothing is committed."""
         self.may_rewind = False
         """Whether the next commit may go back."""
         self.is_paused = False
@@ -92,21 +92,26 @@ class Assignment:
         end = self.reader.max_offset
         return max(end - self.in_flight.done, 0) if end >= 0 else -1
 
-    def go_to(self, offset: int) -> None:
-        """Continue elsewhere; what is in use does not count any more."""
+    def go_to(self, offset: int, incarnation: int) -> None:
+        """Continue elsewhere; what is in use does not count any more. ``incarnation``: of the broker that knows it."""
         self.in_flight.is_abandoned = True
         self.in_flight = InFlight(offset)
         self.rest.clear()
         self.rest_next = offset
-        self.reader.seek(offset)
+        self.reader.seek(offset, incarnation)
 
     def refill(self) -> None:
         """Take what has been pulled into the rest, if that is empty. Raises ``OffsetOutOfRangeError``."""
         while not self.rest and (batch := self.reader.take()) is not None:
             if batch.rewinds:
+                again = min(self.in_flight.done, batch.next_offset)  # what is in use before that comes again, too
                 self.may_rewind = True
                 self.in_flight.is_abandoned = True
-                self.in_flight = InFlight(batch.next_offset)
+                self.in_flight = InFlight(again)
+                if again < batch.next_offset:
+                    self.rest_next = again
+                    self.reader.seek(again)
+                    return
             self.rest.extend(batch.messages)
             self.rest_next = batch.next_offset
             if not batch.messages:
@@ -189,9 +194,12 @@ class DeliveryQueue:
             self._forget_again(assignment)
             self.changed()
 
-    def go_to(self, assignment: Assignment, offset: int) -> None:
-        """Continue elsewhere in a queue; what is in use does not count any more."""
-        assignment.go_to(offset)
+    def go_to(self, assignment: Assignment, offset: int, incarnation: int = 0) -> None:
+        """Continue elsewhere in a queue; what is in use does not count any more.
+
+        ``incarnation``: of the broker that knows the offset; 0: of whichever answers first.
+        """
+        assignment.go_to(offset, incarnation)
         self._forget_again(assignment)
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from dledger.records import record
@@ -15,8 +16,14 @@ from dledger.remoting.errors import RequestError
 from rocketstore.client.aio.assignment import Assignment, DeliveryQueue
 from rocketstore.client.aio.cluster import Cluster
 from rocketstore.client.aio.consumer_options import ConsumerOptions
-from rocketstore.client.aio.errors import BadAnswerError, ClientError, ForbiddenError, NotFoundError, may_repeat
-from rocketstore.client.aio.offsets import OffsetStore, StartOffsets
+from rocketstore.client.aio.errors import (
+    BadAnswerError,
+    ClientError,
+    OtherIncarnationError,
+    RefusedError,
+    may_repeat,
+)
+from rocketstore.client.aio.offsets import LOOKS_MAX, OffsetStore, StartOffsets, in_parallel
 from rocketstore.client.aio.queue_reader import PullSettings, QueueReader
 from rocketstore.client.aio.received import sent_expression, tags_of_expression
 from rocketstore.remoting.bodies.clients import LockedQueuesBody, LockQueuesBody
@@ -139,9 +146,9 @@ class BrokerSession:
         if self._leaving:
             self._wake.set()
 
-    async def commit(self, *, adopts: bool = True) -> None:
+    async def commit(self) -> None:
         """Commit what is done now. Raises ``ClientError``, and ``OSError`` of a file."""
-        await self._commit(self._held(), adopts=adopts)
+        await self._commit(self._held())
 
     async def stop(self) -> None:
         """Commit, unlock and end; ``failure`` says whether the last commit failed. Idempotent."""
@@ -242,21 +249,21 @@ class BrokerSession:
             gained = await self._lock(gained)
         added: set[MessageQueue] = set()
         try:
-            offsets = await self._starts.of(gained)
+            offsets, incarnation = await self._starts.of(gained)
             if self._plan is not plan or self._is_closing:  # it took long: perhaps others have them by now
                 return
             for queue in sorted(offsets, key=lambda one: (one.topic, one.queue_id)):
-                self._add(queue, offsets[queue], began + LOCK_VALID_S if self._subscriptions.needs_locks else None)
+                usable_until = began + LOCK_VALID_S if self._subscriptions.needs_locks else float("inf")
+                self._add(queue, offsets[queue], incarnation, usable_until)
                 added.add(queue)
         finally:
             await self._unlock([one for one in gained if one not in added])
 
-    def _add(self, queue: MessageQueue, offset: int, usable_until: float | None) -> None:
+    def _add(self, queue: MessageQueue, offset: int, incarnation: int, usable_until: float) -> None:
         settings = self._subscriptions.pull_settings(queue.topic)
-        reader = QueueReader(self._cluster, queue, offset, settings, self._deliveries.changed)
+        reader = QueueReader(self._cluster, queue, offset, settings, self._deliveries.changed, incarnation)
         assignment = Assignment(queue, reader, offset, None if self._store is None else offset)
-        if usable_until is not None:
-            assignment.usable_until = usable_until
+        assignment.usable_until = usable_until
         self._deliveries.add(assignment)
         reader.start()
 
@@ -276,7 +283,7 @@ class BrokerSession:
         try:
             await self._commit(ready)
         except ClientError as error:
-            if may_repeat(error, harmless=True):
+            if may_repeat(error, harmless=True) or isinstance(error, OtherIncarnationError):
                 raise
             _log.warning(
                 "group %s: the offsets of queues that it leaves are not committed: %s", self._subscriptions.group, error
@@ -328,72 +335,102 @@ class BrokerSession:
 
     # -- offsets -------------------------------------------------------------------------------------------------------
 
-    async def _commit(self, assignments: Sequence[Assignment], *, adopts: bool = True) -> None:
+    async def _commit(self, assignments: Sequence[Assignment]) -> None:
         """Also of queues that are left: a position that was reset, or is gone, is not overwritten."""
         store = self._store
         if not assignments or store is None:
             return
         async with self._committing:  # from before the look on: a commit after it would seem to have been undone
-            if adopts:
-                await self._adopt(store, assignments)
-            chosen = {
-                one: one.in_flight.done
-                for one in assignments
-                if not (one.in_flight.is_abandoned or one.is_in_doubt)
-                and (one.may_rewind or one.in_flight.done != one.committed)
-            }
+            for left in reversed(range(LOOKS_MAX)):
+                incarnation = await self._adopt_changes(store, assignments)
+                try:
+                    await self._commit_once(store, assignments, incarnation)
+                except OtherIncarnationError:
+                    if not left:
+                        raise
+                else:
+                    return
+
+    async def _commit_once(self, store: OffsetStore, assignments: Sequence[Assignment], incarnation: int) -> None:
+        places = {
+            one: (one.in_flight.done, one.may_rewind)
+            for one in assignments
+            if not (one.in_flight.is_abandoned or one.is_in_doubt)
+            and (one.may_rewind or one.in_flight.done != one.committed)
+        }
+        for one, (offset, _) in places.items():
+            one.offered = offset
+        for rewind in (False, True):
+            chosen = {one: offset for one, (offset, back) in places.items() if back is rewind}
             if not chosen:
-                return
-            for one, offset in chosen.items():
-                one.offered = offset
-            await store.commit({one.queue: offset for one, offset in chosen.items()})
+                continue
+            await store.commit({one.queue: offset for one, offset in chosen.items()}, incarnation, rewind=rewind)
             for one, offset in chosen.items():
                 one.committed = offset
-                if one.in_flight.done >= offset:
-                    one.may_rewind = False
+                one.may_rewind = one.may_rewind and not (rewind and one.in_flight.done >= offset)
 
-    async def _adopt(self, store: OffsetStore, assignments: Sequence[Assignment]) -> None:
-        """Adopt offsets that were changed elsewhere: reset, or committed by the member before."""
-        last = {one: one.reader.last for one in assignments}
-        stored = await store.fetch([one.queue for one in assignments])
-        for one in assignments:
-            if one.queue in stored:
-                one.is_in_doubt = False
-                one.reader.known = last[one] or one.reader.known
-        await self._look_into([one for one in assignments if one.queue not in stored])
-        for one in assignments:
+    async def _adopt_changes(self, store: OffsetStore, assignments: Sequence[Assignment]) -> int:
+        """Adopt offsets that were changed elsewhere: reset, or committed by the member before.
+
+        Returns the incarnation of the broker for which ours may be committed then.
+        """
+        stored, incarnation = await store.fetch([one.queue for one in assignments])
+        same = await in_parallel(assignments, partial(self._has_what_was_read, incarnation))
+        gone: list[Assignment] = []
+        for one, is_same in same.items():
+            is_unsure = one.reader.has_nothing_to_compare
             offset = stored.get(one.queue)
-            if offset is None or offset in (one.committed, one.offered) or one.may_rewind:
-                continue
-            if offset > one.in_flight.next or (one.committed is not None and offset < one.committed):
-                _log.warning(
-                    "group %s: its offset in queue %d of %s was changed to %d elsewhere; continuing there",
-                    self._subscriptions.group,
-                    one.queue.queue_id,
-                    one.queue.topic,
-                    offset,
-                )
-                self._deliveries.go_to(one, offset)
-            one.committed = offset
-
-    async def _look_into(self, lost: Sequence[Assignment]) -> None:
-        """Offsets are gone: the group or a topic was deleted, or a broker lost its disk. They are stored again."""
-        lost = [one for one in lost if one.committed is not None]
-        for one in lost:
-            try:
-                back = await one.reader.other_history()
-            except (ForbiddenError, NotFoundError):  # it may be readable again later
-                one.is_in_doubt = True
-                continue
-            if back is not None:  # what was pulled ahead is dropped, and what is in use comes again
-                self._deliveries.go_to(one, min(back, one.in_flight.done))
-            one.committed = one.offered = None
-            one.is_in_doubt = False
-        lost = [one for one in lost if one.committed is None]
-        if lost:
+            first = await self._first(one) if is_unsure and offset is None else None
+            is_told = offset is not None or first is not None
+            one.is_in_doubt = not (is_same or (is_unsure and is_told))
+            if first is not None:
+                self._deliveries.go_to(one, first, incarnation)
+            elif offset is not None:
+                self._adopt(one, offset, incarnation, is_unsure=is_unsure)
+            if is_unsure and is_told:
+                one.reader.confirm(incarnation)
+            if offset is not None:
+                one.committed = offset
+            elif one.committed is not None and not one.is_in_doubt:
+                one.committed = one.offered = None
+                gone.append(one)
+        if gone:
             _log.warning(
                 "group %s: its offsets are gone: the group or a topic was deleted, or the broker lost its disk; they "
                 "are stored again (%s)",
                 self._subscriptions.group,
-                ", ".join(f"queue {one.queue.queue_id} of {one.queue.topic}: {one.in_flight.done}" for one in lost),
+                ", ".join(f"queue {one.queue.queue_id} of {one.queue.topic}: {one.in_flight.done}" for one in gone),
             )
+        return incarnation
+
+    def _adopt(self, one: Assignment, offset: int, incarnation: int, *, is_unsure: bool) -> None:
+        """Go to a stored offset if it is not ours."""
+        if is_unsure:
+            is_before = offset < one.in_flight.done
+        elif offset in (one.committed, one.offered) or one.may_rewind:
+            return
+        else:
+            is_before = one.committed is not None and offset < one.committed
+        if offset > one.in_flight.next or is_before:
+            _log.warning(
+                "group %s: its offset in queue %d of %s was changed to %d elsewhere; continuing there",
+                self._subscriptions.group,
+                one.queue.queue_id,
+                one.queue.topic,
+                offset,
+            )
+            self._deliveries.go_to(one, offset, incarnation)
+            one.is_in_doubt = False
+
+    @staticmethod
+    async def _has_what_was_read(incarnation: int, one: Assignment) -> bool:
+        try:
+            return await one.reader.is_at(incarnation)
+        except RefusedError as error:
+            if may_repeat(error, harmless=True):
+                raise
+            return False  # it may be readable again later
+
+    async def _first(self, one: Assignment) -> int | None:
+        """Where the queue begins; None if it does not exist."""
+        return (await self._starts.offsets_at([one.queue], "first")).get(one.queue)

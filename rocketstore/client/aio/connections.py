@@ -176,6 +176,10 @@ class BrokerConnections:
         """The version of this project's own requests that the server has announced; 0: none, or not connected yet."""
         return self._protocols.get(address, 0)
 
+    def connection_number(self, address: str) -> int:
+        """The number of the open connection to a server, another one for each; 0 if there is none."""
+        return self._client.number(address)
+
     def is_open(self, address: str) -> bool:
         """Whether the server has answered over a connection that has not ended."""
         return address in self._protocols

@@ -594,7 +594,7 @@ class _Running:
         except ClientError as error:
             if delivery.in_flight.is_abandoned:
                 self.finish(delivery)  # it comes again anyway
-            elif may_repeat(error, harmless=True):
+            elif may_repeat(error, harmless=True) or isinstance(error, NotFoundError):  # no room for the retry topic
                 self._report(f"{delivery!r} is not taken back, and is sent back again until it is: {error}")
                 self._returning.append((delivery, delay_level))
             else:

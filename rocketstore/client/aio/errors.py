@@ -8,6 +8,7 @@
     ├── TimedOutError               no answer by the deadline
     ├── ConnectionEndedError        the connection ended before the answer
     ├── SendQueueFullError          too much is waiting to be sent: slow down
+    ├── OtherIncarnationError       the broker may have lost messages since: look again
     ├── BadAnswerError              an answer that cannot be understood
     │   └── UnreadableBodyError     a body compressed by a method that is not installed
     ├── OffsetOutOfRangeError       of a consumer that must not skip: the next message is gone
@@ -72,6 +73,10 @@ class ConnectionEndedError(ClientError):
 
 class SendQueueFullError(ClientError):
     """Raised when a producer has too many messages, or bytes, that are not sent yet: slow down."""
+
+
+class OtherIncarnationError(ClientError):
+    """Raised when offsets are not committed because the broker may have lost messages since they were read; retry."""
 
 
 class BadAnswerError(ClientError):

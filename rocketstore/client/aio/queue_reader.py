@@ -1,8 +1,9 @@
 """``QueueReader``: pulls one queue ahead of its consumer, from the master or, while there is none, from a copy.
 
 A queue may lose messages: the oldest by age, the newest with a broker that lost its disk and has no copy, and other
-messages may take their offsets then. The reader knows the last message that it was given; whenever the connection broke
-in between, it compares that one with what is in its place now.
+messages may take their offsets then. The reader knows the last message that it was given; whenever the master is of
+another *incarnation*, it compares that one with what is in its place now. A master of this project tells its
+incarnation; of another one, each connection counts as one, because it ends with the process.
 """
 
 from __future__ import annotations
@@ -96,16 +97,41 @@ class PulledBatch(NamedTuple):
 class _BeyondEnd(Exception):  # noqa: N818  # it is no error, but a finding
     """The master insists that the queue ends before the wanted offset."""
 
-    def __init__(self, end: int) -> None:
+    def __init__(self, end: int, incarnation: int) -> None:
         self.end = end
+        self.incarnation = incarnation
+
+
+class _Shown(NamedTuple):
+    """What a master answers about one place: the message there or the next one, if any."""
+
+    header: PullAnswer
+    message: ConsumedMessage | None
+    incarnation: int
+
+    def has(self, known: ConsumedMessage) -> bool:
+        """Whether this message is there."""
+        return self.message is not None and self.message.record == known.record
+
+    def has_another(self, known: ConsumedMessage) -> bool:
+        """Whether another one is in its place; a broker answers with a later one if it is gone."""
+        found = self.message
+        return found is not None and found.record != known.record and found.queue_offset == known.queue_offset
 
 
 class QueueReader:
     """Belongs to one assignment; ``arrived`` is called after every change that ``take`` would see."""
 
     def __init__(
-        self, cluster: Cluster, queue: MessageQueue, offset: int, settings: PullSettings, arrived: Callable[[], None]
+        self,
+        cluster: Cluster,
+        queue: MessageQueue,
+        offset: int,
+        settings: PullSettings,
+        arrived: Callable[[], None],
+        incarnation: int = 0,
     ) -> None:
+        """``incarnation``: of the broker that knew the offset; 0: of whichever answers first."""
         self.queue: Final = queue
         self.max_offset = -1
         """The queue's end in the last answer; -1 if unknown."""
@@ -113,17 +139,10 @@ class QueueReader:
         """How many offsets were skipped because their messages no longer exist."""
         self.is_refused = False
         """Whether it was refused at the last attempt, and is asked for again."""
-        self.last: ConsumedMessage | None = None
-        """The last message that came."""
-        self.known: ConsumedMessage | None = None
-        """The last one that came while the queue was known to be the one that the group's offset is for."""
         self._cluster = cluster
         self._settings = settings
         self._arrived = arrived
-        self._offset = offset
-        self._looked_before_begin = offset <= 0
-        self._is_doubtful = False  # whether the broker may have lost messages since
-        self._beyond_since: float | None = None
+        self._begin_at(offset, incarnation)
         self._stock: deque[PulledBatch] = deque()
         self._stock_bytes = 0
         self._room = asyncio.Event()
@@ -161,35 +180,64 @@ class QueueReader:
             raise self._error
         return None
 
-    def seek(self, offset: int) -> None:
-        """Drop what is in stock, and continue at ``offset``."""
+    def seek(self, offset: int, incarnation: int | None = None) -> None:
+        """Drop what is in stock, and continue at ``offset``.
+
+        ``incarnation``: of the broker that knew the offset; 0: whichever answers; None: that of what came last.
+        """
         running = self._task is not None
         self.stop()
-        self._offset = offset
-        self._beyond_since = self._error = None
+        self._begin_at(offset, self._incarnation if incarnation is None else incarnation)
+        self._error = None
         self._stock.clear()
         self._stock_bytes = 0
         if running:
             self.start()
 
-    async def other_history(self) -> int | None:
-        """Where to go on if the broker's queue is not the one that was read so far: it lost its disk. Else None.
+    def _begin_at(self, offset: int, incarnation: int) -> None:
+        self._offset = offset
+        # What the broker of this incarnation is known to have as it was read, in front of the offset:
+        self._incarnation = incarnation
+        self._last: ConsumedMessage | None = None  # the last message that came
+        self._learn_at = offset - 1  # the message to ask for in its place, -1: none
+        self._again_until = 0  # what comes before this offset was not there, or not wanted, when it was read first
+        self._needs_offset = False  # there is no such message: only the group's offset can tell
+        self._beyond_since: float | None = None
 
-        The last message that came while the queue was known to be the same shows it: another one is in its place, or
-        none. What was stored later than it is new. Raises ``ClientError``.
+    @property
+    def has_nothing_to_compare(self) -> bool:
+        """Whether only the group's offset can tell if the broker has what was taken so far."""
+        return self._needs_offset
+
+    def confirm(self, incarnation: int) -> None:
+        """The broker of this incarnation has the group's offset: everything before it is as it was."""
+        if incarnation in (0, self._incarnation):
+            self._needs_offset = False
+
+    async def is_at(self, incarnation: int) -> bool:
+        """Whether the broker of this incarnation has what was taken so far, as it was read. Raises ``ClientError``.
+
+        Otherwise nothing may be committed there: other messages may be in the place of those that were read.
         """
-        known, offset = self.known, self._offset
-        place = known.queue_offset if known is not None else max(offset - 1, 0)
-        answer, found = await self._message_at(place, self._cluster.timeout_s)
-        if answer.max_offset < offset:
-            is_other = True
-        elif found is not None:
-            is_other = known is not None and _is_replaced(known, found)
-        else:
-            is_other = known is not None and answer.min_offset <= place
-        if not is_other:
-            return None
-        return await self._begin_after(known) if known is not None else max(answer.min_offset, 0)
+        known, last, offset = self._incarnation, self._last, self._offset
+        if not incarnation or known == incarnation:
+            return not (self._needs_offset or self._again_until or self._goes_back)
+        if not known:
+            self._incarnation = incarnation
+            return True
+        if last is None or last.queue_offset + 1 != offset:
+            return False
+        shown = await self._message_at(last.queue_offset, self._cluster.timeout_s)
+        is_same = (self._incarnation, self._last, self._offset) == (known, last, offset)
+        if not is_same or not shown.has(last) or shown.incarnation != incarnation:
+            return False
+        self._incarnation = incarnation
+        return not self._goes_back
+
+    @property
+    def _goes_back(self) -> bool:
+        """Whether something is in stock that is before what came earlier."""
+        return any(one.rewinds for one in self._stock)
 
     # -- pulling -------------------------------------------------------------------------------------------------------
 
@@ -206,12 +254,11 @@ class QueueReader:
                     told = ""
             except _BeyondEnd as beyond:
                 try:
-                    await self._go_back(beyond.end)
+                    await self._go_back(beyond.end, beyond.incarnation)
                 except ClientError as error:
                     _log.warning("%s: %s; retrying", self._named, error)
                     await asyncio.sleep(backoff.pause())
             except ClientError as error:
-                self._is_doubtful = True
                 if may_repeat(error, harmless=True) or isinstance(error, BadAnswerError):
                     if str(error) != told:  # once, not for every attempt
                         told = str(error)
@@ -249,9 +296,6 @@ class QueueReader:
     async def _pull(self) -> bool:
         """Pull once. Whether the broker has answered."""
         address, is_master = await self._choose()
-        if is_master:
-            await self._look_before_begin()
-            await self._look_back()
         loop, settings = asyncio.get_running_loop(), self._settings
         began = loop.time()
         wait_s = settings.wait_s if is_master else min(settings.wait_s, COPY_WAIT_S)
@@ -270,6 +314,14 @@ class QueueReader:
             self._avoided, self._source = address, MASTER_ID
             raise
         self._avoided = ""
+        if answer.code not in _ANSWERS:
+            raise refusal_of(answer, self._named)
+        if is_master:
+            incarnation = self._incarnation_of(address, answer)
+            if not incarnation or (incarnation != self._incarnation and not await self._look_back(incarnation)):
+                return True  # another one has begun meanwhile, or the queue goes on elsewhere
+            if answer.code != AnswerCode.SUCCESS:
+                await self._learn(incarnation)
         if not self._take_in(answer, is_master=is_master) and loop.time() - began < IDLE_PAUSE_S:
             await asyncio.sleep(IDLE_PAUSE_S)
         return True
@@ -305,9 +357,7 @@ class QueueReader:
         return await self._cluster.connections.call(address, request, wait_s + timeout_s)
 
     def _take_in(self, answer: Frame, *, is_master: bool) -> bool:
-        """Process an answer to a pull; whether it was of any use. Raises ``ClientError`` and ``_BeyondEnd``."""
-        if answer.code not in _ANSWERS:
-            raise refusal_of(answer, self._named)
+        """Process an answer that is no refusal; whether it was of any use. Raises ``ClientError``, ``_BeyondEnd``."""
         header = read_answer(PullAnswer, answer)
         offset, self.max_offset = self._offset, header.max_offset
         self.is_refused = False
@@ -325,18 +375,25 @@ class QueueReader:
             return True
         if answer.code == AnswerCode.PULL_OFFSET_MOVED and header.min_offset > offset:
             self._beyond_since = None
-            self._go_to(header.min_offset, f"messages {offset} to {header.min_offset - 1} are gone")
+            self._go_to(header.min_offset, self._incarnation, f"messages {offset} to {header.min_offset - 1} are gone")
             return True
         if header.max_offset >= offset or not is_master:  # a copy may lag; only the master knows the end
             self._beyond_since = None
         elif self._is_long_beyond():
-            raise _BeyondEnd(max(header.max_offset, 0))
+            raise _BeyondEnd(max(header.max_offset, 0), self._incarnation)
         self._arrived()
         return False
 
     def _add(self, messages: list[ConsumedMessage], next_offset: int, size: int) -> None:
+        if self._offset < self._again_until:
+            if messages:
+                self._stock.append(PulledBatch([], self._offset, rewinds=True))
+            elif next_offset < self._again_until:
+                self._offset = next_offset
+                return
+            self._again_until = 0
         if messages:
-            self.last = messages[-1]
+            self._last = messages[-1]
         tags = self._settings.tags
         if tags is not None:  # brokers compare only hashes
             messages = [one for one in messages if one.tags in tags]
@@ -351,7 +408,7 @@ class QueueReader:
             self._beyond_since = now
         return now >= self._beyond_since + BEYOND_END_S
 
-    def _go_to(self, offset: int, reason: str) -> None:
+    def _go_to(self, offset: int, incarnation: int, reason: str) -> None:
         self._beyond_since = None
         if not self._settings.skips_missing:
             self._error = OffsetOutOfRangeError(f"{self._named}: {reason}")
@@ -359,55 +416,74 @@ class QueueReader:
             _log.warning("%s: %s; continuing at %d", self._named, reason, offset)
             rewinds = offset <= self._offset
             self.skipped += max(offset - self._offset, 0)
-            self._offset = offset
+            self._begin_at(offset, incarnation)
             self._stock.append(PulledBatch([], offset, rewinds=rewinds))
         self._arrived()
 
     # -- what the broker may have lost ---------------------------------------------------------------------------------
 
-    async def _look_before_begin(self) -> None:
-        """A message that was read in an earlier life is known, too: the one before the position that was stored."""
-        if self._looked_before_begin:
+    def _incarnation_of(self, address: str, answer: Frame) -> int:
+        """Of the master that has just given this answer; 0: it became one while it was at it."""
+        told = read_answer(PullAnswer, answer).incarnation if answer.code in _ANSWERS else 0
+        if told or self._cluster.connections.protocol_version(address):
+            return told
+        return self._cluster.connections.connection_number(address)
+
+    async def _learn(self, incarnation: int) -> None:
+        """A message that was read in an earlier life is known, too: the one before the offset that was stored."""
+        place = self._learn_at
+        if place < 0 or self._last is not None:
             return
-        begin = self._offset
         try:
-            _, found = await self._message_at(begin - 1, LOOK_BACK_S)
+            shown = await self._message_at(place, LOOK_BACK_S)
         except ClientError as error:
-            self._looked_before_begin = not may_repeat(error, harmless=True)
+            if not may_repeat(error, harmless=True):
+                self._learn_at = -1
             return
-        self._looked_before_begin = True
-        if found is not None and self.known is None and found.queue_offset == begin - 1:
-            self.known = found
+        if shown.incarnation == incarnation:
+            self._learn_at = -1
+            if shown.message is not None and shown.message.queue_offset == place:
+                self._last = shown.message
 
-    async def _look_back(self) -> None:
-        """After a broken connection to the master: it may have lost messages, and taken new ones at their offsets.
+    async def _look_back(self, incarnation: int) -> bool:
+        """Another incarnation has answered: it may have lost messages, and taken new ones at their offsets.
 
-        A queue that has become shorter is not believed at once: see ``BEYOND_END_S``.
+        Returns whether its answer counts. A queue that has become shorter is not believed at once: see
+        ``BEYOND_END_S``.
         """
-        last, offset = self.last or self.known, self._offset
-        if not self._is_doubtful or last is None:
-            return
+        last, offset, known = self._last, self._offset, self._incarnation
+        if last is None or not known:
+            self._needs_offset = bool(known and self._settings.group)
+            self._incarnation = incarnation
+            return True
+        place = last.queue_offset
         try:
-            answer, found = await self._message_at(last.queue_offset, LOOK_BACK_S)
+            shown = await self._message_at(place, LOOK_BACK_S)
         except BrokerFailedError as error:  # it was read before: what follows is not held up
             _log.warning("%s: the last message is unreadable now: %s", self._named, error)
-            self._is_doubtful = False
-            return
-        if found is None or not _is_replaced(last, found):
-            self._is_doubtful = answer.max_offset < offset
-            return
-        target = await self._begin_after(last)
-        if target < offset:
-            self._go_to(target, f"the message before {offset} is another one: the broker has lost messages")
-        self._is_doubtful = False
+            self._incarnation = incarnation
+            return True
+        if shown.incarnation != incarnation:
+            await asyncio.sleep(IDLE_PAUSE_S)
+            return False
+        if shown.header.max_offset <= place:
+            return True
+        if shown.has_another(last):
+            target = min(await self._begin_after(last), place)
+            reason = f"the message before {offset} is another one: the broker has lost messages"
+            self._go_to(target, incarnation, reason)
+            return False
+        self._incarnation = incarnation
+        if place + 1 < offset:  # what was not wanted there may have been replaced by what is
+            self._again_until, self._offset = offset, max(place + 1, shown.header.min_offset)
+        return self._offset == offset
 
-    async def _go_back(self, end: int) -> None:
+    async def _go_back(self, end: int, incarnation: int) -> None:
         """The queue ends before our offset: behind what was lost, or where a queue in its place begins."""
-        last = self.last or self.known
-        target = min(await self._begin_after(last), end) if last is not None else end
-        self._go_to(target, f"the queue ends at {end}, before {self._offset}")
+        target = end if self._last is None else min(await self._begin_after(self._last), end)
+        self._go_to(target, incarnation, f"the queue ends at {end}, before {self._offset}")
 
-    async def _message_at(self, offset: int, timeout_s: float) -> tuple[PullAnswer, ConsumedMessage | None]:
+    async def _message_at(self, offset: int, timeout_s: float) -> _Shown:
         """The bounds of the queue, and the message there or the next one, if there is any. Of the master."""
         deadline = self._cluster.deadline(timeout_s)
         broker = await self._cluster.broker(self.queue.broker_name, deadline)
@@ -416,10 +492,11 @@ class QueueReader:
         answer = await self._ask(
             broker.master, offset, 1, expression="*", wait_s=0.0, timeout_s=min(timeout_s, deadline.remaining_s)
         )
+        incarnation = self._incarnation_of(broker.master, answer)
         if answer.code not in _ANSWERS:
             raise refusal_of(answer, broker.master)
         messages = split_pulled(answer.body, self.queue) if answer.code == AnswerCode.SUCCESS else []
-        return read_answer(PullAnswer, answer), messages[0] if messages else None
+        return _Shown(read_answer(PullAnswer, answer), messages[0] if messages else None, incarnation)
 
     async def _begin_after(self, last: ConsumedMessage) -> int:
         """The offset of the first message stored later than this one."""
@@ -431,8 +508,3 @@ class QueueReader:
             deadline=self._cluster.deadline(),
         )
         return max(read_answer(OffsetAnswer, answer).offset, 0)
-
-
-def _is_replaced(known: ConsumedMessage, found: ConsumedMessage) -> bool:
-    """Whether another message than ``known`` is in its place now; a broker answers with a later one if it is gone."""
-    return found.record != known.record and found.queue_offset == known.queue_offset
