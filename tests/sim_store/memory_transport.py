@@ -246,7 +246,7 @@ class MemoryTransport:
 
     def _run_answer(self, answer: Envelope, peer: NodeId) -> None:
         try:
-            self.identity.check_answer(answer, peer)
+            self.identity.check(answer)
             if isinstance(answer.message, HeartbeatResponse):
                 self.learn(peer, answer.message.client_address)
             self._the_receiver.receive(answer)

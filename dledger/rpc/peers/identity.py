@@ -91,12 +91,6 @@ class PeerIdentity:
         """A message to us that arrived on a connection whose handshake was ``peer``'s."""
         return Envelope(self.cluster_id, self.group, peer, self.node_id, message, connection)
 
-    def check_answer(self, answer: Envelope, peer: NodeId) -> None:
-        """``check`` for an answer that must come from ``peer``."""
-        self.check(answer)
-        if answer.sender != peer:
-            raise IdentityError(f"answer from {answer.sender!r}, but {peer!r} was asked: check its address")
-
     def handshake(self, peer: NodeId, client_address: str, purpose: int) -> Handshake:
         """Our handshake on a new connection to a peer."""
         return Handshake(
