@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
@@ -45,6 +45,10 @@ LINGER_MS: Final = 2.0
 """How long ``submit`` waits for more entries to go in one request."""
 FOLLOW_WAIT_S: Final = 5.0
 """How long a node may hold back the answer to a follower, who would not notice its death before."""
+WATCH_CHECK_S: Final = 10.0
+"""How long a watcher hears nothing before it checks that its node still answers."""
+_NOTHING: Final = b""
+"""In the place of a role change, which is never empty."""
 _SUBMITTED: Final = WindowOptions(
     linger_ms=LINGER_MS, batch_bytes=MIB // 2, inflight_requests_max=INFLIGHT_REQUESTS_MAX
 )
@@ -307,7 +311,9 @@ class DLedgerClient:
                         yield messages.decode_role_event(event)
                         broken = self._deadline(None)
                         backoff.succeeded()
-                        event = await changes.get()
+                        while (event := await _heard(changes)) == _NOTHING:
+                            broken = self._deadline(None)  # it has answered so far
+                            await self._calls.status(node, Deadline(self.timeout_s / 2))
                 finally:
                     link.watchers.discard(changes)
                 failure = UnavailableError(f"the connection to {node} ended")
@@ -391,3 +397,11 @@ class DLedgerClient:
                 raise
 
         return await self._calls.repeated(attempt, deadline, changes=True)
+
+
+async def _heard(changes: asyncio.Queue[bytes | None]) -> bytes | None:
+    """The next role change, or ``_NOTHING`` if it is time to check the node: a frozen one closes no connection."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(WATCH_CHECK_S):
+            return await changes.get()
+    return _NOTHING

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
@@ -16,6 +17,9 @@ from dledger.access.guard import AccessGuard
 from dledger.access.rules import parse_rules
 from dledger.client import AppendResult, ClientSecurity, ReadMode, TlsFiles
 from dledger.client.aio import DLedgerClient
+from dledger.client.aio import client as module
+from dledger.client.aio.connections import NodeConnections
+from dledger.client.shared import Deadline
 from dledger.client_server import ClientServer
 from dledger.clock import Clock
 from dledger.config import ClientAuth, SecurityConfig, ServerConfig
@@ -261,6 +265,27 @@ def test_a_watch_tells_changes_and_goes_on_at_another_node() -> None:
     with_client(test)
 
 
+def test_a_watch_leaves_a_node_that_answers_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frozen one closes no connection."""
+    monkeypatch.setattr(module, "WATCH_CHECK_S", 0.05)
+    thaw = threading.Event()
+
+    def freeze() -> None:
+        thaw.wait(TIMEOUT_S)
+
+    async def test(group: FakeGroup, client: DLedgerClient) -> None:
+        try:
+            async with aclosing(client.watch_role()) as events:
+                first = await anext(events)
+                group.servers[int(first.node_id[1])].bridge.post(freeze)
+                second = await anext(events)
+        finally:
+            thaw.set()
+        assert first.node_id != second.node_id
+
+    with_client(test, timeout_s=0.5)
+
+
 def test_the_group_is_known_from_one_address() -> None:
     """Members, leader, transfer."""
 
@@ -339,16 +364,15 @@ def test_tls_verifies_the_certificate_and_its_name(tmp_path: Path) -> None:
         trusted = ClientSecurity(TlsFiles(tmp_path / "ca.crt"))
         async with DLedgerClient(f"localhost:{server.port}", security=trusted) as client:
             assert (await client.append(b"a")).index == 0
-        async with DLedgerClient(f"localhost:{server.port}", timeout_s=1) as client:
-            with pytest.raises(UnavailableError, match="--tls-ca"):
-                await client.append(b"a")
         (tmp_path / "other").mkdir()
         certs.make_authority(tmp_path / "other")
         stranger = ClientSecurity(TlsFiles(tmp_path / "other" / "ca.crt"))
-        async with DLedgerClient(f"localhost:{server.port}", security=stranger, timeout_s=1) as client:
-            with pytest.raises(DLedgerError, match="certificate") as error:
-                await client.append(b"a")
+        for security, told in ((None, "--tls-ca"), (stranger, "certificate")):
+            connections = NodeConnections([f"localhost:{server.port}"], "default", security)
+            with pytest.raises(DLedgerError, match=told) as error:
+                await connections.link(f"localhost:{server.port}", Deadline(TIMEOUT_S))
             assert error.value.outcome == "not_applied"
+            await connections.close()
 
     try:
         loops.run(asyncio.wait_for(main(), TIMEOUT_S))
