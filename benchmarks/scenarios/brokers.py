@@ -1,4 +1,4 @@
-"""Real brokers: sending, pulling and queries over gRPC, and the failover time after killing the master."""
+"""Real brokers: sending, pulling and queries, and the failover time after killing the master."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from benchmarks.context import Context
 from benchmarks.figures import Figure
 from benchmarks.registry import Scenario
 from benchmarks.scenarios import failover
+from benchmarks.sending import send_rate
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import LocalGroup
 from dledger.errors import DLedgerError
-from rocketstore.client.admin import Admin
-from rocketstore.client.producer import Producer
-from rocketstore.client.topics import TopicInfo
+from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.blocking import Admin, Producer
+from rocketstore.client.blocking_consumer import Consumer
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record, encode_record
 
 TOPIC: Final = "bench"
 QUEUES: Final = 8
 BODY: Final = os.urandom(1024)
-SENT_MAX: Final = 3_000_000
-"""The maximum sent in one round: about 3 GiB of log on every broker."""
+MESSAGE: Final = Message(TOPIC, BODY)
 PULLED: Final = 300_000
 ASKED: Final = 2000
 KILLS_MAX: Final = 20
@@ -40,28 +40,10 @@ HEALTH_CHECK: Final = "a gRPC health check of the same broker"
 LOG_FAILOVER: Final = "the bare replicated log's longest"
 
 
-def send_rate(producer: Producer, seconds: float) -> float:
-    """Messages per second of a pipelined producer, all acknowledged."""
-    messages = [Message(TOPIC, BODY) for _ in range(1024)]
-    sent = 0
-    started = time.perf_counter()
-    deadline = started + seconds
-    with producer.sender() as sender:
-        while time.perf_counter() < deadline and sent < SENT_MAX:
-            for message in messages:
-                sender.send(message)
-            sent += len(messages)
-        sender.flush()
-        took = time.perf_counter() - started
-        if sender.failed_messages:
-            raise RuntimeError(f"{sender.failed_messages} messages were not stored")
-    return sent / took
-
-
 def bare_append_rate(context: Context, size: int) -> float:
     """Entries of the same size per second, appended to a group with the same number of nodes."""
     with LocalGroup(context.directory / f"bare-group-{size}", size=size) as group, closing(group.client()) as client:
-        body = BODY + bytes(len(encode_record(Message(TOPIC, BODY))) - len(BODY))
+        body = BODY + bytes(len(encode_record(MESSAGE)) - len(BODY))
         sent = 0
         started = time.perf_counter()
         deadline = started + context.settings.seconds
@@ -84,10 +66,10 @@ def measure_group(context: Context, names: frozenset[str]) -> Iterator[Figure]:
     if "broker_send_3nodes" in names:
         with LocalBrokers(context.directory / "brokers") as brokers:
             brokers.master()
-            with brokers.admin() as admin, brokers.producer(timeout_s=30) as producer:
+            with Admin(brokers.addresses) as admin, Producer(brokers.addresses, timeout_s=30) as producer:
                 prepare(admin)
-                send_rate(producer, settings.warmup_seconds)
-                rates = [send_rate(producer, settings.seconds) for _ in range(settings.rounds)]
+                send_rate(producer, MESSAGE, settings.warmup_seconds)
+                rates = [send_rate(producer, MESSAGE, settings.seconds) for _ in range(settings.rounds)]
         yield Figure("broker_send_3nodes", stats.median(rates), "messages/s", LOG_APPENDS, bare_append_rate(context, 3))
     if "broker_failover_p99" in names:
         yield from measure_failover(context)
@@ -97,18 +79,18 @@ def measure_failover(context: Context) -> Iterator[Figure]:
     """Kill the master under load; the seconds until a send is acknowledged again."""
     kills = min(context.settings.kills, KILLS_MAX)
     took: list[float] = []
-    with LocalBrokers(context.directory / "brokers-failover") as brokers, brokers.producer() as producer:
+    with LocalBrokers(context.directory / "brokers-failover") as brokers, Producer(brokers.addresses) as producer:
         brokers.master()
-        with brokers.admin() as admin:
+        with Admin(brokers.addresses) as admin:
             prepare(admin)
         for _ in range(kills):
-            send_rate(producer, 0.5)
+            send_rate(producer, MESSAGE, 0.5)
             master = brokers.master()
             started = time.perf_counter()
             brokers.kill(master)
             while True:
                 try:
-                    producer.send(Message(TOPIC, BODY))
+                    producer.send(MESSAGE)
                     break
                 except DLedgerError:
                     if time.perf_counter() > started + GIVE_UP_SECONDS:
@@ -127,15 +109,15 @@ def measure_plain(context: Context, names: frozenset[str]) -> Iterator[Figure]:
     settings = context.settings
     with LocalBrokers(context.directory / "broker-plain", size=1, plain=True, flush="async") as brokers:
         brokers.master()
-        with brokers.admin() as admin, brokers.producer(timeout_s=30) as producer:
+        with Admin(brokers.addresses) as admin, Producer(brokers.addresses, timeout_s=30) as producer:
             prepare(admin)
-            send_rate(producer, settings.warmup_seconds)
+            send_rate(producer, MESSAGE, settings.warmup_seconds)
             if "broker_send_plain" in names:
-                rates = [send_rate(producer, settings.seconds) for _ in range(settings.rounds)]
+                rates = [send_rate(producer, MESSAGE, settings.seconds) for _ in range(settings.rounds)]
                 bare = bare_append_rate(context, 1)
                 yield Figure("broker_send_plain", stats.median(rates), "messages/s", LOG_APPENDS, bare)
             while sum(one.max_offset for one in admin.queue_ranges(TOPIC)) < PULLED:
-                send_rate(producer, 1.0)
+                send_rate(producer, MESSAGE, 1.0)
             if "pull" in names:
                 pulled = [pull_rate(brokers) for _ in range(settings.rounds)]
                 yield Figure("pull", stats.median(pulled), "messages/s", DECODING, decode_rate())
@@ -145,7 +127,7 @@ def measure_plain(context: Context, names: frozenset[str]) -> Iterator[Figure]:
 
 def pull_rate(brokers: LocalBrokers) -> float:
     """Messages per second received by one consumer that reads every body."""
-    with brokers.consumer("", TOPIC) as consumer:
+    with Consumer(brokers.addresses, topics=TOPIC, assign="all", start="first") as consumer:
         taken = 0
         started = time.perf_counter()
         while taken < PULLED:
@@ -167,14 +149,14 @@ def decode_rate() -> float:
 
 def measure_query(brokers: LocalBrokers, admin: Admin, producer: Producer) -> Iterator[Figure]:
     """Messages queried by id, one at a time, compared with the minimum cost of a call."""
-    receipt = producer.send(Message(TOPIC, BODY, keys="asked-for"))
+    sent = producer.send(Message(TOPIC, BODY, keys="asked-for"))
     took: list[float] = []
     bare: list[float] = []
     with grpc.insecure_channel(brokers.addresses[0]) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         for _ in range(ASKED):
             started = time.perf_counter()
-            admin.message_by_id(receipt.message_id)
+            admin.message_by_id(sent.offset_id)
             between = time.perf_counter()
             health.Check(health_pb2.HealthCheckRequest())
             bare.append(time.perf_counter() - between)

@@ -34,12 +34,13 @@ CREATORS: Final = 16
 
 def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
     """Three brokers with a topic of four queues, which cost more than three log nodes; the console as a process."""
-    from rocketstore.client.topics import TopicInfo
+    from rocketstore.client.aio.admin_records import TopicInfo
+    from rocketstore.client.blocking import Admin
 
     seconds = max(SECONDS_MIN, 3 * context.settings.seconds)
     with LocalBrokers(context.directory / "brokers-console") as brokers:
         brokers.master()
-        with brokers.admin() as admin:
+        with Admin(brokers.addresses) as admin:
             admin.put_topic(TopicInfo("orders"))
         with _console(brokers.addresses) as (process, url):
             if NO_PAGE in names:
@@ -71,9 +72,10 @@ def measure_many(context: Context, names: frozenset[str]) -> Iterator[Figure]:
 
 
 def _create(brokers: LocalBrokers, topics: int, queues: int) -> None:
-    from rocketstore.client.topics import TopicInfo
+    from rocketstore.client.aio.admin_records import TopicInfo
+    from rocketstore.client.blocking import Admin
 
-    with brokers.admin() as admin, ThreadPoolExecutor(CREATORS) as threads:
+    with Admin(brokers.addresses) as admin, ThreadPoolExecutor(CREATORS) as threads:
         made = [TopicInfo(f"topic-{number:05}", queues, queues) for number in range(topics)]
         list(threads.map(admin.put_topic, made))
 

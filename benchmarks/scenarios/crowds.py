@@ -24,6 +24,7 @@ from benchmarks.targets import ALONE
 from cluster.local.brokers import LocalBrokers
 from dledger.remoting.blocking import BlockingRemotingClient
 from dledger.remoting.frame import Frame
+from rocketstore.client.blocking import Admin
 from rocketstore.remoting.codes import RequestCode
 
 CONNECTIONS: Final = 10_000
@@ -97,7 +98,7 @@ def _one(context: Context, crowd: str, command: Mapping[str, object]) -> dict[st
             )
         )
         name = brokers.master()
-        with brokers.admin() as admin:
+        with Admin(brokers.addresses) as admin:
             prepare(admin)
         broker = _Broker(brokers.pid(name), context.directory)
         frames = stack.enter_context(closing(BlockingRemotingClient()))

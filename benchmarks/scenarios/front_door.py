@@ -19,6 +19,7 @@ from benchmarks.targets import DIRECT
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import HOST, free_ports
 from rocketstore.broker_grpc.codec import SERVICE
+from rocketstore.client.blocking import Admin
 from rocketstore.pb import broker_pb2 as pb
 
 NAMES: Final = ("front_door_unary_p50", "front_door_send_stream")
@@ -43,7 +44,7 @@ def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
             )
         )
         node = brokers.nodes[brokers.master()]
-        with brokers.admin() as admin:
+        with Admin(brokers.addresses) as admin:
             prepare(admin)
         relayed, direct = (
             stack.enter_context(grpc.insecure_channel(f"{HOST}:{port}", [("grpc.use_local_subchannel_pool", 1)]))

@@ -18,7 +18,9 @@ from benchmarks.targets import UNMEASURED
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import LocalGroup
 from dledger.client import DLedgerClient
-from rocketstore.client.topics import TopicInfo
+from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.blocking import Admin, Producer
+from rocketstore.client.blocking_consumer import Consumer
 from rocketstore.message.message import Message
 
 TOPICS: Final = 300
@@ -49,14 +51,15 @@ def measure_scrape(context: Context, _names: frozenset[str]) -> Iterator[Figure]
 
 def fill(brokers: LocalBrokers) -> None:
     """Topics with messages, and groups that have consumed from them."""
-    with brokers.admin(timeout_s=30) as admin:
+    with Admin(brokers.addresses, timeout_s=30) as admin:
         for number in range(TOPICS):
             admin.put_topic(TopicInfo(f"topic-{number}"))
-    with brokers.producer(timeout_s=30) as producer:
+    with Producer(brokers.addresses, timeout_s=30) as producer:
         for number in range(TOPICS):
             producer.send(Message(f"topic-{number}", b"message"))
     for number in range(GROUPS):
-        with brokers.consumer(f"group-{number}", f"topic-{number}") as consumer:
+        group, topic = f"group-{number}", f"topic-{number}"
+        with Consumer(brokers.addresses, group=group, topics=topic, start="first") as consumer:
             consumer.poll()
             consumer.commit()
 

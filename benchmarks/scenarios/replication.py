@@ -18,14 +18,15 @@ from benchmarks.peers import rocketmq
 from benchmarks.peers.rocketmq import JavaLoad
 from benchmarks.processes import ChildError, PythonChild
 from benchmarks.registry import Scenario
+from benchmarks.sending import send_count, send_rate
 from benchmarks.targets import JAVA_PAIR, PUT_ALONE, RAW_COPY
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import HOST, free_ports
 from dledger.conditions import ConditionKind
 from dledger.remoting.blocking import BlockingRemotingClient
 from dledger.remoting.frame import Frame
-from rocketstore.client.producer import Producer
-from rocketstore.client.topics import TopicInfo
+from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.blocking import Admin, Producer
 from rocketstore.message.message import Message
 from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.nameserver.server import NameServer
@@ -37,12 +38,9 @@ LAG: Final = "ha_idle_lag"
 TOPIC: Final = "bench"
 QUEUES: Final = 8
 BODY: Final = os.urandom(1024)
+MESSAGE: Final = Message(TOPIC, BODY)
 REPLICATED: Final = 512 * 1024
 """Messages, of 1 KiB each."""
-BLOCK: Final = 1024
-"""Messages of which the answer to one is looked at."""
-PENDING_BLOCKS: Final = 64
-SENT_MAX: Final = 3_000_000
 JAVA_WINDOW: Final = 1000
 PUTS_MAX: Final = 1000
 IDLE_S: Final = 0.01
@@ -84,9 +82,9 @@ def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
 def _replication(context: Context) -> Figure:
     rounds: list[tuple[float, float]] = []
     with pair(context.directory / "pair", {}) as (master, slave):
-        with master.admin() as admin, master.producer(timeout_s=30) as producer:
+        with Admin(master.addresses) as admin, Producer(master.addresses, timeout_s=30) as producer:
             admin.put_topic(TopicInfo(TOPIC, QUEUES, QUEUES))
-            _fill(producer)
+            send_count(producer, MESSAGE, REPLICATED)
         for _ in range(context.settings.rounds):
             raw = _raw_copy(context, master)
             with slave:
@@ -99,20 +97,11 @@ def _replication(context: Context) -> Figure:
     return Figure(REPLICATION, ours, "MB/s", RAW_COPY, raw)
 
 
-def _fill(producer: Producer) -> None:
-    with producer.sender() as sender:
-        for _ in range(REPLICATED):
-            sender.send(Message(TOPIC, BODY))
-        sender.flush()
-        if sender.failed_messages:
-            raise RuntimeError(f"{sender.failed_messages} messages were not stored")
-
-
 def _catch_up(context: Context, master: LocalBrokers, slave: LocalBrokers) -> float:
     """MB/s from the first bytes that the slave is seen to have to the last ones."""
     (name,) = master.nodes
-    with master.admin() as at_master, slave.admin() as at_slave:
-        end = at_master.status(master.nodes[name].client_address).end_offset
+    with Admin(master.addresses) as at_master, Admin(slave.addresses) as at_slave:
+        end = _end(at_master, master.nodes[name].client_address)
         address = slave.nodes[name].client_address
         began = first = have = 0.0
         give_up = time.monotonic() + WAIT_S
@@ -120,21 +109,29 @@ def _catch_up(context: Context, master: LocalBrokers, slave: LocalBrokers) -> fl
             if time.monotonic() > give_up:
                 raise ChildError(f"the slave has {have:,.0f} of {end:,} bytes after {WAIT_S:g} s")
             time.sleep(POLL_S)
-            have = at_slave.status(address).end_offset
+            have = _end(at_slave, address)
             if have and not began:
                 began, first = time.perf_counter(), have
         took = time.perf_counter() - began
-        while at_slave.status(address).dispatch_behind_bytes:
+        while at_slave.status(address).table["dispatchBehindBytes"] != "0":
             time.sleep(POLL_S)
         context.say(f"    its queues are complete {time.perf_counter() - began - took:.2f} s later")
     return (end - first) / took / 1e6
 
 
+def _end(admin: Admin, address: str) -> int:
+    """The end of a broker's log."""
+    end = admin.status(address).runtime.end
+    if end is None:
+        raise ChildError(f"{address} does not tell the end of its log")
+    return end
+
+
 def _raw_copy(context: Context, master: LocalBrokers) -> float:
     """MB/s of the bytes of the master's log, read by one process and written by another."""
     (name,) = master.nodes
-    with master.admin() as admin:
-        end = admin.status(master.nodes[name].client_address).end_offset
+    with Admin(master.addresses) as admin:
+        end = _end(admin, master.nodes[name].client_address)
     files = [str(one) for one in sorted((master.root_dir(name) / "commitlog").iterdir())]
     target, module = context.directory / "raw-copy", "benchmarks.children.raw_copy"
     with PythonChild(module, ["send", str(end), *files], context.directory / "raw-send.log") as sender:
@@ -158,10 +155,10 @@ def _sync(context: Context) -> Figure:
     master_settings = {"brokerRole": "SYNC_MASTER", "minInSyncReplicas": "2"}
     with pair(context.directory / "sync", master_settings) as (master, slave), slave:
         _wait_for_slave(master)
-        with master.admin() as admin, master.producer(timeout_s=30) as producer:
+        with Admin(master.addresses) as admin, Producer(master.addresses, timeout_s=30) as producer:
             admin.put_topic(TopicInfo(TOPIC, QUEUES, QUEUES))
-            send_rate(producer, settings.warmup_seconds)
-            rates = [send_rate(producer, settings.seconds) for _ in range(settings.rounds)]
+            send_rate(producer, MESSAGE, settings.warmup_seconds)
+            rates = [send_rate(producer, MESSAGE, settings.seconds) for _ in range(settings.rounds)]
     context.say(f"  {', '.join(f'{one:,.0f}' for one in rates)} messages/s")
     ours = stats.median(rates)
     if not rocketmq.available():
@@ -170,35 +167,12 @@ def _sync(context: Context) -> Figure:
     return Figure(SYNC, ours, "messages/s", JAVA_PAIR, theirs)
 
 
-def send_rate(producer: Producer, seconds: float) -> float:
-    """Messages per second of a pipelined producer, all of them on master and slave."""
-    messages = [Message(TOPIC, BODY) for _ in range(BLOCK)]
-    answers = []
-    sent = 0
-    started = time.perf_counter()
-    deadline = started + seconds
-    with producer.sender() as sender:
-        while time.perf_counter() < deadline and sent < SENT_MAX:
-            for message in messages[:-1]:
-                sender.send(message)
-            answers.append(sender.send(messages[-1]))
-            sent += len(messages)
-        sender.flush()
-        took = time.perf_counter() - started
-        if sender.failed_messages:
-            raise RuntimeError(f"{sender.failed_messages} messages were not stored")
-    alone = [status for status in (one.result().status for one in answers) if status != "PUT_OK"]
-    if alone:
-        raise RuntimeError(f"{len(alone)} of {len(answers)} messages may be on the master alone: {alone[0]}")
-    return sent / took
-
-
 def _wait_for_slave(master: LocalBrokers) -> None:
     (name,) = master.nodes
     address = master.nodes[name].client_address
     deadline = time.monotonic() + WAIT_S
-    with master.admin() as admin:
-        while any(one.kind == ConditionKind.NOT_REPLICATING for one in admin.status(address).conditions):
+    with Admin(master.addresses) as admin:
+        while ConditionKind.NOT_REPLICATING in admin.status(address).runtime.conditions:
             if time.monotonic() > deadline:
                 raise ChildError(f"no slave follows the master after {WAIT_S:g} s")
             time.sleep(POLL_S)
@@ -240,7 +214,7 @@ def _lag(context: Context) -> Figure:
     settings = context.settings
     with pair(context.directory / "idle", {}) as (master, slave), slave, ExitStack() as stack:
         (name,) = master.nodes
-        with master.admin() as admin:
+        with Admin(master.addresses) as admin:
             admin.put_topic(TopicInfo(TOPIC, 1, 1))
         at_master, at_slave = (stack.enter_context(closing(BlockingRemotingClient())) for _ in range(2))
         pool = stack.enter_context(ThreadPoolExecutor(1))

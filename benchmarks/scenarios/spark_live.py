@@ -18,10 +18,11 @@ from benchmarks.context import Context
 from benchmarks.figures import Figure
 from benchmarks.processes import PythonChild
 from benchmarks.registry import Scenario
+from benchmarks.sending import send_count
 from benchmarks.targets import BARE_PRODUCER, OWN_P50, SENT_MEANWHILE
 from cluster.local.brokers import LocalBrokers
-from rocketstore.client.producer import Producer
-from rocketstore.client.topics import TopicInfo
+from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.blocking import Admin, Producer
 from rocketstore.message.message import Message
 
 CHILD: Final = "benchmarks.children.spark_live"
@@ -43,7 +44,7 @@ class Live:
     def __init__(self, context: Context, stack: ExitStack) -> None:
         self.brokers = stack.enter_context(LocalBrokers(context.directory / "spark-live"))
         self.brokers.master()
-        self.producer: Producer = stack.enter_context(self.brokers.producer(timeout_s=60))
+        self.producer = stack.enter_context(Producer(self.brokers.addresses, timeout_s=60))
         scratch = context.directory / "spark-live-scratch"
         scratch.mkdir()
         self._child = stack.enter_context(PythonChild(CHILD, [str(scratch)], context.directory / "spark-live.log"))
@@ -54,23 +55,12 @@ class Live:
 
     def topic(self, name: str) -> None:
         """Create a topic."""
-        with self.brokers.admin(30) as admin:
+        with Admin(self.brokers.addresses, timeout_s=30) as admin:
             admin.put_topic(TopicInfo(name, QUEUES, QUEUES))
 
     def send(self, topic: str, count: int, rate: float = 0) -> float:
         """Send this many messages, at most ``rate`` per second; returns the actual rate."""
-        message = Message(topic, BODY)
-        began = time.perf_counter()
-        with self.producer.sender() as sender:
-            for number in range(0, count, 1000):
-                for _ in range(1000):
-                    sender.send(message)
-                if rate and (ahead := (number + 1000) / rate - (time.perf_counter() - began)) > 0:
-                    time.sleep(ahead)
-            sender.flush()
-            if sender.failed_messages:
-                raise RuntimeError(f"{sender.failed_messages} messages were not stored")
-        return count / (time.perf_counter() - began)
+        return send_count(self.producer, Message(topic, BODY), count, rate)
 
     def ask(self, do: str, **more: object) -> dict[str, Any]:  # Any: the values of a JSON object
         """Send one command to the session."""

@@ -13,10 +13,12 @@ from benchmarks.figures import Figure
 from benchmarks.load import LoadClient
 from benchmarks.registry import Scenario
 from benchmarks.scenarios.appends import BODY_BYTES, WINDOWS
-from benchmarks.scenarios.brokers import prepare, send_rate
+from benchmarks.scenarios.brokers import MESSAGE, prepare
+from benchmarks.sending import send_rate
 from benchmarks.targets import PLAINTEXT
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import LocalGroup
+from rocketstore.client.blocking import Admin, Producer
 
 
 def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
@@ -54,11 +56,11 @@ def measure_sends(context: Context) -> Figure:
         for name, tls in (("brokers-with-tls", True), ("brokers-plaintext", False)):
             brokers = stack.enter_context(LocalBrokers(context.directory / name, tls=tls))
             brokers.master()
-            with brokers.admin() as admin:
+            with Admin(brokers.addresses, security=brokers.security) as admin:
                 prepare(admin)
-            producer = stack.enter_context(brokers.producer(timeout_s=30))
-            send_rate(producer, settings.warmup_seconds)
-            rates.append(partial(send_rate, producer, settings.seconds))
+            producer = stack.enter_context(Producer(brokers.addresses, timeout_s=30, security=brokers.security))
+            send_rate(producer, MESSAGE, settings.warmup_seconds)
+            rates.append(partial(send_rate, producer, MESSAGE, settings.seconds))
         return Figure("tls_broker_send", *_in_turns(context, rates, "messages/s"))
 
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
@@ -14,7 +10,6 @@ from benchmarks.peers import rocketmq
 from benchmarks.processes import PythonChild
 from benchmarks.scenarios import replication
 from benchmarks.targets import TARGETS
-from rocketstore.client.producer import Producer
 
 MODULE = "benchmarks.children.raw_copy"
 
@@ -41,45 +36,6 @@ def test_a_raw_copy_has_the_bytes_that_were_asked_for(tmp_path: Path) -> None:
     assert answer["bytes"] == len(wanted)
     assert answer["seconds"] > 0
     assert target.read_bytes() == wanted
-
-
-class _Sender:
-    """Answers every message with the same status."""
-
-    failed_messages = 0
-
-    def __init__(self, status: str) -> None:
-        self._receipt = SimpleNamespace(status=status)
-
-    def send(self, _message: object) -> Any:  # noqa: ANN401  # a future, as far as it is used
-        return SimpleNamespace(result=lambda: self._receipt)
-
-    def flush(self) -> None:
-        pass
-
-
-class _Producer:
-    def __init__(self, status: str) -> None:
-        self._status = status
-
-    @contextmanager
-    def sender(self) -> Iterator[_Sender]:
-        yield _Sender(self._status)
-
-
-def _producer(status: str) -> Producer:
-    return cast("Producer", _Producer(status))  # as far as it is used
-
-
-def test_messages_with_two_copies_are_counted() -> None:
-    assert replication.send_rate(_producer("PUT_OK"), 0.01) > 0
-
-
-@pytest.mark.parametrize("status", ["FLUSH_SLAVE_TIMEOUT", "SLAVE_NOT_AVAILABLE"])
-def test_messages_that_may_have_one_copy_do_not_count(status: str) -> None:
-    """Producers take them for sent; a figure of SYNC_MASTER must not."""
-    with pytest.raises(RuntimeError, match=f"may be on the master alone: {status}"):
-        replication.send_rate(_producer(status), 0.01)
 
 
 def test_javas_pair_is_a_master_and_its_slave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
