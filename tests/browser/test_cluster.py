@@ -16,7 +16,8 @@ from cluster.broker_target import BrokerTarget
 from cluster.connection import GroupTarget
 from cluster.console.server import ConsoleServer, ListenAddress
 from cluster.local.brokers import LocalBrokers
-from rocketstore.client.topics import TopicInfo
+from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.blocking import Admin, Producer
 from rocketstore.message.message import Message
 from tests.browser.chromium import Page
 from tests.browser.test_page import ATTACK, audit
@@ -57,9 +58,9 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Known]:
         for number, one in enumerate(java):
             caller.register(number, one.address, name="java", cluster="LegacyCluster", topics=("invoices", "orders"))
         brokers.master()
-        with brokers.admin() as admin:
+        with Admin(brokers.addresses) as admin:
             admin.put_topic(TopicInfo("orders", 4, 4))
-        with brokers.producer() as producer:
+        with Producer(brokers.addresses) as producer:
             producer.send(Message("orders", b"one"))
         yield Known(brokers, java, stack.enter_context(shown(server.address)).url)
 

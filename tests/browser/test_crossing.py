@@ -9,10 +9,10 @@ from functools import partial
 
 import pytest
 
-from rocketstore.client.admin import Admin
-from rocketstore.client.producer import Producer
-from rocketstore.client.topics import TopicInfo
+from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.blocking import Admin, Producer
 from rocketstore.message.message import Message
+from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.server import BrokerServer
 from tests.browser.chromium import Page
 from tests.browser.test_changes import console_of, until_says
@@ -42,8 +42,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerServer]:
             for topic, messages in (("bills", 1), ("orders", 2)):
                 admin.put_topic(TopicInfo(topic, 1, 1))
                 for _ in range(messages):
-                    producer.send(Message(topic, b"one"), queue_id=0)
-                admin.set_offsets("audit", topic, {0: 0})
+                    sent = producer.send(Message(topic, b"one"), queue=0)
+                admin.set_offsets("audit", {MessageQueue(topic, sent.broker, 0): 0})
         yield server
     finally:
         server.stop()
@@ -81,7 +81,8 @@ def test_a_plan_resets_only_the_topic_it_is_of(page: Page, broker: BrokerServer)
         until_says(page, "2 messages would be skipped and not delivered.")
         page.click("#form-content button[type=submit]")
         until_says(page, "reset audit in orders: queue 0 to 2")
-        assert admin.offsets("audit") == {("bills", 0): 0, ("orders", 0): 2}
+        offsets = {(one.topic, one.queue_id): offset for one, offset in admin.offsets("audit").items()}
+        assert offsets == {("bills", 0): 0, ("orders", 0): 2}
         page.leave()
 
 

@@ -18,6 +18,7 @@ from cluster.console.playground import open_console
 from cluster.console.server import ConsoleServer, ListenAddress
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import LocalGroup
+from rocketstore.client.blocking import Producer
 from rocketstore.message.message import Message
 from tests.browser.chromium import Page
 
@@ -113,10 +114,10 @@ def log_console(shared_log_console: ConsoleServer, log_group: LocalGroup) -> Con
 @pytest.fixture
 def sent(brokers: LocalBrokers) -> dict[str, Any]:
     """A message whose body is an attack on whoever shows it."""
-    with brokers.producer() as producer:
+    with Producer(brokers.addresses) as producer:
         message = Message("orders", ATTACK.encode(), keys="attack-1", tags="<b>bold</b>")
-        receipt = producer.send(message, queue_id=1)
-    return {"offset": receipt.queue_offset, "id": receipt.message_id, "queue": receipt.queue_id}
+        stored = producer.send(message, queue=1)
+    return {"offset": stored.offset, "id": stored.offset_id, "queue": stored.queue}
 
 
 # --- messages and entries --------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.server import DLedgerServer
 from dledger.types import NodeId
 from dledger.values import CLIENT_PORT_OFFSET
-from rocketstore.client.producer import Producer
+from rocketstore.client.blocking import Producer
 from rocketstore.message.message import Message
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.server import BrokerServer
@@ -134,11 +134,7 @@ def test_the_threads_of_a_broker_are_those_of_the_table(
 
 
 def _of_the_client() -> set[str]:
-    return {
-        one.name
-        for one in threading.enumerate()
-        if one.name.startswith(("rocketstore-sender", "dledger-send-", "dledger-append"))
-    }
+    return {one.name for one in threading.enumerate() if one.name.startswith(("rocketmq-clients", "dledger-append"))}
 
 
 @pytest.mark.slow

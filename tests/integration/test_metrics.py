@@ -14,7 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import LocalGroup, LocalGroupError, wait_until
 from dledger.types import NodeId
-from rocketstore.client.topics import TopicInfo
+from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.blocking import Admin, Producer
+from rocketstore.client.blocking_consumer import Consumer
 from rocketstore.message.message import Message
 from tests.integration.harness import SMALL_SEGMENTS
 
@@ -44,9 +46,9 @@ def value(found: Samples, name: str, **labels: str) -> float:
     return fitting
 
 
-def values(found: Samples, name: str) -> list[float]:
-    """All samples of this name."""
-    return [value for (one, _), value in found.items() if one == name]
+def values(found: Samples, name: str, **labels: str) -> list[float]:
+    """All samples of this name that have these labels."""
+    return [value for (one, has), value in found.items() if one == name and set(labels.items()) <= has]
 
 
 def log_lines(group: LocalGroup, node: NodeId) -> list[dict[str, Any]]:
@@ -116,12 +118,12 @@ def test_brokers_tell_of_topics_and_of_their_log(tmp_path: Path) -> None:
     brokers.serve_metrics()
     with brokers:
         master = brokers.master()
-        with brokers.admin() as admin:
+        with Admin(brokers.addresses) as admin:
             admin.put_topic(TopicInfo("orders", 1, 1))
-        with brokers.producer() as producer:
+        with Producer(brokers.addresses) as producer:
             for _ in range(20):
                 producer.send(Message("orders", b"x" * 100))
-        with brokers.consumer("billing", "orders") as consumer:
+        with Consumer(brokers.addresses, group="billing", topics="orders", start="first") as consumer:
             got = len(consumer.poll(12, timeout_s=10))
             consumer.commit()
         brokers.wait_converged()
@@ -136,7 +138,10 @@ def test_brokers_tell_of_topics_and_of_their_log(tmp_path: Path) -> None:
             assert value(found, "rocketmq_master", node=node) == (node == master)
             assert value(found, "dledger_role", role="leader", node=node) == (node == master)
             wait_until(  # slaves gather what is committed for some milliseconds before they apply it
-                lambda port=port: values(samples(port), "rocketmq_consumer_lag_messages") == [20 - got],  # type: ignore[misc]  # bound early
+                lambda port=port: (
+                    values(samples(port), "rocketmq_consumer_lag_messages", topic="orders")  # type: ignore[misc]  # bound early
+                    == [20 - got]
+                ),
                 10,
                 "the offset of the group is not known",
             )

@@ -17,7 +17,9 @@ import yaml
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import LocalGroup
 from cluster.metrics.catalog import BROKER_SPECS, NODE_SPECS, SPECS, MetricKind
-from rocketstore.client.topics import TopicInfo
+from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.blocking import Admin, Producer
+from rocketstore.client.blocking_consumer import Consumer
 from rocketstore.message.message import Message
 from tests.integration.harness import SMALL_SEGMENTS
 from tests.support.prometheus import DEPLOY, PrometheusServer, require
@@ -176,14 +178,14 @@ def test_every_panel_of_the_dashboard_shows_something_of_real_brokers(tmp_path: 
     targets = [f"127.0.0.1:{port}" for port in brokers.metrics_ports.values()]
     with brokers, PrometheusServer(tmp_path / "prometheus", targets, alert_after_s=60) as prometheus:
         brokers.master()
-        with brokers.admin() as admin:
+        with Admin(brokers.addresses) as admin:
             admin.put_topic(TopicInfo("orders"))
 
         def work() -> None:
-            with brokers.producer() as producer:
+            with Producer(brokers.addresses) as producer:
                 for _ in range(20):
                     producer.send(Message("orders", b"x" * 100))
-            with brokers.consumer("billing", "orders") as consumer:
+            with Consumer(brokers.addresses, group="billing", topics="orders", start="first") as consumer:
                 consumer.poll(5, timeout_s=10)
                 consumer.commit()
 

@@ -17,10 +17,9 @@ from typing import Final, Self
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import LocalGroup
 from dledger_spark.rebuild.install import STAGING
-from rocketstore.client.admin import Admin
-from rocketstore.client.consumer import Consumer
-from rocketstore.client.producer import Producer
-from rocketstore.client.topics import TopicInfo
+from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.blocking import Admin, Producer
+from rocketstore.client.blocking_consumer import Consumer
 from rocketstore.message.message import Message
 from tests.spark.jobs.logs import TOPICS, bodies, write_log
 from tests.support.spark_copy import ROOT, CopyProcess, Gate, stored_bodies, stored_count, wait_stored
@@ -134,7 +133,7 @@ def test_a_replay_that_is_killed_is_completed_by_the_next(tmp_path: Path) -> Non
 
         assert stored() == REPLAYED
         found: Counter[bytes] = Counter()
-        with Consumer(node.server.address, group="check", topic="again", start="first") as consumer:
+        with Consumer(node.server.address, topics="again", assign="all", start="first") as consumer:
             while found.total() < REPLAYED:
                 found.update(message.body for message in consumer.poll(timeout_s=10))
         assert found == bodies(log)
@@ -147,7 +146,7 @@ def test_a_write_with_a_writer_id_survives_its_driver(tmp_path: Path) -> None:
             for number in range(COPIED):
                 appender.append((b"%d" % number).ljust(BODY_BYTES))
         sink.master()
-        with sink.admin(30) as admin:
+        with Admin(sink.addresses, timeout_s=30) as admin:
             admin.put_topic(TopicInfo("copied", 4, 4))
         read = {"bootstrap.servers": ",".join(source.addresses), "group": source.name, "minPartitions": "6"}
         write = {"bootstrap.servers": ",".join(sink.addresses), "topic": "copied", "writerId": "job"}

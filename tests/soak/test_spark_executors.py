@@ -15,7 +15,8 @@ import pytest
 
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import LocalGroup
-from rocketstore.client.topics import TopicInfo
+from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.blocking import Admin
 from tests.spark.jobs.logs import bodies, write_log
 from tests.support.job_runs import batches, counted, end_of, is_begun, is_staging, seen, start_export, start_follow
 from tests.support.log_bytes import DiskLog
@@ -119,7 +120,7 @@ def test_what_reads_a_group_and_writes_into_another(
     writing: dict[str, str],
 ) -> None:
     """A task dies when part of its rows is stored: alone, with all others, alone. What repeats it adds the rest."""
-    with sink.admin(30) as admin:
+    with Admin(sink.addresses, timeout_s=30) as admin:
         admin.put_topic(TopicInfo(topic, 4, 4))
     read = {"bootstrap.servers": ",".join(source.addresses), "group": source.name, **reading}
     write = {"bootstrap.servers": ",".join(sink.addresses), "topic": topic, **writing}

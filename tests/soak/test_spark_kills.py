@@ -9,7 +9,8 @@ from typing import Final
 
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import LocalGroup
-from rocketstore.client.topics import TopicInfo
+from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.blocking import Admin
 from tests.support.spark_copy import CopyProcess, stored_bodies, stored_count, wait_stored
 
 ENTRIES: Final = 100_000
@@ -24,7 +25,7 @@ def test_copying_stream_survives_kills_of_drivers_and_leaders(tmp_path: Path) ->
     chance = random.Random(20261121)
     with LocalGroup(tmp_path / "source") as source, LocalBrokers(tmp_path / "sink") as sink:
         sink.master()
-        with sink.admin(30) as admin:
+        with Admin(sink.addresses, timeout_s=30) as admin:
             admin.put_topic(TopicInfo(TOPIC, QUEUES, QUEUES))
         read = {
             "bootstrap.servers": ",".join(source.addresses),

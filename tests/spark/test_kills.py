@@ -12,8 +12,8 @@ from pyspark.sql import functions as f
 
 from cluster.local.brokers import LocalBrokers
 from dledger.errors import DLedgerError
-from rocketstore.client.admin import Admin
-from rocketstore.client.topics import TopicInfo
+from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.blocking import Admin
 from tests.support.spark_copy import CopyProcess
 from tests.support.spark_nodes import broker_node, entry_node
 from tests.support.waiting import wait_until
@@ -49,7 +49,7 @@ def test_driver_killed_between_source_and_sink(spark: SparkSession, tmp_path: Pa
 def test_leader_killed_while_rows_are_written_and_while_they_are_read(spark: SparkSession, tmp_path: Path) -> None:
     """Of three brokers: writing and reading go on with the next one."""
     with LocalBrokers(tmp_path / "brokers") as brokers:
-        with brokers.admin(20) as admin:
+        with Admin(brokers.addresses, timeout_s=20) as admin:
             brokers.master()
             admin.put_topic(TopicInfo("t", 4, 4))
         servers = ",".join(brokers.addresses)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 
-from rocketstore.client.admin import Admin
+from rocketstore.client.blocking import Admin
 from tests.support.spark_nodes import EntryNode, broker_node, entry_node
 from tests.support.waiting import wait_until
 

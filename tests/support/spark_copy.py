@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from rocketstore.client.blocking import Admin
+from rocketstore.client.blocking_consumer import Consumer
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from cluster.local.brokers import LocalBrokers
-    from rocketstore.client.admin import Admin
 
 ROOT: Final = Path(__file__).parents[2]
 PATIENCE_S: Final = 300
@@ -122,7 +123,7 @@ class CopyProcess:
 
 def stored_count(sink: LocalBrokers, topic: str) -> int:
     """How many messages the topic has."""
-    with sink.admin(30) as admin:
+    with Admin(sink.addresses, timeout_s=30) as admin:
         return _count(admin, topic)
 
 
@@ -132,7 +133,7 @@ def _count(admin: Admin, topic: str) -> int:
 
 def wait_stored(sink: LocalBrokers, copy: CopyProcess, topic: str, count: int) -> None:
     """Until the topic has more than so many, or the copying has ended."""
-    with sink.admin(30) as admin:
+    with Admin(sink.addresses, timeout_s=30) as admin:
 
         def there() -> bool:
             return copy.ended or _count(admin, topic) > count
@@ -143,7 +144,7 @@ def wait_stored(sink: LocalBrokers, copy: CopyProcess, topic: str, count: int) -
 def stored_bodies(sink: LocalBrokers, topic: str) -> list[int]:
     """What the topic holds, as numbers, sorted; read by RocketMQ's own way, not Spark's."""
     found: list[int] = []
-    with sink.consumer("check", topic) as consumer:
+    with Consumer(sink.addresses, topics=topic, assign="all", start="first") as consumer:
         while len(found) < stored_count(sink, topic):
             found += [int(message.body) for message in consumer.poll(timeout_s=10)]
     return sorted(found)

@@ -13,7 +13,7 @@ from dledger.client import DLedgerClient
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.server import DLedgerServer
 from dledger.types import NodeId, Role
-from rocketstore.client.producer import Producer
+from rocketstore.client.blocking import Producer
 from rocketstore.message.message import Message
 from rocketstore.server import BrokerServer
 from rocketstore.settings import load_broker_settings

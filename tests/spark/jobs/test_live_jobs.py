@@ -25,7 +25,7 @@ from dledger_spark.jobs.extent import extent_of
 from dledger_spark.jobs.follow import FollowOptions
 from dledger_spark.jobs.source import LogSource
 from dledger_spark.jobs.stats import StatsOptions
-from rocketstore.client.producer import Producer
+from rocketstore.client.blocking import Producer
 from rocketstore.message.message import Message
 from tests.support.spark_nodes import BrokerNode, EntryNode, broker_node, entry_node
 
