@@ -1,7 +1,7 @@
-"""Clients of a broker, of a group of brokers, or of a cluster of groups: producers, consumers and administrators.
+"""Clients of RocketMQ's brokers, ours and Apache's: ``Producer``, ``Consumer`` and ``Admin``.
 
-Everything that an application needs is imported from here, messages and errors included; a name's module is loaded
-when the name is first used.
+These block; ``rocketstore.client.aio`` has the same classes for asyncio. Everything else that an application needs is
+imported from here for both. A name's module is loaded when the name is first used.
 """
 
 from __future__ import annotations
@@ -12,180 +12,144 @@ from dledger.late_names import late_names
 
 if TYPE_CHECKING:
     from dledger.client.security import ClientSecurity, TlsFiles
-    from dledger.errors import (
-        AccessDeniedError,
-        ConfigError,
-        DLedgerError,
-        InvalidRequestError,
-        OutOfOrderSequenceError,
-        PendingFullError,
-        RequestTimeoutError,
-        TlsError,
-        TooManyProducersError,
-        UnavailableError,
-        UnknownProducerError,
+    from dledger.errors import ConfigError, DLedgerError, TlsError
+    from rocketstore.client.aio.admin_records import (
+        BrokerStatus,
+        GroupInfo,
+        GroupMembers,
+        QueueProgress,
+        QueueRange,
+        TopicInfo,
     )
-    from rocketstore.client.admin import Admin, BrokerStatus, QueueProgress, QueueRange
-    from rocketstore.client.aio.errors import BadAnswerError
-    from rocketstore.client.aio.received import ReceivedMessage
-    from rocketstore.client.aio_cluster_producer import AsyncClusterProducer, AsyncClusterSender
-    from rocketstore.client.aio_cluster_transactions import AsyncClusterTransactionalProducer
-    from rocketstore.client.aio_group_consumer import AsyncGroupConsumer
-    from rocketstore.client.aio_producer import AsyncMessageSender, AsyncProducer
-    from rocketstore.client.aio_sends import AsyncSendFuture, AsyncSendManyFuture
-    from rocketstore.client.aio_transactional_producer import AsyncTransactionalProducer
-    from rocketstore.client.cluster_admin import ClusterAdmin
-    from rocketstore.client.cluster_consumer import ClusterConsumer
-    from rocketstore.client.cluster_producer import ClusterProducer, ClusterSender
-    from rocketstore.client.cluster_transactions import ClusterTransactionalProducer
-    from rocketstore.client.consumer import Consumer, ConsumerOptions
-    from rocketstore.client.errors import (
+    from rocketstore.client.aio.consumed_message import ConsumedMessage
+    from rocketstore.client.aio.consumer_options import ConsumerOptions
+    from rocketstore.client.aio.errors import (
+        BadAnswerError,
         BrokerBusyError,
+        BrokerFailedError,
+        BrokerUnreachableError,
+        ClientClosedError,
+        ClientError,
+        ConnectionEndedError,
+        ForbiddenError,
         MessageRefusedError,
         NotFoundError,
         NotMasterError,
         OffsetOutOfRangeError,
         PartlySentError,
-        SendOutcomeUnknownError,
-        StoreFailedError,
+        RefusedError,
+        RequestNotKnownError,
+        SendQueueFullError,
+        TimedOutError,
+        UnreadableBodyError,
     )
-    from rocketstore.client.group_consumer import GroupConsumer
-    from rocketstore.client.group_options import GroupOptions
-    from rocketstore.client.producer import MessageSender, Producer
-    from rocketstore.client.receipts import SendReceipt
-    from rocketstore.client.sends import SendFuture, SendManyFuture
-    from rocketstore.client.shares import GroupDelivery, QueueName
-    from rocketstore.client.topics import TopicInfo
-    from rocketstore.client.transactional_producer import TransactionalProducer
-    from rocketstore.client.transactions import PreparedMessage, TransactionEnd, TransactionReceipt, TransactionState
+    from rocketstore.client.aio.pipeline import PipelineLimits
+    from rocketstore.client.aio.producer import ProducerOptions
+    from rocketstore.client.aio.results import (
+        PreparedMessage,
+        SendResult,
+        SendStatus,
+        TransactionResult,
+        TransactionState,
+    )
+    from rocketstore.client.blocking import Admin, Producer, Transaction
+    from rocketstore.client.blocking_consumer import Consumer
     from rocketstore.message.message import Message
-    from rocketstore.types import PutMessageStatus
+    from rocketstore.remoting.bodies.queues import MessageQueue
 
 __all__ = [
-    "AccessDeniedError",
     "Admin",
-    "AsyncClusterProducer",
-    "AsyncClusterSender",
-    "AsyncClusterTransactionalProducer",
-    "AsyncGroupConsumer",
-    "AsyncMessageSender",
-    "AsyncProducer",
-    "AsyncSendFuture",
-    "AsyncSendManyFuture",
-    "AsyncTransactionalProducer",
     "BadAnswerError",
     "BrokerBusyError",
+    "BrokerFailedError",
     "BrokerStatus",
+    "BrokerUnreachableError",
+    "ClientClosedError",
+    "ClientError",
     "ClientSecurity",
-    "ClusterAdmin",
-    "ClusterConsumer",
-    "ClusterProducer",
-    "ClusterSender",
-    "ClusterTransactionalProducer",
     "ConfigError",
+    "ConnectionEndedError",
+    "ConsumedMessage",
     "Consumer",
     "ConsumerOptions",
     "DLedgerError",
-    "GroupConsumer",
-    "GroupDelivery",
-    "GroupOptions",
-    "InvalidRequestError",
+    "ForbiddenError",
+    "GroupInfo",
+    "GroupMembers",
     "Message",
+    "MessageQueue",
     "MessageRefusedError",
-    "MessageSender",
     "NotFoundError",
     "NotMasterError",
     "OffsetOutOfRangeError",
-    "OutOfOrderSequenceError",
     "PartlySentError",
-    "PendingFullError",
+    "PipelineLimits",
     "PreparedMessage",
     "Producer",
-    "PutMessageStatus",
-    "QueueName",
+    "ProducerOptions",
     "QueueProgress",
     "QueueRange",
-    "ReceivedMessage",
-    "RequestTimeoutError",
-    "SendFuture",
-    "SendManyFuture",
-    "SendOutcomeUnknownError",
-    "SendReceipt",
-    "StoreFailedError",
+    "RefusedError",
+    "RequestNotKnownError",
+    "SendQueueFullError",
+    "SendResult",
+    "SendStatus",
+    "TimedOutError",
     "TlsError",
     "TlsFiles",
-    "TooManyProducersError",
     "TopicInfo",
-    "TransactionEnd",
-    "TransactionReceipt",
+    "Transaction",
+    "TransactionResult",
     "TransactionState",
-    "TransactionalProducer",
-    "UnavailableError",
-    "UnknownProducerError",
+    "UnreadableBodyError",
 ]
 
 __getattr__ = late_names(
     __name__,
     {
-        "AccessDeniedError": "dledger.errors",
-        "Admin": "rocketstore.client.admin",
-        "AsyncClusterProducer": "rocketstore.client.aio_cluster_producer",
-        "AsyncClusterSender": "rocketstore.client.aio_cluster_producer",
-        "AsyncClusterTransactionalProducer": "rocketstore.client.aio_cluster_transactions",
-        "AsyncGroupConsumer": "rocketstore.client.aio_group_consumer",
-        "AsyncMessageSender": "rocketstore.client.aio_producer",
-        "AsyncProducer": "rocketstore.client.aio_producer",
-        "AsyncSendFuture": "rocketstore.client.aio_sends",
-        "AsyncSendManyFuture": "rocketstore.client.aio_sends",
-        "AsyncTransactionalProducer": "rocketstore.client.aio_transactional_producer",
+        "Admin": "rocketstore.client.blocking",
         "BadAnswerError": "rocketstore.client.aio.errors",
-        "BrokerBusyError": "rocketstore.client.errors",
-        "BrokerStatus": "rocketstore.client.admin",
+        "BrokerBusyError": "rocketstore.client.aio.errors",
+        "BrokerFailedError": "rocketstore.client.aio.errors",
+        "BrokerStatus": "rocketstore.client.aio.admin_records",
+        "BrokerUnreachableError": "rocketstore.client.aio.errors",
+        "ClientClosedError": "rocketstore.client.aio.errors",
+        "ClientError": "rocketstore.client.aio.errors",
         "ClientSecurity": "dledger.client.security",
-        "ClusterAdmin": "rocketstore.client.cluster_admin",
-        "ClusterConsumer": "rocketstore.client.cluster_consumer",
-        "ClusterProducer": "rocketstore.client.cluster_producer",
-        "ClusterSender": "rocketstore.client.cluster_producer",
-        "ClusterTransactionalProducer": "rocketstore.client.cluster_transactions",
         "ConfigError": "dledger.errors",
-        "Consumer": "rocketstore.client.consumer",
-        "ConsumerOptions": "rocketstore.client.consumer",
+        "ConnectionEndedError": "rocketstore.client.aio.errors",
+        "ConsumedMessage": "rocketstore.client.aio.consumed_message",
+        "Consumer": "rocketstore.client.blocking_consumer",
+        "ConsumerOptions": "rocketstore.client.aio.consumer_options",
         "DLedgerError": "dledger.errors",
-        "GroupConsumer": "rocketstore.client.group_consumer",
-        "GroupDelivery": "rocketstore.client.shares",
-        "GroupOptions": "rocketstore.client.group_options",
-        "InvalidRequestError": "dledger.errors",
+        "ForbiddenError": "rocketstore.client.aio.errors",
+        "GroupInfo": "rocketstore.client.aio.admin_records",
+        "GroupMembers": "rocketstore.client.aio.admin_records",
         "Message": "rocketstore.message.message",
-        "MessageRefusedError": "rocketstore.client.errors",
-        "MessageSender": "rocketstore.client.producer",
-        "NotFoundError": "rocketstore.client.errors",
-        "NotMasterError": "rocketstore.client.errors",
-        "OffsetOutOfRangeError": "rocketstore.client.errors",
-        "OutOfOrderSequenceError": "dledger.errors",
-        "PartlySentError": "rocketstore.client.errors",
-        "PendingFullError": "dledger.errors",
-        "PreparedMessage": "rocketstore.client.transactions",
-        "Producer": "rocketstore.client.producer",
-        "PutMessageStatus": "rocketstore.types",
-        "QueueName": "rocketstore.client.shares",
-        "QueueProgress": "rocketstore.client.admin",
-        "QueueRange": "rocketstore.client.admin",
-        "ReceivedMessage": "rocketstore.client.aio.received",
-        "RequestTimeoutError": "dledger.errors",
-        "SendFuture": "rocketstore.client.sends",
-        "SendManyFuture": "rocketstore.client.sends",
-        "SendOutcomeUnknownError": "rocketstore.client.errors",
-        "SendReceipt": "rocketstore.client.receipts",
-        "StoreFailedError": "rocketstore.client.errors",
+        "MessageQueue": "rocketstore.remoting.bodies.queues",
+        "MessageRefusedError": "rocketstore.client.aio.errors",
+        "NotFoundError": "rocketstore.client.aio.errors",
+        "NotMasterError": "rocketstore.client.aio.errors",
+        "OffsetOutOfRangeError": "rocketstore.client.aio.errors",
+        "PartlySentError": "rocketstore.client.aio.errors",
+        "PipelineLimits": "rocketstore.client.aio.pipeline",
+        "PreparedMessage": "rocketstore.client.aio.results",
+        "Producer": "rocketstore.client.blocking",
+        "ProducerOptions": "rocketstore.client.aio.producer",
+        "QueueProgress": "rocketstore.client.aio.admin_records",
+        "QueueRange": "rocketstore.client.aio.admin_records",
+        "RefusedError": "rocketstore.client.aio.errors",
+        "RequestNotKnownError": "rocketstore.client.aio.errors",
+        "SendQueueFullError": "rocketstore.client.aio.errors",
+        "SendResult": "rocketstore.client.aio.results",
+        "SendStatus": "rocketstore.client.aio.results",
+        "TimedOutError": "rocketstore.client.aio.errors",
         "TlsError": "dledger.errors",
         "TlsFiles": "dledger.client.security",
-        "TooManyProducersError": "dledger.errors",
-        "TopicInfo": "rocketstore.client.topics",
-        "TransactionEnd": "rocketstore.client.transactions",
-        "TransactionReceipt": "rocketstore.client.transactions",
-        "TransactionState": "rocketstore.client.transactions",
-        "TransactionalProducer": "rocketstore.client.transactional_producer",
-        "UnavailableError": "dledger.errors",
-        "UnknownProducerError": "dledger.errors",
+        "TopicInfo": "rocketstore.client.aio.admin_records",
+        "Transaction": "rocketstore.client.blocking",
+        "TransactionResult": "rocketstore.client.aio.results",
+        "TransactionState": "rocketstore.client.aio.results",
+        "UnreadableBodyError": "rocketstore.client.aio.errors",
     },
 )

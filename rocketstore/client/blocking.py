@@ -74,6 +74,8 @@ class Producer(BlockingClient):
             security=security,
             options=options,
         )
+        self.group: Final = group
+        self.client_id: Final = self._producer.client_id
         self._handed_over: deque[tuple[OutgoingMessage, Future[SendResult]]] = deque()
         self._is_told = False
         """Whether the thread was told that there are some, and has not looked yet."""

@@ -59,6 +59,9 @@ class Consumer(BlockingClient):
             options=options,
             **settings,
         )
+        self.group: Final = group
+        self.client_id: Final = self._consumer.client_id
+        self.options: Final = self._consumer.options
         self._done: list[Delivery] = []  # of an iteration, not reported yet
         self._handling = threading.local()
         super().__init__(self._consumer)

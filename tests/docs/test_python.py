@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,8 @@ import rocketstore.client
 from cluster.cli import main
 from cluster.local.brokers import LocalBrokers
 from dledger.values import MIB
+from rocketstore.nameserver.config import NameServerConfig
+from rocketstore.nameserver.server import NameServer
 from rocketstore.settings import load_broker_settings
 from tests.docs.documents import ROOT, lines, table_below
 from tests.support.waiting import wait_until
@@ -30,30 +33,53 @@ BROKERS: Final = ROOT / "docs" / "brokers.md"
 HERE: Final = "127.0.0.1:10911"
 TIMEOUT_S: Final = 120.0
 CHECKS: Final = """
-assert receipt.topic == "orders" and receipt.status == "PUT_OK", receipt
-assert failed == [], failed
+assert result.topic == "orders" and result.status == "SEND_OK", result
+assert len({(one.broker, one.queue, one.offset) for one in places}) == 1000
 assert "pass tags=... to Message" in refused, refused
-assert sorted(billed) == [b"order 1", b"order 1 is paid"], billed
-assert bodies.count(b"row 1") == 1 and b"remind customer 7" in bodies and len(set(bodies)) == 1107
-assert body == b"order 4"
+assert sorted(set(billed)) == [b"order 1", b"order 2", b"order 3", b"order 3 is paid", b"order 6 is paid"], billed
+assert b"order 4" in bodies and b"bulk 999" in bodies and b"line 99" in bodies and b"order 7 is paid" not in bodies
+assert len({one.queue for one in in_order}) == 1
+assert again[0].queue == queue and again[0].queue_offset == 0 and len(behind) == 4
+assert stored >= 1108 and left >= 0 and [one.body for one in found] == [b"order 3"]
+assert body == b"order 8"
 """
+NAME_SERVER: Final = "127.0.0.1:9876"
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """One plain broker, and a name server that knows it."""
+
+    broker: str
+    name_server: str
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with LocalBrokers(tmp_path_factory.mktemp("broker"), size=1, plain=True) as brokers:
-        brokers.master()
-        (one,) = brokers.addresses
-        yield one
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    place = tmp_path_factory.mktemp("broker")
+    server = NameServer(NameServerConfig(listen_port=0, kv_config_path=place / "kvConfig.json"))
+    server.start()
+    try:
+        settings = {"namesrvAddr": server.address}
+        with LocalBrokers(place, size=1, plain=True, settings=settings) as brokers:
+            brokers.master()
+            (one,) = brokers.addresses
+            yield Running(one, server.address)
+    finally:
+        server.stop()
 
 
 @pytest.mark.slow
-def test_the_programs_of_the_page_do_what_it_says(address: str, tmp_path: Path) -> None:
+def test_the_programs_of_the_page_do_what_it_says(running: Running, tmp_path: Path) -> None:
     """All blocks, one after the other, as a program of its own."""
     text = "\n".join(line.text for line in lines(PYTHON) if line.fence == "python")
     assert text.count(HERE) >= 5
+    assert text.count(NAME_SERVER) == 2
+    (command,) = [line.text for line in lines(PYTHON) if line.fence == "text"]
+    assert command == f"dledger topic create orders -b {HERE}"
+    assert not _shown(command.partition(" -b")[0], running.broker).startswith("FAILED")
     program = tmp_path / "page.py"
-    program.write_text(text.replace(HERE, address) + CHECKS)
+    program.write_text(text.replace(HERE, running.broker).replace(NAME_SERVER, running.name_server) + CHECKS)
 
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
 
@@ -61,12 +87,11 @@ def test_the_programs_of_the_page_do_what_it_says(address: str, tmp_path: Path) 
 
 
 def test_the_errors_of_the_page_come_from_the_client() -> None:
-    """Every name in its tables that looks like an error or a client is importable from there."""
-    text = PYTHON.read_text()
-    names = set(re.findall(r"`(\w+Error)`", text)) | set(re.findall(r"`((?:Async|Cluster)\w+)`", text))
+    """Every error that it names is importable from there, and it names every error that is."""
+    named = set(re.findall(r"`(\w+Error)`", PYTHON.read_text()))
 
-    assert len(names) > 15
-    assert names - {"AsyncDLedgerClient"} <= set(rocketstore.client.__all__)
+    assert len(named) > 15
+    assert named == {one for one in rocketstore.client.__all__ if one.endswith("Error")}
 
 
 def _shown(command: str, address: str) -> str:
@@ -78,15 +103,15 @@ def _shown(command: str, address: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_page_are_run(address: str) -> None:
+def test_the_commands_of_the_page_are_run(running: Running) -> None:
     """Each of them ends well on a new broker. Queues and index follow the log, so what reads them is repeated."""
     commands = [line.text for line in lines(BROKERS) if line.fence == "console"]
     assert len(commands) == 10
     for command in commands:
         if "query-by-key" in command or "consume " in command:
-            wait_until(lambda command=command: "an invoice" in _shown(command, address), command, 60)  # type: ignore[misc]
+            wait_until(lambda command=command: "an invoice" in _shown(command, running.broker), command, 60)  # type: ignore[misc]
         else:
-            shown = _shown(command, address)
+            shown = _shown(command, running.broker)
             assert not shown.startswith("FAILED"), shown
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import urllib.request
@@ -207,6 +208,15 @@ def test_the_conf_files_of_the_brokers_make_one_group() -> None:
     assert {node.store.segment_bytes for node in nodes} == {64 << 20}
 
 
+def python_lines(addresses: str) -> str:
+    """The lines for messages, with other addresses."""
+    text = section("Five minutes")
+    begin = text.index("from rocketstore.client import")
+    program = text[begin : text.index("```", begin)]
+    assert program.count("127.0.0.1:30911,127.0.0.1:30921,127.0.0.1:30931") == 2
+    return program.replace("127.0.0.1:30911,127.0.0.1:30921,127.0.0.1:30931", addresses)
+
+
 @pytest.mark.slow
 def test_the_lines_for_brokers_print_what_is_shown(tmp_path: Path) -> None:
     """Then the master is killed: messages stay, and the list of brokers, whose rates differ, has a new master."""
@@ -219,11 +229,13 @@ def test_the_lines_for_brokers_print_what_is_shown(tmp_path: Path) -> None:
         environment = {**os.environ, "DLEDGER_BROKER": ",".join(brokers.addresses), "PATH": PATH}
         commands = [line[2:] for line in shown if line.startswith("$ ")]
         printed = [line for command in commands for line in (f"$ {command}", *run(command, environment))]
+        received = run(shlex.join([sys.executable, "-c", python_lines(environment["DLEDGER_BROKER"])]), environment)
         brokers.kill(master)
         brokers.master(timeout_s=DEADLINE_S, other_than=master)
         later = [run(line[2:], environment) for line in after_the_kill]
 
     assert [bare(line) for line in printed] == [bare(line) for line in shown]
+    assert received in (["b'hello 17'"], ["b'hello from Python'"])  # in whichever queue it looks first
     sent, found, progress, listed = later
     assert listed[0].split()[:5] == ["cluster", "broker", "id", "address", "role"]
     assert sum("SYNC_MASTER" in line for line in listed) == 1

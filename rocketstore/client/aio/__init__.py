@@ -1,5 +1,8 @@
 """Clients of brokers on asyncio, over RocketMQ's remoting protocol: they work with Apache RocketMQ's brokers as well.
 
+Names, methods and arguments are those of the blocking clients in ``rocketstore.client``, where everything else is
+imported from: messages, options, results, errors.
+
 The parts, from the bottom up; each is made by the one above it, and used on one event loop:
 
 - ``connections.BrokerConnections``: one connection per address; signs requests, and turns answers into errors.
@@ -26,9 +29,10 @@ from dledger.late_names import late_names
 if TYPE_CHECKING:
     from rocketstore.client.aio.admin import Admin
     from rocketstore.client.aio.consumer import Consumer
-    from rocketstore.client.aio.producer import Producer, ProducerOptions
+    from rocketstore.client.aio.producer import Producer
+    from rocketstore.client.aio.transactions import Transaction
 
-__all__ = ["Admin", "Consumer", "Producer", "ProducerOptions"]
+__all__ = ["Admin", "Consumer", "Producer", "Transaction"]
 
 __getattr__ = late_names(
     __name__,
@@ -36,6 +40,6 @@ __getattr__ = late_names(
         "Admin": "rocketstore.client.aio.admin",
         "Consumer": "rocketstore.client.aio.consumer",
         "Producer": "rocketstore.client.aio.producer",
-        "ProducerOptions": "rocketstore.client.aio.producer",
+        "Transaction": "rocketstore.client.aio.transactions",
     },
 )

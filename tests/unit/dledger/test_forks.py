@@ -15,7 +15,10 @@ PROGRAM = """
 import faulthandler, os, signal, sys, time
 from dledger.client import DLedgerClient
 from dledger.errors import UnavailableError
-from rocketstore.client import Consumer, GroupConsumer, Message, Producer
+from rocketstore.client.consumer import Consumer
+from rocketstore.client.group_consumer import GroupConsumer
+from rocketstore.client.producer import Producer
+from rocketstore.message.message import Message
 {setup}
 for _ in range(2):
     {use}
@@ -93,7 +96,8 @@ def test_what_is_pending_at_the_fork_fails_in_the_child_and_is_sent_by_the_paren
     program = """
 import os, sys
 from dledger.errors import DLedgerError
-from rocketstore.client import Message, Producer
+from rocketstore.client.producer import Producer
+from rocketstore.message.message import Message
 sender = Producer(sys.argv[1]).sender(linger_ms=500)
 sender.send(Message("T", b"first")).result()
 called = []

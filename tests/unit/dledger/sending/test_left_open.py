@@ -12,7 +12,8 @@ from tests.support.fake_group import fake_group
 
 SENDER = """
 import sys
-from rocketstore.client import Message, Producer
+from rocketstore.client.producer import Producer
+from rocketstore.message.message import Message
 sender = Producer(sys.argv[1]).sender(linger_ms=60_000)
 for number in range(100):
     sender.send(Message("T", b"%d" % number))
@@ -26,7 +27,8 @@ for number in range(100):
 """
 ASYNC_SENDER = """
 import asyncio, sys
-from rocketstore.client import AsyncProducer, Message
+from rocketstore.client.aio_producer import AsyncProducer
+from rocketstore.message.message import Message
 
 async def main():
     sender = AsyncProducer(sys.argv[1]).sender(linger_ms=60_000)
