@@ -83,8 +83,9 @@ def test_a_full_disk_of_a_follower_is_probed_not_flooded() -> None:
     cluster.elect()
     cluster[N2].log.disk_full = True
     cluster.advance(200)
-    cluster.append(N0, *[b"%d" % number for number in range(40)])
+    cluster.append(N0, *[bytes(60_000) for _ in range(40)])  # more than fits into its last file
     cluster.advance(200)
+    assert 0 < cluster[N2].log.last.index < cluster[N0].log.last.index
     cluster.delivered.clear()
 
     cluster.advance(1000)
