@@ -11,7 +11,8 @@ import pytest
 from cluster.local.brokers import LocalBrokers
 from dledger.remoting.blocking import BlockingRemotingClient
 from dledger.values import parse_address
-from rocketstore.client.topics import TopicInfo
+from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.blocking import Admin
 from rocketstore.nameserver.lookups import NameServers
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.nameserver.wire import config_in, running
@@ -48,7 +49,7 @@ def test_the_route_follows_the_master(tmp_path: Path) -> None:
             first = brokers.master()
             old = brokers.nodes[first].client_address
             wait_until(lambda: is_complete(old), "all have registered", TIMEOUT_S)
-            with brokers.admin() as admin:
+            with Admin(brokers.addresses) as admin:
                 admin.put_topic(TopicInfo(TOPIC, 4, 4))
             wait_until(lambda: known.route(TOPIC, refresh=True) is not None, "the topic has a route", TIMEOUT_S)
 
