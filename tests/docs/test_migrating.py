@@ -12,7 +12,8 @@ from click.testing import CliRunner
 from cluster.cli import main
 from cluster.local.brokers import LocalBrokers
 from dledger.types import NodeId
-from rocketstore.client.topics import TopicInfo
+from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.blocking import Admin, Producer
 from rocketstore.message.message import Message
 from tests.docs.documents import ROOT, lines
 from tests.support.waiting import wait_until
@@ -44,7 +45,7 @@ def test_every_command_of_the_document_is_run(tmp_path: Path) -> None:
     assert start_here == "dledger broker -c broker.conf"
     with LocalBrokers(tmp_path / "group", settings=SMALL) as group:
         group.master()
-        with group.admin(30) as admin, group.producer(30) as producer:
+        with Admin(group.addresses, timeout_s=30) as admin, Producer(group.addresses, timeout_s=30) as producer:
             admin.put_topic(TopicInfo("T", 2, 2, 6))
             for number in range(COUNT):
                 producer.send(Message("T", b"%d" % number))

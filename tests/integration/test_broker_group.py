@@ -14,15 +14,20 @@ from click.testing import CliRunner, Result
 
 from cluster.cli import main
 from dledger.types import NodeId
+from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.blocking import Admin, Producer
+from rocketstore.client.blocking_consumer import Consumer
 from rocketstore.client.methods import COMMIT_OFFSETS, FETCH_OFFSETS, PUT_TOPIC, Method
-from rocketstore.client.topics import TopicInfo
 from rocketstore.message.message import Message
 from rocketstore.pb import broker_pb2 as pb
+from rocketstore.remoting.bodies.queues import MessageQueue
 from tests.integration.broker_harness import QUEUES, BrokerGroup
 from tests.support.broker_load import TOPIC
 from tests.support.waiting import wait_until
 
 DELAY_S = 3
+PLACES = {0: 3, 1: 10, 2: 1, 3: 2}
+"""A group's offset in each queue."""
 SEND = Method("Send", pb.SendResponse)
 
 
@@ -44,7 +49,7 @@ def use_as_people_do(brokers: BrokerGroup, dledger: Callable[..., Result], round
     sent = dledger("message", "send", "-t", TOPIC, "--keys", key, "--tags", round_, "--queue", "1", f"hello {round_}")
     message_id = sent.output.strip()
     by_id = json.loads(dledger("message", "query-by-id", message_id, "--json").output)
-    with brokers.admin() as admin:
+    with Admin(brokers.addresses) as admin:
         wait_until(lambda: bool(admin.messages_by_key(TOPIC, key)), "it is indexed")
     by_key = json.loads(dledger("message", "query-by-key", "-t", TOPIC, key, "--json").output)
     dledger("message", "send", "-t", TOPIC, "--key", "alice", f"first of {round_}", f"second of {round_}")
@@ -115,32 +120,33 @@ def test_a_slave_refuses_every_write_and_names_the_master(brokers: BrokerGroup) 
 
 def test_topics_groups_and_offsets_survive_every_kill(brokers: BrokerGroup) -> None:
     """First the master dies, then everybody at once; what was acknowledged of the broker state is there, everywhere."""
-    with brokers.producer() as producer:
+    with Producer(brokers.addresses) as producer:
         for number in range(40):
-            producer.send(Message(TOPIC, b"%d" % number), queue_id=number % QUEUES)
-    with brokers.admin(15) as admin:
+            producer.send(Message(TOPIC, b"%d" % number), queue=number % QUEUES)
+    with Admin(brokers.addresses, timeout_s=15) as admin:
         admin.put_topic(TopicInfo("gone", 2, 2, 6))
         admin.put_topic(TopicInfo("read-only", 5, 3, 4))
         admin.delete_topic("gone")
-        admin.set_offsets("people", TOPIC, {0: 3, 1: 10})
-        expected = ({(TOPIC, 0): 3, (TOPIC, 1): 10}, TopicInfo("read-only", 5, 3, 4), ["people"])
+        offsets = {MessageQueue(TOPIC, brokers.name, queue): place for queue, place in PLACES.items()}
+        admin.set_offsets("people", offsets)
+        expected = (offsets, [TopicInfo("read-only", 5, 3, 4, brokers.name)], ["people"])
 
         master = brokers.master()
         brokers.kill(master)
         brokers.master(other_than=master)
-        after_one = (admin.offsets("people"), admin.topic("read-only"), admin.groups())
+        after_one = (admin.offsets("people"), admin.topic("read-only"), admin.groups_of_topic(TOPIC))
         brokers.start(master)
         for node in brokers.nodes:
             brokers.kill(node)
         brokers.start_all()
         brokers.master()
-        after_all = (admin.offsets("people"), admin.topic("read-only"), admin.groups())
+        after_all = (admin.offsets("people"), admin.topic("read-only"), admin.groups_of_topic(TOPIC))
         names = [topic.name for topic in admin.topics()]
 
     assert after_one == after_all == expected
     assert "gone" not in names
     brokers.wait_topic("read-only")
-    wait_until(lambda: all(noted_by(brokers, node) == {0: 3, 1: 10} for node in brokers.nodes), "all have the offsets")
+    wait_until(lambda: all(noted_by(brokers, node) == PLACES for node in brokers.nodes), "all have the offsets")
 
 
 def noted_by(brokers: BrokerGroup, node: NodeId) -> dict[int, int]:
@@ -153,17 +159,17 @@ def noted_by(brokers: BrokerGroup, node: NodeId) -> dict[int, int]:
 
 def test_a_topic_that_is_made_again_begins_empty(brokers: BrokerGroup) -> None:
     """No old message is delivered, nor by the next master; queue offsets go on, so groups cannot mix them up."""
-    with brokers.producer() as producer, brokers.admin() as admin:
-        old = [producer.send(Message(TOPIC, b"old"), queue_id=0).queue_offset for _ in range(3)]
+    with Producer(brokers.addresses) as producer, Admin(brokers.addresses) as admin:
+        old = [producer.send(Message(TOPIC, b"old"), queue=0).offset for _ in range(3)]
         admin.delete_topic(TOPIC)
         brokers.create_topic()
-        new = producer.send(Message(TOPIC, b"new"), queue_id=0).queue_offset
-        with brokers.consumer("one", TOPIC) as consumer:
+        new = producer.send(Message(TOPIC, b"new"), queue=0).offset
+        with Consumer(brokers.addresses, group="one", topics=TOPIC, start="first") as consumer:
             before = [one.body for one in consumer.poll(10, 5)]
         master = brokers.master()
         brokers.kill(master)
         brokers.master(other_than=master)
-        with brokers.consumer("two", TOPIC) as consumer:
+        with Consumer(brokers.addresses, group="two", topics=TOPIC, start="first") as consumer:
             after = [one.body for one in consumer.poll(10, 5)]
         ranges = [(one.min_offset, one.max_offset) for one in admin.queue_ranges(TOPIC)]
 
@@ -180,15 +186,15 @@ def test_delayed_messages_are_delivered_by_whoever_is_the_master_then(make_broke
     brokers = make_brokers(settings={"messageDelayLevel": f"1s {DELAY_S}s"})
     brokers.start_all()
     brokers.create_topic()
-    with brokers.producer() as producer:
+    with Producer(brokers.addresses) as producer:
         for number in range(30):
             letter = Message(TOPIC, b"later-%d" % number, delay_level=2 if number % 3 else 1)
-            producer.send(letter, queue_id=number % QUEUES)
+            producer.send(letter, queue=number % QUEUES)
     master = brokers.master()
     brokers.kill(master)
     killed_ms = time.time() * 1000
     got: list[tuple[bytes, int, int]] = []
-    with brokers.consumer("", TOPIC) as consumer:
+    with Consumer(brokers.addresses, topics=TOPIC, assign="all", start="first") as consumer:
         ends_at = time.monotonic() + 20
         while len({body for body, *_ in got}) < 30 and time.monotonic() < ends_at:
             got += [(one.body, one.born_timestamp, one.store_timestamp) for one in consumer.poll(100, 0.2)]
@@ -197,8 +203,8 @@ def test_delayed_messages_are_delivered_by_whoever_is_the_master_then(make_broke
         code = brokers.stop(now)
         brokers.master(other_than=now)
         brokers.start(now)
-        with brokers.producer() as producer:
-            producer.send(Message(TOPIC, b"last", delay_level=1), queue_id=0)
+        with Producer(brokers.addresses) as producer:
+            producer.send(Message(TOPIC, b"last", delay_level=1), queue=0)
         while all(body != b"last" for body, *_ in got) and time.monotonic() < ends_at + 20:
             got += [(one.body, one.born_timestamp, one.store_timestamp) for one in consumer.poll(100, 0.2)]
 
