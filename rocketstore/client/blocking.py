@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self
 
@@ -25,8 +24,6 @@ from rocketstore.client.aio.transactions import checked_state
 from rocketstore.client.loop_thread import BlockingClient
 
 if TYPE_CHECKING:
-    import asyncio
-
     from dledger.client.security import ClientSecurity
     from rocketstore.client.aio.admin import Start
     from rocketstore.client.aio.admin_records import (
@@ -166,29 +163,11 @@ class Producer(BlockingClient):
     def _take(self) -> None:
         """Send what was handed over."""
         self._is_told = False  # first: of what comes from now on the thread is told again
-        while self._handed_over:
-            message, future = self._handed_over.popleft()
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                sent = self._producer.add(message)
-            except ClientError as error:
-                future.set_exception(error)
-            else:
-                sent.add_done_callback(partial(_settle, future))
+        self._producer.add_all(self._handed_over)
 
     async def _flush(self) -> None:
         self._take()
         await self._producer.flush()
-
-
-def _settle(future: Future[SendResult], sent: asyncio.Future[SendResult]) -> None:
-    """Pass an outcome on."""
-    error = sent.exception()
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(sent.result())
 
 
 class Transaction:

@@ -86,6 +86,8 @@ class NumberedSender:
         self._loop = asyncio.get_running_loop()
         self._added: deque[OutgoingMessage] = deque()
         self._is_scheduled = False
+        self._host: HostAddress | None = None
+        self._id_prefix = ""  # of the offset ids with this host
         self._failure: ClientError | None = None
         """Why the last request did not get through in time. While they do, those that wait have time."""
         rules: WindowRules[OutgoingMessage, _Stored] = WindowRules(
@@ -174,13 +176,15 @@ class NumberedSender:
         assert queue is not None, "it was placed"
         if place is None:  # an earlier request has stored it, and the broker does not remember where
             return SendResult(queue.topic, queue.broker_name, queue.queue_id, NO_OFFSET, message.unique_key, "", status)
+        if host != self._host:
+            self._host, self._id_prefix = host, offset_message_id(host, 0)[:-16]
         return SendResult(
             queue.topic,
             queue.broker_name,
             place.queue_id,
             place.queue_offset,
             message.unique_key,
-            offset_message_id(host, place.offset),
+            f"{self._id_prefix}{place.offset:016X}",
             status,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from dledger.errors import InvalidRequestError
 from dledger.remoting.frame import Frame
@@ -34,8 +34,6 @@ from rocketstore.message.tags import java_hash
 from rocketstore.remoting.codes import RequestCode
 
 if TYPE_CHECKING:
-    import asyncio
-
     from rocketstore.client.aio.errors import ClientError
     from rocketstore.client.aio.results import SendResult
     from rocketstore.remoting.bodies.queues import MessageQueue
@@ -73,6 +71,19 @@ _ALONE: Final = (
     PROPERTY_TIMER_DELIVER_MS,
 )
 """Properties of messages that no batch may contain."""
+
+
+class OutcomeFuture(Protocol):
+    """Where a message's outcome goes: a future of asyncio's, or of threads."""
+
+    def done(self) -> bool:
+        """Whether it has an outcome, or was cancelled."""
+
+    def set_result(self, result: SendResult, /) -> None:
+        """The message is stored."""
+
+    def set_exception(self, error: BaseException, /) -> None:
+        """It is not, or perhaps not."""
 
 
 class OutgoingMessage:
@@ -119,7 +130,7 @@ class OutgoingMessage:
         """By the loop's clock."""
         self.doubtful: ClientError | None = None
         """Why it may be stored already, if so."""
-        self.future: asyncio.Future[SendResult] | None = None
+        self.future: OutcomeFuture | None = None
 
     @property
     def is_free(self) -> bool:

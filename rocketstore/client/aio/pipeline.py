@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Coroutine
+from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from typing import Final, Literal
 
@@ -36,7 +37,7 @@ from rocketstore.client.aio.errors import (
     refusal_of,
 )
 from rocketstore.client.aio.numbered import NumberedSender, numbers_messages
-from rocketstore.client.aio.outgoing import CREATING_TOPIC, OutgoingMessage, fit_together, request_of
+from rocketstore.client.aio.outgoing import CREATING_TOPIC, OutcomeFuture, OutgoingMessage, fit_together, request_of
 from rocketstore.client.aio.queue_selection import QueueSelector, creating_route
 from rocketstore.client.aio.results import STORED, SendResult
 from rocketstore.client.aio.routes import TopicRoute, no_such_topic
@@ -49,6 +50,7 @@ ELSEWHERE_MAX: Final = 3
 """How many brokers one message is offered to before a pause; RocketMQ's ``retryTimesWhenSendFailed`` of 2."""
 FREE_REQUESTS_MAX: Final = 12
 """Requests in progress for messages of one topic that may go to any queue."""
+_UNKNOWN: Final = object()
 _ELSEWHERE_ONLY: Final = (ForbiddenError, NotFoundError)
 """Refusals that the same broker would repeat."""
 
@@ -117,6 +119,7 @@ class SendPipeline:
         self._room: list[asyncio.Future[None]] = []  # who waits for it
         self._is_closing = False
         self._pending: set[OutgoingMessage] = set()  # those without an outcome
+        self._flushes: list[tuple[set[OutgoingMessage], asyncio.Future[None]]] = []
         self.pending_bytes = 0
 
     # -- adding --------------------------------------------------------------------------------------------------------
@@ -146,35 +149,40 @@ class SendPipeline:
                 f"room for another one within {timeout_s:g} s"
             ) from None
 
-    def add(self, message: OutgoingMessage, timeout_s: float) -> asyncio.Future[SendResult]:
-        """Send a message soon; the future has its outcome within ``timeout_s`` of its turn.
+    def add(self, message: OutgoingMessage, future: OutcomeFuture, timeout_s: float) -> None:
+        """Send a message soon; the future gets its outcome within ``timeout_s`` of its turn.
 
         Raises ``ClientClosedError``.
         """
         if self._is_closing:
             raise ClientClosedError("this producer is closed")
         message.deadline = self._loop.time() + timeout_s
-        message.future = future = self._loop.create_future()
+        message.future = future
         self._pending.add(message)
         self.pending_bytes += message.size
         topic = message.message.topic
         unplaced = self._unplaced.get(topic)
         if unplaced is not None:
             unplaced.append(message)
-            return future
+            return
         route = self._cluster.routes.at_once(topic)
         if route is None:
             self._unplaced[topic] = deque((message,))
             self._begin(self._find_route(topic))
         else:
             self._place(message, route)
-        return future
 
     async def flush(self) -> None:
         """Return once every message added so far has an outcome."""
-        waiting = [one.future for one in self._pending if one.future is not None]
+        waiting = set(self._pending)
         if waiting:
-            await asyncio.wait(waiting)
+            done: asyncio.Future[None] = self._loop.create_future()
+            flush = (waiting, done)
+            self._flushes.append(flush)
+            try:
+                await done
+            finally:
+                self._flushes.remove(flush)
 
     async def close(self, timeout_s: float) -> None:
         """Send what is pending, at most for ``timeout_s``; then what is left fails. Idempotent."""
@@ -185,17 +193,14 @@ class SendPipeline:
                 await self.flush()
         except TimeoutError:
             pass
-        tasks = tuple(self._tasks)
-        if tasks:
-            _log.warning("the producer is closed before %d requests have been answered", len(tasks))
-        for task in tasks:
+        if self._pending:
+            _log.warning("the producer is closed before %d messages have an outcome", len(self._pending))
+        for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for sender in self._numbered.values():
             if sender is not None:
                 await sender.close()
-        if self._pending:
-            _log.warning("%d messages were not sent before the producer was closed", len(self._pending))
         for message in tuple(self._pending):
             self._fail(message, ClientClosedError("the producer was closed before the message was sent"))
         self._waiting.clear()
@@ -229,7 +234,10 @@ class SendPipeline:
         if self._idempotence != "auto":
             return self._idempotence
         numbered = self._numbered
-        return any(one.broker not in numbered or numbered[one.broker] is not None for one in route.parts)
+        for one in route.parts:  # noqa: SIM110  # for every message: a generator takes three times as long
+            if numbered.get(one.broker, _UNKNOWN) is not None:
+                return True
+        return False
 
     def _number(self, message: OutgoingMessage, queue: MessageQueue) -> None:
         """Have a message for this queue numbered if its broker does that, once that is known."""
@@ -314,9 +322,7 @@ class SendPipeline:
         if isinstance(outcome, SendResult):
             self.selector.works_again(outcome.broker)
             self._cluster.routes.now_exists(outcome.topic)
-            self._done(message)
-            if message.future is not None and not message.future.done():
-                message.future.set_result(outcome)
+            self._succeed(message, outcome)
             return
         self._cluster.routes.doubt(message.message.topic)
         queue = message.queue
@@ -533,9 +539,7 @@ class SendPipeline:
                 ids[place] if place < len(ids) else "",
                 status,
             )
-            self._done(message)
-            if message.future is not None and not message.future.done():
-                message.future.set_result(result)
+            self._succeed(message, result)
         return None
 
     def _may_repeat(self, batch: list[OutgoingMessage], failure: ClientError) -> bool:
@@ -578,14 +582,25 @@ class SendPipeline:
 
     def _fail(self, message: OutgoingMessage, error: ClientError) -> None:
         self._done(message)
-        if message.future is not None and not message.future.done():
-            message.future.set_exception(message.doubtful or error)
+        if message.future is not None:
+            with suppress(asyncio.InvalidStateError, InvalidStateError):  # its caller gave up
+                message.future.set_exception(message.doubtful or error)
+
+    def _succeed(self, message: OutgoingMessage, result: SendResult) -> None:
+        self._done(message)
+        if message.future is not None:
+            with suppress(asyncio.InvalidStateError, InvalidStateError):  # its caller gave up
+                message.future.set_result(result)
 
     def _done(self, message: OutgoingMessage) -> None:
         """It is not pending any more."""
         if message in self._pending:
             self._pending.discard(message)
             self.pending_bytes -= message.size
+            for waiting, done in self._flushes:
+                waiting.discard(message)
+                if not waiting and not done.done():
+                    done.set_result(None)
             if self._room and self.has_room:
                 self._let_in()
 

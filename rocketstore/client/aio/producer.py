@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self
@@ -12,7 +14,7 @@ from dledger.errors import ConfigError
 from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import FLAG_ONEWAY, Frame
 from rocketstore.client.aio.cluster import Cluster
-from rocketstore.client.aio.errors import BrokerUnreachableError, ClientError, PartlySentError
+from rocketstore.client.aio.errors import BrokerUnreachableError, ClientClosedError, ClientError, PartlySentError
 from rocketstore.client.aio.heartbeats import Heartbeats
 from rocketstore.client.aio.outgoing import OutgoingMessage, outgoing, request_of
 from rocketstore.client.aio.pipeline import PipelineLimits, SendPipeline
@@ -237,7 +239,26 @@ class Producer:
 
     def add(self, prepared: OutgoingMessage) -> asyncio.Future[SendResult]:
         """Send a prepared message soon. Raises ``ClientClosedError``."""
-        return self._opened().add(prepared, self._cluster.timeout_s)
+        future: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
+        self._opened().add(prepared, future, self._cluster.timeout_s)
+        return future
+
+    def add_all(self, prepared: deque[tuple[OutgoingMessage, Future[SendResult]]]) -> None:
+        """Send what another thread has prepared, and may still add to; their futures get their outcomes here."""
+        try:
+            add = self._opened().add
+        except ClientClosedError as error:
+            while prepared:
+                prepared.popleft()[1].set_exception(error)
+            return
+        timeout_s = self._cluster.timeout_s
+        while prepared:
+            message, future = prepared.popleft()
+            if future.set_running_or_notify_cancel():
+                try:
+                    add(message, future, timeout_s)
+                except ClientClosedError as error:
+                    future.set_exception(error)
 
     # -- transactions --------------------------------------------------------------------------------------------------
 

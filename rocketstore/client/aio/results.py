@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Final
 
 from dledger.errors import DLedgerError
+from dledger.records import record
 from dledger.remoting.codes import AnswerCode
 from rocketstore.message.message import Message
 
@@ -33,7 +34,7 @@ NO_OFFSET: Final = -1
 """A message's offset if the broker has it, but does not remember where."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class SendResult:
     """Where a message is stored.
 

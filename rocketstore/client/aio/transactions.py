@@ -41,6 +41,12 @@ _log = logging.getLogger(__name__)
 CHECKS_PENDING_MAX: Final = 1000
 """Checks that wait for the application; further ones are dropped, and come again in the broker's next round."""
 CHECKS_PENDING_BYTES_MAX: Final = 16 * 1024 * 1024
+ENDED_S: Final = 60.0
+"""For how long a broker is not told again of a transaction that it has ended.
+
+RocketMQ 5 notes ends with a delay, asks in between, and would deliver the message twice.
+"""
+ENDED_MAX: Final = 10_000
 _ENDS: Final = {TransactionState.UNKNOWN: 0, TransactionState.COMMIT: 8, TransactionState.ROLLBACK: 12}
 """RocketMQ's numbers of them."""
 Check: TypeAlias = Callable[[PreparedMessage], TransactionState | Awaitable[TransactionState]]
@@ -144,6 +150,7 @@ class Transactions:
         self._group = group
         self._check = check
         self._in_progress: Counter[str] = Counter()
+        self._ended: dict[str, float] = {}  # by id, when, in that order
         self._pending: deque[_PendingCheck] = deque()
         self._known: dict[int, int] = {}  # by offset: waiting or being worked on, with their sizes
         self._wanted = asyncio.Event()
@@ -178,12 +185,25 @@ class Transactions:
         try:
             if state is not TransactionState.UNKNOWN:
                 await self._tell_master(half, state)
+                self._note_ended(half.message_id)
         except DLedgerError as error:
             problem = error
             _log.warning("transaction %s: %s is not told, a check will settle it: %s", half.message_id, state, error)
         finally:
             self.forget(half.message_id)
         return TransactionResult(half.message_id, state, half, problem)
+
+    def _note_ended(self, transaction_id: str) -> None:
+        self._ended[transaction_id] = asyncio.get_running_loop().time()
+        if len(self._ended) > ENDED_MAX:
+            del self._ended[next(iter(self._ended))]
+
+    def _is_settled(self, transaction_id: str) -> bool:
+        """Whether it is in progress here, or its broker has ended it a moment ago."""
+        if transaction_id in self._in_progress:
+            return True
+        ended_at = self._ended.get(transaction_id, float("-inf"))
+        return asyncio.get_running_loop().time() - ended_at < ENDED_S
 
     async def _tell_master(self, half: SendResult, state: TransactionState) -> None:
         offset = parse_offset_message_id(half.offset_id)[1]
@@ -209,7 +229,7 @@ class Transactions:
         is_full = len(self._known) >= CHECKS_PENDING_MAX or sum(self._known.values()) + size > CHECKS_PENDING_BYTES_MAX
         if self._is_closed or offset in self._known or (is_full and self._known):
             return
-        if prepared.transaction_id in self._in_progress:
+        if self._is_settled(prepared.transaction_id):
             return
         self._known[offset] = size
         self._pending.append(_PendingCheck(connection, header, prepared, size))

@@ -380,7 +380,7 @@ def test_a_program_ends_in_time_with_messages_that_cannot_be_sent_and_says_how_m
         """,
     )
     assert ended.returncode == 0
-    assert "the producer is closed before" in ended.stderr
+    assert "the producer is closed before 6 messages have an outcome" in ended.stderr
     world.release()
 
 

@@ -55,7 +55,7 @@ class World:
         self, timeout_s: float = 20.0, *, limits: PipelineLimits | None = None, allow_duplicates: bool = False
     ) -> Producer:
         options = ProducerOptions(
-            allow_duplicates=allow_duplicates, close_timeout_s=20, limits=limits or PipelineLimits()
+            allow_duplicates=allow_duplicates, close_timeout_s=5, limits=limits or PipelineLimits()
         )
         return Producer([one.address for one in self.servers], timeout_s=timeout_s, options=options)
 

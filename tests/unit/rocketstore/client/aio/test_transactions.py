@@ -327,6 +327,32 @@ async def test_what_is_in_progress_here_is_not_asked_about() -> None:
 
 
 @on_loop
+async def test_what_has_just_ended_is_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RocketMQ 5 asks before it has noted the end, and would deliver the message a second time."""
+    asked: list[str] = []
+
+    async def check(prepared: PreparedMessage) -> TransactionState:
+        asked.append(prepared.transaction_id)
+        return TransactionState.COMMIT
+
+    monkeypatch.setattr(transactions, "ENDED_MAX", 2)
+    async with world(check) as here:
+        ended: list[str] = []
+        for _ in range(3):
+            async with here.producer.transaction(MESSAGE) as transaction:
+                ended.append(transaction.id)
+        here.ask(ended[2], 700)
+        here.ask("other", 701)
+        await until(lambda: asked, "the other is asked about")
+        here.ask(ended[0], 702)  # not remembered: there were too many since
+        await until(lambda: len(asked) == 2, "the first is asked about")
+        assert asked == ["other", ended[0]]
+        monkeypatch.setattr(transactions, "ENDED_S", 0.0)
+        here.ask(ended[2], 703)
+        await until(lambda: len(asked) == 3, "after a while it is asked about, too")
+
+
+@on_loop
 async def test_waiting_checks_are_bounded_and_known_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others come again in the broker's next round."""
     monkeypatch.setattr(transactions, "CHECKS_PENDING_MAX", 3)
