@@ -40,6 +40,7 @@ class Heartbeats:
         self._sent_at: dict[str, float] = {}
         self._errors: dict[str, ClientError] = {}
         self._task: asyncio.Task[None] | None = None
+        self._changes = 0  # of groups, and lost connections: a heartbeat from before one does not count
         self._wanted = asyncio.Event()
         self._turn = asyncio.Lock()
 
@@ -60,11 +61,13 @@ class Heartbeats:
     def lost(self, address: str) -> None:
         """The connection to a broker has ended, and with it what it knew of this client."""
         self._sent_at.pop(address, None)
+        self._changes += 1
         self._wanted.set()
 
     def soon(self) -> None:
         """Tell all brokers: the groups of this client have changed."""
         self._sent_at.clear()
+        self._changes += 1
         self._wanted.set()
 
     async def send_now(self) -> None:
@@ -116,7 +119,7 @@ class Heartbeats:
                 await asyncio.sleep(LOOK_S / 20)  # a broker that hangs up again and again
 
     async def _send(self, address: str, body: bytes) -> None:
-        sent_at = asyncio.get_running_loop().time()
+        sent_at, changes = asyncio.get_running_loop().time(), self._changes
         try:
             await self._cluster.connections.ask(address, RequestCode.HEART_BEAT, None, body, timeout_s=ATTEMPT_S_MAX)
         except ClientError as error:
@@ -124,8 +127,9 @@ class Heartbeats:
                 _log.warning("a broker refuses this client's heartbeat: %s", error)
             self._errors[address] = error
         else:
-            self._sent_at[address] = sent_at
             self._errors.pop(address, None)
+            if changes == self._changes:
+                self._sent_at[address] = sent_at
 
     async def _leave(self, address: str, header: UnregisterClientHeader) -> None:
         try:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
 from dledger.remoting.codes import AnswerCode
+from dledger.remoting.frame import Frame
 from rocketstore.client.aio import heartbeats as module
 from rocketstore.client.aio.cluster import Cluster
 from rocketstore.client.aio.heartbeats import Heartbeats
@@ -76,6 +78,25 @@ async def test_a_change_of_groups_is_told_to_all_at_once() -> None:
         await until(lambda: len(master.of(BEAT)) == 1, "the first one")
         beats.soon()
         await until(lambda: len(master.of(BEAT)) == 2, "the second one")
+
+
+@on_loop
+async def test_a_change_while_a_heartbeat_is_on_its_way_is_told_after_it() -> None:
+    """The broker has the old groups until then."""
+    async with beating() as (_, beats, (master, _slave)):
+        go = asyncio.Event()
+
+        async def slowly(frame: Frame) -> Frame:
+            await go.wait()
+            return frame.answer()
+
+        master.scripts[BEAT] = slowly
+        beats.start()
+        await until(lambda: len(master.of(BEAT)) == 1, "the first one")
+        beats.soon()
+        go.set()
+        await until(lambda: len(master.of(BEAT)) == 2, "the second one")
+        await until(lambda: beats.known_at == {master.address}, "it is known")
 
 
 @on_loop
