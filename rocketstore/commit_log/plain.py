@@ -379,6 +379,9 @@ class PlainCommitLog:
     def submit_producer(self, name: str, done: SequenceDone) -> None:
         with self._appender.lock:
             sequence = self._appender.numbered.ask(name, self._clock.monotonic_ms())
+        if not sequence:  # nothing is counted that could be lost
+            done(0)
+            return
         # what it counts may still be lost
         self._when_safe(self.end_offset, lambda status, reason: done(_flushed_sequence(sequence, status, reason)))
 

@@ -20,7 +20,8 @@ from dledger.conditions import ConditionKind
 from dledger.remoting.codes import AnswerCode
 from dledger.store.fs import FileSystem
 from dledger.types import NodeId
-from rocketstore.client.producer import Producer
+from rocketstore.client.aio.results import SendStatus
+from rocketstore.client.blocking import Producer
 from rocketstore.message.message import Message
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.remoting.bodies.ha import HaStatus
@@ -160,7 +161,7 @@ def test_a_sync_master_answers_once_a_slave_has_it(stack: ExitStack, tmp_path: P
     (result,) = send(master, b"alone")
     assert result.status == "SLAVE_NOT_AVAILABLE"
     with Producer([master.address]) as producer:
-        assert str(producer.send(Message("T", b"x")).status) == "SLAVE_NOT_AVAILABLE"
+        assert producer.send(Message("T", b"x")).status == SendStatus.SLAVE_NOT_AVAILABLE
 
 
 def test_too_few_replicas_close_the_master(stack: ExitStack, tmp_path: Path) -> None:
