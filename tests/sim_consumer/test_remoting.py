@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -15,6 +16,7 @@ from tests.sim_consumer.remoting import ModelPort, ServerLoop
 from tests.support.on_loop import on_loop, until
 
 PLACE = (TOPIC, 0)
+NOTICED_S = 10.0
 
 
 @contextmanager
@@ -92,8 +94,11 @@ def test_a_commit_reaches_the_process_that_was_read_or_none(rocketmq: bool) -> N
                     got.extend(one.body for one in await consumer.poll(timeout_s=0.05))
                     return b"2" in got
 
-                while not await polled():
-                    pass
+                async with asyncio.timeout(
+                    NOTICED_S
+                ):  # a pull may wait longer, but none that follows a broken connection
+                    while not await polled():
+                        pass
                 await consumer.commit()
             await until(lambda: broker.offsets[GROUP, *PLACE] == 2, "all is committed")
 

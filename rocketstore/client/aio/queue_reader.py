@@ -149,6 +149,7 @@ class QueueReader:
         self._error: ClientError | None = None
         self._source = MASTER_ID  # the broker id to read from, as the last answer suggested
         self._avoided = ""  # the address that failed last
+        self._is_in_touch = False  # whether the last pull was answered
         self._task: asyncio.Task[None] | None = None
 
     # -- for the consumer ----------------------------------------------------------------------------------------------
@@ -299,8 +300,8 @@ class QueueReader:
         loop, settings = asyncio.get_running_loop(), self._settings
         began = loop.time()
         wait_s = settings.wait_s if is_master else min(settings.wait_s, COPY_WAIT_S)
-        if self.max_offset < 0:
-            wait_s = 0.0  # the first answer says where the queue ends
+        if not self._is_in_touch:
+            wait_s = 0.0  # this answer says where the queue ends, and which incarnation the master is of
         try:
             answer = await self._ask(
                 address,
@@ -312,8 +313,9 @@ class QueueReader:
             )
         except ClientError:
             self._avoided, self._source = address, MASTER_ID
+            self._is_in_touch = False
             raise
-        self._avoided = ""
+        self._avoided, self._is_in_touch = "", True
         if answer.code not in _ANSWERS:
             raise refusal_of(answer, self._named)
         if is_master:
