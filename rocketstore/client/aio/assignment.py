@@ -92,6 +92,11 @@ class Assignment:
         end = self.reader.max_offset
         return max(end - self.in_flight.done, 0) if end >= 0 else -1
 
+    @property
+    def has_any_in_hand(self) -> bool:
+        """Whether anything was read that is not done, or is to be forgotten because the broker has lost messages."""
+        return bool(self.rest) or self.in_flight.done != self.in_flight.next or self.reader.goes_back
+
     def go_to(self, offset: int, incarnation: int) -> None:
         """Continue elsewhere; what is in use does not count any more. ``incarnation``: of the broker that knows it."""
         self.in_flight.is_abandoned = True

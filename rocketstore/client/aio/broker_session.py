@@ -404,9 +404,16 @@ class BrokerSession:
         return incarnation
 
     def _adopt(self, one: Assignment, offset: int, incarnation: int, *, is_unsure: bool) -> None:
-        """Go to a stored offset if it is not ours."""
+        """Go to a stored offset if it is not ours.
+
+        ``is_unsure``: nothing but this offset tells what the broker has, so that nothing in hand counts.
+        """
         if is_unsure:
-            is_before = offset < one.in_flight.done
+            if offset == one.in_flight.done:
+                if one.has_any_in_hand:
+                    self._deliveries.go_to(one, offset, incarnation)
+                return
+            is_before = True
         elif offset in (one.committed, one.offered) or one.may_rewind:
             return
         else:

@@ -222,7 +222,7 @@ class QueueReader:
         """
         known, last, offset = self._incarnation, self._last, self._offset
         if not incarnation or known == incarnation:
-            return not (self._needs_offset or self._again_until or self._goes_back)
+            return not (self._needs_offset or self._again_until or self.goes_back)
         if not known:
             self._incarnation = incarnation
             return True
@@ -233,10 +233,10 @@ class QueueReader:
         if not is_same or not shown.has(last) or shown.incarnation != incarnation:
             return False
         self._incarnation = incarnation
-        return not self._goes_back
+        return not self.goes_back
 
     @property
-    def _goes_back(self) -> bool:
+    def goes_back(self) -> bool:
         """Whether something is in stock that is before what came earlier."""
         return any(one.rewinds for one in self._stock)
 
@@ -318,13 +318,13 @@ class QueueReader:
         self._avoided, self._is_in_touch = "", True
         if answer.code not in _ANSWERS:
             raise refusal_of(answer, self._named)
+        incarnation = self._incarnation_of(address, answer)
         if is_master:
-            incarnation = self._incarnation_of(address, answer)
             if not incarnation or (incarnation != self._incarnation and not await self._look_back(incarnation)):
                 return True  # another one has begun meanwhile, or the queue goes on elsewhere
             if answer.code != AnswerCode.SUCCESS:
                 await self._learn(incarnation)
-        if not self._take_in(answer, is_master=is_master) and loop.time() - began < IDLE_PAUSE_S:
+        if not self._take_in(answer, incarnation, is_master=is_master) and loop.time() - began < IDLE_PAUSE_S:
             await asyncio.sleep(IDLE_PAUSE_S)
         return True
 
@@ -358,7 +358,7 @@ class QueueReader:
         request = Frame(RequestCode.PULL_MESSAGE, 0, write_header(header), b"")
         return await self._cluster.connections.call(address, request, wait_s + timeout_s)
 
-    def _take_in(self, answer: Frame, *, is_master: bool) -> bool:
+    def _take_in(self, answer: Frame, incarnation: int, *, is_master: bool) -> bool:
         """Process an answer that is no refusal; whether it was of any use. Raises ``ClientError``, ``_BeyondEnd``."""
         header = read_answer(PullAnswer, answer)
         offset, self.max_offset = self._offset, header.max_offset
@@ -382,7 +382,7 @@ class QueueReader:
         if header.max_offset >= offset or not is_master:  # a copy may lag; only the master knows the end
             self._beyond_since = None
         elif self._is_long_beyond():
-            raise _BeyondEnd(max(header.max_offset, 0), self._incarnation)
+            raise _BeyondEnd(max(header.max_offset, 0), incarnation)
         self._arrived()
         return False
 
