@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final, Literal
 
 import click
 
+from cluster.chosen_brokers import ChosenBrokers
 from cluster.security_options import NO_SECURITY, CommandSecurity, security_options
 from dledger import flag_values
 from dledger.contexts import ContextOption, check_place
-from dledger.values import address_text, parse_duration_ms
+from dledger.values import parse_duration_ms
 
 if TYPE_CHECKING:
     from rocketstore.client.admin import Admin
@@ -56,6 +56,19 @@ class BrokerTarget:
         from rocketstore.client.admin import Admin
 
         return Admin(list(self.addresses), timeout_s=self.timeout_s, security=self.security.for_client())
+
+    @contextmanager
+    def brokers(self) -> Iterator[ChosenBrokers]:
+        """The brokers over RocketMQ's protocol; the connections are closed after the block."""
+        from rocketstore.client.blocking import Admin
+
+        with Admin(
+            None if self.name_servers else self.addresses,
+            name_servers=self.name_servers or None,
+            timeout_s=self.timeout_s,
+            security=self.security.for_client(),
+        ) as admin:
+            yield ChosenBrokers(admin, self.broker_name)
 
     @contextmanager
     def groups(self) -> Iterator[TargetGroups]:
@@ -151,11 +164,6 @@ class TargetGroups:
         ((_, admin),) = self._named(lambda cluster, name: [_single(_with_topic(cluster, name, topic))])
         return admin
 
-    def storing(self, message_id: str) -> Admin:
-        """The group of the broker in a message's id. Raises ``UsageError`` if there are several, and none has it."""
-        ((_, admin),) = self._named(lambda cluster, name: [_storing(_chosen(cluster, name), message_id)])
-        return admin
-
     def _named(self, choose: Callable[[ClusterAdmin, str], Sequence[BrokerGroup]]) -> list[NamedAdmin]:
         cluster = self._cluster
         if cluster is None:
@@ -189,15 +197,6 @@ def _single(groups: Sequence[BrokerGroup]) -> BrokerGroup:
 def _names(groups: Sequence[BrokerGroup]) -> str:
     several = len({one.cluster for one in groups}) > 1
     return ", ".join(f"{one.name} (cluster {one.cluster})" if several else one.name for one in groups)
-
-
-def _storing(groups: Sequence[BrokerGroup], message_id: str) -> BrokerGroup:
-    """The group with the address in the id."""
-    from rocketstore.message.ids import parse_offset_message_id
-
-    host, _ = parse_offset_message_id(message_id)
-    address = address_text(str(ip_address(host.ip)), host.port)
-    return next((one for one in groups if address in one.addresses), None) or _single(groups)
 
 
 def broker_options(command: Callable[..., None]) -> Callable[..., None]:

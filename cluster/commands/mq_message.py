@@ -279,7 +279,7 @@ def consume(  # noqa: PLR0913  # one parameter per option
     pull_wait_ms = 5000 if follow else int(POLL_S * 1000)
 
     def show(one: ReceivedMessage) -> None:
-        print_message(one, as_json)
+        print_message(one.decode(), as_json)
 
     if group and not queues and not alone:
         shared = GroupOptions(start=start_of(begin), timeout_s=target.timeout_s, pull_wait_ms=pull_wait_ms)

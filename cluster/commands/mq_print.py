@@ -11,18 +11,17 @@ from cluster.broker_target import time_text
 from dledger.escapes import escaped
 
 if TYPE_CHECKING:
-    from rocketstore.client.aio.received import ReceivedMessage
     from rocketstore.message.message import Message
 
 
-def print_message(received: ReceivedMessage, as_json: bool) -> None:
+def print_message(message: Message, as_json: bool) -> None:
     """One line: JSON for scripts, position and body on a terminal, only the body in pipes."""
-    body = body_of(received.decode())
+    body = body_of(message)
     if as_json:
-        terminal.print_json(message_json(received.decode(), body))
+        terminal.print_json(message_json(message, body))
     elif terminal.on_terminal():
-        place = f"{received.queue_id}:{received.queue_offset}"
-        when, tags = time_text(received.store_timestamp), escaped(received.tags)
+        place = f"{message.queue_id}:{message.queue_offset}"
+        when, tags = time_text(message.store_timestamp), escaped(message.tags)
         head = click.style(f"{place:>10} {when}", dim=True)
         click.echo(f"{head}  {click.style(tags, bold=True) + '  ' if tags else ''}{terminal.printable(body)}")
     else:

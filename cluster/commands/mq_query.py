@@ -13,7 +13,8 @@ from dledger import flag_values
 from dledger.errors import IndexOutOfRangeError, InvalidRequestError
 
 if TYPE_CHECKING:
-    from rocketstore.client.admin import Admin
+    from rocketstore.client.aio.admin_records import TopicInfo
+    from rocketstore.client.blocking import Admin
     from rocketstore.message.message import Message
 
 PAGE = 256
@@ -33,8 +34,8 @@ Examples:
 def query_by_id(message_id: str, as_json: bool, target: BrokerTarget) -> None:
     """Show the message with an offset message id, which contains its position in the log."""
     check_offset_id(message_id)
-    with target.groups() as groups:
-        message = groups.storing(message_id).message_by_id(message_id)
+    with target.brokers() as brokers:
+        message = brokers.admin.message_by_id(message_id, target.broker_name)
     (_print_json if as_json else print_details)(message, body_of(message))
 
 
@@ -69,12 +70,19 @@ def query_by_key(  # noqa: PLR0913  # one parameter per option
     key: str, topic: str, unique: bool, count: int, begin: int, end: int, as_json: bool, target: BrokerTarget
 ) -> None:
     """Find messages by one of their business keys. Exit code 1 if there is none."""
-    with target.groups() as groups:
-        found = [
-            one
-            for _, admin in groups.with_topic(topic)
-            for one in admin.messages_by_key(topic, key, max_messages=count, begin_ms=begin, end_ms=end, unique=unique)
-        ][:count]
+    from rocketstore.client.aio.admin import FOREVER_MS  # here, so that --help does not load it
+
+    with target.brokers() as brokers:
+        brokers.with_topic(topic)
+        found = brokers.admin.messages_by_key(
+            topic,
+            key,
+            max_messages=count,
+            begin_ms=begin,
+            end_ms=end or FOREVER_MS,
+            unique=unique,
+            broker=target.broker_name,
+        )
     if not found:
         raise click.ClickException(f"no message in {topic} has key {key}")
     shown = [(message, body_of(message)) for message in found]
@@ -131,36 +139,40 @@ def print_messages(  # noqa: PLR0913  # one parameter per option
     """Print the current messages of a topic, queue by queue."""
     if offset is not None and queue is None:
         raise click.UsageError("--offset needs --queue")
-    with target.groups() as groups:
-        places = groups.with_topic(topic) if queue is None else [("", groups.only_one_with(topic))]
-        for _, admin in places:
-            _print_queues(admin, topic, queue, offset, start_of(start), count, tags, as_json)
+    with target.brokers() as brokers:
+        places = brokers.with_topic(topic) if queue is None else [brokers.only_one_with(topic)]
+        for one in places:
+            if queue is not None and queue >= one.read_queues:
+                raise IndexOutOfRangeError(
+                    f"topic {topic} has {one.read_queues} read queues: there is no queue {queue}"
+                )
+            queues = range(one.read_queues) if queue is None else [queue]
+            for number in queues:
+                _print_queue(brokers.admin, one, number, offset, start_of(start), count, tags, as_json)
 
 
-def _print_queues(  # noqa: PLR0913  # one parameter per option
+def _print_queue(  # noqa: PLR0913  # one parameter per option
     admin: Admin,
-    topic: str,
-    queue: int | None,
+    topic: TopicInfo,
+    number: int,
     offset: int | None,
     start: Literal["first", "last"] | int,
     count: int | None,
     tags: str,
     as_json: bool,
 ) -> None:
-    info = admin.topic(topic)
-    queues = range(info.read_queues) if queue is None else [queue]
-    if queue is not None and queue >= info.read_queues:
-        raise IndexOutOfRangeError(f"topic {topic} has {info.read_queues} read queues: there is no queue {queue}")
-    for queue_id in queues:
-        found = admin.queue_range(topic, queue_id)
-        place = admin.offset_at(topic, queue_id, start) if offset is None else max(offset, found.min_offset)
-        left = found.max_offset if count is None else count
-        while left > 0 and place < found.max_offset:
-            page = min(left, PAGE, found.max_offset - place)
-            messages, next_offset = admin.messages(topic, queue_id, place, max_messages=page, tags=tags)
-            for one in messages:
-                print_message(one, as_json)
-            left -= len(messages)
-            if next_offset <= place:
-                break
-            place = next_offset
+    from rocketstore.remoting.bodies.queues import MessageQueue
+
+    queue = MessageQueue(topic.name, topic.broker, number)
+    end = admin.offset_at(queue, "last")
+    place = admin.offset_at(queue, start if offset is None else "first")
+    place = max(place, offset or 0)
+    left = end if count is None else count
+    while left > 0 and place < end:
+        messages, next_offset = admin.messages(queue, place, max_messages=min(left, PAGE, end - place), tags=tags)
+        for one in messages:
+            print_message(one, as_json)
+        left -= len(messages)
+        if next_offset <= place:
+            break
+        place = next_offset

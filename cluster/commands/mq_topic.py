@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 import click
@@ -15,8 +16,8 @@ from dledger import flag_values
 from dledger.errors import DLedgerError
 
 if TYPE_CHECKING:
-    from rocketstore.client.admin import Admin, QueueRange
-    from rocketstore.client.topics import TopicInfo
+    from rocketstore.client.aio.admin_records import QueueRange, TopicInfo
+    from rocketstore.client.blocking import Admin
 
 _PERMISSIONS = {"rw": 6, "r": 4, "w": 2, "none": 0}
 _QUEUES = flag_values.Whole(min=1, max=65536)
@@ -63,10 +64,10 @@ def create(
 ) -> None:
     """Create or change a topic. Of one that exists, what is not given stays as it is."""
 
-    from rocketstore.client.topics import TopicInfo
+    from rocketstore.client.aio.admin_records import TopicInfo
 
-    def changed(now: TopicInfo | None) -> TopicInfo:
-        info = now or TopicInfo(name)
+    def changed(now: TopicInfo | None, broker: str) -> TopicInfo:
+        info = now or TopicInfo(name, broker=broker)
         return dataclasses.replace(
             info,
             read_queues=read_queues or queues or info.read_queues,
@@ -74,35 +75,40 @@ def create(
             permission=info.permission if permission is None else _PERMISSIONS[permission],
         )
 
-    with target.groups() as groups:
+    with target.brokers() as brokers:
+        admin = brokers.admin
         try:
-            places = [(broker, admin, _present(admin, name)) for broker, admin in groups.every()]
-            hidden = {broker: _hidden(admin, now, changed(now)) for broker, admin, now in places}
+            present = {one.broker: one for one in admin.topics() if one.name == name}
+            wanted = {broker: changed(present.get(broker), broker) for broker in brokers.every()}
+            hidden = _hidden(admin, present, wanted)
         except DLedgerError as error:
             error.outcome = "not_applied"  # nothing was asked for yet
             raise
         if not yes and any(hidden.values()):
-            told = ", ".join(f"{count:,}{_at(broker)}" for broker, count in hidden.items() if count)
+            told = ", ".join(f"{count:,}{_at(broker, wanted)}" for broker, count in hidden.items() if count)
             terminal.confirm(f"Messages in queues that can no longer be read, consumed or not: {told}. Shrink {name}?")
-        for broker, admin, now in places:
-            wanted = changed(now)
-            admin.put_topic(wanted)
-            _, writes, reads, word = _row(wanted)
-            click.echo(f"topic {name}{_at(broker)}: {writes} write queues, {reads} read queues, {word}")
+        for broker, info in wanted.items():
+            admin.put_topic(info)
+            _, writes, reads, word = _row(info)
+            click.echo(f"topic {name}{_at(broker, wanted)}: {writes} write queues, {reads} read queues, {word}")
 
 
-def _present(admin: Admin, name: str) -> TopicInfo | None:
-    """The topic as it is; None if it is new."""
-    return next((one for one in admin.topics() if one.name == name), None)
-
-
-def _hidden(admin: Admin, now: TopicInfo | None, wanted: TopicInfo) -> int:
-    """How many messages are in queues that would not be read any more."""
-    if now is None or wanted.read_queues >= now.read_queues:
-        return 0
-    gone = range(wanted.read_queues, now.read_queues)
-    ranges = [one for one in admin.queue_ranges(now.name) if one.queue_id in gone]
-    return sum(max(0, one.max_offset - max(0, one.min_offset)) for one in ranges)
+def _hidden(admin: Admin, present: Mapping[str, TopicInfo], wanted: Mapping[str, TopicInfo]) -> dict[str, int]:
+    """By broker, how many messages are in queues that would not be read any more."""
+    gone = {
+        broker: range(info.read_queues, present[broker].read_queues)
+        for broker, info in wanted.items()
+        if broker in present
+    }
+    found = dict.fromkeys(gone, 0)
+    if not any(gone.values()):
+        return found
+    (name,) = {one.name for one in wanted.values()}
+    for one in admin.queue_ranges(name):
+        broker = one.queue.broker_name
+        if one.queue.queue_id in gone.get(broker, ()):
+            found[broker] += one.max_offset - one.min_offset
+    return found
 
 
 @topic.command(
@@ -116,10 +122,11 @@ Examples:
 @broker_options
 def list_topics(as_json: bool, target: BrokerTarget) -> None:
     """Show every topic."""
-    with target.groups() as groups:
-        found = [(broker, admin.topics()) for broker, admin in groups.every()]
+    with target.brokers() as brokers:
+        topics, names = brokers.admin.topics(), brokers.every()
+    found = [(broker, [one for one in topics if one.broker == broker]) for broker in names]
     if as_json:
-        terminal.print_json(by_broker.facts(found))
+        terminal.print_json([dataclasses.asdict(one) for _, ones in found for one in ones])
     else:
         by_broker.print_table(("topic", "write queues", "read queues", "permission"), found, _row)
 
@@ -135,16 +142,28 @@ Examples:
 @broker_options
 def status(name: str, as_json: bool, target: BrokerTarget) -> None:
     """Show the first offset, the end and the last change of each queue."""
-    with target.groups() as groups:
-        found = [(broker, admin.queue_ranges(name)) for broker, admin in groups.with_topic(name)]
+    with target.brokers() as brokers:
+        places = [one.broker for one in brokers.with_topic(name)]
+        ranges = brokers.admin.queue_ranges(name)
+    found = [(broker, [one for one in ranges if one.queue.broker_name == broker]) for broker in places]
     if as_json:
-        terminal.print_json(by_broker.facts(found))
+        terminal.print_json([_range_json(one) for _, ones in found for one in ones])
         return
 
     def row(one: QueueRange) -> tuple[str, ...]:
-        return (str(one.queue_id), str(one.min_offset), str(one.max_offset), time_text(one.last_update_ms))
+        return (str(one.queue.queue_id), str(one.min_offset), str(one.max_offset), time_text(one.last_update_ms))
 
     by_broker.print_table(("queue", "min offset", "max offset", "last update"), found, row, least=("last update",))
+
+
+def _range_json(one: QueueRange) -> dict[str, object]:
+    return {
+        "broker": one.queue.broker_name,
+        "queue_id": one.queue.queue_id,
+        "min_offset": one.min_offset,
+        "max_offset": one.max_offset,
+        "last_update_ms": one.last_update_ms,
+    }
 
 
 @topic.command(
@@ -157,37 +176,33 @@ Examples:
 @broker_options
 def route(name: str, as_json: bool, target: BrokerTarget) -> None:
     """Show the queues of a topic and the brokers that have them."""
-    with target.groups() as groups:
-        found = [
-            (admin.topic(name), [one for one in admin.cluster().values() if not isinstance(one, DLedgerError)])
-            for _, admin in groups.with_topic(name)
-        ]
+    with target.brokers() as brokers:
+        parts = brokers.with_topic(name)
+        addresses = {one.name: one.addresses for one in brokers.admin.brokers()}
+    found = [(info, sorted(addresses.get(info.broker, {}).items())) for info in parts]
     if as_json:
         shares = [
             {
                 **dataclasses.asdict(info),
                 "brokers": [
-                    {"broker": one.broker_name, "broker_id": one.broker_id, "address": one.address, "role": one.role}
-                    for one in brokers
+                    {"broker": info.broker, "broker_id": number, "address": address, "role": _role(number)}
+                    for number, address in places
                 ],
             }
-            for info, brokers in found
+            for info, places in found
         ]
         terminal.print_json(shares[0] if len(shares) == 1 else shares)
         return
     rows = [
-        (
-            one.broker_name,
-            str(one.broker_id),
-            one.address,
-            one.role,
-            str(info.write_queues) if one.is_master else "0",
-            *_row(info)[2:],
-        )
-        for info, brokers in found
-        for one in brokers
+        (info.broker, str(number), address, _role(number), str(0 if number else info.write_queues), *_row(info)[2:])
+        for info, places in found
+        for number, address in places
     ]
     terminal.print_table(("broker", "id", "address", "role", "write queues", "read queues", "permission"), rows)
+
+
+def _role(broker_id: int) -> str:
+    return "slave" if broker_id else "master"
 
 
 @topic.command(
@@ -200,19 +215,17 @@ Examples:
 @broker_options
 def delete(name: str, yes: bool, target: BrokerTarget) -> None:
     """Delete a topic and its messages."""
-    with target.groups() as groups:
-        places = groups.with_topic(name)
-        for _, admin in places:
-            admin.topic(name)  # a misspelled name is told before anybody is asked
+    with target.brokers() as brokers:
+        places = [one.broker for one in brokers.with_topic(name)]  # a misspelled name is told before anybody is asked
         if not yes:
             terminal.confirm(f"Delete topic {name} and its messages?")
-        for broker, admin in places:
-            admin.delete_topic(name)
-            click.echo(f"deleted topic {name}{_at(broker)}")
+        brokers.admin.delete_topic(name, target.broker_name)
+    for broker in places:
+        click.echo(f"deleted topic {name}{_at(broker, places)}")
 
 
-def _at(broker: str) -> str:
-    return f" at {broker}" if broker else ""
+def _at(broker: str, brokers: Collection[str]) -> str:
+    return f" at {broker}" if len(brokers) > 1 else ""
 
 
 def _row(info: TopicInfo) -> tuple[str, str, str, str]:

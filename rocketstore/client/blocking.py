@@ -291,12 +291,12 @@ class Admin(BlockingClient):
         """Create a topic, or change its numbers of queues and its permission; at all brokers unless it names one."""
         return self._run(self._admin.put_topic(topic))
 
-    def delete_topic(self, name: str) -> None:
-        """Delete a topic and its messages, at all brokers and name servers. Raises ``NotFoundError``."""
-        return self._run(self._admin.delete_topic(name))
+    def delete_topic(self, name: str, broker: str = "") -> None:
+        """Delete a topic and its messages, at all brokers and name servers, or at one. Raises ``NotFoundError``."""
+        return self._run(self._admin.delete_topic(name, broker))
 
     def queue_ranges(self, topic: str) -> list[QueueRange]:
-        """The offsets of all the topic's queues. Raises ``NotFoundError``."""
+        """The offsets of all the topic's queues, also of those that may only be read. Raises ``NotFoundError``."""
         return self._run(self._admin.queue_ranges(topic))
 
     def offset_at(self, queue: MessageQueue, start: Start) -> int:
@@ -347,9 +347,9 @@ class Admin(BlockingClient):
         """Move a group's offsets in a topic, forwards or backwards; returns where each queue is then."""
         return self._run(self._admin.reset_offsets(group, topic, start))
 
-    def message_by_id(self, offset_id: str) -> Message:
+    def message_by_id(self, offset_id: str, broker: str = "") -> Message:
         """The message with this id (``SendResult.offset_id``). Raises ``NotFoundError``."""
-        return self._run(self._admin.message_by_id(offset_id))
+        return self._run(self._admin.message_by_id(offset_id, broker))
 
     def messages_by_key(
         self,
@@ -360,13 +360,20 @@ class Admin(BlockingClient):
         begin_ms: int = 0,
         end_ms: int = FOREVER_MS,
         unique: bool = False,
+        broker: str = "",
     ) -> list[Message]:
         """Messages with this key stored between two times, oldest first. Raises ``NotFoundError`` for no such topic."""
         found = self._admin.messages_by_key(
-            topic, key, max_messages=max_messages, begin_ms=begin_ms, end_ms=end_ms, unique=unique
+            topic, key, max_messages=max_messages, begin_ms=begin_ms, end_ms=end_ms, unique=unique, broker=broker
         )
         return self._run(found)
 
-    def messages(self, queue: MessageQueue, offset: int, *, max_messages: int = 32) -> tuple[list[Message], int]:
+    def messages(
+        self, queue: MessageQueue, offset: int, *, max_messages: int = 32, tags: str = "*"
+    ) -> tuple[list[Message], int]:
         """Messages of a queue from ``offset`` on, for no group, and the offset for the next call."""
-        return self._run(self._admin.messages(queue, offset, max_messages=max_messages))
+        return self._run(self._admin.messages(queue, offset, max_messages=max_messages, tags=tags))
+
+    def resume_transaction(self, offset_id: str, broker: str = "") -> None:
+        """Begin a transaction again that was given up: its producers are asked again what became of it."""
+        return self._run(self._admin.resume_transaction(offset_id, broker))

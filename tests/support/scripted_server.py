@@ -116,6 +116,8 @@ class Topics:
         self.brokers = {name: dict(one) for name, one in brokers.items()}
         self.topics = {name: dict(one) for name, one in topics.items()}
         self.permission = 6
+        self.clusters_of: dict[str, str] = {}
+        """By broker; ``C`` for others."""
 
     def route(self, frame: Frame) -> Frame:
         """GET_ROUTEINFO_BY_TOPIC."""
@@ -128,7 +130,8 @@ class Topics:
 
     def clusters(self, frame: Frame) -> Frame:
         """GET_BROKER_CLUSTER_INFO."""
-        table = {name: BrokerData("C", name, addresses) for name, addresses in self.brokers.items()}
+        cluster_of = self.clusters_of.get
+        table = {name: BrokerData(cluster_of(name, "C"), name, found) for name, found in self.brokers.items()}
         return frame.answer(body=ClusterInfo(table, {"C": tuple(table)}).encode())
 
     def serve(self, server: ScriptedServer) -> None:

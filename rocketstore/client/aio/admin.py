@@ -26,6 +26,7 @@ from rocketstore.client.aio.cluster import Cluster
 from rocketstore.client.aio.connections import ATTEMPT_S_MAX, Deadline
 from rocketstore.client.aio.errors import BadAnswerError, BrokerFailedError, ClientError, NotFoundError, refusal_of
 from rocketstore.client.aio.outgoing import CREATING_TOPIC
+from rocketstore.client.aio.received import sent_expression, tags_of_expression
 from rocketstore.client.aio.routes import RoutedBroker
 from rocketstore.message.ids import parse_offset_message_id
 from rocketstore.message.message import HostAddress, Message
@@ -53,6 +54,7 @@ from rocketstore.remoting.headers import (
     QueryMessageHeader,
     QueueHeader,
     ResetClientOffsetHeader,
+    ResumeCheckHeader,
     TopicHeader,
     UpdateOffsetHeader,
     ViewMessageHeader,
@@ -192,24 +194,27 @@ class Admin:
         await self._change(topic.broker, Code.UPDATE_AND_CREATE_TOPIC, header)
         self._cluster.routes.now_exists(topic.name)
 
-    async def delete_topic(self, name: str) -> None:
-        """Delete a topic and its messages, at all brokers and name servers. Raises ``NotFoundError``."""
+    async def delete_topic(self, name: str, broker: str = "") -> None:
+        """Delete a topic and its messages, at all brokers and name servers, or at one. Raises ``NotFoundError``."""
         deadline = self._deadline()
         await self._cluster.route(name, deadline)
-        await self._change("", Code.DELETE_TOPIC_IN_BROKER, TopicHeader(name), deadline=deadline)
-        if self._cluster.by_name_servers:
+        await self._change(broker, Code.DELETE_TOPIC_IN_BROKER, TopicHeader(name), deadline=deadline)
+        if self._cluster.by_name_servers and not broker:
             await self._at_name_servers(Code.DELETE_TOPIC_IN_NAMESRV, TopicHeader(name))
 
     async def queue_ranges(self, topic: str) -> list[QueueRange]:
-        """The offsets of all the topic's queues. Raises ``NotFoundError``."""
+        """The offsets of all the topic's queues, also of those that may only be read. Raises ``NotFoundError``."""
         deadline = self._deadline()
-        found: list[QueueRange] = []
-        for table in (await self._of_topic(topic, Code.GET_TOPIC_STATS_INFO, TopicStatsTable, deadline)).values():
-            found += [
-                QueueRange(queue, one.min_offset, one.max_offset, one.last_update_timestamp)
-                for queue, one in table.offset_table.items()
-            ]
-        return sorted(found, key=lambda one: (one.queue.broker_name, one.queue.queue_id))
+        found = {
+            queue: QueueRange(queue, one.min_offset, one.max_offset, one.last_update_timestamp)
+            for table in (await self._of_topic(topic, Code.GET_TOPIC_STATS_INFO, TopicStatsTable, deadline)).values()
+            for queue, one in table.offset_table.items()
+        }
+        # Brokers tell of those that may be written.
+        others = [one for one in (await self._cluster.route(topic, deadline)).readable if one not in found]
+        for one in await _bounded(self._range_of(queue, deadline) for queue in others):
+            found[one.queue] = one
+        return sorted(found.values(), key=lambda one: (one.queue.broker_name, one.queue.queue_id))
 
     async def offset_at(self, queue: MessageQueue, start: Start) -> int:
         """A queue's first offset, its end, or the offset of the first message stored at a time or later."""
@@ -322,15 +327,14 @@ class Admin:
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
-    async def message_by_id(self, offset_id: str) -> Message:
-        """The message with this id (``SendResult.offset_id``). Raises ``NotFoundError``."""
-        try:
-            host, offset = parse_offset_message_id(offset_id)
-        except InvalidRequestError as error:
-            raise NotFoundError(str(error)) from error
+    async def message_by_id(self, offset_id: str, broker: str = "") -> Message:
+        """The message with this id (``SendResult.offset_id``). Raises ``NotFoundError``.
+
+        ``broker``: the one to ask; otherwise the one whose address the id names.
+        """
+        host, offset = _parsed(offset_id)
         deadline = self._deadline()
-        brokers = await self._named("", deadline)
-        broker = _broker_of(host, brokers)
+        broker = broker or _broker_of(host, await self._named("", deadline))
         header = ViewMessageHeader(offset)
         try:
             answer = await self._cluster.ask_reader(broker, Code.VIEW_MESSAGE_BY_ID, header, deadline=deadline)
@@ -350,6 +354,7 @@ class Admin:
         begin_ms: int = 0,
         end_ms: int = FOREVER_MS,
         unique: bool = False,
+        broker: str = "",
     ) -> list[Message]:
         """Messages with this key stored between two times, oldest first. Raises ``NotFoundError`` for no such topic.
 
@@ -360,21 +365,25 @@ class Admin:
         request = Frame(Code.QUERY_MESSAGE, 0, write_header(header) | {_UNIQUE_QUERY: str(unique).lower()})
         route = await self._cluster.route(topic, deadline)
         found: list[Message] = []
-        for part in route.parts:
-            answer = await self._call_reader(part.broker, request, deadline)
+        for name in [one.broker for one in route.parts if broker in ("", one.broker)]:
+            answer = await self._call_reader(name, request, deadline)
             if answer.code == AnswerCode.SUCCESS:
                 found += decoded(answer.body)
         found = [one for one in found if (one.unique_key == key if unique else key in one.keys)]  # not only its hash
         return sorted(found, key=lambda one: one.store_timestamp)[:max_messages]
 
-    async def messages(self, queue: MessageQueue, offset: int, *, max_messages: int = 32) -> tuple[list[Message], int]:
+    async def messages(
+        self, queue: MessageQueue, offset: int, *, max_messages: int = 32, tags: str = "*"
+    ) -> tuple[list[Message], int]:
         """Messages of a queue from ``offset`` on, for no group, and the offset for the next call.
 
-        No messages and the same offset: there is nothing more.
+        No messages and the same offset: there is nothing more. ``tags``: only messages with these (``A || B``). Raises
+        ``ConfigError`` for an expression without any tag.
         """
         deadline = self._deadline()
+        wanted, told = tags_of_expression(tags), sent_expression(tags)
         header = PullHeader(
-            _TOOLS_GROUP, queue.topic, queue.queue_id, offset, max_messages, _SUBSCRIPTION_FLAG, 0, 0, 0, "*", "TAG"
+            _TOOLS_GROUP, queue.topic, queue.queue_id, offset, max_messages, _SUBSCRIPTION_FLAG, 0, 0, 0, told, "TAG"
         )
         request = Frame(Code.PULL_MESSAGE, 0, write_header(header))
         answer = await self._call_reader(queue.broker_name, request, deadline)
@@ -382,7 +391,24 @@ class Admin:
         if not more and answer.code not in _NOTHING_THERE:
             raise refusal_of(answer, queue.broker_name)
         next_offset = _header(PullAnswer, answer).next_begin_offset
-        return (decoded(answer.body) if more else []), next_offset
+        found = decoded(answer.body) if more else []
+        # Brokers compare the tags' hash codes.
+        return [one for one in found if wanted is None or one.tags in wanted], next_offset
+
+    async def resume_transaction(self, offset_id: str, broker: str = "") -> None:
+        """Begin a transaction again that was given up: its producers are asked again what became of it.
+
+        ``offset_id`` is that of its message in the topic TRANS_CHECK_MAX_TIME_TOPIC. Raises ``NotFoundError`` for any
+        other message, and for one that was resumed before.
+        """
+        host, _ = _parsed(offset_id)
+        deadline = self._deadline()
+        broker = broker or _broker_of(host, await self._named("", deadline))
+        header, code = ResumeCheckHeader(offset_id), Code.RESUME_CHECK_HALF_MESSAGE
+        try:
+            await self._cluster.ask_master(broker, code, header, deadline=deadline, harmless=False)
+        except BrokerFailedError as error:  # RocketMQ has no other code for it
+            raise NotFoundError(f"no transaction that was given up has the id {offset_id}: {error}") from error
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -491,6 +517,10 @@ class Admin:
         answer = await self._cluster.ask_reader(queue.broker_name, code, header, deadline=deadline)
         return max(_header(OffsetAnswer, answer).offset, 0)
 
+    async def _range_of(self, queue: MessageQueue, deadline: Deadline) -> QueueRange:
+        first, last = await self._offset_at(queue, "first", deadline), await self._offset_at(queue, "last", deadline)
+        return QueueRange(queue, first, max(first, last), 0)
+
     async def _set_offsets(self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline) -> None:
         await _bounded(
             self._cluster.ask_master(
@@ -555,6 +585,14 @@ async def _bounded(work: Iterable[Awaitable[_T]]) -> list[_T]:
             return await awaited
 
     return await asyncio.gather(*map(one, work))
+
+
+def _parsed(offset_id: str) -> tuple[HostAddress, int]:
+    """The broker's address and the position in its log. Raises ``NotFoundError`` for a text that is no such id."""
+    try:
+        return parse_offset_message_id(offset_id)
+    except InvalidRequestError as error:
+        raise NotFoundError(str(error)) from error
 
 
 def _broker_of(host: HostAddress, brokers: Sequence[RoutedBroker]) -> str:

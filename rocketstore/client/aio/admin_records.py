@@ -61,7 +61,7 @@ class GroupMembers:
 
 @dataclass(frozen=True, slots=True)
 class QueueRange:
-    """One queue's first offset and its end, and the store time of its newest message (ms since 1970)."""
+    """One queue's first offset and its end, and the store time of its newest message (ms since 1970; 0: not known)."""
 
     queue: MessageQueue
     min_offset: int

@@ -181,13 +181,17 @@ class Cluster:
     async def repeat(self, attempt: Callable[[], Awaitable[_T]], deadline: Deadline, *, harmless: bool) -> _T:
         """``attempt`` until it succeeds, or fails for good, or the deadline passes: then its last error."""
         pause_s = PAUSE_S
+        failure: ClientError | None = None
         while True:
             self.check()
             try:
                 return await attempt()
             except ClientError as error:
+                if failure is not None and isinstance(error, TimedOutError) and error.outcome == "not_applied":
+                    raise failure from None  # it says more than that there was no time for another attempt
                 if not may_repeat(error, harmless=harmless) or deadline.remaining_s <= pause_s:
                     raise
+                failure = error
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
             try:

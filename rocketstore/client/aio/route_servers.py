@@ -29,6 +29,8 @@ from rocketstore.remoting.headers import RouteHeader, write_header
 
 HEDGE_S: Final = 0.5
 """How long a server may take before the next one is asked, too."""
+_NAME_SERVERS_REMARK: Final = "No topic route info in name server"
+"""How RocketMQ's name servers, and ours, begin to say that they do not know a topic."""
 LEARNT_MAX: Final = 32
 """Addresses of a group's other brokers that are asked, besides those given."""
 
@@ -66,6 +68,8 @@ class RouteServers:
             info = ClusterInfo.decode(answer.body if answer is not None and answer.body else b"{}")
         except RequestError as error:
             raise BadAnswerError(f"list of brokers: {error}") from error
+        if not self._are_name_servers and not info.broker_addr_table:  # a broker knows itself
+            raise _is_a_name_server(self._first)
         brokers = self._reachable(tuple(info.broker_addr_table.values()))
         return ClusterInfo({one.broker_name: one for one in brokers}, info.cluster_addr_table)
 
@@ -135,6 +139,10 @@ class RouteServers:
         except ClientError as error:
             failures.append(error)
             return None
+        is_unknown = answer.code == AnswerCode.TOPIC_NOT_EXIST
+        if is_unknown and not self._are_name_servers and answer.remark.startswith(_NAME_SERVERS_REMARK):
+            failures.append(_is_a_name_server(address))
+            return None
         if answer.code in (AnswerCode.SUCCESS, AnswerCode.TOPIC_NOT_EXIST):
             return answer
         if answer.code == AnswerCode.REQUEST_CODE_NOT_SUPPORTED and not self._are_name_servers:
@@ -160,3 +168,9 @@ class RouteServers:
         reasons = "; ".join(dict.fromkeys(map(str, failures)))
         who = "name server" if self._are_name_servers else "broker"
         return BrokerUnreachableError(f"no {who} answered: {reasons}")
+
+
+def _is_a_name_server(address: str) -> RequestNotKnownError:
+    return RequestNotKnownError(
+        f"{address} is a name server, not a broker: give it with --namesrv (in Python name_servers=…)", address=address
+    )

@@ -242,7 +242,7 @@ def test_a_name_server_with_tls_is_asked_with_its_own_certificate(tmp_path: Path
     "words", [("status",), ("append", "x"), ("topic", "list"), ("message", "print", "-t", "orders")]
 )
 def test_a_name_server_given_as_a_node_or_broker_is_recognized(tmp_path: Path, words: tuple[str, ...]) -> None:
-    """It hangs up on gRPC, as a server that requires TLS does; the error says where its address belongs."""
+    """Over gRPC it hangs up, as a server that requires TLS does; the error says where its address belongs."""
     with running(NameServerConfig(listen_port=0, kv_config_path=tmp_path / "kv.json")) as server:
         result = CliRunner().invoke(main, [*words, "-b", server.address, "--timeout", "5"])
 

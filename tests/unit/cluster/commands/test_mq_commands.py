@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
-import grpc
 import pytest
 from click.testing import CliRunner, Result
 
 from cluster import cli, terminal
 from cluster.broker_target import DEFAULT_BROKER, Moment, time_text
 from cluster.commands import mq_broker
-from cluster.local.group import free_ports
-from rocketstore.message.message import SYS_FLAG_COMPRESSED, Message
+from rocketstore.message.message import Message
 from tests.support.fake_broker import Break, FakeBrokers, Refusal, fake_brokers
 from tests.support.pipes import named_pipe
 
@@ -143,14 +139,6 @@ def test_a_property_that_has_an_option_is_refused_with_it(
     assert not any(queue.messages for queue in brokers.queues.values())
 
 
-def test_nobody_answers(run: Run) -> None:
-    """A sentence and exit code 1."""
-    shown = run("topic", "list", "-b", f"127.0.0.1:{free_ports(1)[0]}", "--timeout", "0.3")
-
-    assert shown.exit_code == 1
-    assert "error: no master found" in shown.stderr
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -227,128 +215,6 @@ def test_broker_status(run: Run, brokers: FakeBrokers) -> None:
     assert (shown["replicated"], shown["is_master"]) == ("true", "true")
     assert re.fullmatch(r"\d+\.\d\d", shown["put_tps"])
     assert (other["is_master"], type(other["put_tps"])) == (False, float)
-
-
-# --- topics ----------------------------------------------------------------------------------------------------------
-
-
-def test_topics(run: Run, brokers: FakeBrokers) -> None:
-    """Created, listed, looked at, deleted."""
-    assert run("topic", "create", "new", "-q", "8", "-w", "2", "-p", "r").exit_code == 0
-    assert lines_of(run("topic", "list"))[1:] == [["new", "2", "8", "r"], ["orders", "2", "2", "rw"]]
-    assert [one["name"] for one in json.loads(run("topic", "list", "--json").stdout)] == ["new", "orders"]
-    assert run("topic", "delete", "new", "--yes").exit_code == 0
-    assert "new" not in brokers.topics
-
-
-def test_what_is_not_given_stays_as_it_is(run: Run, brokers: FakeBrokers) -> None:
-    """A change of the permission hides no queues, and one of the queues allows no writing."""
-    run("topic", "create", "new", "-q", "8")
-    run("topic", "create", "new", "--permission", "r")
-    assert lines_of(run("topic", "list"))[1] == ["new", "8", "8", "r"]
-    run("topic", "create", "new", "-w", "6")
-    assert lines_of(run("topic", "list"))[1] == ["new", "6", "8", "r"]
-    run("topic", "create", "new")
-    assert lines_of(run("topic", "list"))[1] == ["new", "6", "8", "r"]
-    run("topic", "create", "small", "-q", "3")
-    assert lines_of(run("topic", "list"))[-1] == ["small", "3", "3", "rw"]
-    assert run("topic", "create", "newer").stdout == "topic newer: 4 write queues, 4 read queues, rw\n"
-
-
-def test_queues_with_messages_are_not_hidden_unasked(run: Run, brokers: FakeBrokers) -> None:
-    """Whether they were consumed or not; empty ones are."""
-    put(brokers, 3, queue_id=1)
-    fewer = ("topic", "create", "orders", "--queues", "1")
-    refused = run(*fewer)
-
-    assert (refused.exit_code, brokers.topics["orders"].read_queues) == (1, 2)
-    assert "can no longer be read, consumed or not: " in refused.output
-    assert run(*fewer, "--yes").exit_code == 0
-    assert brokers.topics["orders"].read_queues == 1
-    run("topic", "create", "empty", "--queues", "8")
-    assert run("topic", "create", "empty", "--queues", "2").exit_code == 0
-
-
-def test_offsets_are_whole_in_a_narrow_terminal(
-    run: Run, brokers: FakeBrokers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The time of the last change gives way."""
-    put(brokers, 1)
-    monkeypatch.setattr(terminal, "on_terminal", lambda: True)
-    monkeypatch.setenv("COLUMNS", "40")
-
-    shown = run("topic", "status", "orders").stdout
-
-    assert shown.split()[:5] == ["queue", "min", "offset", "max", "offset"]
-    assert "(no room for: last update)" in shown
-
-
-def test_a_topic_is_not_deleted_unasked(run: Run, brokers: FakeBrokers) -> None:
-    """No answer is no."""
-    assert run("topic", "delete", "orders", stdin=b"n\n").exit_code == 1
-    assert "orders" in brokers.topics
-
-
-def test_a_topic_that_does_not_exist_is_told_before_anybody_is_asked(run: Run) -> None:
-    """A misspelled name is no reason to decide anything."""
-    shown = run("topic", "delete", "oders", stdin=b"y\n")
-
-    assert shown.exit_code == 1
-    assert shown.output == "error: topic oders does not exist\n"
-
-
-def test_an_unknown_topic_is_told(run: Run) -> None:
-    """In every command that needs it."""
-    for words in (("topic", "status"), ("topic", "route"), ("message", "consume", "-t"), ("message", "print", "-t")):
-        shown = run(*words, "nope")
-        assert shown.exit_code == 1
-        assert "topic nope does not exist" in shown.stderr
-
-
-def test_print_reads_the_queues_that_may_be_read(run: Run, brokers: FakeBrokers) -> None:
-    """A topic that grows gets its new queues for writing first."""
-    put(brokers, 2, 0)
-    put(brokers, 1, 3)
-    brokers.topics["orders"].read_queues = 2
-
-    assert run("message", "print", "-t", "orders").stdout.split() == ["0-0", "0-1"]
-    refused = run("message", "print", "-t", "orders", "--queue", "3")
-    assert (refused.exit_code, "topic orders has 2 read queues: there is no queue 3" in refused.stderr) == (1, True)
-
-
-def test_topic_status_and_route(run: Run, brokers: FakeBrokers) -> None:
-    """A row per queue, a row per broker."""
-    put(brokers, 3, 1)
-
-    status = lines_of(run("topic", "status", "orders"))
-    route = lines_of(run("topic", "route", "orders"))
-
-    assert [row[:3] for row in status[1:]] == [["0", "0", "0"], ["1", "0", "3"]]
-    assert [row[:5] for row in route[1:]] == sorted(
-        [
-            ["RaftNode00", "0", brokers.addresses[0], "SYNC_MASTER", "2"],
-            ["RaftNode00", "1", brokers.addresses[1], "SLAVE", "0"],
-        ],
-        key=lambda row: row[2],
-    )
-    assert json.loads(run("topic", "status", "orders", "--json").stdout)[1]["max_offset"] == 3
-    assert len(json.loads(run("topic", "route", "orders", "--json").stdout)["brokers"]) == 2
-
-
-def test_an_unknown_outcome_of_a_change_has_its_own_code(run: Run, brokers: FakeBrokers) -> None:
-    """3, and only for commands that change something."""
-    for node in brokers.nodes:
-        for method in ("PutTopic", "ListTopics"):
-            node.fail_calls[method] = deque([(grpc.StatusCode.DEADLINE_EXCEEDED, "scripted", {})] * 9999)
-
-    look = run("topic", "list", "--timeout", "0.3")
-    not_begun = run("topic", "create", "new", "--timeout", "0.3")
-    for node in brokers.nodes:
-        node.fail_calls["ListTopics"].clear()
-    change = run("topic", "create", "new", "--timeout", "4")  # also where connecting takes long
-
-    assert (change.exit_code, not_begun.exit_code, look.exit_code) == (3, 1, 1)
-    assert "outcome is unknown" in change.stderr
 
 
 # --- send ------------------------------------------------------------------------------------------------------------
@@ -527,78 +393,6 @@ def test_a_member_of_a_group_commits_what_it_printed(run: Run, brokers: FakeBrok
     assert run(*words, "--alone", "--max", "1").stdout.split() == ["0-2"]
     assert run(*words).stdout.split() == ["0-3", "0-4"]
     assert brokers.offsets["billing", "orders", 0] == 5
-
-
-def test_query_by_id(run: Run, brokers: FakeBrokers) -> None:
-    """A line per fact, or JSON; exit code 1 if there is none."""
-    result = brokers.put(Message("orders", b"\xff", 1, {"KEYS": "k"}))
-
-    shown = run("message", "query-by-id", result.message_id)
-    described = json.loads(run("message", "query-by-id", result.message_id, "--json").stdout)
-
-    assert ["queue", "id", "1"] in lines_of(shown)
-    assert ["body", "\\xff"] in lines_of(shown)
-    assert described["body_base64"] == "/w=="
-    assert run("message", "query-by-id", "0" * 32).exit_code == 1
-
-
-@pytest.mark.parametrize("text", ["x", "7F000001256B30946E09854E45E90000"])
-def test_query_by_id_says_how_to_find_a_producers_own_id(run: Run, text: str) -> None:
-    """Which is what RocketMQ's clients print; nothing is asked."""
-    shown = run("message", "query-by-id", text)
-
-    assert shown.exit_code == 2
-    assert text in shown.stderr.splitlines()[-1]
-    assert "dledger message query-by-key -t TOPIC --unique ID" in shown.stderr
-
-
-def test_query_by_key(run: Run, brokers: FakeBrokers) -> None:
-    """A row per message, or JSON; exit code 1 if there is none."""
-    put(brokers, 2, 1, KEYS="k1 k2", UNIQ_KEY="U")
-
-    rows = lines_of(run("message", "query-by-key", "-t", "orders", "k2"))
-    described = run("message", "query-by-key", "-t", "orders", "--unique", "U", "--max", "1", "--json").stdout
-
-    assert [row[1:3] for row in rows[1:]] == [["1", "0"], ["1", "1"]]
-    assert json.loads(described)["body"] == "1-1"  # the newest
-    assert run("message", "query-by-key", "-t", "orders", "none").exit_code == 1
-    assert run("message", "query-by-key", "-t", "orders", "k2", "--end", "5").exit_code == 1
-
-
-def test_compressed_messages_are_found_decompressed(run: Run, brokers: FakeBrokers) -> None:
-    """By their ids and keys as in their queues; RocketMQ's producers compress what is longer than 4 KiB."""
-    body = b"a long order" * 100
-    stored = brokers.put(Message("orders", zlib.compress(body), 0, {"KEYS": "k"}, sys_flag=SYS_FLAG_COMPRESSED))
-
-    by_id = run("message", "query-by-id", stored.message_id, "--json").stdout
-    by_key = run("message", "query-by-key", "-t", "orders", "k", "--json").stdout
-
-    assert json.loads(by_id)["body"] == json.loads(by_key)["body"] == body.decode()
-    assert body.decode()[:60] in run("message", "query-by-key", "-t", "orders", "k").stdout
-
-
-def test_a_message_that_cannot_be_decompressed_hides_none_behind_it(run: Run, brokers: FakeBrokers) -> None:
-    """It is printed as it is stored, and standard error says so."""
-    brokers.put(Message("orders", b"lz4", sys_flag=SYS_FLAG_COMPRESSED | 0x100))
-    brokers.put(Message("orders", b"next"))
-
-    shown = run("message", "print", "-t", "orders")
-
-    assert shown.exit_code == 0
-    assert shown.stdout.split() == ["lz4", "next"]
-    assert "note: orders, queue 0, offset 0 is shown as stored: the body is compressed with LZ4" in shown.stderr
-
-
-def test_print_shows_queues_one_after_the_other(run: Run, brokers: FakeBrokers) -> None:
-    """All, or one from an offset on."""
-    put(brokers, 600, 0)
-    put(brokers, 2, 1)
-
-    assert len(run("message", "print", "-t", "orders").stdout.split()) == 602
-    assert run("message", "print", "-t", "orders", "--max", "1").stdout.split() == ["0-0", "1-0"]
-    some = run("message", "print", "-t", "orders", "--queue", "0", "--offset", "400", "--max", "2")
-    assert some.stdout.split() == ["0-400", "0-401"]
-    assert run("message", "print", "-t", "orders", "--queue", "7").exit_code == 1
 
 
 # --- groups ----------------------------------------------------------------------------------------------------------

@@ -101,6 +101,9 @@ async def test_a_queues_offsets_are_its_first_its_end_and_by_time(broker: Broker
         assert await admin.offset_at(queue, "last") == 3
         assert await admin.offset_at(queue, first.store_timestamp) == 0
         assert await admin.offset_at(queue, first.store_timestamp + 3_600_000) == 3
+        await admin.put_topic(TopicInfo("orders", 2, 1))
+        drained = await admin.queue_ranges("orders")
+        assert [(one.queue.queue_id, one.min_offset, one.max_offset) for one in drained] == [(0, 0, 0), (1, 0, 3)]
         with pytest.raises(errors.NotFoundError):
             await admin.queue_ranges("nowhere")
 

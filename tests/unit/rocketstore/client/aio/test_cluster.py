@@ -11,6 +11,7 @@ import pytest
 from dledger.client.security import ClientSecurity
 from dledger.errors import ConfigError
 from dledger.remoting.codes import AnswerCode
+from dledger.remoting.frame import Frame
 from rocketstore.client.aio import cluster as clusters
 from rocketstore.client.aio import errors, routes
 from rocketstore.client.aio.cluster import Cluster, parse_given
@@ -211,3 +212,18 @@ async def test_signatures_are_not_given_to_whoever_registered() -> None:
     trusting = ClientSecurity(access_key="a", secret_key="s", trust_name_servers=True)
     await Cluster(None, "127.0.0.1:9876", timeout_s=5, security=trusting).close()
     await Cluster("127.0.0.1:10911", None, timeout_s=5, security=account).close()
+
+
+@on_loop
+async def test_a_call_that_ran_out_of_time_says_what_kept_failing() -> None:
+    """And not that the last look for a master took too long."""
+    async with pair(timeout_s=1.0) as (cluster, _, servers):
+
+        def slow(frame: Frame) -> Frame:
+            for one in servers:
+                one.scripts[RequestCode.GET_BROKER_CLUSTER_INFO] = silence
+            return frame.answer(AnswerCode.SERVICE_NOT_AVAILABLE, "starting")
+
+        servers[0].scripts[CODE] = slow
+        with pytest.raises(errors.NotMasterError, match="starting"):
+            await cluster.ask_master("", CODE, QueueHeader("T", 0), deadline=cluster.deadline())
