@@ -244,7 +244,9 @@ async def test_topics_groups_offsets_and_brokers_are_administered(apache: Apache
             await admin.delete_group("billing")
 
             async def gone() -> None:
-                assert "billing" not in {one.name for one in await admin.groups()}
+                """RocketMQ 5 makes it anew by itself, with the default settings and without offsets."""
+                left = [one for one in await admin.groups() if one.name == "billing"]
+                assert not left or (apache.release == 5 and left[0].retries_max == 16)
 
             await eventually(gone, 30)
 

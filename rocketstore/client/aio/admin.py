@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal, Self, TypeVar
 
 from dledger import properties
 from dledger.errors import ConfigError, InvalidRequestError
+from dledger.records import record
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
@@ -43,7 +44,6 @@ from rocketstore.remoting.codes import RequestCode as Code
 from rocketstore.remoting.headers import (
     BrokerNameHeader,
     ConsumeStatsHeader,
-    DeleteGroupHeader,
     GroupHeader,
     OffsetAnswer,
     OffsetByTimeHeader,
@@ -248,7 +248,7 @@ class Admin:
 
         Without ``with_offsets`` a group made anew under this name goes on where this one was.
         """
-        header = DeleteGroupHeader(name, with_offsets)
+        header = _DeleteGroup(name, with_offsets, with_offsets)
         await self._change("", Code.DELETE_SUBSCRIPTIONGROUP, header)
 
     async def groups_of_topic(self, topic: str) -> list[str]:
@@ -531,6 +531,15 @@ class Admin:
             )
             for queue, offset in offsets.items()
         )
+
+
+@record(frozen=True, slots=True)
+class _DeleteGroup:
+    """DELETE_SUBSCRIPTIONGROUP with the names of both releases: RocketMQ 5 calls the second field ``cleanOffset``."""
+
+    group_name: str
+    remove_offset: bool = False
+    clean_offset: bool = False
 
 
 _NOTHING_THERE: Final = frozenset(
