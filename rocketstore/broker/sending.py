@@ -159,6 +159,9 @@ class Sending:
 
     def submit(self, caller: Caller | None, batch: SendBatch, done: SendDone) -> None:
         """Store messages, or refuse them; ``caller`` None: it is the broker itself."""
+        if not batch.messages:
+            done([])
+            return
         if batch.origin is Origin.CLIENT:
             problem = self._problem(caller, batch)
             if problem is not None:
