@@ -69,10 +69,15 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         server.stop()
 
 
+def program_of_the_page() -> str:
+    """All its blocks: they continue each other."""
+    return "\n".join(line.text for line in lines(PYTHON) if line.fence == "python")
+
+
 @pytest.mark.slow
 def test_the_programs_of_the_page_do_what_it_says(running: Running, tmp_path: Path) -> None:
     """All blocks, one after the other, as a program of its own."""
-    text = "\n".join(line.text for line in lines(PYTHON) if line.fence == "python")
+    text = program_of_the_page()
     assert text.count(HERE) >= 5
     assert text.count(NAME_SERVER) == 2
     (command,) = [line.text for line in lines(PYTHON) if line.fence == "text"]
