@@ -94,9 +94,9 @@ def bare(line: str) -> str:
         (r"127\.0\.0\.1:\d+", "ADDRESS"),
         (r"\bc-[0-9a-f]{24}", "PRODUCER"),
         (r"in [\d.]+ s \([\d,]+/s\)", "in # s"),
+        (r"\b7F000001[0-9A-F]{24}\b", "MESSAGE"),
         (r"[0-9a-f]{16}$", "DIGEST"),
         (r"/tmp/\S+", "DIRECTORY"),
-        (r"\b7F000001[0-9A-F]{24}\b", "MESSAGE"),
         (r"\s+", " "),
     ):
         line = re.sub(pattern, instead, line)
