@@ -25,13 +25,14 @@ from dledger.values import parse_duration_ms
 
 if TYPE_CHECKING:
     from rocketstore.client.admin import Admin
+    from rocketstore.client.blocking import Producer
     from rocketstore.client.cluster_admin import ClusterAdmin
     from rocketstore.client.cluster_consumer import ClusterConsumer
     from rocketstore.client.cluster_producer import ClusterProducer
     from rocketstore.client.consumer import Consumer, ConsumerOptions
     from rocketstore.client.group_consumer import GroupConsumer
     from rocketstore.client.group_options import GroupOptions
-    from rocketstore.client.producer import Producer
+    from rocketstore.client.producer import Producer as GrpcProducer
     from rocketstore.nameserver.groups import BrokerGroup
 
 DEFAULT_BROKER = "127.0.0.1:10911"
@@ -71,6 +72,23 @@ class BrokerTarget:
             yield ChosenBrokers(admin, self.broker_name)
 
     @contextmanager
+    def sending(self) -> Iterator[Producer]:
+        """A producer over RocketMQ's protocol; what it has not sent by the end of the block is sent then."""
+        from rocketstore.client.blocking import Producer
+
+        addresses, name_servers = self.addresses, self.name_servers
+        if self.name_servers and self.broker_name:
+            with self.brokers() as brokers:
+                addresses, name_servers = brokers.addresses(), ()
+        with Producer(
+            None if name_servers else addresses,
+            name_servers=name_servers or None,
+            timeout_s=self.timeout_s,
+            security=self.security.for_client(),
+        ) as producer:
+            yield producer
+
+    @contextmanager
     def groups(self) -> Iterator[TargetGroups]:
         """The groups of brokers; their admin clients are closed after the block."""
         if not self.name_servers:
@@ -80,14 +98,14 @@ class BrokerTarget:
         with self._cluster() as cluster:
             yield TargetGroups([], cluster, self.broker_name)
 
-    def producer(self, topic: str, *, for_one_queue: bool = False) -> Producer | ClusterProducer:
-        """A producer that never sends anything twice. Raises ``UsageError`` for one queue in several groups."""
+    def producer(self, topic: str) -> GrpcProducer | ClusterProducer:
+        """A producer over gRPC, for a load."""
         from rocketstore.client.cluster_producer import ClusterProducer
-        from rocketstore.client.producer import Producer
+        from rocketstore.client.producer import Producer as GrpcProducer
 
-        addresses, security = self._one_group(topic, for_one_queue=for_one_queue), self.security.for_client()
+        addresses, security = self._one_group(topic, for_one_queue=False), self.security.for_client()
         if addresses:
-            return Producer(addresses, timeout_s=self.timeout_s, security=security)
+            return GrpcProducer(addresses, timeout_s=self.timeout_s, security=security)
         return ClusterProducer(self.name_servers, timeout_s=self.timeout_s, security=security)
 
     def consumer(self, group: str, topic: str, options: ConsumerOptions) -> Consumer | ClusterConsumer:

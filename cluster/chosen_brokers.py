@@ -34,6 +34,11 @@ class ChosenBrokers:
             _refuse_several([one.name for one in found])
         return found[0].name
 
+    def addresses(self) -> tuple[str, ...]:
+        """Those of the only name, the master's first. Raises ``UsageError`` if there are several."""
+        name = self.only_one()
+        return next(one.readable for one in self._found() if one.name == name)
+
     def with_topic(self, topic: str) -> list[TopicInfo]:
         """The topic as it is at each. Raises ``NotFoundError`` if none has it."""
         from rocketstore.client.aio.errors import NotFoundError  # here, so that --help does not load it

@@ -23,14 +23,14 @@ from cluster.reporting import ErrorReportingGroup
 from dledger import flag_values
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from rocketstore.client.aio.received import ReceivedMessage
+    from rocketstore.client.aio.results import SendResult
+    from rocketstore.client.blocking import Producer
     from rocketstore.client.cluster_consumer import ClusterConsumer
-    from rocketstore.client.cluster_producer import ClusterProducer
     from rocketstore.client.consumer import Consumer
     from rocketstore.client.group_consumer import GroupConsumer
-    from rocketstore.client.producer import Producer
-    from rocketstore.client.receipts import SendReceipt
-    from rocketstore.client.sends import SendFuture
     from rocketstore.message.message import Message
 
 DELAY_LEVEL_MAX = 18
@@ -145,7 +145,10 @@ def send(  # noqa: PLR0913  # one parameter per option
         letter.message(b"")
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    with target.producer(topic, for_one_queue=queue is not None) as producer:
+    if queue is not None and target.name_servers and not target.broker_name:
+        with target.brokers() as brokers:
+            brokers.only_one_with(topic)  # a queue's number means one queue
+    with target.sending() as producer:
         if file is not None:
             with file.open("rb") as stream:
                 total = terminal.count_lines(stream)
@@ -156,9 +159,9 @@ def send(  # noqa: PLR0913  # one parameter per option
             statuses: Counter[str] = Counter()
             try:
                 for text in texts:
-                    receipt = producer.send(letter.message(os.fsencode(text)), key=key, queue_id=queue)
-                    statuses[receipt.status] += 1
-                    _print_sent(receipt, as_json, delayed=bool(delay_level))
+                    sent = producer.send(letter.message(os.fsencode(text)), key=key, queue=queue)
+                    statuses[sent.status] += 1
+                    _print_sent(sent, as_json, delayed=bool(delay_level))
             finally:
                 _tell_unconfirmed(statuses)
 
@@ -175,56 +178,51 @@ def _assigned(assignments: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _print_sent(receipt: SendReceipt, as_json: bool, *, delayed: bool) -> None:
-    """A delayed message has no place in its topic yet: the receipt's is where it waits."""
+def _print_sent(sent: SendResult, as_json: bool, *, delayed: bool) -> None:
+    """A delayed message has no place in its topic yet: the result's is where it waits."""
     if as_json:
-        fields = (
-            "status",
-            "topic",
-            "queue_id",
-            "queue_offset",
-            "message_id",
-            "unique_key",
-            "offset",
-            "store_timestamp",
-        )
-        found = {name: getattr(receipt, name) for name in fields}
+        found: dict[str, object] = {
+            "status": sent.status,
+            "topic": sent.topic,
+            "broker": sent.broker,
+            "queue_id": sent.queue,
+            "queue_offset": sent.offset,
+            "message_id": sent.offset_id,
+            "unique_key": sent.message_id,
+        }
         terminal.print_json(found | {"queue_offset": None, "delayed": True} if delayed else found)
     elif terminal.on_terminal():
-        place = "to be delivered later," if delayed else f"at offset {receipt.queue_offset},"
-        click.echo(f"sent to queue {receipt.queue_id} {place} id {receipt.message_id}")
+        place = "to be delivered later," if delayed else f"at offset {sent.offset},"
+        click.echo(f"sent to queue {sent.queue} {place} id {sent.offset_id}")
     else:
-        click.echo(receipt.message_id)
+        click.echo(sent.offset_id)
 
 
 def _tell_unconfirmed(statuses: Counter[str]) -> None:
     """Messages that are stored, but not as safely as the broker is set to: scripts print ids only."""
     for status, count in sorted(statuses.items()):
-        if status != "PUT_OK":
+        if status != "SEND_OK":
             text = f"note: {count} of {statuses.total()} messages stored as {status}: {UNCONFIRMED.get(status, '')}"
             click.echo(text, err=True)
 
 
-def _send_stream(
-    producer: Producer | ClusterProducer, letter: _Letter, stream: BinaryIO, as_json: bool, total: int | None
-) -> None:
+def _send_stream(producer: Producer, letter: _Letter, stream: BinaryIO, as_json: bool, total: int | None) -> None:
     """Pipeline the lines; after the first failure, sends nothing more and awaits the lines in flight."""
     tally = LineTally(("stored", "not stored"))
     started = time.monotonic()
-    ordered = letter.key is not None or letter.queue_id is not None
     statuses: Counter[str] = Counter()
-    with terminal.progress("sending", total) as advance, producer.sender(ordered=ordered) as sender:
+    with terminal.progress("sending", total) as advance:
 
-        def submit(line: bytes) -> SendFuture:
-            return sender.send(letter.message(line), key=letter.key, queue_id=letter.queue_id)
+        def submit(line: bytes) -> Future[SendResult]:
+            return producer.submit(letter.message(line), key=letter.key, queue=letter.queue_id)
 
-        def tell(receipt: SendReceipt) -> None:
-            statuses[receipt.status] += 1
+        def tell(sent: SendResult) -> None:
+            statuses[sent.status] += 1
             if as_json:
-                _print_sent(receipt, as_json, delayed=bool(letter.delay_level))
+                _print_sent(sent, as_json, delayed=bool(letter.delay_level))
             advance(1)
 
-        send_lines(stream, tally, submit, sender.flush, tell)
+        send_lines(stream, tally, submit, producer.flush, tell)
     took_s = time.monotonic() - started
     if not as_json and tally.applied:
         rate = tally.applied / max(took_s, 1e-9)

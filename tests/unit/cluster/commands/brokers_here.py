@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +11,11 @@ from click.testing import CliRunner, Result
 
 from cluster import cli
 from rocketstore.client.blocking import Admin, Producer
+from rocketstore.client.loop_thread import LoopThread
 from rocketstore.message.message import Message
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.server import BrokerServer
+from tests.support.scripted_server import ScriptedServer, Topics
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.nameserver import wire
 from tests.unit.rocketstore.test_server import plain, running
@@ -73,3 +75,17 @@ def two_brokers(directory: Path) -> Iterator[Here]:
         with Admin(name_servers=names.address, timeout_s=TIMEOUT_S) as admin:
             wait_until(lambda: [one.name for one in admin.brokers()] == ["a", "b"], "both have registered")
         yield Here(brokers, {"DLEDGER_NAMESRV": names.address})
+
+
+@contextmanager
+def scripted(topics: Mapping[str, Mapping[str, int]] | None = None) -> Iterator[ScriptedServer]:
+    """A broker ``a`` that tells where it and these topics are, and nothing else."""
+    thread = LoopThread()
+    server = ScriptedServer()
+    thread.run(server.start())
+    Topics({"a": {0: server.address}}, topics or {}).serve(server)
+    try:
+        yield server
+    finally:
+        thread.run(server.stop())
+        thread.stop()

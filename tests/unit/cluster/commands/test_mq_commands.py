@@ -5,22 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner, Result
 
-from cluster import cli, terminal
+from cluster import cli
 from cluster.broker_target import DEFAULT_BROKER, Moment, time_text
 from cluster.commands import mq_broker
 from rocketstore.message.message import Message
-from tests.support.fake_broker import Break, FakeBrokers, Refusal, fake_brokers
-from tests.support.pipes import named_pipe
+from tests.support.fake_broker import FakeBrokers, fake_brokers
 
 Run = Callable[..., Result]
-REPEATS_MAX = 1000
-"""More attempts than a producer makes of one message in the time that these tests give it."""
 
 
 @pytest.fixture
@@ -128,17 +124,6 @@ def test_wrong_usage_is_told(run: Run, words: tuple[str, ...]) -> None:
     assert run(*words).exit_code == 2
 
 
-@pytest.mark.parametrize(("name", "option"), [("TAGS", "--tags"), ("KEYS", "--keys"), ("DELAY", "--delay-level")])
-def test_a_property_that_has_an_option_is_refused_with_it(
-    run: Run, brokers: FakeBrokers, name: str, option: str
-) -> None:
-    """It means something to the store, as in RocketMQ: with DELAY it is delivered later, and has no place yet."""
-    refused = run("message", "send", "-t", "orders", "x", "--property", f"{name}=3")
-
-    assert (refused.exit_code, f"use {option}" in refused.stderr, refused.stdout) == (2, True, "")
-    assert not any(queue.messages for queue in brokers.queues.values())
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -215,110 +200,6 @@ def test_broker_status(run: Run, brokers: FakeBrokers) -> None:
     assert (shown["replicated"], shown["is_master"]) == ("true", "true")
     assert re.fullmatch(r"\d+\.\d\d", shown["put_tps"])
     assert (other["is_master"], type(other["put_tps"])) == (False, float)
-
-
-# --- send ------------------------------------------------------------------------------------------------------------
-
-
-def test_send_prints_the_id_of_each_argument(run: Run, brokers: FakeBrokers) -> None:
-    """With tag, keys, delay and any other property."""
-    shown = run(
-        *("message", "send", "-t", "orders", "--tags", "new", "--keys", "a b", "--delay-level", "3"),
-        *("--property", "x=y", "--queue", "1", "hello", "wörld"),
-    )
-
-    stored = brokers.queues["orders", 1].messages
-    assert shown.exit_code == 0
-    assert len(shown.stdout.split()) == 2
-    assert [message.body for message in stored] == [b"hello", "wörld".encode()]
-    assert (stored[0].tags, stored[0].keys, stored[0].delay_level) == ("new", ["a", "b"], 3)
-    assert stored[0].properties["x"] == "y"
-
-
-def test_send_speaks_json_and_to_people(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One object per message, or a sentence."""
-    described = json.loads(run("message", "send", "-t", "orders", "--queue", "0", "--json", "x").stdout)
-    monkeypatch.setattr("cluster.terminal.on_terminal", lambda: True)
-    sentence = run("message", "send", "-t", "orders", "--queue", "0", "x").stdout
-
-    assert (described["status"], described["queue_id"], described["queue_offset"]) == ("PUT_OK", 0, 0)
-    assert sentence.startswith("sent to queue 0 at offset 1, id 7F000001")
-
-
-def test_send_says_what_is_stored_less_safely_than_asked_for(run: Run, brokers: FakeBrokers) -> None:
-    """Also to scripts, which get ids only: on the error output, and the exit code stays 0."""
-    words = ("message", "send", "-t", "orders", "--queue", "0")
-    brokers.nodes[0].sends.append(Refusal("SLAVE_NOT_AVAILABLE", "unknown"))
-    arguments = run(*words, "a", "b")
-    brokers.nodes[0].sends.append(Refusal("FLUSH_DISK_TIMEOUT", "unknown"))
-    lines = run(*words, "-", stdin=b"a\n")
-    sound = run(*words, "c")
-
-    text = "note: 1 of 2 messages stored as SLAVE_NOT_AVAILABLE: too few slaves follow, so perhaps only the master has"
-    assert (arguments.exit_code, arguments.stderr) == (0, f"{text} them\n")
-    assert (lines.exit_code, "stored as FLUSH_DISK_TIMEOUT" in lines.stderr) == (0, True)
-    assert sound.stderr == ""
-
-
-def test_the_receipt_of_a_delayed_message_names_no_place_in_its_topic(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has none before it is delivered: another message may get the place where it waits meanwhile."""
-    words = ("message", "send", "-t", "orders", "later", "--delay-level", "3")
-    fields = json.loads(run(*words, "--json").stdout)
-    monkeypatch.setattr(terminal, "on_terminal", lambda: True)
-    sentence = run(*words).stdout
-
-    assert (fields["topic"], fields["queue_offset"], fields["delayed"]) == ("orders", None, True)
-    assert re.match(r"sent to queue \d to be delivered later, id 7F000001", sentence)
-
-
-def test_the_receipts_of_delayed_lines_name_no_place_either(run: Run) -> None:
-    """Those of a stream are the same as those of arguments."""
-    words = ("message", "send", "-t", "orders", "--json", "--delay-level", "3", "-")
-    shown = [json.loads(line) for line in run(*words, stdin=b"a\nb\n").stdout.splitlines()]
-
-    sent = [one for one in shown if "status" in one]
-    assert [(one["status"], one["queue_offset"], one["delayed"]) for one in sent] == [("PUT_OK", None, True)] * 2
-
-
-def test_send_takes_lines(run: Run, brokers: FakeBrokers, tmp_path: Path) -> None:
-    """Of standard input or of a file; with a key all go to one queue, in order."""
-    file = tmp_path / "lines"
-    file.write_bytes(b"c\nd\n")
-
-    shown = run("message", "send", "-t", "orders", "--key", "k", "-", stdin=b"a\nb\r\n\xff")
-    run("message", "send", "-t", "orders", "--key", "k", "--file", str(file), "--json")
-
-    assert shown.stdout.startswith("sent 3 messages to orders")
-    assert brokers.bodies("orders") == [b"a", b"b", b"\xff", b"c", b"d"]
-
-
-def test_send_takes_the_lines_of_a_named_pipe(run: Run, brokers: FakeBrokers, tmp_path: Path) -> None:
-    """It can be read once only, and nothing of it may be lost by counting."""
-    with named_pipe(tmp_path, b"a\nb\nc\n") as pipe:
-        shown = run("message", "send", "-t", "orders", "--key", "k", "--file", str(pipe))
-
-    assert shown.exit_code == 0
-    assert brokers.bodies("orders") == [b"a", b"b", b"c"]
-
-
-def test_send_has_a_code_for_unknown_outcomes(run: Run, brokers: FakeBrokers) -> None:
-    """3 if something may be stored, 1 if certainly nothing is."""
-    sends = brokers.nodes[0].sends
-    sends.extend([Break()] * REPEATS_MAX)
-    unknown = run("message", "send", "--timeout", "0.5", "-t", "orders", "x")
-    sends.clear()
-    sends.append(Refusal("MESSAGE_ILLEGAL"))
-    refused = run("message", "send", "-t", "orders", "x")
-    sends.extend([Refusal("UNKNOWN_ERROR", "unknown")] * REPEATS_MAX)
-    stream = run("message", "send", "--timeout", "0.5", "-t", "orders", "-", stdin=b"x\n")
-    sends.clear()
-    brokers.nodes[0].sends.append(Refusal("MESSAGE_ILLEGAL"))
-    refused_stream = run("message", "send", "-t", "orders", "-", stdin=b"x\n")
-
-    assert [one.exit_code for one in (unknown, refused, stream, refused_stream)] == [3, 1, 3, 1]
-    assert "1 with unknown outcome" in stream.stderr
 
 
 # --- consume and find ------------------------------------------------------------------------------------------------

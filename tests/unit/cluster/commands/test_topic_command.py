@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,11 +12,10 @@ from click.testing import CliRunner
 from cluster import cli, terminal
 from cluster.local.group import free_ports
 from dledger.remoting.codes import AnswerCode
-from rocketstore.client.loop_thread import LoopThread
 from rocketstore.message.message import Message
 from rocketstore.remoting.codes import RequestCode
-from tests.support.scripted_server import ScriptedServer, Topics, refuses, silence
-from tests.unit.cluster.commands.brokers_here import Here, one_broker, two_brokers
+from tests.support.scripted_server import Topics, refuses, silence
+from tests.unit.cluster.commands.brokers_here import Here, one_broker, scripted, two_brokers
 from tests.unit.rocketstore.nameserver import wire
 
 NOWHERE = "127.0.0.1:1"
@@ -33,20 +31,6 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Here]:
 def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Here]:
     with two_brokers(tmp_path_factory.mktemp("brokers")) as found:
         yield found
-
-
-@contextmanager
-def scripted() -> Iterator[ScriptedServer]:
-    """A broker that tells where it is, and nothing else."""
-    thread = LoopThread()
-    server = ScriptedServer()
-    thread.run(server.start())
-    Topics({"a": {0: server.address}}, {}).serve(server)
-    try:
-        yield server
-    finally:
-        thread.run(server.stop())
-        thread.stop()
 
 
 # --- one broker ------------------------------------------------------------------------------------------------------
