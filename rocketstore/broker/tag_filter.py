@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from dledger.errors import InvalidRequestError
+from rocketstore.message.many_hashes import java_hashes
 from rocketstore.message.message import PROPERTY_TAGS
 from rocketstore.message.properties import find_property_bytes
 from rocketstore.message.record import properties_of
-from rocketstore.message.tags import java_hashes
 
 TAGS_MAX: Final = 1024
 EXPRESSION_CHARS_MAX: Final = 16 * 1024

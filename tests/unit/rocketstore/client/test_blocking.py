@@ -442,8 +442,8 @@ def test_ctrl_c_ends_a_program_that_waits(world: World) -> None:
     world.release()
 
 
-def test_clients_over_remoting_load_no_grpc() -> None:
-    """It takes longer to load than all of the client, also with TLS and an account."""
+def test_clients_over_remoting_load_neither_grpc_nor_numpy() -> None:
+    """Which take longer to load than all of the client, also with TLS and an account."""
     program = (
         "import sys; import rocketstore.client.blocking, rocketstore.client.blocking_consumer, "
         "dledger.client.security; print(*sys.modules)"
@@ -453,4 +453,4 @@ def test_clients_over_remoting_load_no_grpc() -> None:
     )
 
     assert "rocketstore.client.aio.consumer" in done.stdout.split()
-    assert not {"grpc", "google.protobuf"} & set(done.stdout.split())
+    assert not {"grpc", "google.protobuf", "numpy"} & set(done.stdout.split())

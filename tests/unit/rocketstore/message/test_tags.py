@@ -1,12 +1,10 @@
-"""Java's string hash, one text at a time and many at once."""
+"""Java's string hash of a text."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from rocketstore.message.tags import java_hash, java_hashes, tags_code, tags_code_of
+from rocketstore.message.tags import java_hash, tags_code, tags_code_of
 
 
 def slow_hash(text: str) -> int:
@@ -33,38 +31,7 @@ def slow_hash(text: str) -> int:
 def test_hashes_are_javas(text: str, expected: int) -> None:
     """Vectors made by Java; a character beyond the basic plane counts as two."""
     assert java_hash(text) == expected
-    assert java_hashes([text]) == [expected]
-    assert java_hashes([text] * 20) == [expected] * 20
     assert tags_code(text) == tags_code_of(text.encode()) == expected
-
-
-@given(st.lists(st.text(st.characters(exclude_categories=[])), max_size=40))
-def test_many_at_once_hash_as_one_by_one(texts: list[str]) -> None:
-    """Whatever the texts: empty ones, long ones, surrogates."""
-    expected = [slow_hash(text) for text in texts]
-
-    assert [java_hash(text) for text in texts] == expected
-    assert java_hashes(texts) == expected
-    assert java_hashes(tuple(texts) * 8) == expected * 8
-
-
-def test_texts_longer_than_a_step_are_hashed_too() -> None:
-    """The vectorised hash works in steps of 65,536 code units."""
-    texts = [
-        "a" * 40_000,
-        "b" * 70_000,
-        "",
-        "c",
-        "x" * 9,
-        "\U0001f600" * 40_000,
-        "y",
-        "d" * 65_536,
-        "e" * 3,
-        "f" * 65_535,
-        "g",
-    ] * 2
-
-    assert java_hashes(texts) == [slow_hash(text) for text in texts]
 
 
 def test_long_tags_hash_right_each_time() -> None:
