@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -54,19 +54,23 @@ def test_what_takes_the_places_of_unwanted_messages_is_read(lost: int, rocketmq:
             for body, tags in ((b"1", "a"), (b"2", "b"), (b"3", "b")):
                 broker.send(TOPIC, 0, body, tags=tags)
             topics = {TOPIC: "a"}
-            async with Consumer(port.address, group=GROUP, topics=topics, start="first", commit_s=0.05) as consumer:
+            async with Consumer(port.address, group=GROUP, topics=topics, start="first", commit_s=None) as consumer:
                 got: list[bytes] = []
 
-                async def poll() -> None:
-                    got.extend(one.body for one in await consumer.poll(timeout_s=0.05))
+                async def poll_until(condition: Callable[[], bool]) -> None:
+                    async with asyncio.timeout(NOTICED_S):
+                        while not condition():
+                            got.extend(one.body for one in await consumer.poll(timeout_s=0.05))
 
-                while broker.offsets.get((GROUP, *PLACE)) != 3:
-                    await poll()
+                def position() -> int:
+                    return next(offset for queue, offset in consumer.positions().items() if queue.topic == TOPIC)
+
+                await poll_until(lambda: position() == 3)
                 restart(broker, lost, (b"4", "a"), (b"5", "a"), (b"6", "b"))
-                while not {b"4", b"5"} <= set(got):
-                    await poll()
-                while broker.offsets.get((GROUP, *PLACE)) != broker.queues[PLACE].end:
-                    await poll()
+                await poll_until(lambda: {b"4", b"5"} <= set(got))
+                await poll_until(lambda: position() == broker.queues[PLACE].end)
+                await consumer.commit()
+                assert broker.offsets[GROUP, *PLACE] == broker.queues[PLACE].end
                 assert got.count(b"1") == 1
 
     read()
@@ -88,6 +92,7 @@ def test_a_commit_reaches_the_process_that_was_read_or_none(rocketmq: bool) -> N
                 broker.at_commits.append(lambda: restart(broker, 1, (b"2", "")))
                 with suppress(ClientError):  # it may be told that it was not stored
                     await consumer.commit()
+                assert broker.offsets[GROUP, *PLACE] == 1
                 got: list[bytes] = []
 
                 async def polled() -> bool:

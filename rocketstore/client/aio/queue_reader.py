@@ -222,7 +222,7 @@ class QueueReader:
         """
         known, last, offset = self._incarnation, self._last, self._offset
         if not incarnation or known == incarnation:
-            return not (self._needs_offset or self._again_until or self.goes_back)
+            return self._has_all
         if not known:
             self._incarnation = incarnation
             return True
@@ -233,7 +233,11 @@ class QueueReader:
         if not is_same or not shown.has(last) or shown.incarnation != incarnation:
             return False
         self._incarnation = incarnation
-        return not self.goes_back
+        return self._has_all
+
+    @property
+    def _has_all(self) -> bool:
+        return not (self._needs_offset or self._again_until or self.goes_back)
 
     @property
     def goes_back(self) -> bool:
@@ -418,7 +422,9 @@ class QueueReader:
             _log.warning("%s: %s; continuing at %d", self._named, reason, offset)
             rewinds = offset <= self._offset
             self.skipped += max(offset - self._offset, 0)
+            needs_offset = self._needs_offset  # that of what is before ``offset`` remains unknown
             self._begin_at(offset, incarnation)
+            self._needs_offset = needs_offset
             self._stock.append(PulledBatch([], offset, rewinds=rewinds))
         self._arrived()
 

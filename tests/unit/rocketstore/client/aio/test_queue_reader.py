@@ -1,0 +1,25 @@
+"""What a reader knows to be at its broker, from one incarnation to the next."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from rocketstore.client.aio.queue_reader import PullSettings, QueueReader
+from rocketstore.remoting.bodies.queues import MessageQueue
+from tests.support.on_loop import on_loop
+
+
+@on_loop
+async def test_what_only_the_offset_can_tell_remains_so_when_the_queue_goes_back() -> None:
+    """Further messages are lost: that says nothing about those before them, which nobody has compared."""
+    cluster: Any = SimpleNamespace(timeout_s=1.0)
+    reader = QueueReader(cluster, MessageQueue("T", "b", 0), 8, PullSettings("g"), lambda: None, 1)
+    assert await reader._look_back(2)  # another master, and nothing was read of the one before
+    assert reader.has_nothing_to_compare
+    reader._go_to(7, 3, "the message before 8 is another one")
+    reader.take()
+    assert reader.has_nothing_to_compare
+    assert not await reader.is_at(3)
+    reader.confirm(3)
+    assert await reader.is_at(3)
