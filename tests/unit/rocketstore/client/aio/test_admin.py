@@ -297,3 +297,18 @@ async def test_an_id_of_a_broker_elsewhere_is_not_asked_here() -> None:
     async with pair() as (admin, _, _servers):
         with pytest.raises(errors.NotFoundError, match=r"the id names the broker 192.0.2.1:10911"):
             await admin.message_by_id("C0000201" + f"{10911:08X}" + "0" * 16)
+
+
+@on_loop
+async def test_tags_are_compared_here_too() -> None:
+    """RocketMQ's brokers compare only hash codes: ``Aa`` and ``BB`` have the same."""
+    records = b"".join(encode_record(Message("T", tag.encode(), properties={"TAGS": tag})) for tag in ("Aa", "BB"))
+    fields = {"nextBeginOffset": "2", "minOffset": "0", "maxOffset": "2", "suggestWhichBrokerId": "0"}
+    async with scripted_server() as server:
+        Topics({"a": {0: server.address}}, {"T": {"a": 1}}).serve(server)
+        server.scripts[RequestCode.PULL_MESSAGE] = lambda frame: frame.answer(fields=fields, body=records)
+        async with Admin(server.address) as admin:
+            found, following = await admin.messages(MessageQueue("T", "a", 0), 0, tags="BB")
+
+        assert ([one.body for one in found], following) == ([b"BB"], 2)
+        assert server.of(RequestCode.PULL_MESSAGE)[0].fields["subscription"] == "BB"
