@@ -25,7 +25,7 @@ _SOON_S: Final = 0.005
 _ResultT = TypeVar("_ResultT", covariant=True)
 
 
-class Sending(Protocol[_ResultT]):
+class LineSending(Protocol[_ResultT]):
     """The future of one line."""
 
     def done(self) -> bool:
@@ -159,7 +159,7 @@ class LineTally:
 def send_lines(
     stream: BinaryIO,
     tally: LineTally,
-    submit: Callable[[bytes], Sending[_ResultT]],
+    submit: Callable[[bytes], LineSending[_ResultT]],
     flush: Callable[[], None],
     tell: Callable[[_ResultT], None],
 ) -> None:
@@ -170,7 +170,7 @@ def send_lines(
     flight are awaited; a second Ctrl-C leaves their outcome unknown.
     """
     reader = LineReader(stream)
-    in_flight: deque[Sending[_ResultT]] = deque()
+    in_flight: deque[LineSending[_ResultT]] = deque()
     submitted = sent = 0
 
     def settle(left: int) -> bool:

@@ -74,7 +74,7 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class StandaloneCluster:
     """A started cluster."""
 
     master: str
@@ -89,7 +89,7 @@ class Cluster:
         return all(process.alive for process in self.processes)
 
 
-def start(options: Options) -> Cluster:
+def start(options: Options) -> StandaloneCluster:
     """Start a cluster and wait until all workers have joined. Raises ``SparkClusterError``, ``JavaMissingError``."""
     running = load(options.directory)
     if running is not None and any(process.alive for process in running.processes):
@@ -106,7 +106,9 @@ def start(options: Options) -> Cluster:
     def spawn(name: str, *words: str) -> None:
         pid = _spawn([f"{home}/bin/spark-class", *words], environment, options.directory / f"{name}.log")
         processes.append(Process(name, pid, _began(pid)))
-        _save(options.directory, Cluster(master, f"http://{HOST}:{ui_port}", options.workers, tuple(processes)))
+        _save(
+            options.directory, StandaloneCluster(master, f"http://{HOST}:{ui_port}", options.workers, tuple(processes))
+        )
 
     try:
         spawn("master", _MASTER_CLASS, "--host", HOST, "--port", str(port), "--webui-port", str(ui_port))
@@ -120,7 +122,7 @@ def start(options: Options) -> Cluster:
     except BaseException:
         _end(processes)
         raise
-    return Cluster(master, f"http://{HOST}:{ui_port}", options.workers, tuple(processes))
+    return StandaloneCluster(master, f"http://{HOST}:{ui_port}", options.workers, tuple(processes))
 
 
 def stop(directory: Path) -> bool:
@@ -135,13 +137,13 @@ def stop(directory: Path) -> bool:
     return True
 
 
-def load(directory: Path) -> Cluster | None:
+def load(directory: Path) -> StandaloneCluster | None:
     """The cluster that was last started in ``directory`` and not stopped. Raises ``SparkClusterError``."""
     path = directory / STATE_FILE
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         processes = tuple(Process(one["name"], one["pid"], one["began"]) for one in found["processes"])
-        return Cluster(found["master"], found["ui"], found["workers"], processes)
+        return StandaloneCluster(found["master"], found["ui"], found["workers"], processes)
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
@@ -150,7 +152,7 @@ def load(directory: Path) -> Cluster | None:
         ) from error
 
 
-def _save(directory: Path, cluster: Cluster) -> None:
+def _save(directory: Path, cluster: StandaloneCluster) -> None:
     temporary = directory / f"{STATE_FILE}.tmp"
     temporary.write_text(json.dumps(asdict(cluster), indent=2), encoding="utf-8")
     temporary.replace(directory / STATE_FILE)

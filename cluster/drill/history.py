@@ -40,7 +40,7 @@ class DrillSend(NamedTuple):
     error: str = ""
 
 
-class Delivery(NamedTuple):
+class DrillDelivery(NamedTuple):
     """One message as received by a consumer. ``session`` counts the consumer's restarts: each starts at its commits."""
 
     session: int
@@ -133,7 +133,7 @@ class Notes:
 
     sends: list[DrillSend] = field(default_factory=list)
     attempts_failed: list[tuple[float, str]] = field(default_factory=list)
-    deliveries: list[Delivery] = field(default_factory=list)
+    deliveries: list[DrillDelivery] = field(default_factory=list)
     seen: list[SeenChange] = field(default_factory=list)
     events: list[DrillEvent] = field(default_factory=list)
     stalls: list[tuple[float, float]] = field(default_factory=list)
@@ -171,7 +171,7 @@ class HistoryRecorder:
         with self._lock:
             self._notes.attempts_failed.append((self.now_s, why))
 
-    def delivered(self, deliveries: list[Delivery]) -> None:
+    def delivered(self, deliveries: list[DrillDelivery]) -> None:
         """Record messages received by a consumer."""
         with self._lock:
             self._notes.deliveries += deliveries

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from cluster.drill.history import Delivery, DrillSend, EventKind, HistoryRecorder, SendOutcome
+from cluster.drill.history import DrillDelivery, DrillSend, EventKind, HistoryRecorder, SendOutcome
 from cluster.drill.target import SECURITY, DrillError
 from cluster.drill.watch import wait_until
 from dledger.errors import DLedgerError
@@ -187,7 +187,7 @@ class Load:
             messages = consumer.poll(1000, POLL_S)
             now_s = self._recorder.now_s
             self._recorder.delivered(
-                [Delivery(life, now_s, one.queue_id, one.queue_offset, one.body) for one in messages]
+                [DrillDelivery(life, now_s, one.queue_id, one.queue_offset, one.body) for one in messages]
             )
 
 

@@ -20,7 +20,7 @@ from enum import StrEnum
 from itertools import pairwise, zip_longest
 from typing import Final, NamedTuple
 
-from cluster.drill.history import Delivery, DrillSend, NodeCopy, SendOutcome
+from cluster.drill.history import DrillDelivery, DrillSend, NodeCopy, SendOutcome
 from dledger.types import NodeId
 
 EXAMPLES_MAX: Final = 5
@@ -89,7 +89,7 @@ class MessagePlace(NamedTuple):
         return f"queue {self.queue_id} offset {self.queue_offset}"
 
 
-def judge(sends: Sequence[DrillSend], deliveries: Sequence[Delivery], copies: Sequence[NodeCopy]) -> DrillVerdict:
+def judge(sends: Sequence[DrillSend], deliveries: Sequence[DrillDelivery], copies: Sequence[NodeCopy]) -> DrillVerdict:
     """Check all rules. ``sends`` are in order of their numbers."""
     return judge_road(sends, deliveries, [Station(len(sends), copies)])
 
@@ -102,7 +102,9 @@ class Station:
     copies: Sequence[NodeCopy]
 
 
-def judge_road(sends: Sequence[DrillSend], deliveries: Sequence[Delivery], stations: Sequence[Station]) -> DrillVerdict:
+def judge_road(
+    sends: Sequence[DrillSend], deliveries: Sequence[DrillDelivery], stations: Sequence[Station]
+) -> DrillVerdict:
     """Check all rules at every station, and that none lacks or changes what was in the queues of the one before.
 
     The figures are those of the last station. ``sends`` are in order of their numbers.
@@ -264,14 +266,14 @@ def _changed(before: Station, after: Station) -> Iterator[str]:
 # --- consumers -------------------------------------------------------------------------------------------------------
 
 
-def _not_consumed(sends: Sequence[DrillSend], deliveries: Sequence[Delivery]) -> Iterator[str]:
+def _not_consumed(sends: Sequence[DrillSend], deliveries: Sequence[DrillDelivery]) -> Iterator[str]:
     consumed = {one.body for one in deliveries}
     for one in _acknowledged(sends):
         if one.body not in consumed:
             yield f"number {one.number}, at {MessagePlace(one.queue_id, one.queue_offset)}"
 
 
-def _consumed_wrongly(deliveries: Sequence[Delivery], copies: Sequence[NodeCopy]) -> Iterator[str]:
+def _consumed_wrongly(deliveries: Sequence[DrillDelivery], copies: Sequence[NodeCopy]) -> Iterator[str]:
     stored = {
         MessagePlace(queue_id, one.queue_offset): one.body
         for copy in copies[:1]

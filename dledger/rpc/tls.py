@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from dledger.errors import ConfigError, TlsError
+from dledger.rpc.file_watch import FileWatch
 from dledger.rpc.tls_stream import TlsStream
 
 ALERT_RECORD: Final = 0x15
@@ -289,3 +290,26 @@ def _reason(error: Exception) -> str:
     if isinstance(error, ssl.SSLError) and error.reason:
         return str(error.reason).lower().replace("_", " ")
     return str(error) or type(error).__name__
+
+
+class ContextSource:
+    """Makes the TLS context of each new connection, anew if the files have changed; it checks the servers' names."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
+        self._watch = FileWatch(files.paths)
+        self._watch.changed()
+        self._context = self._read()
+
+    def __call__(self) -> ssl.SSLContext:
+        if self._watch.changed():
+            try:
+                self._context = self._read()
+            except ConfigError:  # half-written, perhaps: the old ones until the next connection
+                self._watch.again()
+        return self._context
+
+    def _read(self) -> ssl.SSLContext:
+        context = client_context(read(self._files))
+        context.check_hostname = True
+        return context

@@ -93,7 +93,7 @@ class Subscription:
 
 
 @record(frozen=True, slots=True)
-class Consumer:
+class ConsumingClient:
     """How a client consumes in a group."""
 
     group: str
@@ -109,7 +109,7 @@ class Heartbeat:
 
     client_id: str
     producer_groups: tuple[str, ...] = ()
-    consumers: tuple[Consumer, ...] = ()
+    consumers: tuple[ConsumingClient, ...] = ()
     language: int = 0
     version: int = 0
 
@@ -275,7 +275,7 @@ class ConsumerGroup:
             self._id_list = tuple(dict.fromkeys(one.client_id for one in self.clients.values()))
         return self._id_list
 
-    def newest(self, link: ClientLink, data: Consumer) -> dict[str, Subscription]:
+    def newest(self, link: ClientLink, data: ConsumingClient) -> dict[str, Subscription]:
         """What the group subscribes to after a client's heartbeat, by topic: what it has not said before counts."""
         client = self.clients.get(link)
         said = {} if client is None else client.said
@@ -286,7 +286,7 @@ class ConsumerGroup:
             found[one.topic] = known if known is not None and is_old else one
         return found
 
-    def bytes_after(self, link: ClientLink, data: Consumer) -> int:
+    def bytes_after(self, link: ClientLink, data: ConsumingClient) -> int:
         """``subscription_bytes`` after a client's heartbeat."""
         client = self.clients.get(link)
         said = self._said - (0 if client is None else len(client.said)) + len(data.subscriptions)
@@ -298,7 +298,7 @@ class ConsumerGroup:
         said = None if client is None else client.said.get(topic)
         return max(-1 if said is None else said.version, -1 if known is None else known.version)
 
-    def subscribe(self, client: Client, data: Consumer) -> bool:
+    def subscribe(self, client: Client, data: ConsumingClient) -> bool:
         """Apply a client's heartbeat; returns whether a topic was added or removed."""
         self.consume_type = data.consume_type
         self.message_model = data.message_model
@@ -395,7 +395,7 @@ class ClientTables:
             reason = f"too many {what} of this client's account or address (account_share_percent)"
             raise Refusal(RefusalKind.TOO_MANY, reason)
 
-    def _consumer_beat(self, client: Client, data: Consumer, owner: str) -> None:
+    def _consumer_beat(self, client: Client, data: ConsumingClient, owner: str) -> None:
         group = self._consumers.setdefault(data.group, ConsumerGroup())
         _take(self._subscription_bytes, group.owner, group.subscription_bytes)
         known = group.clients.get(client.link)

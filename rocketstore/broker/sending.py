@@ -59,7 +59,7 @@ class Origin(Enum):
     """The broker's own: only the limits of a record count."""
 
 
-class Caller(NamedTuple):
+class MessageSource(NamedTuple):
     """Who sends: what it occupies, and the topics that access control denies it, with the refusal of each message."""
 
     quota: Quota
@@ -91,7 +91,7 @@ class _Send:
 
     __slots__ = ("allowed", "batch", "begun", "caller", "done", "refused", "tried")
 
-    def __init__(self, caller: Caller | None, batch: SendBatch, done: SendDone) -> None:
+    def __init__(self, caller: MessageSource | None, batch: SendBatch, done: SendDone) -> None:
         self.caller = caller
         self.batch = batch
         self.done = done
@@ -157,7 +157,7 @@ class Sending:
             or self.bytes_pending >= config.send_pending_bytes_max
         )
 
-    def submit(self, caller: Caller | None, batch: SendBatch, done: SendDone) -> None:
+    def submit(self, caller: MessageSource | None, batch: SendBatch, done: SendDone) -> None:
         """Store messages, or refuse them; ``caller`` None: it is the broker itself."""
         if not batch.messages:
             done([])
@@ -178,7 +178,7 @@ class Sending:
             send.refuse(refused)
         self._accept(send)
 
-    async def send(self, caller: Caller | None, batch: SendBatch) -> Sequence[PutResult]:
+    async def send(self, caller: MessageSource | None, batch: SendBatch) -> Sequence[PutResult]:
         """The same for who waits for the results."""
         stored: asyncio.Future[Sequence[PutResult]] = asyncio.get_running_loop().create_future()
 
@@ -189,7 +189,7 @@ class Sending:
         self.submit(caller, batch, done)
         return await stored
 
-    async def ensure_topics(self, caller: Caller, messages: Iterable[Message]) -> None:
+    async def ensure_topics(self, caller: MessageSource, messages: Iterable[Message]) -> None:
         """Create missing topics before the messages are submitted."""
         for name in {one.topic for one in messages}:
             if self._topics.find(name) is None and name not in caller.denied and self._topics.may_create(name):
@@ -206,7 +206,7 @@ class Sending:
 
     # -- what is looked at ---------------------------------------------------------------------------------------------
 
-    def _problem(self, caller: Caller | None, batch: SendBatch) -> PutResult | None:
+    def _problem(self, caller: MessageSource | None, batch: SendBatch) -> PutResult | None:
         """Why nothing of a request is taken now."""
         if not self._mastership.is_master:
             return self._mastership.refusal()

@@ -48,7 +48,7 @@ class BrokerTotals(NamedTuple):
     gets: int
 
 
-class Span(NamedTuple):
+class StatsSpan(NamedTuple):
     """What was counted in a span of time."""
 
     amount: int
@@ -59,9 +59,9 @@ class Span(NamedTuple):
 class Statistic(NamedTuple):
     """Of one name and key: in the last minute, hour and day."""
 
-    minute: Span
-    hour: Span
-    day: Span
+    minute: StatsSpan
+    hour: StatsSpan
+    day: StatsSpan
 
 
 class Statistics:
@@ -150,12 +150,12 @@ class Statistics:
         return Sample(self._clock.monotonic_ms(), totals)
 
 
-def _between(first: Sample, last: Sample, key: tuple[str, str]) -> Span:
+def _between(first: Sample, last: Sample, key: tuple[str, str]) -> StatsSpan:
     before = first.totals.get(key, Total(0, 0))
     after = last.totals[key]
     took_ms, amount = last.at_ms - first.at_ms, after.amount - before.amount
     messages = after.messages - before.messages
-    return Span(
+    return StatsSpan(
         amount,
         amount * 1000 / took_ms if took_ms > 0 else 0.0,
         amount / messages if messages else 0.0,

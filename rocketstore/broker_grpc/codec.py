@@ -14,7 +14,7 @@ from dledger.errors import InvalidRequestError, told
 from dledger.rpc.clients.counted import Counted, check_count, elements, may_exceed
 from dledger.types import ProducerBatch
 from rocketstore.broker.pull import Pull
-from rocketstore.broker.sending import Caller, SendBatch
+from rocketstore.broker.sending import MessageSource, SendBatch
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import PROPERTY_DELAY, PROPERTY_TRANSACTION, SYS_FLAG_PREPARED, HostAddress, Message
 from rocketstore.message.producer_names import SEQUENCE_MAX, check_producer_name
@@ -51,7 +51,7 @@ class SendCall(NamedTuple):
     """A send request. ``packed``: its response may be packed."""
 
     request_id: int
-    caller: Caller
+    caller: MessageSource
     batch: SendBatch
     packed: bool = False
 
@@ -113,7 +113,7 @@ def decode_send(data: bytes, born_host: HostAddress, store_host: HostAddress, no
         message.property_string = text
         add(message)
     batch = SendBatch(messages, len(data), not wire.no_wait, _producer(wire))
-    return SendCall(wire.request_id, Caller(quota), batch, wire.packed_answer)
+    return SendCall(wire.request_id, MessageSource(quota), batch, wire.packed_answer)
 
 
 def _producer(wire: pb.SendRequest) -> ProducerBatch | None:

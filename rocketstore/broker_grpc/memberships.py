@@ -16,7 +16,7 @@ from dledger.errors import InvalidRequestError
 from dledger.rpc.clients.calls import Call
 from dledger.values import address_text
 from rocketstore.broker.broker import Broker
-from rocketstore.broker.clients import Consumer, HalfCheck, Heartbeat, Subscription
+from rocketstore.broker.clients import ConsumingClient, HalfCheck, Heartbeat, Subscription
 from rocketstore.broker.groups import Groups
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.tag_filter import TagFilter
@@ -194,7 +194,7 @@ def _heartbeat(request: pb.MembershipRequest, now_ms: int) -> Heartbeat:
     model = MessageModel.BROADCASTING if request.broadcast else MessageModel.CLUSTERING
     if not request.broadcast:  # RocketMQ's clients name it themselves, and members of a group must subscribe alike
         subscriptions += (Subscription(f"{RETRY_PREFIX}{request.group}", version=now_ms),)
-    consumer = Consumer(request.group, message_model=model, subscriptions=subscriptions)
+    consumer = ConsumingClient(request.group, message_model=model, subscriptions=subscriptions)
     return Heartbeat(request.client_id, (), (consumer,), PYTHON, VERSION)
 
 

@@ -30,7 +30,7 @@ from rocketstore.broker.broker import Broker
 from rocketstore.broker.hosts import peer_host
 from rocketstore.broker.positions import LogPositions, no_indexes
 from rocketstore.broker.refusal import Refusal, RefusalKind
-from rocketstore.broker.sending import Caller
+from rocketstore.broker.sending import MessageSource
 from rocketstore.broker_grpc import codec
 from rocketstore.broker_grpc.access import BrokerAccess
 from rocketstore.broker_grpc.admin import AdminHandler, AdminService
@@ -203,7 +203,7 @@ class BrokerService:
                 own = replace(producer, producer=access.own_producer(caller, producer.producer))
                 batch = batch._replace(producer=own)
             denied = access.denied_topics(caller, batch.messages)
-            return request._replace(caller=Caller(quota, denied), batch=batch)
+            return request._replace(caller=MessageSource(quota, denied), batch=batch)
 
         return decode
 

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
-from rocketstore.broker.clients import Consumer, ConsumerGroup, Heartbeat, Subscription
+from rocketstore.broker.clients import ConsumerGroup, ConsumingClient, Heartbeat, Subscription
 from rocketstore.broker.groups import LOCKED_AT_ONCE, Groups
 from rocketstore.broker.readers import ReadThreads
 from rocketstore.broker_remoting.access import QuotaOf
@@ -118,7 +118,7 @@ def _heartbeat(frame: Frame) -> Heartbeat:
     return Heartbeat(data.client_id, producers, consumers, frame.language, frame.version)
 
 
-def _consumer(data: ConsumerData) -> Consumer:
+def _consumer(data: ConsumerData) -> ConsumingClient:
     subscriptions = tuple(
         Subscription(
             one.topic,
@@ -131,4 +131,6 @@ def _consumer(data: ConsumerData) -> Consumer:
         )
         for one in data.subscription_data_set
     )
-    return Consumer(data.group_name, data.consume_type, data.message_model, data.consume_from_where, subscriptions)
+    return ConsumingClient(
+        data.group_name, data.consume_type, data.message_model, data.consume_from_where, subscriptions
+    )

@@ -7,7 +7,7 @@ from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
 from rocketstore.broker.offsets import NONE, Offsets
-from rocketstore.remoting.group_offsets import CommitOffsets, FetchedOffsets, FetchOffsets, encode_committed
+from rocketstore.remoting.group_offsets import CommitGroupOffsets, FetchedOffsets, FetchOffsets, encode_committed
 from rocketstore.remoting.headers import (
     GroupQueueHeader,
     OffsetAnswer,
@@ -56,7 +56,7 @@ class OffsetRequests:
 
     async def commit_many(self, _: RemotingConnection, frame: Frame) -> Frame:
         """COMMIT_OFFSETS."""
-        wanted = CommitOffsets.decode(frame.body)
+        wanted = CommitGroupOffsets.decode(frame.body)
         current = await self._offsets.commit_many(
             wanted.group, wanted.offsets, wanted.incarnation, rewind=wanted.rewind
         )

@@ -13,7 +13,7 @@ from rocketstore.remoting.bodies.clients import CheckClientBody, HeartbeatData, 
 from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupList
 from rocketstore.remoting.bodies.topics import TopicConfigList
 from rocketstore.remoting.codes import OwnCode, RequestCode
-from rocketstore.remoting.group_offsets import CommitOffsets, FetchOffsets
+from rocketstore.remoting.group_offsets import CommitGroupOffsets, FetchOffsets
 from rocketstore.remoting.headers import EndTransactionHeader, SendBackHeader, read_header
 
 
@@ -98,7 +98,7 @@ def _fetched(frame: Frame) -> Names:
 
 
 def _committed(frame: Frame) -> Names:
-    wanted = CommitOffsets.decode(frame.body)
+    wanted = CommitGroupOffsets.decode(frame.body)
     return Names([topic for topic, *_ in wanted.offsets], (wanted.group,))
 
 

@@ -20,7 +20,7 @@ from dledger.types import ProducerBatch
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.hosts import host_address
 from rocketstore.broker.refusal import Refusal, kind_of
-from rocketstore.broker.sending import Caller, SendBatch
+from rocketstore.broker.sending import MessageSource, SendBatch
 from rocketstore.broker_remoting.access import OriginOf, RemotingAccess
 from rocketstore.broker_remoting.refusals import CODES
 from rocketstore.commit_log.replicated import status_of
@@ -131,7 +131,7 @@ class RemotingSends:
         """Store what is sent, and answer. Raises ``RequestError`` and ``Refusal``: it is refused at once."""
         header = read_send(frame.fields, short=frame.code not in _LONG_NAMES)
         batch = self._read(connection, frame, header)
-        self._submit(connection, frame, header.topic, Caller(self._access.quota_of(connection, frame)), batch)
+        self._submit(connection, frame, header.topic, MessageSource(self._access.quota_of(connection, frame)), batch)
 
     def take_numbered(self, connection: RemotingConnection, frame: Frame) -> None:
         """SEND_NUMBERED."""
@@ -149,7 +149,7 @@ class RemotingSends:
         name = self._access.own_producer(connection, frame, wanted.producer)
         producer = ProducerBatch(name, wanted.sequence, len(messages))
         denied = self._access.denied_topics(connection, frame, messages)
-        caller = Caller(self._access.quota_of(connection, frame), denied)
+        caller = MessageSource(self._access.quota_of(connection, frame), denied)
         batch = SendBatch(messages, len(frame.body), wanted.wait, producer)
         self._submit(connection, frame, messages[0].topic, caller, batch)
 
@@ -169,7 +169,7 @@ class RemotingSends:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def _submit(
-        self, connection: RemotingConnection, frame: Frame, topic: str, caller: Caller, batch: SendBatch
+        self, connection: RemotingConnection, frame: Frame, topic: str, caller: MessageSource, batch: SendBatch
     ) -> None:
         send = _Send(self, connection, frame, topic)
         self._pending.append(send)

@@ -33,7 +33,7 @@ from rocketstore.broker_remoting.runtime import RunningBroker
 from rocketstore.broker_remoting.sends import RemotingSends
 from rocketstore.broker_remoting.slave_source import SlaveSource
 from rocketstore.broker_remoting.stats import Stats
-from rocketstore.broker_remoting.topics import Topics
+from rocketstore.broker_remoting.topics import TopicRequests
 from rocketstore.broker_remoting.transactions import RemotingTransactions
 from rocketstore.remoting.codes import OwnCode, RequestCode
 
@@ -170,7 +170,7 @@ def _administration(
     """The handlers of queries, and of what administrators ask for."""
     code, admin, groups = RequestCode, Administration(broker), broker.groups
     clients = groups.clients
-    topics = Topics(broker, admin, announce)
+    topics = TopicRequests(broker, admin, announce)
     settings = GroupAdministration(broker, admin, groups.retries)
     queries = Queries(broker, admin)
     stats = Stats(broker, admin, clients, statistics.get_tps)

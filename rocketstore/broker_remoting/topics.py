@@ -22,7 +22,7 @@ from rocketstore.state.changes import TopicConfig
 SINGLE_TAG: Final = "SINGLE_TAG"
 
 
-class Topics:
+class TopicRequests:
     """On the loop. ``announce`` returns once the name servers know of a change, or after a short timeout."""
 
     def __init__(self, broker: Broker, admin: Administration, announce: Callable[[], Awaitable[None]]) -> None:

@@ -36,7 +36,7 @@ class AsyncClient(Protocol):
         """Finish, for a bounded time, and close every connection."""
 
 
-class LoopThread:
+class ClientThread:
     """An event loop on a thread of its own, until ``stop``."""
 
     def __init__(self) -> None:
@@ -130,14 +130,14 @@ class SharedLoop:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # guards the fields below; also in signal handlers, on the thread that has it
-        self._thread: LoopThread | None = None
+        self._thread: ClientThread | None = None
         self._clients: set[AsyncClient] = set()
 
-    def open(self, client: AsyncClient) -> LoopThread:
+    def open(self, client: AsyncClient) -> ClientThread:
         """The thread, for a client that is open from now on."""
         with self._lock:
             if self._thread is None:
-                self._thread = LoopThread()
+                self._thread = ClientThread()
             self._clients.add(client)
             return self._thread
 

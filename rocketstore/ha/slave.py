@@ -51,7 +51,7 @@ REMEMBER_INTERVAL_MS: Final = 5000
 """How often a slave writes down what it knows of its master."""
 
 
-class RefusedError(DLedgerError):
+class MasterRefusedError(DLedgerError):
     """Raised if master and slave do not fit together; says why, and what to do."""
 
 
@@ -246,7 +246,7 @@ class HaSlave:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 transport, inbox = await loops.connect(Inbox, host, port, context=context)
         except ValueError as error:  # no address, or no name of a host
-            raise RefusedError(f"{address!r} is no address: {error}") from error
+            raise MasterRefusedError(f"{address!r} is no address: {error}") from error
         try:
             self._view = replace(self._view, address=address)
             if context is not None:
@@ -261,7 +261,7 @@ class HaSlave:
         try:
             tls.check_one_of(names, self.identity.certificate_names, f"of {address}")
         except TlsError as error:
-            raise RefusedError(f"{error}, or set ha_tls_names") from error
+            raise MasterRefusedError(f"{error}, or set ha_tls_names") from error
 
 
 class _Session:
@@ -321,14 +321,14 @@ class _Session:
             said, _ = await self._words(GREETING)
         except TimeoutError:
             if slave.pace.introduction_required:
-                raise RefusedError(
+                raise MasterRefusedError(
                     "it does not say who it is, as a master of RocketMQ (ha_handshake=required)"
                 ) from None
             return self._unintroduced()
         master = MasterWords.decode(said)
         own, end = slave.identity, self._log.end_offset
         if problem := self._problem(master):
-            raise RefusedError(problem)
+            raise MasterRefusedError(problem)
         length, crc = tail_of(self._log, end)
         words = SlaveWords(
             own.cluster, own.broker, own.broker_id, slave.epoch.now, self._log.segment_bytes, end, length, crc
@@ -337,7 +337,7 @@ class _Session:
         said, begun = await self._words(VERDICT, slave.pace.silence_s_max)
         verdict = SlaveVerdict.decode(said)
         if verdict.refusal:
-            raise RefusedError(verdict.refusal)
+            raise MasterRefusedError(verdict.refusal)
         if end and verdict.begin != end:
             raise HaProtocolError(f"it sends from offset {verdict.begin} on, and {end} comes next")
         slave.epoch.follow(master.epoch)
@@ -353,7 +353,7 @@ class _Session:
             while not (pieces := await self._pieces(timeout_s)):
                 pass
         if pieces[0][0] == VERDICT != offset:  # before it has said anything else
-            raise RefusedError(SlaveVerdict.decode(pieces[0][1]).refusal or "it refuses, and does not say why")
+            raise MasterRefusedError(SlaveVerdict.decode(pieces[0][1]).refusal or "it refuses, and does not say why")
         if pieces[0][0] != offset:
             raise HaProtocolError(f"it sends offset {pieces[0][0]} instead of introducing itself")
         return pieces[0][1], pieces[1:]

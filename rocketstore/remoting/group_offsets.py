@@ -71,7 +71,7 @@ class FetchedOffsets(NamedTuple):
         return FetchedOffsets(incarnation, offsets)
 
 
-class CommitOffsets(NamedTuple):
+class CommitGroupOffsets(NamedTuple):
     """The body of a COMMIT_OFFSETS request: topics, queues, offsets."""
 
     group: str
@@ -86,14 +86,14 @@ class CommitOffsets(NamedTuple):
         return b"".join((terms, encode_text(self.group), _COUNT.pack(len(self.offsets)), *places))
 
     @staticmethod
-    def decode(data: bytes) -> CommitOffsets:
+    def decode(data: bytes) -> CommitGroupOffsets:
         """Raises ``RequestError``."""
         if len(data) < _TERMS.size:
             raise RequestError(f"malformed offsets: {len(data)} bytes")
         incarnation, rewind = _TERMS.unpack_from(data)
         group, places = _decode(data, _TERMS.size, _PLACE)
         offsets = [(topic, queue_id, offset) for topic, (queue_id, offset) in places]
-        return CommitOffsets(group, offsets, incarnation, rewind)
+        return CommitGroupOffsets(group, offsets, incarnation, rewind)
 
 
 def encode_committed(incarnation: int) -> bytes:

@@ -21,7 +21,7 @@ from rocketstore.remoting.bodies.clients import ConsumerIdList, HeartbeatData, L
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.bodies.routes import BrokerData, ClusterInfo, QueueData, TopicRouteData
 from rocketstore.remoting.codes import OwnCode, RequestCode
-from rocketstore.remoting.group_offsets import CommitOffsets, FetchedOffsets, FetchOffsets, encode_committed
+from rocketstore.remoting.group_offsets import CommitGroupOffsets, FetchedOffsets, FetchOffsets, encode_committed
 from rocketstore.remoting.headers import (
     GroupHeader,
     GroupQueueHeader,
@@ -290,7 +290,7 @@ class ModelPort:
         return frame.answer(body=FetchedOffsets(self.broker.starts, found).encode())
 
     def _commit_offsets(self, _: RemotingConnection, frame: Frame) -> Frame:
-        wanted = CommitOffsets.decode(frame.body)
+        wanted = CommitGroupOffsets.decode(frame.body)
         for topic in dict.fromkeys(topic for topic, *_ in wanted.offsets):
             offsets = {queue_id: offset for name, queue_id, offset in wanted.offsets if name == topic}
             self.broker.commit(wanted.group, topic, offsets, back=wanted.rewind, incarnation=wanted.incarnation)

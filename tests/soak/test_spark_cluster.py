@@ -17,7 +17,7 @@ from tests.support.log_bytes import DiskLog
 from tests.support.spark_cluster import ROOT, environment, libraries_only
 from tests.support.spark_cluster import bare_cluster as bare_cluster
 from tests.support.spark_cluster import cluster as cluster
-from tools.spark_standalone import Cluster
+from tools.spark_standalone import StandaloneCluster
 
 RECORDS = 4000
 JOB_TIMEOUT_S = 400
@@ -29,7 +29,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> DiskLog:
     return write_log(tmp_path_factory.mktemp("log"), RECORDS)
 
 
-def test_a_job_gives_on_a_cluster_what_it_gives_here(cluster: Cluster, log: DiskLog) -> None:
+def test_a_job_gives_on_a_cluster_what_it_gives_here(cluster: StandaloneCluster, log: DiskLog) -> None:
     """``dledger pipeline … --master``."""
     words = [sys.executable, "-m", "cluster.entry", "pipeline", "stats", str(log.directory), "--json"]
     done = subprocess.run(
@@ -45,7 +45,7 @@ def test_a_job_gives_on_a_cluster_what_it_gives_here(cluster: Cluster, log: Disk
     assert json.loads(done.stdout)["summary"]["messages"] == sum(bodies(log).values())
 
 
-def test_spark_submit_ships_the_packages(bare_cluster: Cluster, log: DiskLog, tmp_path: Path) -> None:
+def test_spark_submit_ships_the_packages(bare_cluster: StandaloneCluster, log: DiskLog, tmp_path: Path) -> None:
     """``--py-files`` with a zip of pure Python, on nodes that have only the libraries."""
     archive = tmp_path / "dledger.zip"
     write_zip(archive)
@@ -58,7 +58,9 @@ def test_spark_submit_ships_the_packages(bare_cluster: Cluster, log: DiskLog, tm
     assert json.loads(done.stdout)["summary"]["messages"] == sum(bodies(log).values())
 
 
-def test_spark_submit_runs_what_a_wheel_has_installed(bare_cluster: Cluster, log: DiskLog, tmp_path: Path) -> None:
+def test_spark_submit_runs_what_a_wheel_has_installed(
+    bare_cluster: StandaloneCluster, log: DiskLog, tmp_path: Path
+) -> None:
     """Nodes find the packages, and Spark the format, without anything that is shipped, and without the source tree."""
     python = libraries_only(tmp_path / "installed")
     site = install_wheel(python, tmp_path)
@@ -70,7 +72,7 @@ def test_spark_submit_runs_what_a_wheel_has_installed(bare_cluster: Cluster, log
 
 
 def submit(
-    cluster: Cluster, python: Path, packages: Path, log: DiskLog, directory: Path, *words: str
+    cluster: StandaloneCluster, python: Path, packages: Path, log: DiskLog, directory: Path, *words: str
 ) -> subprocess.CompletedProcess[str]:
     """Job ``stats``, from where the packages are, with this interpreter on the driver and on executors."""
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

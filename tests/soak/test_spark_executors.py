@@ -24,7 +24,7 @@ from tests.support.spark_cluster import SMALL, WORKERS, environment, executor_of
 from tests.support.spark_cluster import cluster as cluster
 from tests.support.spark_copy import CopyProcess, Gate, stored_bodies, wait_stored
 from tests.support.waiting import wait_until
-from tools.spark_standalone import Cluster
+from tools.spark_standalone import StandaloneCluster
 
 ENTRIES: Final = 20_000
 BODY_BYTES: Final = 200
@@ -58,7 +58,7 @@ spark.stop()
 """
 
 
-def test_a_job_that_reads(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_job_that_reads(cluster: StandaloneCluster, tmp_path: Path) -> None:
     """Of two executors with a task each one dies: its task runs again elsewhere."""
     log = write_log(tmp_path / "log", RECORDS)
     script, tasks = tmp_path / "job.py", tmp_path / "tasks"
@@ -111,7 +111,7 @@ def sink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBrokers]:
     ids=["stream", "job"],
 )
 def test_what_reads_a_group_and_writes_into_another(
-    cluster: Cluster,
+    cluster: StandaloneCluster,
     source: LocalGroup,
     sink: LocalBrokers,
     tmp_path: Path,
@@ -137,7 +137,7 @@ def test_what_reads_a_group_and_writes_into_another(
     assert stored_bodies(sink, topic) == list(range(ENTRIES))
 
 
-def test_an_export_read_by_others(cluster: Cluster, tmp_path: Path) -> None:
+def test_an_export_read_by_others(cluster: StandaloneCluster, tmp_path: Path) -> None:
     """All executors die while Parquet files are written, thrice: pyarrow never sees a row twice, in the end all."""
     log: DiskLog = write_log(tmp_path / "log", RECORDS, segment_bytes=1 << 20)
     out, errors = tmp_path / "out", tmp_path / "errors"
@@ -162,7 +162,7 @@ def test_an_export_read_by_others(cluster: Cluster, tmp_path: Path) -> None:
     assert seen(out) == expected
 
 
-def test_counts_of_a_stream_read_by_others(cluster: Cluster, source: LocalGroup, tmp_path: Path) -> None:
+def test_counts_of_a_stream_read_by_others(cluster: StandaloneCluster, source: LocalGroup, tmp_path: Path) -> None:
     """Executors die, then all, then the driver, each in the middle of a batch: pyarrow adds up every message once."""
     out, errors = tmp_path / "out", tmp_path / "errors"
 

@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.spark import need_java
 from tools import spark_standalone
-from tools.spark_standalone import Cluster, Options
+from tools.spark_standalone import Options, StandaloneCluster
 
 ROOT: Final = Path(__file__).parents[2]
 WORKERS: Final = 2
@@ -28,7 +28,7 @@ _EXECUTOR: Final = b"CoarseGrainedExecutorBackend"
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
     """Running, and at the end gone with all its processes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))  # executors inherit it from the workers
@@ -36,7 +36,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def bare_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def bare_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
     """The same, whose executors do not find this source tree by themselves."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PYTHONPATH", raising=False)
@@ -51,7 +51,7 @@ def libraries_only(directory: Path) -> Path:
     return directory / "bin" / "python"
 
 
-def _running(directory: Path) -> Iterator[Cluster]:
+def _running(directory: Path) -> Iterator[StandaloneCluster]:
     need_java()
     made = spark_standalone.start(Options(directory, workers=WORKERS, port=0, ui_port=0))
     yield made
@@ -64,7 +64,7 @@ def environment() -> Mapping[str, str]:
     return os.environ | {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
 
 
-def executors(cluster: Cluster) -> list[int]:
+def executors(cluster: StandaloneCluster) -> list[int]:
     """The processes of its executors: what its workers have started."""
     workers = {process.pid for process in cluster.processes}
     found = []
@@ -78,7 +78,7 @@ def executors(cluster: Cluster) -> list[int]:
     return found
 
 
-def executor_of(cluster: Cluster, pid: int) -> int:
+def executor_of(cluster: StandaloneCluster, pid: int) -> int:
     """The executor that a process of Python works for; fails if it is nobody's."""
     known = executors(cluster)
     while pid > 1:

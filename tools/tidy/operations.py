@@ -35,7 +35,7 @@ _SMALL: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Appends:
+class WatchedAppends:
     """The calls of each append in a group of three; thread names contain ``leader`` and ``followers``."""
 
     leader: NodeId
@@ -48,7 +48,7 @@ class Appends:
         return [[call for call in calls if call.thread.partition("_")[0].endswith(thread)] for calls in self.calls]
 
 
-def watch_appends(directory: Path, count: int) -> Appends:
+def watch_appends(directory: Path, count: int) -> WatchedAppends:
     """Append ``count`` entries, one after the other, through the blocking client."""
     with ExitStack() as stack:
         recorder = stack.enter_context(record())
@@ -61,7 +61,7 @@ def watch_appends(directory: Path, count: int) -> Appends:
         calls = tuple(recorder.during(lambda: client.append(b"x" * 100)) for _ in range(count))
         leader = next(one.config.node_id for one in servers if one.status().role is Role.LEADER)
         followers = tuple(one.config.node_id for one in servers if one.config.node_id != leader)
-        return Appends(leader, followers, calls)
+        return WatchedAppends(leader, followers, calls)
 
 
 def watch_sends(directory: Path, count: int) -> list[list[NotedCall]]:

@@ -38,11 +38,11 @@ class AppendStreams:
         deadline: Deadline,
         on_answer: OnAnswer[None, AppendResult],
         on_end: OnEnd[None, AppendResult],
-    ) -> AppendStream:
+    ) -> PipelinedAppends:
         """Raises what ``NodeConnections.link`` does."""
         link = await self._connections.link(address, deadline)
         self._number = self._number % _STREAM_MASK + 1  # 0 is no stream
-        return AppendStream(self, link, self._number, on_answer, on_end)
+        return PipelinedAppends(self, link, self._number, on_answer, on_end)
 
     def frame(self, opaque: int, body: bytes) -> bytes:
         """The request with this body."""
@@ -59,7 +59,7 @@ class AppendStreams:
         return codec.encode_append(number, Append(self._group, bodies, producer=producer))
 
 
-class AppendStream:
+class PipelinedAppends:
     """A ``BatchStream`` that ends with its connection, or by ``close``, which leaves the connection to others."""
 
     def __init__(

@@ -33,7 +33,6 @@ from dledger.remoting.frame import FRAME_BYTES_MAX, Frame, encode
 from dledger.remoting.log.answers import error_of
 from dledger.remoting.log.codes import REQUEST_BYTES_MAX_FIELD, JavaCode, LogCode
 from dledger.rpc import tls
-from dledger.rpc.file_watch import FileWatch
 from dledger.values import CLIENT_PORT_OFFSET, MIB, plaintext_problems
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ class NodeConnections:
         self._key = security.access_key if security is not None else ""
         self._secret = security.secret_key if security is not None else ""
         self._may_be_plain = security is not None and (security.tls is not None or security.insecure)
-        self._contexts = None if security is None or security.tls is None else ContextSource(security.tls)
+        self._contexts = None if security is None or security.tls is None else tls.ContextSource(security.tls)
         if problems := self._plaintext_problems(addresses):
             raise ConfigError(problems)
         self._client = RemotingClient(requests=self._requested, tls=self._contexts, lost=self._lost)
@@ -217,26 +216,3 @@ class NodeConnections:
         if isinstance(error.__cause__, ssl.SSLError):
             return TlsError(tls.explain(error.__cause__, address))
         return UnavailableError(f"{address} is unreachable: {error}")
-
-
-class ContextSource:
-    """Makes the TLS context of each new connection, anew if the files have changed; it checks the servers' names."""
-
-    def __init__(self, files: tls.TlsFiles) -> None:
-        self._files = files
-        self._watch = FileWatch(files.paths)
-        self._watch.changed()
-        self._context = self._read()
-
-    def __call__(self) -> ssl.SSLContext:
-        if self._watch.changed():
-            try:
-                self._context = self._read()
-            except ConfigError:  # half-written, perhaps: the old ones until the next connection
-                self._watch.again()
-        return self._context
-
-    def _read(self) -> ssl.SSLContext:
-        context = tls.client_context(tls.read(self._files))
-        context.check_hostname = True
-        return context

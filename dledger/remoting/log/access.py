@@ -15,7 +15,7 @@ from dledger.access.rules import AccessRules
 from dledger.remoting.acl import ACCESS_KEY, is_signed
 from dledger.remoting.connection import Place, RemotingConnection
 from dledger.remoting.frame import Frame
-from dledger.rpc.clients.log_requests import LogRequests, Operation
+from dledger.rpc.clients.log_requests import LogOperation, LogRequests
 
 
 class Admitted(NamedTuple):
@@ -43,7 +43,7 @@ class LogAccess:
         self._known: dict[RemotingConnection, _Known] = {}
         self._callers: dict[RemotingConnection, dict[str, Caller]] = {}  # by access key
 
-    def admit(self, connection: RemotingConnection, frame: Frame, operation: Operation) -> Admitted:
+    def admit(self, connection: RemotingConnection, frame: Frame, operation: LogOperation) -> Admitted:
         """Raises ``AccessDeniedError`` unless the caller may do this."""
         guard, place = self._guard, connection.place
         if guard is None:
@@ -53,7 +53,7 @@ class LogAccess:
         self._stand(guard, connection, caller)
         return Admitted(caller, caller.quota)
 
-    def admit_again(self, admitted: Admitted, operation: Operation) -> None:
+    def admit_again(self, admitted: Admitted, operation: LogOperation) -> None:
         """The same for a request that has waited."""
         guard, caller = self._guard, admitted.caller
         if guard is not None and caller is not None:
@@ -67,7 +67,9 @@ class LogAccess:
             if self._guard is not None:
                 self._guard.leave(caller)
 
-    def _caller(self, guard: AccessGuard, connection: RemotingConnection, frame: Frame, operation: Operation) -> Caller:
+    def _caller(
+        self, guard: AccessGuard, connection: RemotingConnection, frame: Frame, operation: LogOperation
+    ) -> Caller:
         """Each signature is verified; addresses once per connection, as long as the rules are the same."""
         fields, rules = frame.fields, guard.rules
         key = fields.get(ACCESS_KEY, "")

@@ -17,7 +17,7 @@ from dledger.remoting.frame import Frame
 from dledger.remoting.log.access import Admitted, LogAccess
 from dledger.remoting.log.answers import error_answer, success_bytes
 from dledger.remoting.log.codec import UNORDERED, StreamAppend, decode_append, encode_appended, stream_of
-from dledger.rpc.clients.log_requests import AppendOutcome, LogRequests, Operation
+from dledger.rpc.clients.log_requests import AppendOutcome, LogOperation, LogRequests
 
 FAILED_STREAMS_MAX: Final = 1024
 """How many failed streams of a connection are remembered, the latest: a client begins another one after a failure."""
@@ -56,7 +56,7 @@ class Appends:
         if client is None:
             client = self._clients[connection] = _Client()
         try:
-            admitted = self._access.admit(connection, frame, Operation.APPEND)
+            admitted = self._access.admit(connection, frame, LogOperation.APPEND)
             request = decode_append(frame.body)
         except DLedgerError as error:
             self._refuse(connection, frame, stream_of(frame.body), error)
@@ -87,7 +87,7 @@ class Appends:
                 await quota.wait_room(room)
             waiting = client.line.popleft()
             try:
-                self._access.admit_again(waiting.admitted, Operation.APPEND)
+                self._access.admit_again(waiting.admitted, LogOperation.APPEND)
             except DLedgerError as error:
                 self._refuse(connection, waiting.frame, waiting.request.stream, error)
             else:

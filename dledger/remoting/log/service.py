@@ -29,7 +29,7 @@ from dledger.rpc.clients import codec as messages
 from dledger.rpc.clients.answers import SMALL_BYTES, Leases
 from dledger.rpc.clients.bulk_service import TooManyBulkReadsError
 from dledger.rpc.clients.codec import Read, ReadMode
-from dledger.rpc.clients.log_requests import AppendOutcome, LogRequests, Operation
+from dledger.rpc.clients.log_requests import AppendOutcome, LogOperation, LogRequests
 from dledger.rpc.ports import RoleEvent
 from dledger.types import LogIndex, NodeId
 
@@ -68,22 +68,22 @@ class LogRemotingService:
         own = self._own
         return {
             LogCode.READ: self._read,
-            LogCode.METADATA: own(Operation.METADATA, self._metadata),
-            LogCode.PRODUCER: own(Operation.PRODUCER, self._producer),
-            LogCode.TRANSFER: own(Operation.TRANSFER, self._transfer),
-            LogCode.WATCH_ROLE: own(Operation.WATCH_ROLE, self._watch_role),
+            LogCode.METADATA: own(LogOperation.METADATA, self._metadata),
+            LogCode.PRODUCER: own(LogOperation.PRODUCER, self._producer),
+            LogCode.TRANSFER: own(LogOperation.TRANSFER, self._transfer),
+            LogCode.WATCH_ROLE: own(LogOperation.WATCH_ROLE, self._watch_role),
             LogCode.FETCH: self._fetch,
-            LogCode.LOCATE: own(Operation.LOCATE, self._locate),
-            LogCode.DIGESTS: own(Operation.DIGESTS, self._digests),
+            LogCode.LOCATE: own(LogOperation.LOCATE, self._locate),
+            LogCode.DIGESTS: own(LogOperation.DIGESTS, self._digests),
         }
 
     def _java_handlers(self) -> dict[int, Handler]:
         json = self._java
         return {
-            JavaCode.METADATA: json(Operation.METADATA, self._java_metadata, {}),
-            JavaCode.APPEND: json(Operation.APPEND, self._java_append, java.NOT_APPENDED),
-            JavaCode.GET: json(Operation.READ, self._java_get, java.NO_ENTRIES),
-            JavaCode.LEADERSHIP_TRANSFER: json(Operation.TRANSFER, self._java_transfer, {}),
+            JavaCode.METADATA: json(LogOperation.METADATA, self._java_metadata, {}),
+            JavaCode.APPEND: json(LogOperation.APPEND, self._java_append, java.NOT_APPENDED),
+            JavaCode.GET: json(LogOperation.READ, self._java_get, java.NO_ENTRIES),
+            JavaCode.LEADERSHIP_TRANSFER: json(LogOperation.TRANSFER, self._java_transfer, {}),
         }
 
     async def close(self, grace_s: float) -> None:
@@ -100,7 +100,7 @@ class LogRemotingService:
 
     # --- our codes ----------------------------------------------------------------------------------------------------
 
-    def _own(self, operation: Operation, handler: _Own) -> Handler:
+    def _own(self, operation: LogOperation, handler: _Own) -> Handler:
         """A handler whose answers are small, or must have room at once."""
 
         async def handle(connection: RemotingConnection, frame: Frame) -> Answer:
@@ -121,13 +121,13 @@ class LogRemotingService:
     async def _read(self, connection: RemotingConnection, frame: Frame) -> Answer:
         requests = self._requests
         try:
-            admitted = self._access.admit(connection, frame, Operation.READ)
+            admitted = self._access.admit(connection, frame, LogOperation.READ)
             read, wait_ms = codec.decode_read(frame.body)
             with self._ends_with(connection), Leases(requests.room, admitted.quota) as leases:
                 if wait_ms and read.first_index > requests.hub.committed_index:
                     requests.check_group(read.group)
                     await requests.wait_for(read.first_index, wait_ms / 1000, admitted.quota)
-                    self._access.admit_again(admitted, Operation.READ)
+                    self._access.admit_again(admitted, LogOperation.READ)
                 body = await requests.read(read, leases, codec.encode_read_answer)
                 await self._send(connection, frame, body)
         except DLedgerError as error:
@@ -137,7 +137,7 @@ class LogRemotingService:
     async def _fetch(self, connection: RemotingConnection, frame: Frame) -> Answer:
         requests = self._requests
         try:
-            admitted = self._access.admit(connection, frame, Operation.FETCH)
+            admitted = self._access.admit(connection, frame, LogOperation.FETCH)
             request = bulk_codec.decode_fetch(frame.body)
             with (
                 self._ends_with(connection),
@@ -209,7 +209,7 @@ class LogRemotingService:
 
     # --- DLedger's codes ----------------------------------------------------------------------------------------------
 
-    def _java(self, operation: Operation, handler: _Java, failed: java.Json) -> Handler:
+    def _java(self, operation: LogOperation, handler: _Java, failed: java.Json) -> Handler:
         """A handler of JSON; ``failed``: members that an answer with an error has, too."""
 
         async def handle(connection: RemotingConnection, frame: Frame) -> Answer:
@@ -224,7 +224,7 @@ class LogRemotingService:
                 self._note_limit(error)
                 return java.error_answer(frame, requests.status(), error, failed)
             answer = java.answer_to(frame, requests.status(), members)
-            if operation is not Operation.METADATA:
+            if operation is not LogOperation.METADATA:
                 return answer
             return answer._replace(fields={REQUEST_BYTES_MAX_FIELD: str(request_bytes_max(requests))})
 

@@ -51,7 +51,7 @@ EncodeRead = Callable[[ReadAnswer], bytes]
 _Value = TypeVar("_Value")
 
 
-class Operation(StrEnum):
+class LogOperation(StrEnum):
     """What a client may ask for; the names are those of the audit log."""
 
     APPEND = "Append"
@@ -67,13 +67,13 @@ class Operation(StrEnum):
 
 
 NEEDED: Final = {
-    Operation.APPEND: Permission.PUB,
-    Operation.PRODUCER: Permission.PUB,
-    Operation.READ: Permission.SUB,
-    Operation.FOLLOW: Permission.SUB,
-    Operation.FETCH: Permission.SUB,
-    Operation.LOCATE: Permission.SUB,
-    Operation.DIGESTS: Permission.SUB,
+    LogOperation.APPEND: Permission.PUB,
+    LogOperation.PRODUCER: Permission.PUB,
+    LogOperation.READ: Permission.SUB,
+    LogOperation.FOLLOW: Permission.SUB,
+    LogOperation.FETCH: Permission.SUB,
+    LogOperation.LOCATE: Permission.SUB,
+    LogOperation.DIGESTS: Permission.SUB,
 }
 """Permissions on the topic named like the group; other operations need an account, but no permission. Transfers are
 for administrators only, and so are reads of an application's log, which mixes all its users' entries.
@@ -140,23 +140,23 @@ class LogRequests:
 
     # --- access -----------------------------------------------------------------------------------------------------
 
-    def require(self, guard: AccessGuard, caller: Caller, operation: Operation, action: str) -> None:
+    def require(self, guard: AccessGuard, caller: Caller, operation: LogOperation, action: str) -> None:
         """Raise ``AccessDeniedError`` unless the caller may; ``action`` names it in the audit log."""
         group = self.config.group
         if self._needs_admin(operation):
-            guard.require_admin(caller, action, f"log:{group}", changes=operation is Operation.TRANSFER)
+            guard.require_admin(caller, action, f"log:{group}", changes=operation is LogOperation.TRANSFER)
         elif operation in NEEDED:
             guard.require(caller, action, ResourceKind.TOPIC, group, NEEDED[operation])
 
-    def may(self, caller: Caller, operation: Operation) -> bool:
+    def may(self, caller: Caller, operation: LogOperation) -> bool:
         """Whether the caller may, by its present account."""
         if self._needs_admin(operation):
             return caller.account.admin
         return operation not in NEEDED or caller.may(ResourceKind.TOPIC, self.config.group, NEEDED[operation])
 
-    def _needs_admin(self, operation: Operation) -> bool:
+    def _needs_admin(self, operation: LogOperation) -> bool:
         application = not self.config.client_appends
-        return operation is Operation.TRANSFER or (application and NEEDED.get(operation) is Permission.SUB)
+        return operation is LogOperation.TRANSFER or (application and NEEDED.get(operation) is Permission.SUB)
 
     def check_group(self, group: str) -> None:
         """Raise ``IdentityError`` for another group's request."""

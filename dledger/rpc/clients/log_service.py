@@ -32,7 +32,7 @@ from dledger.rpc.clients.bulk_service import TooManyBulkReadsError
 from dledger.rpc.clients.calls import Call
 from dledger.rpc.clients.codec import ReadMode
 from dledger.rpc.clients.connections import Connection, Connections
-from dledger.rpc.clients.log_requests import READ_BYTES_DEFAULT, AppendOutcome, LogRequests, Operation
+from dledger.rpc.clients.log_requests import READ_BYTES_DEFAULT, AppendOutcome, LogOperation, LogRequests
 from dledger.rpc.ports import RoleEvent
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -43,8 +43,8 @@ _WITH_ROOM: Final = ("Append", "Read")
 _TRANSFER: Final = "TransferLeadership"
 
 
-def _operation(method: str) -> Operation:
-    return Operation.APPEND if method == _APPEND_STREAM else Operation(method)
+def _operation(method: str) -> LogOperation:
+    return LogOperation.APPEND if method == _APPEND_STREAM else LogOperation(method)
 
 
 class LogService:

@@ -40,7 +40,7 @@ _REFUSALS: Final = (InvalidRequestError, IdentityError, UnknownMemberError, TlsE
 """They need a person, so they are logged, and told to the other side."""
 
 
-class Caller(NamedTuple):
+class PeerCaller(NamedTuple):
     """A peer whose handshake was accepted."""
 
     node_id: NodeId
@@ -50,7 +50,7 @@ class Caller(NamedTuple):
 class PeerAcceptor:
     """Accepts from ``open`` to ``close``, on the event loop that calls them; ``serve`` gets the peers' connections."""
 
-    def __init__(self, introduction: Introduction, serve: Callable[[PeerConnection, Caller], None]) -> None:
+    def __init__(self, introduction: Introduction, serve: Callable[[PeerConnection, PeerCaller], None]) -> None:
         self._introduction = introduction
         self._serve = serve
         self._listening: list[socket.socket] = []
@@ -138,7 +138,7 @@ class PeerAcceptor:
         greeting.link.setblocking(True)
         self._serve(PeerConnection(greeting.link, greeting.tls, greeting.received), caller)
 
-    async def _shake_hands(self, greeting: _Greeting) -> Caller | None:
+    async def _shake_hands(self, greeting: _Greeting) -> PeerCaller | None:
         """The peer; None if its settings differ from ours, as it was told. Raises ``EOFError`` and ``_REFUSALS``."""
         identity, client_address, learn, keeper = self._introduction
         frames.tune(greeting.link)
@@ -162,7 +162,7 @@ class PeerAcceptor:
         answer = identity.judge(handshake, client_address)
         purpose = _purpose(handshake.purpose) if answer.code is ResponseCode.SUCCESS else None
         await greeting.send(FrameKind.HANDSHAKE_ANSWER, codec.encode_handshake_answer(answer))
-        return None if purpose is None else Caller(sender, purpose)
+        return None if purpose is None else PeerCaller(sender, purpose)
 
 
 _UNLIKE: Final = {

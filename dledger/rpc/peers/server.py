@@ -24,7 +24,7 @@ from dledger.errors import (
 from dledger.rpc import options
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.peers import codec
-from dledger.rpc.peers.acceptor import Caller, PeerAcceptor, listen_for_peers
+from dledger.rpc.peers.acceptor import PeerAcceptor, PeerCaller, listen_for_peers
 from dledger.rpc.peers.connection import PeerConnection
 from dledger.rpc.peers.frames import HANDSHAKE_BYTES_MAX, FrameKind, Purpose
 from dledger.rpc.peers.identity import Introduction
@@ -66,8 +66,8 @@ class PeerServer:
         self._bridge: LoopBridge | None = None
         self._lock = threading.Lock()  # guards what follows
         self._registered = 0
-        self._threads: dict[PeerConnection, tuple[Caller, threading.Thread]] = {}
-        self._in_use: dict[Caller, PeerConnection] = {}
+        self._threads: dict[PeerConnection, tuple[PeerCaller, threading.Thread]] = {}
+        self._in_use: dict[PeerCaller, PeerConnection] = {}
         self._closing = False
 
     def start(self, bridge: LoopBridge) -> None:
@@ -92,13 +92,13 @@ class PeerServer:
 
     def respond(self, envelope: Envelope) -> None:
         """Send an answer to pushes on its target's connection, or drop it if there is none. Never blocks."""
-        connection = self._in_use.get(Caller(envelope.target, Purpose.PUSH))
+        connection = self._in_use.get(PeerCaller(envelope.target, Purpose.PUSH))
         if connection is None or not connection.send(FrameKind.PUSH_ANSWER, codec.encode(envelope.message)):
             self.dropped += 1
 
     # -- one connection ------------------------------------------------------------------------------------------------
 
-    def _begin(self, connection: PeerConnection, caller: Caller) -> None:
+    def _begin(self, connection: PeerConnection, caller: PeerCaller) -> None:
         """Serve a connection whose handshake is done, on a thread of its own, in place of the peer's older one.
 
         In the order in which they were accepted: threads may begin in any.
@@ -123,7 +123,7 @@ class PeerServer:
             _LOG.warning("%s cannot start a thread for a peer's connection: %s", self._identity.node_id, error)
             self._forget(connection, caller)
 
-    def _serve(self, connection: PeerConnection, caller: Caller, number: int) -> None:
+    def _serve(self, connection: PeerConnection, caller: PeerCaller, number: int) -> None:
         """``number``: of the connection, above all earlier ones."""
         try:
             match caller.purpose:
@@ -141,14 +141,14 @@ class PeerServer:
         finally:
             self._forget(connection, caller)
 
-    def _forget(self, connection: PeerConnection, caller: Caller) -> None:
+    def _forget(self, connection: PeerConnection, caller: PeerCaller) -> None:
         with self._lock:
             self._threads.pop(connection, None)
             if self._in_use.get(caller) is connection:
                 del self._in_use[caller]
         connection.close()
 
-    def _serve_control(self, connection: PeerConnection, caller: Caller) -> None:
+    def _serve_control(self, connection: PeerConnection, caller: PeerCaller) -> None:
         while (frame := connection.receive(CONTROL_BYTES_MAX)) is not None:
             kind, payload = frame
             match kind:
@@ -168,7 +168,7 @@ class PeerServer:
                     raise InvalidRequestError(f"expected a control message, got {kind.name}")
             connection.send(kind, answer)
 
-    def _serve_pushes(self, connection: PeerConnection, caller: Caller, number: int) -> None:
+    def _serve_pushes(self, connection: PeerConnection, caller: PeerCaller, number: int) -> None:
         bytes_max = options.push_bytes_limit(self._config)
         while (frame := connection.receive(bytes_max)) is not None:
             kind, payload = frame

@@ -74,7 +74,7 @@ class Subscriptions:
 
 
 @record(frozen=True, slots=True)
-class Plan:
+class SessionPlan:
     """Which queues at these brokers are this consumer's. ``is_alone``: no other member may have had them."""
 
     queues: frozenset[MessageQueue] = frozenset()
@@ -101,8 +101,8 @@ class BrokerSession:
         self._deliveries = deliveries
         self._starts = starts
         self._store = store
-        self._plan: Plan | None = None
-        self._carried_out: Plan | None = None
+        self._plan: SessionPlan | None = None
+        self._carried_out: SessionPlan | None = None
         self._leaving: list[Assignment] = []
         self._reported: dict[str, str] = {}
         self._committing = asyncio.Lock()
@@ -134,7 +134,7 @@ class BrokerSession:
         assignments = [*self._held(), *self._leaving]
         return any(one.out for one in assignments) or not (self.is_settled or self.failure is not None)
 
-    def assign(self, plan: Plan) -> None:
+    def assign(self, plan: SessionPlan) -> None:
         """Take these queues, and leave all others."""
         if plan != self._plan:
             self._plan = plan
@@ -242,7 +242,7 @@ class BrokerSession:
             self._apply_in(RETRY_S)
         self._carried_out = plan
 
-    async def _gain(self, plan: Plan, gained: Collection[MessageQueue]) -> None:
+    async def _gain(self, plan: SessionPlan, gained: Collection[MessageQueue]) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
         if self._subscriptions.needs_locks:

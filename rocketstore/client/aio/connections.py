@@ -19,7 +19,6 @@ from dledger.remoting.connection import DisconnectedError, RemotingConnection, T
 from dledger.remoting.errors import FrameError
 from dledger.remoting.frame import Frame
 from dledger.rpc import tls
-from dledger.rpc.file_watch import FileWatch
 from dledger.values import plaintext_problems
 from rocketstore.client.aio.errors import (
     BrokerBusyError,
@@ -87,7 +86,7 @@ class BrokerConnections:
         self._access_key = security.access_key if security is not None else ""
         self._secret_key = security.secret_key if security is not None else ""
         self._may_be_plain = security is not None and (security.tls is not None or security.insecure)
-        self._contexts = None if security is None or security.tls is None else ContextSource(security.tls)
+        self._contexts = None if security is None or security.tls is None else tls.ContextSource(security.tls)
         self._lost = lost
         if problems := self._plaintext_problems(given):
             raise ConfigError(problems)
@@ -214,29 +213,6 @@ class BrokerConnections:
         self._protocols.pop(address, None)
         if self._lost is not None:
             self._lost(address)
-
-
-class ContextSource:
-    """Makes the TLS context of each new connection, anew if the files have changed; it checks the servers' names."""
-
-    def __init__(self, files: tls.TlsFiles) -> None:
-        self._files = files
-        self._watch = FileWatch(files.paths)
-        self._watch.changed()
-        self._context = self._read()
-
-    def __call__(self) -> ssl.SSLContext:
-        if self._watch.changed():
-            try:
-                self._context = self._read()
-            except ConfigError:  # half-written, perhaps: the old ones until the next connection
-                self._watch.again()
-        return self._context
-
-    def _read(self) -> ssl.SSLContext:
-        context = tls.client_context(tls.read(self._files))
-        context.check_hostname = True
-        return context
 
 
 def _version(text: str) -> int:

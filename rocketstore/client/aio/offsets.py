@@ -30,7 +30,7 @@ from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.codes import OwnCode, RequestCode
 from rocketstore.remoting.group_offsets import (
     QUEUES_MAX,
-    CommitOffsets,
+    CommitGroupOffsets,
     FetchedOffsets,
     FetchOffsets,
     decode_committed,
@@ -172,7 +172,7 @@ class BrokerOffsets:
         connections = self._cluster.connections
         if is_ours:
             places = [(one.topic, one.queue_id, offset) for one, offset in offsets.items()]
-            body = CommitOffsets(self._group, places, incarnation, rewind).encode()
+            body = CommitGroupOffsets(self._group, places, incarnation, rewind).encode()
             answer = await connections.ask(address, OwnCode.COMMIT_OFFSETS, None, body, timeout_s=ATTEMPT_S_MAX)
             if incarnation in (0, _decoded(lambda: decode_committed(answer.body))):
                 return

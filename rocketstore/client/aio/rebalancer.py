@@ -16,7 +16,7 @@ from dledger.access.permissions import RETRY_PREFIX
 from dledger.remoting.errors import RequestError
 from rocketstore.client.aio.allocation import allocate, in_java_order_of_queues
 from rocketstore.client.aio.assignment import DeliveryQueue
-from rocketstore.client.aio.broker_session import BrokerSession, Plan, Subscriptions
+from rocketstore.client.aio.broker_session import BrokerSession, SessionPlan, Subscriptions
 from rocketstore.client.aio.cluster import Cluster
 from rocketstore.client.aio.connections import Deadline
 from rocketstore.client.aio.errors import (
@@ -193,7 +193,7 @@ class Rebalancer:
         wanted = self._ours(topics, members)
         for name, session in self.sessions.items():
             mine = frozenset(queue for queue in wanted if queue.broker_name == name)
-            session.assign(Plan(mine, is_alone=self._assign is not None or len(members) == 1))
+            session.assign(SessionPlan(mine, is_alone=self._assign is not None or len(members) == 1))
         self._retire(names)
         self._is_divided = True
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from cluster import cli
 from rocketstore.client.blocking import Admin, Producer
-from rocketstore.client.loop_thread import LoopThread
+from rocketstore.client.loop_thread import ClientThread
 from rocketstore.message.message import Message
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.server import BrokerServer
@@ -80,7 +80,7 @@ def two_brokers(directory: Path) -> Iterator[Here]:
 @contextmanager
 def scripted(topics: Mapping[str, Mapping[str, int]] | None = None) -> Iterator[ScriptedServer]:
     """A broker ``a`` that tells where it and these topics are, and nothing else."""
-    thread = LoopThread()
+    thread = ClientThread()
     server = ScriptedServer()
     thread.run(server.start())
     Topics({"a": {0: server.address}}, topics or {}).serve(server)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from cluster.drill.history import (
-    Delivery,
+    DrillDelivery,
     DrillEvent,
     DrillSend,
     EventKind,
@@ -34,7 +34,7 @@ class History:
     """Messages 0 to 9 by turns in two queues, all acknowledged, stored on three nodes and consumed once."""
 
     sends: list[DrillSend] = field(default_factory=list)
-    deliveries: list[Delivery] = field(default_factory=list)
+    deliveries: list[DrillDelivery] = field(default_factory=list)
     copies: list[NodeCopy] = field(default_factory=list)
 
     def verdict(self) -> DrillVerdict:
@@ -65,7 +65,7 @@ def perfect(count: int = 10) -> History:
         made.sends.append(
             DrillSend(number, body_of(number), at_s, at_s + 0.01, SendOutcome.ACKNOWLEDGED, queue_id, offset)
         )
-        made.deliveries.append(Delivery(0, at_s + 0.02, queue_id, offset, body_of(number)))
+        made.deliveries.append(DrillDelivery(0, at_s + 0.02, queue_id, offset, body_of(number)))
     made.copies = [NodeCopy(node, {q: tuple(all_) for q, all_ in queues.items()}, "entries 0 to 12") for node in NODES]
     return made
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cluster.drill.history import Delivery, SendOutcome, ServedMessage
+from cluster.drill.history import DrillDelivery, SendOutcome, ServedMessage
 from cluster.drill.verdict import EXAMPLES_MAX, DefectKind, DrillVerdict, Station, judge_road
 from tests.unit.cluster.drill.histories import N0, N1, N2, History, body_of, perfect
 
@@ -85,7 +85,9 @@ def test_acknowledgements_against_the_order_of_sending_are_found() -> None:
     stored[2], stored[3] = stored[2]._replace(body=body_of(6)), stored[3]._replace(body=body_of(4))
     history.change_queue(0, stored)
     history.deliveries = [
-        Delivery(0, 1.0, queue_id, one.queue_offset, one.body) for queue_id in (0, 1) for one in history.queue(queue_id)
+        DrillDelivery(0, 1.0, queue_id, one.queue_offset, one.body)
+        for queue_id in (0, 1)
+        for one in history.queue(queue_id)
     ]
 
     assert kinds(history) == {DefectKind.OUT_OF_ORDER: 1}
@@ -150,9 +152,9 @@ def test_an_acknowledged_message_that_was_not_consumed_is_found() -> None:
 def test_a_consumer_that_skips_or_gets_something_else_is_found() -> None:
     """Within one of its lives."""
     skipping, wrong = perfect(), perfect()
-    again = Delivery(1, 2.0, 0, 2, body_of(4))
-    skipping.deliveries += [Delivery(1, 2.0, 0, 0, body_of(0)), again]
-    wrong.deliveries.append(Delivery(1, 2.0, 0, 0, b"something else"))
+    again = DrillDelivery(1, 2.0, 0, 2, body_of(4))
+    skipping.deliveries += [DrillDelivery(1, 2.0, 0, 0, body_of(0)), again]
+    wrong.deliveries.append(DrillDelivery(1, 2.0, 0, 0, b"something else"))
 
     assert kinds(skipping) == {DefectKind.CONSUMED_WRONGLY: 1}
     assert kinds(wrong) == {DefectKind.CONSUMED_WRONGLY: 1}

@@ -11,8 +11,8 @@ from rocketstore.broker.clients import (
     MEETINGS,
     ClientLink,
     ClientTables,
-    Consumer,
     ConsumerGroup,
+    ConsumingClient,
     Heartbeat,
     Subscription,
     Trouble,
@@ -75,7 +75,7 @@ def test_subscriptions_take_no_more_memory_than_they_may(monkeypatch: pytest.Mon
     connection = cast("ClientLink", "first")
 
     def beat(group: str) -> None:
-        consumer = Consumer(group, subscriptions=(Subscription("T", "x" * 3000),))
+        consumer = ConsumingClient(group, subscriptions=(Subscription("T", "x" * 3000),))
         tables.heartbeat(connection, Heartbeat("id", (), (consumer,)))
 
     beat("a")
@@ -95,11 +95,11 @@ def test_a_group_counts_with_the_subscriptions_of_its_last_heartbeat(monkeypatch
     tables = _Tables().tables
     connection = cast("ClientLink", "first")
 
-    def group(name: str, *subscriptions: tuple[str, int, int]) -> Consumer:
+    def group(name: str, *subscriptions: tuple[str, int, int]) -> ConsumingClient:
         data = tuple(Subscription(topic, "x" * size, version=version) for topic, size, version in subscriptions)
-        return Consumer(name, subscriptions=data)
+        return ConsumingClient(name, subscriptions=data)
 
-    def beat(*groups: Consumer) -> None:
+    def beat(*groups: ConsumingClient) -> None:
         tables.heartbeat(connection, Heartbeat("id", (), groups))
 
     beat(group("a", ("T0", 3000, 9)))
@@ -122,7 +122,7 @@ def test_one_owner_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> No
 
     def beat(connection: str, group: str, size: int = 0, owner: str = "") -> None:
         data = (Subscription("T", "x" * size),) if size else ()
-        consumer = Consumer(group, subscriptions=data)
+        consumer = ConsumingClient(group, subscriptions=data)
         place = cast("ClientLink", _Place(connection))
         tables.heartbeat(place, Heartbeat("id", (), (consumer,)), owner)
 
@@ -143,7 +143,7 @@ def test_one_owner_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_list_of_consumers_follows_every_change() -> None:
     tables = _Tables().tables
     for name in ("first", "second"):
-        beat = Heartbeat(f"id of {name}", (), (Consumer("g"),))
+        beat = Heartbeat(f"id of {name}", (), (ConsumingClient("g"),))
         tables.heartbeat(cast("ClientLink", name), beat)
         group = tables.consumers("g")
         assert group is not None
@@ -157,7 +157,7 @@ def test_a_consumer_that_connects_again_is_one_consumer() -> None:
     """Its old connection may last for two minutes: every member would leave queues to a second one of that name."""
     tables = _Tables().tables
     for name, client_id in (("old", "one"), ("other", "two"), ("new", "one")):
-        tables.heartbeat(cast("ClientLink", name), Heartbeat(client_id, (), (Consumer("g"),)))
+        tables.heartbeat(cast("ClientLink", name), Heartbeat(client_id, (), (ConsumingClient("g"),)))
     group, found = tables.consumers("g"), tables.consumer("g", "one")
     assert group is not None
     assert found is not None
@@ -192,7 +192,7 @@ class _Consumers:
         self.now += 1
         tag_set = () if tags == "*" else tuple(tags.split("||"))
         data = tuple(Subscription(one, tags, tag_set, version=version) for one in topics)
-        beat = Heartbeat(client_id or place, consumers=(Consumer("g", subscriptions=data),))
+        beat = Heartbeat(client_id or place, consumers=(ConsumingClient("g", subscriptions=data),))
         self.tables.heartbeat(cast("ClientLink", _Place(place)), beat)
 
     def version(self, place: str) -> int:

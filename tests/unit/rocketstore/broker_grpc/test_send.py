@@ -15,7 +15,7 @@ from dledger.rpc import loops
 from dledger.rpc.clients.answers import AnswerRoom
 from dledger.rpc.clients.calls import Call
 from dledger.rpc.clients.connections import Connection
-from rocketstore.broker.sending import Caller, SendBatch
+from rocketstore.broker.sending import MessageSource, SendBatch
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.broker_grpc.codec import ResultEncoder, SendCall
 from rocketstore.broker_grpc.send import STREAM_REQUESTS_PENDING_MAX, SendStream
@@ -261,10 +261,10 @@ class ImmediateSender:
 
     is_full = False
 
-    async def ensure_topics(self, _caller: Caller, _messages: object) -> None:
+    async def ensure_topics(self, _caller: MessageSource, _messages: object) -> None:
         """All exist."""
 
-    def submit(self, _caller: Caller, _batch: SendBatch, done: Callable[[list[PutResult]], None]) -> None:
+    def submit(self, _caller: MessageSource, _batch: SendBatch, done: Callable[[list[PutResult]], None]) -> None:
         done([])
 
     async def wait_room(self, room: asyncio.Event) -> None:
@@ -281,7 +281,7 @@ def test_a_producer_that_takes_no_answers_is_not_read_for_ever() -> None:
         stream = SendStream(
             call,
             ImmediateSender(),  # type: ignore[arg-type]
-            lambda _data: SendCall(1, Caller(quota), SendBatch([], 0)),
+            lambda _data: SendCall(1, MessageSource(quota), SendBatch([], 0)),
             ResultEncoder(STORE_HOST),
             1 << 20,
         )

@@ -33,7 +33,7 @@ from rocketstore.remoting.bodies.routes import TopicList
 from rocketstore.remoting.bodies.stats import ConsumeStats
 from rocketstore.remoting.bodies.topics import TopicConfigTable
 from rocketstore.remoting.codes import OwnCode, RequestCode
-from rocketstore.remoting.group_offsets import CommitOffsets, FetchOffsets
+from rocketstore.remoting.group_offsets import CommitGroupOffsets, FetchOffsets
 from rocketstore.remoting.numbered_sends import NumberedMessage, NumberedSend, encode_name
 from rocketstore.state.changes import GroupConfig, TopicConfig
 from rocketstore.types import SCHEDULE_TOPIC
@@ -224,8 +224,8 @@ CASES_OF_OTHERS: Final[Mapping[int, Case]] = {
         ON_HIDDEN,
     ),
     OwnCode.COMMIT_OFFSETS: Case(
-        Asked({}, CommitOffsets("g", [("T", 0, 0)]).encode()),
-        Asked({}, CommitOffsets("other", [("T", 0, 0)]).encode()),
+        Asked({}, CommitGroupOffsets("g", [("T", 0, 0)]).encode()),
+        Asked({}, CommitGroupOffsets("other", [("T", 0, 0)]).encode()),
         ON_OTHER,
     ),
     CODE.CHECK_CLIENT_CONFIG: Case(

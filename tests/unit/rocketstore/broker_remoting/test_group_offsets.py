@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dledger.remoting.codes import AnswerCode
 from rocketstore.broker.ports import GroupView
 from rocketstore.remoting.codes import OwnCode, RequestCode
-from rocketstore.remoting.group_offsets import CommitOffsets, FetchedOffsets, FetchOffsets, decode_committed
+from rocketstore.remoting.group_offsets import CommitGroupOffsets, FetchedOffsets, FetchOffsets, decode_committed
 from rocketstore.types import BrokerRole
 from tests.support.remoting import RemotingSocket, pull_fields
 from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness
@@ -26,7 +26,7 @@ def commit(
     client: RemotingSocket, offsets: Sequence[tuple[str, int, int]], incarnation: int = 0, *, rewind: bool = False
 ) -> int:
     """The answer's incarnation."""
-    answer = client.ask(OwnCode.COMMIT_OFFSETS, {}, CommitOffsets("g", offsets, incarnation, rewind).encode())
+    answer = client.ask(OwnCode.COMMIT_OFFSETS, {}, CommitGroupOffsets("g", offsets, incarnation, rewind).encode())
     assert answer.code == AnswerCode.SUCCESS
     return decode_committed(answer.body)
 
@@ -67,7 +67,7 @@ def test_only_a_master_knows_offsets(broker: RemotingHarness, client: RemotingSo
     broker.view = GroupView()
     for code, body in (
         (OwnCode.FETCH_OFFSETS, FetchOffsets("g", QUEUES).encode()),
-        (OwnCode.COMMIT_OFFSETS, CommitOffsets("g", [("T", 0, 1)]).encode()),
+        (OwnCode.COMMIT_OFFSETS, CommitGroupOffsets("g", [("T", 0, 1)]).encode()),
     ):
         assert client.ask(code, {}, body).code == AnswerCode.SERVICE_NOT_AVAILABLE
 

@@ -26,7 +26,7 @@ from rocketstore.client.aio.pipeline import PipelineLimits
 from rocketstore.client.aio.producer import ProducerOptions
 from rocketstore.client.aio.results import PreparedMessage, SendResult, TransactionState
 from rocketstore.client.blocking import Admin, Producer
-from rocketstore.client.loop_thread import LoopThread
+from rocketstore.client.loop_thread import ClientThread
 from rocketstore.message.message import Message
 from rocketstore.remoting.codes import RequestCode
 from tests.support.scripted_server import MessageStore, ScriptedServer, Topics, refuses
@@ -38,7 +38,7 @@ PROGRAM_S = 60.0
 class World:
     """A broker on a loop of its own."""
 
-    def __init__(self, thread: LoopThread) -> None:
+    def __init__(self, thread: ClientThread) -> None:
         self.thread = thread
         self.server = ScriptedServer()
         self.store = MessageStore()
@@ -70,7 +70,7 @@ class World:
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    thread = LoopThread()
+    thread = ClientThread()
     here = World(thread)
     try:
         yield here

@@ -18,7 +18,7 @@ from dledger.remoting.acl import signed
 from dledger.remoting.frame import Frame, encode
 from dledger.remoting.log.codes import JavaCode, LogCode
 from dledger.rpc.clients import codec as messages
-from dledger.rpc.clients.log_requests import NEEDED, Operation
+from dledger.rpc.clients.log_requests import NEEDED, LogOperation
 from dledger.types import ProducerBatch
 from tests.support.fake_node import FakeNode
 from tests.support.waiting import wait_until
@@ -36,20 +36,20 @@ accounts:
 """
 KEY = ("caller", "caller-secret")
 ROOT = ("root", "root-secret")
-OPERATIONS: dict[LogCode | JavaCode, Operation] = {
-    LogCode.APPEND: Operation.APPEND,
-    LogCode.READ: Operation.READ,
-    LogCode.METADATA: Operation.METADATA,
-    LogCode.PRODUCER: Operation.PRODUCER,
-    LogCode.TRANSFER: Operation.TRANSFER,
-    LogCode.WATCH_ROLE: Operation.WATCH_ROLE,
-    LogCode.FETCH: Operation.FETCH,
-    LogCode.LOCATE: Operation.LOCATE,
-    LogCode.DIGESTS: Operation.DIGESTS,
-    JavaCode.METADATA: Operation.METADATA,
-    JavaCode.APPEND: Operation.APPEND,
-    JavaCode.GET: Operation.READ,
-    JavaCode.LEADERSHIP_TRANSFER: Operation.TRANSFER,
+OPERATIONS: dict[LogCode | JavaCode, LogOperation] = {
+    LogCode.APPEND: LogOperation.APPEND,
+    LogCode.READ: LogOperation.READ,
+    LogCode.METADATA: LogOperation.METADATA,
+    LogCode.PRODUCER: LogOperation.PRODUCER,
+    LogCode.TRANSFER: LogOperation.TRANSFER,
+    LogCode.WATCH_ROLE: LogOperation.WATCH_ROLE,
+    LogCode.FETCH: LogOperation.FETCH,
+    LogCode.LOCATE: LogOperation.LOCATE,
+    LogCode.DIGESTS: LogOperation.DIGESTS,
+    JavaCode.METADATA: LogOperation.METADATA,
+    JavaCode.APPEND: LogOperation.APPEND,
+    JavaCode.GET: LogOperation.READ,
+    JavaCode.LEADERSHIP_TRANSFER: LogOperation.TRANSFER,
 }
 
 
@@ -81,7 +81,7 @@ def test_each_code_needs_the_permission_of_its_operation(permission: str) -> Non
     assert denied == {
         code
         for code, operation in OPERATIONS.items()
-        if operation is Operation.TRANSFER or (operation in NEEDED and NEEDED[operation].name not in granted)
+        if operation is LogOperation.TRANSFER or (operation in NEEDED and NEEDED[operation].name not in granted)
     }
 
 

@@ -29,7 +29,7 @@ from dledger.core.messages import (
 )
 from dledger.errors import ConfigError, InvariantError, ResponseCode
 from dledger.rpc.peers import codec, frames, server
-from dledger.rpc.peers.acceptor import Caller
+from dledger.rpc.peers.acceptor import PeerCaller
 from dledger.rpc.peers.connection import PeerConnection
 from dledger.rpc.peers.frames import FrameBuffer, FrameKind, Purpose
 from dledger.rpc.peers.link import PeerLink
@@ -212,7 +212,7 @@ def test_the_newest_connection_is_in_use_whichever_thread_begins_first(
     late, serve = threading.Event(), server.PeerServer._serve
     begun: list[int] = []
 
-    def begin_late(self: server.PeerServer, connection: PeerConnection, caller: Caller, number: int) -> None:
+    def begin_late(self: server.PeerServer, connection: PeerConnection, caller: PeerCaller, number: int) -> None:
         begun.append(number)
         if number == 1:
             late.wait(20)

@@ -15,7 +15,7 @@ from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame
 from dledger.rpc import tls
 from rocketstore.client.aio import errors
-from rocketstore.client.aio.connections import BrokerConnections, ContextSource
+from rocketstore.client.aio.connections import BrokerConnections
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import QueueHeader
 from tests.support import certificates
@@ -150,7 +150,7 @@ async def test_a_new_certificate_is_used_for_the_next_connection(tmp_path: Path)
     make_authority(tmp_path)
     make_node(tmp_path, "n0")
     files = certificates.files(tmp_path, "n0")
-    contexts = ContextSource(files)
+    contexts = tls.ContextSource(files)
     before = contexts()
     assert contexts() is before
     files.ca.write_bytes(files.ca.read_bytes()[:100])
