@@ -18,9 +18,8 @@ AT_ROCKETMQ = (
     "the_broker_comes_back_empty",
     "the_broker_loses_its_last_messages",
     "others_take_the_places_of_what_is_committed",
-    "members_come_and_go",
 )
-"""Worlds without resets, which RocketMQ's brokers let a consumer's commit undo."""
+"""Worlds in which nobody else stores positions, which RocketMQ's brokers let a commit that was on its way undo."""
 SEEDS = int(os.environ.get("SIM_CONSUMER_SEEDS", "3"))
 
 
