@@ -28,6 +28,8 @@ from rocketstore.client.topic_cache import TopicCache, no_such_topic
 from rocketstore.client.topics import PERMISSION_READ
 
 _log = logging.getLogger(__name__)
+COMMIT_PAUSE_S: Final = 0.05
+"""Before a commit looks again whether a broker that has become master still has what was read."""
 LOOK_AFTER_S: Final = 1.0
 """How often a consumer checks whether its pulls are overdue or its broker is no longer the master."""
 
@@ -95,6 +97,7 @@ class _Queue:
     committed: int | None = None
     offered: int | None = None  # by the last commit: it may be stored although no response arrived
     in_doubt: bool = False  # the broker may have lost, and replaced, what was read: nothing is committed
+    awaits_look: bool = False  # and that will be known soon
     rewind: bool = False  # the next commit may go back
     rest: deque[ReceivedMessage] = field(default_factory=deque)
     rest_next: int = 0  # where the queue continues after the rest
@@ -279,7 +282,7 @@ class Consumer:
         """Commit everything returned so far; returns when the broker has stored it."""
         with self._lock:
             self._start()
-        self._commit(finished_only=False)
+        self._commit_all()
 
     def seek(self, queue_id: int, offset: int) -> None:
         """Continue at ``offset``, before or after the current position; the next commit may then go back."""
@@ -310,6 +313,30 @@ class Consumer:
         if self.group and is_due:
             with self._committing:  # from before the look on: a commit after it would seem to have been undone
                 self._look_and_store(lambda: self._to_commit(finished_only=finished_only))
+
+    def _commit_all(self) -> None:
+        """Commit everything returned so far, once it is known that the broker still has it.
+
+        Raises ``UnavailableError`` if that is not known soon.
+        """
+        deadline = Deadline(self._options.timeout_s)
+        while True:
+            self._commit(finished_only=False)
+            with self._lock:
+                waiting = [
+                    one
+                    for one in self._queues.values()
+                    if self.group and one.in_doubt and one.awaits_look and one.committed != one.delivered
+                ]
+            if not waiting:
+                return
+            if deadline.expired:
+                raise UnavailableError(
+                    f"group {self.group}: the offsets of queues {sorted(one.queue_id for one in waiting)} are not "
+                    "committed: their broker was restarted or replaced, and it is not known yet whether it still has "
+                    "what was read"
+                )
+            time.sleep(COMMIT_PAUSE_S)
 
     def _look_and_store(self, places: Callable[[], Sequence[tuple[_Queue, int, bool]]]) -> None:
         for left in reversed(range(LOOKS_MAX)):
@@ -361,6 +388,7 @@ class Consumer:
         gone: list[_Queue] = []
         for queue in list(self._queues.values()):
             same = self._has_what_was_read(queue, incarnation)
+            queue.awaits_look = same is False and not queue.fetcher.has_looked_at(incarnation)
             unsure = queue.fetcher.has_nothing_to_compare
             offset = stored.get(self._name(queue.queue_id))
             first = self._first(queue) if unsure and offset is None else None
@@ -395,11 +423,12 @@ class Consumer:
             return True
         return not unsure
 
-    def _has_what_was_read(self, queue: _Queue, incarnation: int) -> bool:
+    def _has_what_was_read(self, queue: _Queue, incarnation: int) -> bool | None:
+        """None: it may not be read now, perhaps later."""
         try:
             return queue.fetcher.is_at(incarnation)
-        except (NotAllowedNowError, NotFoundError):  # it may be readable again later
-            return False
+        except (NotAllowedNowError, NotFoundError):
+            return None
 
     def _first(self, queue: _Queue) -> int | None:
         """Where the queue begins; None if it may not be read."""
@@ -433,7 +462,7 @@ class Consumer:
 
     def close(self) -> None:
         """Commit what was returned so far, then close all connections. Raises if the commit failed. Idempotent."""
-        self._close(lambda: self._commit(finished_only=False))
+        self._close(self._commit_all)
 
     def _close(self, commit: Callable[[], None]) -> None:
         if self._is_left_behind or self._closing.is_set():

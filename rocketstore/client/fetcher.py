@@ -213,6 +213,11 @@ class QueueFetcher:
             self._incarnation = incarnation
             return not any(one.rewinds for one in self._stock)
 
+    def has_looked_at(self, incarnation: int) -> bool:
+        """Whether it is settled what the broker of this incarnation has: ``is_at`` will not change by itself."""
+        with self._lock:
+            return incarnation in (0, self._incarnation)
+
     def confirm(self, incarnation: int) -> None:
         """The broker of this incarnation has the group's position: everything before it is as it was."""
         with self._lock:

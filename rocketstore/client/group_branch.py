@@ -35,6 +35,8 @@ TAKE_OVER_S: Final = 0.3
 """How long a member that gains queues waits before it asks where to begin, so that the one before can commit."""
 RENEW_S: Final = 20.0
 """How often locks are renewed."""
+COMMIT_PAUSE_S: Final = 0.05
+"""Before a commit looks again whether a broker that has become master still has what was read."""
 LOCK_VALID_S: Final = 30.0
 """How long a lock counts without a renewal; the broker's lasts a minute."""
 
@@ -156,7 +158,7 @@ class Branch:
 
     def commit(self) -> None:
         """Commit what is done now. Raises ``DLedgerError``, and ``OSError`` of a file."""
-        self._commit(list(self._held().values()))
+        self._commit_all(list(self._held().values()))
 
     def stop(self) -> None:
         """Commit, leave the group at these brokers and end; ``join`` waits for it."""
@@ -203,7 +205,7 @@ class Branch:
         shares = [*self._held().values(), *self._leaving]
         self.failure = None
         try:
-            self._commit(shares)
+            self._commit_all(shares)
             self._unlock([one.name for one in shares])
         except (DLedgerError, OSError) as error:
             self.failure = error
@@ -378,6 +380,7 @@ class Branch:
         gone: list[Share] = []
         for share in shares:
             same = self._has_what_was_read(share, incarnation)
+            share.awaits_look = same is False and not share.source.has_looked_at(incarnation)
             unsure = share.source.has_nothing_to_compare
             offset = stored.get(share.name)
             first = self._first(share) if unsure and offset is None else None
@@ -423,15 +426,42 @@ class Branch:
             self._shares.go_to(share, offset, incarnation)
             share.in_doubt = False
 
-    def _has_what_was_read(self, share: Share, incarnation: int) -> bool:
+    def _has_what_was_read(self, share: Share, incarnation: int) -> bool | None:
+        """None: it may not be read now, perhaps later."""
         try:
             return share.source.is_at(incarnation)
-        except (NotAllowedNowError, NotFoundError):  # it may be readable again later
-            return False
+        except (NotAllowedNowError, NotFoundError):
+            return None
 
     def _first(self, share: Share) -> int | None:
         """Where the queue begins; None if it may not be read."""
         return self.beginnings.offsets_at([share.name], "first").get(share.name)
+
+    def _commit_all(self, shares: Sequence[Share]) -> None:
+        """Commit, once it is known that the broker still has what was read.
+
+        Raises ``DLedgerError`` if that is not known soon.
+        """
+        deadline = self._connection.deadline()
+        while True:
+            self._commit(shares)
+            with self._shares.changed:
+                waiting = [
+                    one.name
+                    for one in shares
+                    if one.in_doubt
+                    and one.awaits_look
+                    and not one.progress.abandoned
+                    and one.progress.done != one.committed
+                ]
+            if not waiting:
+                return
+            if deadline.expired:
+                raise UnavailableError(
+                    f"group {self._identity.group}: the offsets of {', '.join(map(str, waiting))} are not committed: "
+                    "their broker was restarted or replaced, and it is not known yet whether it still has what was read"
+                )
+            time.sleep(COMMIT_PAUSE_S)
 
     def _commit(self, shares: Sequence[Share]) -> None:
         """Also of queues that are left: a position that was reset, or is gone, is not overwritten."""

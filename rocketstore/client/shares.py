@@ -53,6 +53,9 @@ class Source(Protocol):
     def has_nothing_to_compare(self) -> bool:
         """Whether only the group's position can tell if the broker has what was taken so far."""
 
+    def has_looked_at(self, incarnation: int) -> bool:
+        """Whether ``is_at`` will not change by itself."""
+
     def is_at(self, incarnation: int) -> bool:
         """Whether the broker of this incarnation has what was taken so far. Raises ``DLedgerError``."""
 
@@ -115,6 +118,7 @@ class Share:
     """One queue that this member has; guarded by the lock of its ``Shares``."""
 
     __slots__ = (
+        "awaits_look",
         "committed",
         "in_doubt",
         "name",
@@ -138,6 +142,8 @@ class Share:
         """By the last commit: it may be stored although no answer arrived."""
         self.in_doubt = False
         """Whether the broker may have lost, and replaced, what was read: then nothing is committed."""
+        self.awaits_look = False
+        """Whether that will be known soon."""
         self.rewind = False
         """Whether the next commit may go back."""
         self.rest: deque[ReceivedMessage] = deque()

@@ -69,6 +69,8 @@ class Assignment:
         """By the last commit: it may be stored although no answer arrived."""
         self.is_in_doubt = False
         """Whether the broker may have lost, and replaced, what was read: then nothing is committed."""
+        self.awaits_look = False
+        """Whether that will be known soon."""
         self.may_rewind = False
         """Whether the next commit may go back."""
         self.is_paused = False

@@ -15,9 +15,11 @@ from dledger.records import record
 from dledger.remoting.errors import RequestError
 from rocketstore.client.aio.assignment import Assignment, DeliveryQueue
 from rocketstore.client.aio.cluster import Cluster
+from rocketstore.client.aio.connections import Deadline
 from rocketstore.client.aio.consumer_options import ConsumerOptions
 from rocketstore.client.aio.errors import (
     BadAnswerError,
+    BrokerUnreachableError,
     ClientError,
     OtherIncarnationError,
     RefusedError,
@@ -41,6 +43,8 @@ TAKE_OVER_S: Final = 0.3
 """How long a member that gains queues waits before it asks where to begin, so that the one before can commit."""
 RENEW_S: Final = 20.0
 """How often locks are renewed, as RocketMQ's clients do."""
+COMMIT_PAUSE_S: Final = 0.05
+"""Before a commit looks again whether a broker that has become master still has what was read."""
 LOCK_VALID_S: Final = 30.0
 """How long a lock counts without a renewal; the broker's lasts a minute."""
 
@@ -148,7 +152,7 @@ class BrokerSession:
 
     async def commit(self) -> None:
         """Commit what is done now. Raises ``ClientError``, and ``OSError`` of a file."""
-        await self._commit(self._held())
+        await self._commit_all(self._held())
 
     async def stop(self) -> None:
         """Commit, unlock and end; ``failure`` says whether the last commit failed. Idempotent."""
@@ -181,7 +185,7 @@ class BrokerSession:
                     self._apply_in(RETRY_S)
             if loop.time() >= commit_at:
                 commit_at = loop.time() + (commit_s or float("inf"))
-                await self._try("commit", self.commit)
+                await self._try("commit", lambda: self._commit(self._held()))
             if self._leaving:
                 await self._try("give queues back", self._finish_leaving)
             due = min(self._apply_at if self._plan is not None else float("inf"), commit_at, loop.time() + RETRY_S)
@@ -194,10 +198,9 @@ class BrokerSession:
 
     async def _leave(self) -> None:
         assignments = [*self._held(), *self._leaving]
+        self.failure = await self._try("commit at the end", lambda: self._commit_all(assignments))
         for one in assignments:
             one.reader.stop()
-        self.failure = await self._try("commit at the end", lambda: self._commit(assignments))
-        for one in assignments:
             self._deliveries.remove(one)
             one.in_flight.is_abandoned = True
         await self._unlock([one.queue for one in assignments])
@@ -335,6 +338,33 @@ class BrokerSession:
 
     # -- offsets -------------------------------------------------------------------------------------------------------
 
+    async def _commit_all(self, assignments: Sequence[Assignment]) -> None:
+        """Commit, once it is known that the broker still has what was read.
+
+        Raises ``ClientError`` if that is not known soon.
+        """
+        deadline: Deadline | None = None
+        while True:
+            await self._commit(assignments)
+            waiting = [
+                one
+                for one in assignments
+                if one.is_in_doubt
+                and one.awaits_look
+                and not one.in_flight.is_abandoned
+                and one.in_flight.done != one.committed
+            ]
+            if not waiting or self._store is None:
+                return
+            deadline = deadline or self._cluster.deadline()
+            if deadline.expired:
+                queues = ", ".join(f"{one.queue.queue_id} of {one.queue.topic}" for one in waiting)
+                raise BrokerUnreachableError(
+                    f"group {self._subscriptions.group}: offsets of queues {queues} are not committed: their broker "
+                    "was restarted or replaced, and it is not known yet whether it still has what was read"
+                )
+            await asyncio.sleep(COMMIT_PAUSE_S)
+
     async def _commit(self, assignments: Sequence[Assignment]) -> None:
         """Also of queues that are left: a position that was reset, or is gone, is not overwritten."""
         store = self._store
@@ -383,6 +413,7 @@ class BrokerSession:
             first = await self._first(one) if is_unsure and offset is None else None
             is_told = offset is not None or first is not None
             one.is_in_doubt = not (is_same or (is_unsure and is_told))
+            one.awaits_look = is_same is False and not one.reader.has_looked_at(incarnation)
             if first is not None:
                 self._deliveries.go_to(one, first, incarnation)
             elif offset is not None:
@@ -430,13 +461,14 @@ class BrokerSession:
             one.is_in_doubt = False
 
     @staticmethod
-    async def _has_what_was_read(incarnation: int, one: Assignment) -> bool:
+    async def _has_what_was_read(incarnation: int, one: Assignment) -> bool | None:
+        """None: it may not be read now, perhaps later."""
         try:
             return await one.reader.is_at(incarnation)
         except RefusedError as error:
             if may_repeat(error, harmless=True):
                 raise
-            return False  # it may be readable again later
+            return None
 
     async def _first(self, one: Assignment) -> int | None:
         """Where the queue begins; None if it does not exist."""

@@ -210,6 +210,10 @@ class QueueReader:
         """Whether only the group's offset can tell if the broker has what was taken so far."""
         return self._needs_offset
 
+    def has_looked_at(self, incarnation: int) -> bool:
+        """Whether it is settled what the broker of this incarnation has: ``is_at`` will not change by itself."""
+        return incarnation in (0, self._incarnation)
+
     def confirm(self, incarnation: int) -> None:
         """The broker of this incarnation has the group's offset: everything before it is as it was."""
         if incarnation in (0, self._incarnation):

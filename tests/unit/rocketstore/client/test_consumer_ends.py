@@ -7,6 +7,7 @@ from collections import deque
 import grpc
 import pytest
 
+from dledger.errors import UnavailableError
 from rocketstore.client import fetcher
 from rocketstore.client.aio.errors import BadAnswerError
 from rocketstore.client.errors import OffsetOutOfRangeError
@@ -166,13 +167,14 @@ def test_messages_that_tags_leave_out_bring_none_twice_after_a_restart(brokers: 
 
 
 def test_nothing_is_committed_before_the_last_message_was_looked_at_again(brokers: FakeBrokers) -> None:
-    """Others are in the places of messages that were read; the stream has not told yet."""
+    """Others are in the places of messages that were read; the stream has not told yet, and who commits is told so."""
     put(brokers, 6, at_ms=1_700_000_000_000)
-    with consumer(brokers, queues=[0], auto_commit_s=None, pull_wait_ms=5000) as source:
+    with consumer(brokers, queues=[0], auto_commit_s=None, pull_wait_ms=5000, timeout_s=1) as source:
         drain(source, 6)
         brokers.lose("orders", 0, 3)
         put(brokers, 3, start=100)
-        source.commit()
+        with pytest.raises(UnavailableError, match="not known yet whether it still has what was read"):
+            source.commit()
         assert committed(brokers)[0] == 0
         assert drain(source, 3) == [b"0-100", b"0-101", b"0-102"]
     assert committed(brokers)[0] == 6

@@ -44,6 +44,9 @@ class Pulled:
         self.chunks.clear()
         self.offset = offset
 
+    def has_looked_at(self, _incarnation: int) -> bool:
+        return True
+
     def is_at(self, incarnation: int) -> bool:
         return True
 

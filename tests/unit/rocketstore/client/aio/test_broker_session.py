@@ -32,6 +32,9 @@ class Unsure:
     async def is_at(self, _incarnation: int) -> bool:
         return False
 
+    def has_looked_at(self, _incarnation: int) -> bool:
+        return True
+
     def confirm(self, _incarnation: int) -> None:
         self.has_nothing_to_compare = False
 
