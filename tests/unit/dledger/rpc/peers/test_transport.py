@@ -309,6 +309,7 @@ class Silent:
 @pytest.fixture
 def silent(config: ServerConfig) -> Iterator[Silent]:
     with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # other tests' connections to it may linger
         listening.bind(("127.0.0.1", config.peers[0].port))
         listening.listen()
         listening.settimeout(20)
