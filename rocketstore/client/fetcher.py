@@ -30,7 +30,7 @@ from rocketstore.client.errors import (
     is_retried_read,
 )
 from rocketstore.client.methods import OFFSET_BY_TIME, PULL, parse_answer
-from rocketstore.message.record import BLANK
+from rocketstore.message.record import BLANK, is_same_message
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import GetMessageStatus
 
@@ -208,7 +208,7 @@ class QueueFetcher:
         answer = self._message_at(_only(last).queue_offset)
         with self._lock:
             same = (self._incarnation, self._last, self._epoch, self._offset) == (known, last, epoch, offset)
-            if not same or bytes(answer.records) != last or answer.incarnation != incarnation:
+            if not same or not is_same_message(bytes(answer.records), last) or answer.incarnation != incarnation:
                 return False
             self._incarnation = incarnation
             return not any(one.rewinds for one in self._stock)
@@ -551,7 +551,7 @@ class QueueFetcher:
 
 def _is_replaced(known: bytes, found: bytes) -> bool:
     """Whether another message than ``known`` is in its place now; a broker answers with a later one if it is gone."""
-    return bool(found) and found != known and _only(found).queue_offset == _only(known).queue_offset
+    return bool(found) and not is_same_message(found, known) and _only(found).queue_offset == _only(known).queue_offset
 
 
 def _last_of(records: bytes) -> bytes:

@@ -124,6 +124,12 @@ _PACKS: Final[dict[int, Callable[..., bytes]]] = {flags: head.pack for flags, he
 _LENGTHS: Final = tuple(length.to_bytes(2, "big") for length in range(256))
 
 
+def is_same_message(one: bytes, other: bytes) -> bool:
+    """Whether two records are of one message in one queue; a log that was exported has it at another position."""
+    behind = PHYSICAL_OFFSET_AT + PHYSICAL_OFFSET.size
+    return one[:PHYSICAL_OFFSET_AT] == other[:PHYSICAL_OFFSET_AT] and one[behind:] == other[behind:]
+
+
 def body_crc(body: bytes) -> int:
     """The CRC of a body as stored in a record."""
     return crc32(body) & CRC_MASK

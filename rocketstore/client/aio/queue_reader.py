@@ -31,6 +31,7 @@ from rocketstore.client.aio.errors import (
 )
 from rocketstore.client.aio.offsets import read_answer
 from rocketstore.client.aio.routes import MASTER_ID
+from rocketstore.message.record import is_same_message
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import (
@@ -111,12 +112,12 @@ class _Shown(NamedTuple):
 
     def has(self, known: ConsumedMessage) -> bool:
         """Whether this message is there."""
-        return self.message is not None and self.message.record == known.record
+        return self.message is not None and is_same_message(self.message.record, known.record)
 
     def has_another(self, known: ConsumedMessage) -> bool:
         """Whether another one is in its place; a broker answers with a later one if it is gone."""
         found = self.message
-        return found is not None and found.record != known.record and found.queue_offset == known.queue_offset
+        return found is not None and found.queue_offset == known.queue_offset and not self.has(known)
 
 
 class QueueReader:

@@ -20,6 +20,7 @@ from rocketstore.message.record import (
     decode_record,
     encode_record,
     encode_record_buffer,
+    is_same_message,
     place_record,
     record_length,
     store_timestamp_at,
@@ -35,6 +36,16 @@ def long_topic_record(topic: bytes = b"t" * 200) -> bytes:
     record = bytearray(GOLDEN_V4[:88] + body + tail)
     pack_into(">ii", record, 0, len(record), MESSAGE_MAGIC_V2)
     return bytes(record)
+
+
+def test_a_message_is_the_same_at_another_position_of_another_log() -> None:
+    """As in a log that was exported from a group's; anything else makes it another one."""
+    message = golden_message()
+    here, elsewhere = (encode_record(message, queue_offset=5, physical_offset=at) for at in (1024, 1 << 40))
+    assert is_same_message(here, elsewhere)
+    assert not is_same_message(here, encode_record(message, queue_offset=6, physical_offset=1024))
+    assert not is_same_message(here, encode_record(replace(message, body=b"x"), queue_offset=5, physical_offset=1024))
+    assert not is_same_message(here, here[:-1])
 
 
 def test_a_record_between_ipv4_hosts_has_rocketmqs_bytes() -> None:
