@@ -56,6 +56,9 @@ _STATUSES: Final = {
 }
 
 
+CLOSING_TURNS: Final = 10
+
+
 def _is_wanted(record: bytes, expression: str) -> bool:
     tags = tags_of_expression(expression)
     return tags is None or decode_record(record).tags in tags
@@ -65,6 +68,7 @@ class ServerLoop:
     """A thread with a loop, for all ports of one world."""
 
     def __init__(self) -> None:
+        self.ports: list[ModelPort] = []
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
@@ -74,10 +78,21 @@ class ServerLoop:
         asyncio.run_coroutine_threadsafe(made, self.loop).result(30)
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread, once what was connected to its ports is closed."""
+        for port in self.ports:
+            port.cut()
+        self.run(_turns(self.loop))
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
+
+
+async def _turns(loop: asyncio.AbstractEventLoop) -> None:
+    """Let the loop close the sockets of connections that have ended: a turn for the end, one for the socket."""
+    for _ in range(CLOSING_TURNS):
+        turn = loop.create_future()
+        loop.call_soon(turn.set_result, None)
+        await turn
 
 
 class ModelPort:
@@ -114,6 +129,7 @@ class ModelPort:
         }
         if not rocketmq:
             self._answers |= {OwnCode.FETCH_OFFSETS: self._fetch_offsets, OwnCode.COMMIT_OFFSETS: self._commit_offsets}
+        loop.ports.append(self)
         loop.run(self._listen())
 
     def cut(self) -> None:
@@ -132,6 +148,9 @@ class ModelPort:
             return
         self._server.close()
         self._server = None
+        for one in tuple(self._starts):
+            one.close("cut")
+        await _turns(asyncio.get_running_loop())  # one that was being accepted has been by now
         for one in tuple(self._starts):
             one.close("cut")
         for task in tuple(self._tasks):

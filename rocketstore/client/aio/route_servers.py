@@ -8,7 +8,7 @@ answer within half a second, or does not know the topic.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from dledger.remoting.codes import AnswerCode
@@ -85,7 +85,7 @@ class RouteServers:
         """The brokers by the addresses to use, which are learnt if brokers told them.
 
         A broker alone in its group is used at the address that was given, whatever it takes for its own: it may be
-        behind a port that is forwarded.
+        behind a port that is forwarded. So are several if the ports alone tell which given address is whose.
         """
         if self._are_name_servers:
             return tuple(brokers)
@@ -93,6 +93,15 @@ class RouteServers:
         if len(told) == len(self._given) == 1 and not self._learnt:
             return tuple(
                 BrokerData(one.cluster, one.broker_name, dict.fromkeys(one.broker_addrs, self._given[0]))
+                for one in brokers
+            )
+        if forwarded := _by_port(self._given, told):
+            return tuple(
+                BrokerData(
+                    one.cluster,
+                    one.broker_name,
+                    {number: forwarded.get(address, address) for number, address in one.broker_addrs.items()},
+                )
                 for one in brokers
             )
         if len(told) > 1:  # one that knows only itself may have been cut off from its group
@@ -174,3 +183,12 @@ def _is_a_name_server(address: str) -> RequestNotKnownError:
     return RequestNotKnownError(
         f"{address} is a name server, not a broker: give it with --namesrv (in Python name_servers=…)", address=address
     )
+
+
+def _by_port(given: Sequence[str], told: Collection[str]) -> dict[str, str]:
+    """The given address for each that was told, if all have ports of their own, which were given, too; else nothing."""
+    ports = {one.rpartition(":")[2]: one for one in given}
+    needed = {one.rpartition(":")[2] for one in told}
+    if len(told) < 2 or len(ports) < len(given) or len(needed) < len(told) or not needed <= ports.keys():
+        return {}
+    return {one: ports[one.rpartition(":")[2]] for one in told}

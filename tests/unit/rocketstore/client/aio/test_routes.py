@@ -339,3 +339,19 @@ async def test_a_broker_alone_is_used_at_the_address_that_was_given() -> None:
         assert route is not None
         assert route.broker_datas[0].broker_addrs == topics.brokers["a"]
         await connections.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "told", "used"),
+    [
+        (("h:1", "h:2", "h:3"), ("n1:1", "n2:2"), {"n1:1": "h:1", "n2:2": "h:2"}),
+        (("h:1",), ("n1:1", "n2:2"), {}),
+        (("h:1", "i:1"), ("n1:1", "n2:1"), {}),
+        (("h:1", "h:2"), ("n1:1",), {}),
+    ],
+)
+def test_forwarded_ports_are_used_where_they_alone_tell_whose_they_are(
+    given: tuple[str, ...], told: tuple[str, ...], used: dict[str, str]
+) -> None:
+    """Brokers in containers tell names that nobody outside knows; otherwise their word counts."""
+    assert route_servers._by_port(given, told) == used
