@@ -111,9 +111,9 @@ class RequestCode(IntEnum):
 
 
 class OwnCode(IntEnum):
-    """Request codes of ours, 60100 to 60199, for clients that have seen a broker announce them."""
+    """Request codes of ours, 20100 to 20199, for clients that have seen a broker announce them."""
 
-    SEND_NUMBERED = 60100
-    NEXT_NUMBER = 60101
-    FETCH_OFFSETS = 60102
-    COMMIT_OFFSETS = 60103
+    SEND_NUMBERED = 20100
+    NEXT_NUMBER = 20101
+    FETCH_OFFSETS = 20102
+    COMMIT_OFFSETS = 20103

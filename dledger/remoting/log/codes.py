@@ -24,17 +24,17 @@ class LogCode(IntEnum):
     An answer has code 0 and a body, or DLedger's response code of an error, and a ``Status`` as its body.
     """
 
-    APPEND = 60000
-    READ = 60001
-    METADATA = 60002
-    PRODUCER = 60003
-    TRANSFER = 60004
-    WATCH_ROLE = 60005
+    APPEND = 20000
+    READ = 20001
+    METADATA = 20002
+    PRODUCER = 20003
+    TRANSFER = 20004
+    WATCH_ROLE = 20005
     """Answered with the present role; changes come as requests of the server, until the connection ends."""
-    ROLE_CHANGED = 60006
+    ROLE_CHANGED = 20006
     """Sent by the server, without an answer."""
-    FETCH = 60007
+    FETCH = 20007
     """Answered with one chunk; who wants more asks for the next one."""
-    LOCATE = 60008
-    DIGESTS = 60009
+    LOCATE = 20008
+    DIGESTS = 20009
     """Answered with the first blocks; who wants more asks from where they end."""

@@ -2,7 +2,7 @@
 
 For each broker name there is one numbered producer: its messages go to the master in one sequence, many requests at a
 time, and are sent again under the same numbers whatever became of a request (``dledger.sending.window`` decides). So an
-unknown outcome remains only for a message without an answer by its deadline. The requests are 60100 and 60101 of
+unknown outcome remains only for a message without an answer by its deadline. The requests are 20100 and 20101 of
 docs/protocol.md, which a broker announces in its first answer.
 """
 
