@@ -1,39 +1,33 @@
-"""Pauses between attempts, for callers that wait in their own way: for a due time, an event, or as a coroutine.
-
-Callers that may block use tenacity's ``Retrying`` itself; the pauses here are tenacity's, too.
-"""
+"""Pauses between attempts, for callers that wait in their own way: for a due time, an event, or as a coroutine."""
 
 from __future__ import annotations
-
-from typing import Final
-
-import tenacity
-
-_RETRYING: Final = tenacity.Retrying()
 
 
 class Backoff:
     """Pauses from ``least`` to ``most``, each twice the one before. Not thread-safe."""
 
     def __init__(self, least: float, most: float) -> None:
+        self._least = least
         self._most = most
-        self._wait = tenacity.wait_exponential(multiplier=least, max=most)
-        self._state = tenacity.RetryCallState(_RETRYING, None, (), {})
+        self._next = least
+        self._has_paused = False
         self._hurried = True
 
     def has_paused(self) -> bool:
         """Whether there was a pause since the last success."""
-        return self._state.attempt_number > 1
+        return self._has_paused
 
     def pause(self) -> float:
         """How long to wait after a failure."""
-        pause = self._wait(self._state) if self._hurried else self._most
-        self._state.attempt_number += 1
+        pause = min(self._next, self._most) if self._hurried else self._most
+        self._next = min(2 * self._next, self._most)
+        self._has_paused = True
         return pause
 
     def succeeded(self) -> None:
         """Reset the pause to the shortest one."""
-        self._state.attempt_number = 1
+        self._next = self._least
+        self._has_paused = False
         self._hurried = True
 
     def calm_down(self) -> None:

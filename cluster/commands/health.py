@@ -199,7 +199,7 @@ def ask(channel: grpc.Channel, service: str, timeout_s: float) -> str:
     try:
         answer = answer_type.FromString(check(request.SerializeToString(), timeout=timeout_s))
     except grpc.RpcError as error:
-        from dledger.client.shared import reason_of
+        from dledger.client.rpc_failures import reason_of
         from dledger.rpc.tls import is_silent_refusal
 
         details = error.details() or error.code().name

@@ -12,8 +12,9 @@ from functools import partial
 from typing import NoReturn
 
 from dledger.client.aio_calls import AsyncCalls
+from dledger.client.append_wire import wire_of
 from dledger.client.appender import AppenderOptions, AsyncAppender
-from dledger.client.appends import DIRECT, RULES, too_large, wire_of
+from dledger.client.appends import DIRECT, RULES, too_large
 from dledger.client.security import ClientSecurity
 from dledger.client.shared import AppendResult, Deadline, is_retried, partly_appended, split
 from dledger.errors import DLedgerError, EmptyBatchError, InvariantError, UnavailableError

@@ -19,6 +19,7 @@ from dledger.client.discovery import (
     parse_addresses,
     report_of_node,
 )
+from dledger.client.rpc_failures import rpc_failure
 from dledger.client.security import ClientSecurity
 from dledger.client.shared import (
     RETRY_WAIT_S_MAX,
@@ -28,7 +29,6 @@ from dledger.client.shared import (
     is_retried,
     is_retried_read,
     members_by_id,
-    rpc_failure,
 )
 from dledger.errors import (
     DLedgerError,

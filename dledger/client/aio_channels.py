@@ -1,25 +1,23 @@
-"""``Channels`` and ``Seeker`` for asyncio: the same calls, as coroutines and asynchronous iterators."""
+"""``Channels`` for asyncio: the same calls, as coroutines and asynchronous iterators."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
-from contextlib import aclosing, suppress
-from typing import Generic, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import grpc
 import tenacity
 
+from dledger.client.aio.leader_finder import AsyncSeeker as AsyncSeeker
 from dledger.client.channel_maker import ChannelMaker
-from dledger.client.channels import Service
-from dledger.client.discovery import DISCOVERY_TIMEOUT_S, LOOK_TIMEOUT_S, Directory, Search, ServerReport
-from dledger.client.shared import Deadline, retry_options
+from dledger.client.channels import Service, retry_options
+from dledger.client.shared import Deadline
 from dledger.errors import DLedgerError, RequestTimeoutError, UnavailableError
 from dledger.rpc import options
 from dledger.sending.aio_stream import is_being_cancelled
 
 _T = TypeVar("_T")
-_StatusT = TypeVar("_StatusT")
 Answer: TypeAlias = Awaitable[_T]
 
 
@@ -143,74 +141,3 @@ class AsyncChannels:
         finally:
             for task in tasks:
                 task.cancel()
-
-
-class AsyncSeeker(Generic[_StatusT]):
-    """``Seeker`` for asyncio: one search at a time, whose result all waiting callers share."""
-
-    def __init__(
-        self,
-        directory: Directory,
-        ask_all: Callable[[Collection[str], Deadline], AsyncGenerator[tuple[str, _StatusT | DLedgerError], None]],
-        report_of: Callable[[_StatusT], ServerReport],
-    ) -> None:
-        self._directory = directory
-        self._ask_all = ask_all
-        self._report_of = report_of
-        self._seeking: asyncio.Task[tuple[str | None, Search]] | None = None
-
-    def close(self) -> None:
-        """Cancel a search in progress."""
-        if self._seeking is not None:
-            self._seeking.cancel()
-
-    async def leader(self, deadline: Deadline) -> str:
-        """See ``Seeker.leader``."""
-        found = self._directory.leader
-        if found is None:
-            found, search = await self._sought(deadline)
-            if found is None:
-                raise search.failure("no leader at present")
-        return found
-
-    async def reader(self, deadline: Deadline) -> str:
-        """See ``Seeker.reader``."""
-        found = self._directory.leader
-        if found is None:
-            found, search = await self._sought(deadline)
-            found = found or search.answering
-            if found is None:
-                raise search.failure("nobody answers")
-        return found
-
-    async def look(self) -> str | None:
-        """See ``Seeker.look``."""
-        search = Search(self._directory, doubting=True)
-        with suppress(DLedgerError):  # no server answers, or the client is closed
-            if not await self._ask(search, Deadline(LOOK_TIMEOUT_S)):
-                search.conclude()
-        return self._directory.leader
-
-    async def _sought(self, deadline: Deadline) -> tuple[str | None, Search]:
-        if self._seeking is None or self._seeking.done():
-            self._seeking = asyncio.create_task(self._seek())
-            # All waiting callers may have given up: then nobody reads the exception, and the loop would log it.
-            self._seeking.add_done_callback(lambda done: done.cancelled() or done.exception())
-        seeking = self._seeking  # shared by all waiting callers, such as thousands of appends
-        await asyncio.wait((seeking,), timeout=deadline.remaining_s)
-        if not seeking.done() or seeking.cancelled():
-            raise UnavailableError(f"no {self._directory.leader_is} found within {deadline.timeout_s:g} s")
-        return seeking.result()
-
-    async def _seek(self) -> tuple[str | None, Search]:
-        search = Search(self._directory)
-        settled = await self._ask(search, Deadline(DISCOVERY_TIMEOUT_S))
-        return self._directory.leader if settled else search.conclude(), search
-
-    async def _ask(self, search: Search, deadline: Deadline) -> bool:
-        while addresses := search.whom_to_ask():
-            async with aclosing(self._ask_all(addresses, deadline)) as answers:
-                async for address, answer in answers:
-                    if search.take(address, answer if isinstance(answer, DLedgerError) else self._report_of(answer)):
-                        return True
-        return False

@@ -11,8 +11,9 @@ from dataclasses import replace
 from functools import partial
 from typing import NoReturn
 
+from dledger.client.append_wire import wire_of
 from dledger.client.appender import Appender, AppenderOptions
-from dledger.client.appends import DIRECT, RULES, too_large, wire_of
+from dledger.client.appends import DIRECT, RULES, too_large
 from dledger.client.calls import Calls
 from dledger.client.security import ClientSecurity
 from dledger.client.shared import AppendResult, Deadline, is_retried, partly_appended, split

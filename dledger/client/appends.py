@@ -1,21 +1,15 @@
-"""The encoding and error rules of the log's ``AppendStream``, for ``dledger.sending``."""
+"""The rules by which ``dledger.sending`` appends to the log, and the results."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Final, overload
 
-import grpc
-
-from dledger.client.shared import AppendResult, is_retried, results_of, rpc_failure
-from dledger.errors import DLedgerError, EntryTooLargeError, InvalidRequestError
-from dledger.records import record
-from dledger.rpc import options
-from dledger.rpc.clients import codec
-from dledger.sending.batch import AllStored, Answer, OutgoingBatch, WindowRules
-from dledger.sending.stream import Wire
+from dledger.client.shared import AppendResult, is_retried, results_of
+from dledger.errors import EntryTooLargeError, InvalidRequestError
+from dledger.sending.batch import OutgoingBatch, WindowRules
 from dledger.sending.window import WindowOptions
-from dledger.types import AppendedBatch, LogIndex, Position, ProducerBatch
+from dledger.types import AppendedBatch, LogIndex, Position
 from dledger.values import MIB
 
 AppendBatch = OutgoingBatch[None, AppendResult]
@@ -59,41 +53,6 @@ RULES: Final[WindowRules[None, AppendResult]] = WindowRules(
 )
 
 
-@record(frozen=True, slots=True)
-class _Words:
-    group: str
-
-    def encode(self, batch: AppendBatch, number: int) -> bytes:
-        payloads = batch.payloads
-        bodies = payloads if len(batch.sent) == len(payloads) else [payloads[place] for place in batch.sent]
-        producer = ProducerBatch(batch.producer, batch.sequence, len(bodies)) if batch.producer else None
-        # For unnumbered requests, the node itself refuses to store one that follows a refused one.
-        return codec.encode_append(codec.Append(self.group, bodies, number, ordered=not producer, producer=producer))
-
-    def decode(self, data: bytes, _address: str) -> tuple[int, Answer[AppendResult]]:
-        number, outcome = codec.decode_appended(data)
-        if isinstance(outcome, DLedgerError):
-            return number, outcome
-        return number, AllStored(results_of(outcome) if outcome.duplicates else AppendedResults(outcome))
-
-
-def wire_of(group: str) -> Wire[None, AppendResult]:
-    """The encoding of appends to a group's log."""
-    words = _Words(group)
-    return Wire(
-        words.encode,
-        words.decode,
-        _failure_of,
-        InvalidRequestError,
-        too_large,
-        request_bytes_max=options.stated_limit,
-    )
-
-
 def too_large(why: str) -> EntryTooLargeError:
     """The error for a batch too large for one request."""
     return EntryTooLargeError(f"{why}: append smaller entries, or raise max_entry_bytes on every node")
-
-
-def _failure_of(error: grpc.RpcError, address: str, sent: bool) -> DLedgerError:
-    return rpc_failure(error, address, sent=sent)

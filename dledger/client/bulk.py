@@ -22,12 +22,12 @@ import grpc
 from dledger.backoff import Backoff
 from dledger.client.channels import Channels, Seeker
 from dledger.client.discovery import DISCOVERY_TIMEOUT_S, Directory, report_of_node
+from dledger.client.rpc_failures import rpc_failure
 from dledger.client.shared import (
     RETRY_WAIT_S_MAX,
     RETRY_WAIT_S_MIN,
     Deadline,
     is_retried_read,
-    rpc_failure,
 )
 from dledger.errors import (
     CorruptLogError,

@@ -16,7 +16,7 @@ import tenacity
 
 from dledger.client.channel_maker import ChannelMaker
 from dledger.client.discovery import DISCOVERY_TIMEOUT_S, LOOK_TIMEOUT_S, Directory, Search, ServerReport
-from dledger.client.shared import Deadline, retry_options
+from dledger.client.shared import RETRY_WAIT_S_MAX, RETRY_WAIT_S_MIN, Deadline, is_retried
 from dledger.client.signing import is_challenge
 from dledger.errors import DLedgerError, RequestTimeoutError, UnavailableError
 from dledger.forks import LostLock, mind_forks
@@ -31,6 +31,23 @@ _Place: TypeAlias = tuple[str, int]
 _Call: TypeAlias = Any  # grpc-stubs have no common type for calls with a done callback
 Answer: TypeAlias = Annotated[_T, "requested at once"]
 """Awaited in ``aio_channels``."""
+
+
+def retry_options(deadline: Deadline, retried: Callable[[BaseException], bool] = is_retried) -> dict[str, Any]:
+    """Arguments for tenacity's ``Retrying`` and ``AsyncRetrying``: until the deadline, backing off with jitter."""
+    jitter = tenacity.wait_random(0, RETRY_WAIT_S_MIN)
+    backoff = tenacity.wait_exponential(multiplier=RETRY_WAIT_S_MIN, max=RETRY_WAIT_S_MAX) + jitter
+
+    def wait(state: tenacity.RetryCallState) -> float:
+        # Never right up to the deadline: an attempt without time to answer turns "not applied" into "unknown".
+        return min(backoff(state), deadline.remaining_s / 2)
+
+    return {
+        "stop": lambda _state: deadline.remaining_s < RETRY_WAIT_S_MIN,
+        "wait": wait,
+        "retry": tenacity.retry_if_exception(retried),
+        "reraise": True,
+    }
 
 
 def retry(deadline: Deadline, attempt: Callable[[], _T], goes_on: Callable[[BaseException], bool]) -> _T:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from dledger.access.signing import REFUSAL
-from dledger.client.shared import rpc_failure
+from dledger.client.rpc_failures import rpc_failure
 from dledger.errors import (
     AccessDeniedError,
     DLedgerError,

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from typing import Final, TypeVar
 
+from dledger.backoff import Backoff
 from dledger.client.aio.connections import NodeConnections
-from dledger.client.aio_channels import AsyncSeeker, retry
+from dledger.client.aio.leader_finder import AsyncSeeker
 from dledger.client.discovery import Directory, most_telling, report_of_node
-from dledger.client.shared import Deadline, is_elsewhere, is_retried, is_retried_read
+from dledger.client.shared import (
+    RETRY_WAIT_S_MAX,
+    RETRY_WAIT_S_MIN,
+    Deadline,
+    is_elsewhere,
+    is_retried,
+    is_retried_read,
+)
 from dledger.errors import DLedgerError, RequestTimeoutError, TlsError, UnavailableError
 from dledger.remoting.log.codes import LogCode
 from dledger.rpc.clients import codec
@@ -89,19 +98,20 @@ class Calls:
                 said = error
                 raise
 
-        try:
-            return await noted()  # the usual case skips the machinery below
-        except DLedgerError as error:
-            if deadline.expired or not goes_on(error):
-                raise
-            followed_hint = error.leader is not None and self.directory.leader is not None
-        if followed_hint:
+        backoff, failures = Backoff(RETRY_WAIT_S_MIN, RETRY_WAIT_S_MAX), 0
+        while True:
             try:
                 return await noted()
             except DLedgerError as error:
-                if not goes_on(error):
+                if deadline.remaining_s < RETRY_WAIT_S_MIN or not goes_on(error):
                     raise
-        return await retry(deadline, noted, goes_on)
+                failures += 1
+                is_hinted = failures == 1 and error.leader is not None and self.directory.leader is not None
+            if not is_hinted:
+                # Clients that fail together must not return together; nor right before the deadline: an attempt without
+                # time to answer turns "not applied" into "unknown".
+                pause_s = backoff.pause() + random.uniform(0, RETRY_WAIT_S_MIN)
+                await asyncio.sleep(min(pause_s, deadline.remaining_s / 2))
 
     async def status(self, address: str, deadline: Deadline) -> NodeStatus:
         """The metadata of one node."""

@@ -20,7 +20,8 @@ from dledger.client.appends import INFLIGHT_REQUESTS_MAX
 from dledger.client.channel_maker import ChannelMaker
 from dledger.client.channels import Service
 from dledger.client.discovery import Directory, ServerReport
-from dledger.client.shared import Deadline, rpc_failure
+from dledger.client.rpc_failures import rpc_failure
+from dledger.client.shared import Deadline
 from dledger.conditions import Conditions
 from dledger.config import ServerConfig
 from dledger.errors import (

@@ -11,13 +11,13 @@ import tenacity
 
 from dledger.client import DLedgerClient, calls
 from dledger.client.bulk import _Patience
+from dledger.client.channels import retry_options
 from dledger.client.shared import (
     RETRY_WAIT_S_MAX,
     RETRY_WAIT_S_MIN,
     Deadline,
     is_retried,
     is_retried_read,
-    retry_options,
 )
 from dledger.errors import DLedgerError, RequestTimeoutError, UnavailableError
 from tests.support.fake_node import FakeNode

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from dledger.client.shared import members_by_id, reason_of
+from dledger.client.rpc_failures import reason_of
+from dledger.client.shared import members_by_id
 from dledger.errors import RequestTimeoutError, UnavailableError
 from dledger.rpc.ports import MemberStatus
 from dledger.types import NodeId

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from dledger.client.appends import wire_of
+from dledger.client.append_wire import wire_of
 from dledger.errors import DLedgerError, InvalidRequestError, NotLeaderError, RequestTimeoutError, UnavailableError
 from dledger.sending import window as window_module
 from dledger.sending.aio import AsyncLinks, AsyncSender, OnAnswer, OnEnd

@@ -10,7 +10,8 @@ from typing import Any, NoReturn, cast
 
 import pytest
 
-from dledger.client.appends import AppendBatch, wire_of
+from dledger.client.append_wire import wire_of
+from dledger.client.appends import AppendBatch
 from dledger.client.shared import AppendResult
 from dledger.errors import DLedgerError, RequestTimeoutError, UnavailableError
 from dledger.sending.aio import AsyncLinks, AsyncSender

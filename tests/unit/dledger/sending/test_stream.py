@@ -13,7 +13,8 @@ from functools import partial
 import grpc
 import pytest
 
-from dledger.client.appends import AppendBatch, wire_of
+from dledger.client.append_wire import wire_of
+from dledger.client.appends import AppendBatch
 from dledger.errors import DLedgerError, InvalidRequestError, RequestTimeoutError, UnavailableError
 from dledger.rpc import options
 from dledger.sending.batch import AllStored, OutgoingBatch
