@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from dledger.late_names import late_names
 
 if TYPE_CHECKING:
+    from dledger.client.aio.large_reads import ReadFrom
     from dledger.client.appender import Appender, AppendFuture, AppendManyFuture, AsyncAppender
-    from dledger.client.bulk import ReadFrom
     from dledger.client.over_grpc import AsyncDLedgerClient
     from dledger.client.security import ClientSecurity, TlsFiles
     from dledger.client.shared import AppendResult
@@ -121,7 +121,7 @@ __getattr__ = late_names(
         "OutOfOrderSequenceError": "dledger.errors",
         "PendingFullError": "dledger.errors",
         "QuorumAckTimeoutError": "dledger.errors",
-        "ReadFrom": "dledger.client.bulk",
+        "ReadFrom": "dledger.client.aio.large_reads",
         "ReadMode": "dledger.rpc.clients.codec",
         "RequestTimeoutError": "dledger.errors",
         "RequestTooLargeError": "dledger.errors",

@@ -13,16 +13,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from dledger.client.aio.client import DLedgerClient as AsyncClient
+from dledger.client.aio.large_reads import ReadFrom
 from dledger.client.appends import AppendBatch
 from dledger.client.discovery import DISCOVERY_TIMEOUT_S
 from dledger.client.loop_runner import LoopRunner
 from dledger.client.shared import AppendResult
 from dledger.errors import DLedgerError, InvalidRequestError, LeaderHint, PendingFullError, UnavailableError
+from dledger.rpc.clients.bulk_codec import LocatedEntries
 from dledger.rpc.clients.codec import ReadMode
 from dledger.rpc.ports import NodeStatus, RoleEvent
 from dledger.sending.batch import ITEM_OVERHEAD_BYTES, call
 from dledger.sending.futures import SentItem, wait_for
-from dledger.types import Entry, NodeId
+from dledger.types import BlockDigest, Entry, LogChunk, LogIndex, NodeId
 from dledger.values import MIB
 
 if TYPE_CHECKING:
@@ -266,6 +268,89 @@ class DLedgerClient:
         """
         for entries in self._iterated(lambda: self._client.follow_reads(first_index, address=address)):
             yield from entries
+
+    # --- large reads --------------------------------------------------------------------------------------------------
+
+    def fetch_log(
+        self,
+        first_index: int,
+        end_index: int | None = None,
+        *,
+        max_bytes: int = 0,
+        chunk_bytes: int = 0,
+        read_from: ReadFrom = ReadFrom.LEADER,
+        address: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Iterator[LogChunk]:
+        """Yield committed entries as they are stored, from ``first_index`` to before ``end_index`` (None: all that the
+        member asked knows to be committed), in chunks of about ``chunk_bytes``: see ``aio.DLedgerClient``, which says
+        what it raises, too.
+        """
+        return self._iterated(
+            lambda: self._client.fetch_log(
+                first_index,
+                end_index,
+                max_bytes=max_bytes,
+                chunk_bytes=chunk_bytes,
+                read_from=read_from,
+                address=address,
+                timeout_s=timeout_s,
+            )
+        )
+
+    def block_digests(
+        self,
+        from_position: int = 0,
+        end_position: int | None = None,
+        *,
+        block_bytes: int = 0,
+        read_from: ReadFrom = ReadFrom.LEADER,
+        address: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Iterator[BlockDigest]:
+        """Yield checksums of the blocks of a member's committed log up to ``end_position`` (None: all that it has): see
+        ``aio.DLedgerClient``.
+        """
+        return self._iterated(
+            lambda: self._client.block_digests(
+                from_position,
+                end_position,
+                block_bytes=block_bytes,
+                read_from=read_from,
+                address=address,
+                timeout_s=timeout_s,
+            )
+        )
+
+    def locate(
+        self,
+        *,
+        indexes: Sequence[int] = (),
+        positions: Sequence[int] = (),
+        store_times_ms: Sequence[int] = (),
+        read_from: ReadFrom = ReadFrom.LEADER,
+        address: str | None = None,
+        timeout_s: float | None = None,
+    ) -> LocatedEntries:
+        """Where these entries begin, which entries begin at or after these positions, and which were stored then: see
+        ``aio.DLedgerClient``.
+        """
+        return self._runner.run(
+            lambda: self._client.locate(
+                indexes=indexes,
+                positions=positions,
+                store_times_ms=store_times_ms,
+                read_from=read_from,
+                address=address,
+                timeout_s=timeout_s,
+            )
+        )
+
+    def index_by_time(
+        self, store_time_ms: int, *, read_from: ReadFrom = ReadFrom.LEADER, address: str | None = None
+    ) -> LogIndex:
+        """The first committed message stored at ``store_time_ms`` (since 1970) or later; the log's end if none was."""
+        return self._runner.run(lambda: self._client.index_by_time(store_time_ms, read_from=read_from, address=address))
 
     # --- the group ----------------------------------------------------------------------------------------------------
 

@@ -14,12 +14,12 @@ import threading
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import grpc
 
 from dledger.backoff import Backoff
+from dledger.client.aio.large_reads import ReadFrom
 from dledger.client.channels import Channels, Seeker
 from dledger.client.discovery import DISCOVERY_TIMEOUT_S, Directory, report_of_node
 from dledger.client.rpc_failures import rpc_failure
@@ -53,15 +53,6 @@ _ONE_MEMBERS: Final = (CorruptLogError, DiskError, FencedError, IndexBeforeBegin
 """Problems of one member's log: another member may hold the requested entries intact."""
 
 _T = TypeVar("_T")
-
-
-class ReadFrom(StrEnum):
-    """Which member answers a large read."""
-
-    LEADER = "leader"
-    FOLLOWER = "follower"
-    """One of the followers, to spare the leader; the leader if there are none."""
-    ANY = "any"
 
 
 @dataclass(frozen=True, slots=True)

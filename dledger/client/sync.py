@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from dledger.client.aio.large_reads import ReadFrom
 from dledger.client.append_calls import AppendCalls
-from dledger.client.bulk import BulkReads, BulkTarget, ClientContext, ReadFrom
+from dledger.client.bulk import BulkReads, BulkTarget, ClientContext
 from dledger.client.security import ClientSecurity
 from dledger.rpc.clients.bulk_codec import BlockDigests, FetchLog, Locate, LocatedEntries
 from dledger.types import BlockDigest, LogChunk, LogIndex, Position

@@ -117,6 +117,20 @@ class Calls:
         """The metadata of one node."""
         return codec.decode_metadata(await self._connections.call(address, LogCode.METADATA, self._metadata, deadline))
 
+    async def survey(self, deadline: Deadline) -> list[tuple[str, NodeStatus | DLedgerError]]:
+        """The metadata of every node, or the error that prevented it, by address; also of nodes that others name."""
+        answers: list[tuple[str, NodeStatus | DLedgerError]] = []
+        asked: set[str] = set()
+        while addresses := [one for one in self.directory.addresses if one not in asked]:
+            asked.update(addresses)
+            async for address, answer in self.ask_all(addresses, deadline):
+                answers.append((address, answer))
+                if isinstance(answer, DLedgerError):
+                    self.directory.note_tried(address)
+                else:
+                    self.directory.learn(address, report_of_node(answer))
+        return answers
+
     async def ask_all(
         self, addresses: Collection[str], deadline: Deadline
     ) -> AsyncGenerator[tuple[str, NodeStatus | DLedgerError], None]:

@@ -13,8 +13,9 @@ from dledger.backoff import Backoff
 from dledger.client.aio.append_stream import AppendStreams
 from dledger.client.aio.calls import Calls
 from dledger.client.aio.connections import ROLE_CHANGES_MAX, NodeConnections
+from dledger.client.aio.large_reads import LargeReads, ReadFrom, ReadTarget
 from dledger.client.appends import DIRECT, INFLIGHT_REQUESTS_MAX, RULES, AppendBatch
-from dledger.client.discovery import DISCOVERY_TIMEOUT_S, Directory, most_telling, parse_addresses, report_of_node
+from dledger.client.discovery import DISCOVERY_TIMEOUT_S, Directory, nobody_answers, parse_addresses, report_of_node
 from dledger.client.shared import (
     RETRY_WAIT_S_MAX,
     RETRY_WAIT_S_MIN,
@@ -29,13 +30,14 @@ from dledger.errors import DLedgerError, EmptyBatchError, LeaderHint, Unavailabl
 from dledger.remoting.log import codec
 from dledger.remoting.log.codes import LogCode
 from dledger.rpc.clients import codec as messages
+from dledger.rpc.clients.bulk_codec import BlockDigests, FetchLog, Locate, LocatedEntries
 from dledger.rpc.clients.codec import Read, ReadMode
 from dledger.rpc.ports import NodeStatus, RoleEvent
 from dledger.sending.aio import AsyncLinks, AsyncSender, BatchStream, OnAnswer, OnEnd
 from dledger.sending.aio_futures import AsyncSentItem, AsyncSentMany, wait_for_batch
 from dledger.sending.numbering import ProducerNumbering
 from dledger.sending.window import Window, WindowOptions
-from dledger.types import Entry, LogIndex, NodeId
+from dledger.types import BlockDigest, Entry, LogChunk, LogIndex, NodeId, Position
 from dledger.values import MIB
 
 if TYPE_CHECKING:
@@ -79,6 +81,7 @@ class DLedgerClient:
         self._directory = Directory(given)
         self._calls = Calls(self._connections, self._directory, group)
         self._streams = AppendStreams(self._connections, group)
+        self._large_reads = LargeReads(self._connections, self._calls)
         self._idempotent = enable_idempotence
         self._links = AsyncLinks(self._open_stream, self._calls.seeker.look, self._directory.note_failure)
         self._direct: AsyncSender[None, AppendResult] | None = None
@@ -260,6 +263,89 @@ class DLedgerClient:
                 next_index = LogIndex(answer.entries[-1].index + 1)
                 yield answer.entries
 
+    # --- large reads --------------------------------------------------------------------------------------------------
+
+    async def fetch_log(
+        self,
+        first_index: int,
+        end_index: int | None = None,
+        *,
+        max_bytes: int = 0,
+        chunk_bytes: int = 0,
+        read_from: ReadFrom = ReadFrom.LEADER,
+        address: str | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[LogChunk, None]:
+        """Yield committed entries as they are stored, from ``first_index`` to before ``end_index``.
+
+        None: all that the member asked knows to be committed. That may be less than was acknowledged, even at a newly
+        elected leader; to get everything, append an entry or read one linearizably, and use its index as the end. The
+        entries come in order, each once, in chunks of about ``chunk_bytes`` (0: 1 MiB; one entry may be larger); with
+        ``max_bytes`` the last chunk is the one that exceeds it. Continues at another member when one fails, is behind,
+        is damaged or keeps less, and raises when nothing new arrives for ``timeout_s``. ``address`` picks one node and
+        no other.
+
+        Raises ``IndexBeforeBeginError`` (no member keeps all of it any more), ``IndexOutOfRangeError`` (it begins
+        beyond the committed end, even after waiting), ``CorruptLogError`` and ``DiskError`` (naming file and offset),
+        ``PendingFullError`` (too many readers).
+        """
+        if end_index is not None and end_index <= first_index:
+            return
+        end = LogIndex(0 if end_index is None else end_index)
+        request = FetchLog(self.group, LogIndex(first_index), end, max_bytes, chunk_bytes)
+        async with aclosing(self._large_reads.fetch(request, self._target(read_from, address, timeout_s))) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def block_digests(
+        self,
+        from_position: int = 0,
+        end_position: int | None = None,
+        *,
+        block_bytes: int = 0,
+        read_from: ReadFrom = ReadFrom.LEADER,
+        address: str | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[BlockDigest, None]:
+        """Yield checksums of the blocks of a member's committed log up to ``end_position`` (None: all that it has).
+
+        ``block_bytes`` 0: 4 MiB. The member computes them, at most ``digest_rate_bytes_max`` per second. Starts at the
+        log's begin if ``from_position`` is below it. Raises like ``fetch_log``.
+        """
+        if end_position is not None and end_position <= from_position:
+            return
+        end = Position(0 if end_position is None else end_position)
+        request = BlockDigests(self.group, Position(from_position), end, block_bytes)
+        async with aclosing(self._large_reads.digests(request, self._target(read_from, address, timeout_s))) as blocks:
+            async for block in blocks:
+                yield block
+
+    async def locate(
+        self,
+        *,
+        indexes: Sequence[int] = (),
+        positions: Sequence[int] = (),
+        store_times_ms: Sequence[int] = (),
+        read_from: ReadFrom = ReadFrom.LEADER,
+        address: str | None = None,
+        timeout_s: float | None = None,
+    ) -> LocatedEntries:
+        """Where these entries begin, which entries begin at or after these positions, and which were stored then.
+
+        Returns one place per question, first for ``indexes``, then ``positions``, then ``store_times_ms`` (brokers'
+        logs only, ``UntimedLogError`` otherwise), and the range that the member holds. The end of the committed log
+        answers whatever lies beyond it.
+        """
+        request = Locate(self.group, indexes, positions, store_times_ms)
+        return await self._large_reads.locate(request, self._target(read_from, address, timeout_s))
+
+    async def index_by_time(
+        self, store_time_ms: int, *, read_from: ReadFrom = ReadFrom.LEADER, address: str | None = None
+    ) -> LogIndex:
+        """The first committed message stored at ``store_time_ms`` (since 1970) or later; the log's end if none was."""
+        located = await self.locate(store_times_ms=(store_time_ms,), read_from=read_from, address=address)
+        return located.places[0].index
+
     # --- the group ----------------------------------------------------------------------------------------------------
 
     async def metadata(self, address: str | None = None, *, timeout_s: float | None = None) -> NodeStatus:
@@ -276,21 +362,11 @@ class DLedgerClient:
         self, *, timeout_s: float = DISCOVERY_TIMEOUT_S
     ) -> Mapping[NodeId, NodeStatus | DLedgerError]:
         """The status of every member, or the error that prevented it. Raises ``UnavailableError`` if none answers."""
-        deadline = self._deadline(timeout_s)
-        asked: set[str] = set()
-        statuses: list[NodeStatus] = []
-        failures: dict[str, DLedgerError] = {}
-        while addresses := [one for one in self._directory.addresses if one not in asked]:
-            asked.update(addresses)
-            async for address, answer in self._calls.ask_all(addresses, deadline):
-                if isinstance(answer, DLedgerError):
-                    failures[address] = answer
-                    self._directory.note_tried(address)
-                else:
-                    self._directory.learn(address, report_of_node(answer))
-                    statuses.append(answer)
+        answers = await self._calls.survey(self._deadline(timeout_s))
+        statuses = [one for _, one in answers if not isinstance(one, DLedgerError)]
+        failures = {address: one for address, one in answers if isinstance(one, DLedgerError)}
         if not statuses:
-            raise most_telling(failures.values())
+            raise nobody_answers(failures.values())
         return members_by_id(statuses, failures)
 
     async def watch_role(self, address: str | None = None) -> AsyncGenerator[RoleEvent, None]:
@@ -346,6 +422,9 @@ class DLedgerClient:
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline(self._timeout_s(timeout_s))
+
+    def _target(self, read_from: ReadFrom, address: str | None, timeout_s: float | None) -> ReadTarget:
+        return ReadTarget(ReadFrom(read_from), address, self._timeout_s(timeout_s))
 
     def _direct_sender(self) -> AsyncSender[None, AppendResult]:
         if self._direct is None:

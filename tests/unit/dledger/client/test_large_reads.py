@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dledger.client import DLedgerClient, ReadFrom
+from dledger.client import ReadFrom
+from dledger.client.blocking import DLedgerClient
 from dledger.errors import (
     CorruptLogError,
     DLedgerError,
@@ -196,6 +197,16 @@ def test_an_iterator_that_is_given_up_frees_its_place(group: FakeGroup) -> None:
             chunks.close()  # type: ignore[attr-defined]  # it is a generator
 
 
+def test_no_more_than_one_chunk_is_asked_for_ahead(group: FakeGroup, client: DLedgerClient) -> None:
+    """However slow its user is, a reader holds two chunks."""
+    chunks = client.fetch_log(0, chunk_bytes=100)
+    for taken in (1, 2, 3):
+        assert next(chunks).count == 1
+        wait_until(lambda: reads(group)[0] == taken + 1, "the next one is asked for")  # noqa: B023
+        client.metadata(group.addresses[0])  # would come after a further one
+        assert reads(group)[0] == taken + 1
+
+
 # --- digests and places ---------------------------------------------------------------------------------------------
 
 
@@ -208,6 +219,15 @@ def test_digests_of_a_chosen_node(group: FakeGroup, client: DLedgerClient) -> No
     assert [one.size for one in client.block_digests(4096, 4500, block_bytes=4096)] == [404]
     assert list(client.block_digests(5000, block_bytes=4096)) == []
     assert list(client.block_digests(5, 5)) == []
+
+
+def test_digests_of_many_steps(group: FakeGroup, client: DLedgerClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node answers with some at a time; the client asks for the others, and for none twice."""
+    monkeypatch.setattr("dledger.rpc.clients.bulk_service._DIGEST_STEP_BLOCKS", 1)
+
+    found = list(client.block_digests(block_bytes=4096))
+
+    assert found == [group.nodes[0].bulk.digest(at, 5000, 4096) for at in (0, 4096)]
 
 
 def test_digests_go_on_after_a_failure_and_no_block_is_given_in_part(group: FakeGroup, client: DLedgerClient) -> None:
@@ -345,7 +365,7 @@ def test_one_who_has_restarted_does_not_tell_how_far_it_was(
             leader.committed = 9
             leader.become(LeaderHint(other.node_id, group.addresses[2]))
 
-    monkeypatch.setattr(client._bulk, "_note_failure", restarts)
+    monkeypatch.setattr(client._client._large_reads, "_note_failure", restarts)
     leader.bulk.fail_reads = [DAMAGE] * ALL
     with pytest.raises(DLedgerError):  # of any kind, but no end
         list(client.fetch_log(0, timeout_s=0.5))
