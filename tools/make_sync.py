@@ -19,18 +19,6 @@ MADE: Final = {
     f"{package}/aio_{name}.py": f"{package}/{name}.py"
     for package, names in (
         ("dledger/client", ("calls", "append_calls")),
-        (
-            "rocketstore/client",
-            (
-                "connection",
-                "topic_cache",
-                "producer",
-                "transactional_producer",
-                "routes",
-                "cluster_producer",
-                "cluster_transactions",
-            ),
-        ),
         ("rocketstore/nameserver", ("lookups",)),
     )
     for name in names
@@ -46,18 +34,8 @@ _COUNTERPARTS: Final = {
             "calls",
             "append_calls",
             "channels",
-            "checks",
-            "cluster_producer",
-            "connection",
-            "frames",
             "futures",
-            "lookups",
-            "producer",
-            "routes",
-            "sends",
             "stream",
-            "topic_cache",
-            "transactional_producer",
         )
     },
     **{
@@ -65,27 +43,15 @@ _COUNTERPARTS: Final = {
         for name in (
             "AppendCalls",
             "Appender",
-            "BrokerConnection",
             "Calls",
             "Channels",
-            "CheckWorkers",
-            "ClusterProducer",
-            "ClusterSender",
-            "ClusterTransactionalProducer",
             "Frames",
             "Links",
-            "MessageSender",
-            "NameServers",
-            "Producer",
-            "Routes",
             "Seeker",
-            "SendFuture",
-            "SendManyFuture",
+            "NameServers",
             "Sender",
             "SentItem",
             "Stream",
-            "TopicCache",
-            "TransactionalProducer",
         )
     },
 }

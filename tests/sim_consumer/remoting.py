@@ -146,11 +146,11 @@ class ModelPort:
     async def _end(self) -> None:
         if self._server is None:
             return
-        self._server.close()
-        self._server = None
-        for one in tuple(self._starts):
-            one.close("cut")
-        await _turns(asyncio.get_running_loop())  # one that was being accepted has been by now
+        server, self._server = self._server, None
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(server.sockets[0].fileno())
+        await _turns(loop)  # one that was being accepted has been by now; asyncio would lose it with the server
+        server.close()
         for one in tuple(self._starts):
             one.close("cut")
         for task in tuple(self._tasks):

@@ -21,10 +21,6 @@ AT_ROCKETMQ = (
 )
 """Worlds in which nobody else stores positions, which RocketMQ's brokers let a commit that was on its way undo."""
 SEEDS = int(os.environ.get("SIM_CONSUMER_SEEDS", "3"))
-pytestmark = [  # a member that is killed closes nothing: its sockets are left to the garbage collector
-    pytest.mark.filterwarnings(f"ignore:(?s).*{one}:pytest.PytestUnraisableExceptionWarning")
-    for one in ("_SelectorTransport.__del__", "<socket.socket")
-]
 
 
 @pytest.mark.sweep
@@ -132,7 +128,7 @@ def test_a_repetition_without_a_reason_is_noticed() -> None:
 def test_a_silent_end_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody handles anything, and nobody says so."""
     monkeypatch.setattr("tests.sim_consumer.worlds.WAIT_S", 0.05)
-    run = Run("poll", 0)
+    run = Run("assigned", 0)
     run.send(1)
     with pytest.raises(StuckError, match="all is handled"):
         run.all_done()

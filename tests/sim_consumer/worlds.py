@@ -12,12 +12,11 @@ from functools import partial
 from typing import Final
 
 from tests.sim_consumer.broker import ModelBroker, ModelQueue, Place
-from tests.sim_consumer.drivers import GROUP, RETRIES, TOPIC, Driver, fast, make
+from tests.sim_consumer.drivers import GROUP, RETRIES, TOPIC, Driver, fast
 from tests.sim_consumer.oracle import Oracle
 from tests.sim_consumer.remoting import ServerLoop
 
-KINDS: Final = ("assigned", "member", "in_order", "poll", "group", "ordered")
-"""Over remoting, and over gRPC."""
+KINDS: Final = ("assigned", "member", "in_order")
 WAIT_S: Final = 30.0
 LOOK_S: Final = 0.01
 QUEUES_MAX: Final = 5
@@ -43,7 +42,7 @@ class Run:
 
     def __init__(self, kind: str, seed: int, *, queues: int = 2, start: str = "first") -> None:
         self.kind = kind
-        self.is_alone = kind.split()[-1] in ("poll", "assigned")
+        self.is_alone = kind.endswith("assigned")
         """Whether it reads all queues, whoever else does."""
         self.servers = ServerLoop()
         self.random = random.Random(f"{kind} {seed}")
@@ -108,14 +107,8 @@ class Run:
             with self.broker.changed:
                 self.oracle.excuse([one for queue in self.broker.queues.values() for one in queue.stored])
         for _ in range(count):
-            driver = make(
-                self.kind,
-                self.broker,
-                self.servers,
-                self.handle,
-                start=self.start,
-                pull_max=self.random.choice([1, 3, 100]),
-            )
+            pull_max = self.random.choice([1, 3, 100])
+            driver = Driver(self.kind, self.broker, self.servers, self.handle, self.start, pull_max)
             self.members.append(driver)
             driver.start()
 

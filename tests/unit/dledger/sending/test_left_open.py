@@ -25,18 +25,6 @@ appender = DLedgerClient(sys.argv[1]).appender(linger_ms=60_000)
 for number in range(100):
     appender.append(b"%d" % number)
 """
-ASYNC_SENDER = """
-import asyncio, sys
-from rocketstore.client.aio_producer import AsyncProducer
-from rocketstore.message.message import Message
-
-async def main():
-    sender = AsyncProducer(sys.argv[1]).sender(linger_ms=60_000)
-    for number in range(100):
-        await sender.send(Message("T", b"%d" % number))
-
-asyncio.run(main())
-"""
 
 
 def run(program: str, address: str) -> subprocess.CompletedProcess[str]:
@@ -76,16 +64,6 @@ def test_what_lingers_in_an_appender_is_sent_and_told() -> None:
     assert done.returncode == 0, done.stderr
     assert [one for one in stored if one] == [b"%d" % number for number in range(100)]
     assert "100 items were still in dledger-appender" in done.stderr
-
-
-def test_what_lingers_in_a_sender_whose_loop_has_ended_is_told() -> None:
-    """It cannot be sent any more."""
-    with fake_brokers() as brokers:
-        brokers.add_topic("T", 1)
-        done = run(ASYNC_SENDER, brokers.addresses[0])
-        assert brokers.bodies("T") == []
-    assert done.returncode == 0
-    assert "100 items were still in rocketstore-sender" in done.stderr
 
 
 def test_nothing_is_told_of_what_was_closed_or_has_been_sent() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import ConfigError, DLedgerError, InvalidRequestError, TlsError, UnavailableError
-from rocketstore.client.aio_cluster_producer import AsyncClusterProducer
 from rocketstore.client.cluster_producer import ClusterProducer
 from rocketstore.client.errors import MessageRefusedError, NotFoundError, PartlySentError, SendOutcomeUnknownError
 from rocketstore.client.outgoing import queue_of_key
@@ -270,23 +268,3 @@ def test_without_name_servers(known: TwoGroups) -> None:
         ClusterProducer("10.0.0.1:9876")
     with pytest.raises(ConfigError):
         ClusterProducer([])
-
-
-def test_the_same_with_asyncio(known: TwoGroups) -> None:
-    """The threaded one is generated from this one."""
-
-    async def run() -> None:
-        async with AsyncClusterProducer(known.server) as producer:
-            await asyncio.gather(*(producer.send(letter(number)) for number in range(15)))
-            await producer.send_many([letter(number) for number in range(15, 18)])
-            async with producer.sender() as sender:
-                futures = [await sender.send(letter(number)) for number in range(18, 30)]
-            assert [(await one).queue_offset >= 0 for one in futures] == [True] * 12
-            with pytest.raises(NotFoundError):
-                await producer.send(Message("new", b"x"))
-
-    asyncio.run(run())
-
-    assert known.bodies() == [b"%04d" % number for number in range(30)]
-    assert known.a.bodies(TOPIC)
-    assert known.b.bodies(TOPIC)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import ConfigError, UnavailableError
-from rocketstore.client.aio_cluster_transactions import AsyncClusterTransactionalProducer
 from rocketstore.client.cluster_transactions import ClusterTransactionalProducer
 from rocketstore.client.errors import NotFoundError
 from rocketstore.client.transactions import PreparedMessage, TransactionEnd, TransactionState
@@ -172,25 +170,3 @@ def test_name_servers_that_do_not_answer_are_named() -> None:
     nobody = ClusterTransactionalProducer("127.0.0.1:1", group="g", check=saying(UNKNOWN), timeout_s=0.3)
     with pytest.raises(NameServerError), nobody:
         pytest.fail("it has started")
-
-
-def test_the_same_on_a_loop(cluster: Cluster) -> None:
-    ledger = Ledger(COMMIT)
-
-    async def main() -> None:
-        async def execute(prepared: PreparedMessage) -> TransactionState:
-            await asyncio.sleep(0)
-            return TransactionState(prepared.message.body.decode())
-
-        made = AsyncClusterTransactionalProducer(
-            cluster.server, group="producers", check=ledger.check_async, timeout_s=15.0
-        )
-        async with asyncio.timeout(60), made:
-            wanted = [COMMIT, ROLLBACK, UNKNOWN, UNKNOWN]
-            messages = [Message("T", state.encode()) for state in wanted]
-            await asyncio.gather(*(made.send_in_transaction(one, execute) for one in messages))
-            while cluster.ends() < 4:
-                await asyncio.sleep(0.01)
-
-    asyncio.run(main())
-    assert cluster.bodies() == [b"COMMIT", b"UNKNOWN", b"UNKNOWN"]

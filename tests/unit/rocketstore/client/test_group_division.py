@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +12,6 @@ import pytest
 
 from dledger.client.shared import Deadline
 from dledger.errors import ConfigError, InvalidRequestError
-from rocketstore.client.aio_group_consumer import AsyncGroupConsumer
 from rocketstore.client.errors import NotFoundError
 from rocketstore.client.group_consumer import GroupConsumer
 from rocketstore.client.group_division import Division
@@ -293,27 +291,6 @@ def test_a_topic_grows_at_one_broker(known: Known) -> None:
         known.b.state.table[TOPIC] = TopicConfig(TOPIC, 3, 3)
         known.register("b", queues=3)
         wait_until(lambda: queues_of(one) == [*ALL, "b2"], "the new queue is consumed, too")
-
-
-def test_a_coroutine_handles_messages_of_all_brokers(known: Known) -> None:
-    """The same member, with asyncio."""
-    known.put("a", b"1")
-    known.put("b", b"2")
-    done: list[bytes] = []
-
-    async def handle(delivery: GroupDelivery) -> None:
-        done.append(delivery.body)
-
-    async def main() -> None:
-        one = AsyncGroupConsumer(name_servers=known.server.address, group="g", start="first", timeout_s=15.0)
-        one.subscribe(TOPIC)
-        async with asyncio.timeout(60), one:
-            await one.start(handle)
-            while len(done) < 2:
-                await asyncio.sleep(0.01)
-
-    asyncio.run(main())
-    assert (known.committed("a")[0], known.committed("b")[0]) == (1, 1)
 
 
 def test_a_route_with_more_queues_than_there_are_holds_up_none(known: Known) -> None:

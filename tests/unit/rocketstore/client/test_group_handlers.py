@@ -14,7 +14,6 @@ from types import ModuleType
 import pytest
 
 from dledger.errors import InvalidRequestError, UnavailableError
-from rocketstore.client.aio_group_consumer import AsyncGroupConsumer
 from rocketstore.client.group_branch import Branch
 from rocketstore.client.group_consumer import GroupConsumer
 from rocketstore.client.group_options import GroupOptions
@@ -68,50 +67,6 @@ def test_a_handler_may_raise_anything(
         wait_until(lambda: committed(broker) == dict.fromkeys(range(4), 2), "all is done")
     assert retried(broker) == [b"0"]
     assert any(record.exc_info and record.exc_info[1] is error for record in caplog.records)
-
-
-@pytest.mark.parametrize("error", [SystemExit(1), asyncio.CancelledError()])
-def test_an_awaited_handler_may_raise_anything(broker: RemotingHarness, error: BaseException) -> None:
-    """A cancelled await of its own is its failure, not the end of the worker."""
-    put(broker, 8)
-    handle = once(error)
-
-    async def handler(delivery: GroupDelivery) -> None:
-        await asyncio.sleep(0)
-        handle(delivery)
-
-    async def test() -> None:
-        options = GroupOptions(start="first", commit_s=0.05, timeout_s=15.0)
-        async with AsyncGroupConsumer([broker.address], group="g", options=options) as one:
-            one.subscribe("T")
-            await one.start(handler, workers=1)
-            await asyncio.to_thread(wait_until, lambda: committed(broker) == dict.fromkeys(range(4), 2), "all is done")
-
-    asyncio.run(test())
-    assert retried(broker) == [b"0"]
-
-
-def test_a_cancelled_program_does_not_fail_its_messages(broker: RemotingHarness) -> None:
-    """The task of the worker is cancelled: the message in use comes again, and uses up no retry."""
-    put(broker, 4)
-    waiting = threading.Event()
-
-    async def handler(_: GroupDelivery) -> None:
-        waiting.set()
-        await asyncio.Event().wait()
-
-    async def test() -> None:
-        options = GroupOptions(start="first", commit_s=0.05, timeout_s=15.0)
-        one = AsyncGroupConsumer([broker.address], group="g", options=options)
-        one.subscribe("T")
-        await one.start(handler, workers=1)
-        await asyncio.to_thread(waiting.wait, 15.0)
-        one._workers[0].cancel()
-        await one.close()
-
-    asyncio.run(test())
-    assert committed(broker) == dict.fromkeys(range(4), 0)
-    assert retried(broker) == []
 
 
 def test_a_retry_topic_that_cannot_be_made_is_an_error_and_the_others_go_on(

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from dledger.errors import DLedgerError
 from dledger.values import MIB
-from rocketstore.client.aio_producer import AsyncProducer
 from rocketstore.client.errors import MessageRefusedError
 from rocketstore.client.producer import Producer
 from rocketstore.message.message import Message
@@ -40,32 +37,16 @@ def sizes(brokers: FakeBrokers) -> list[int]:
 
 
 @pytest.mark.parametrize("numbered", [True, False])
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_send_that_is_too_large_is_refused_before_it_is_sent(
-    brokers: FakeBrokers, *, is_async: bool, numbered: bool
-) -> None:
+def test_a_send_that_is_too_large_is_refused_before_it_is_sent(brokers: FakeBrokers, *, numbered: bool) -> None:
     """The next send uses the same stream."""
     outcomes: list[DLedgerError | None] = []
-
-    async def sent() -> None:
-        async with AsyncProducer(brokers.addresses, enable_idempotence=numbered) as producer:
-            for size in (1, LIMIT, 2):
-                try:
-                    await producer.send(message(size))
-                    outcomes.append(None)
-                except DLedgerError as error:
-                    outcomes.append(error)
-
-    if is_async:
-        asyncio.run(sent())
-    else:
-        with Producer(brokers.addresses, enable_idempotence=numbered) as producer:
-            for size in (1, LIMIT, 2):
-                try:
-                    producer.send(message(size))
-                    outcomes.append(None)
-                except DLedgerError as error:
-                    outcomes.append(error)
+    with Producer(brokers.addresses, enable_idempotence=numbered) as producer:
+        for size in (1, LIMIT, 2):
+            try:
+                producer.send(message(size))
+                outcomes.append(None)
+            except DLedgerError as error:
+                outcomes.append(error)
 
     assert (outcomes[0], outcomes[2]) == (None, None)
     assert_refused(outcomes[1])

@@ -16,14 +16,12 @@ from dledger.client.discovery import Directory
 from dledger.errors import AccessDeniedError, ConfigError, InvalidRequestError, UnavailableError
 from rocketstore.broker.clients import HalfCheck
 from rocketstore.client import transactions
-from rocketstore.client.aio_transactional_producer import AsyncTransactionalProducer
 from rocketstore.client.errors import MessageRefusedError
 from rocketstore.client.transactional_producer import TransactionalProducer
 from rocketstore.client.transactions import (
     PendingChecks,
     PreparedMessage,
     TransactionEnd,
-    TransactionReceipt,
     TransactionState,
     checked_message,
 )
@@ -381,70 +379,6 @@ def test_access_control_applies() -> None:
         with pytest.raises(AccessDeniedError):
             sender.send_in_transaction(Message("read", b"one"), never)
         wait_until(lambda: bodies(broker) == [b"one", b"two"], "both are committed")
-
-
-# --- asyncio ----------------------------------------------------------------------------------------------------------
-
-
-def run_async(broker: RemotingHarness, ledger: Ledger, *states: TransactionState) -> list[TransactionReceipt]:
-    """Transactions at once, each of which yields to the others; waits until all have ended."""
-
-    async def main() -> list[TransactionReceipt]:
-        together = asyncio.Barrier(len(states))
-
-        async def one(state: TransactionState) -> TransactionReceipt:
-            async def execute(_prepared: PreparedMessage) -> TransactionState:
-                await together.wait()
-                return state
-
-            return await made.send_in_transaction(Message("T", state.encode()), execute)
-
-        made = AsyncTransactionalProducer(
-            [broker.address], group="producers", check=ledger.check_async, timeout_s=15.0, check_workers=2
-        )
-        async with asyncio.timeout(60), made:
-            receipts = await asyncio.gather(*map(one, states))
-            while len(bodies(broker, OP_TOPIC)) < len(states):
-                await asyncio.sleep(0.01)
-        return receipts
-
-    return asyncio.run(main())
-
-
-@pytest.mark.parametrize("error", [ValueError, SystemExit, asyncio.CancelledError])
-def test_transactions_run_at_once_on_a_loop(broker: RemotingHarness, error: type[BaseException]) -> None:
-    """And checks beside them, of which each worker's first fails."""
-    ledger = Ledger(error("scripted"), error("again"), UNKNOWN, COMMIT)
-    receipts = run_async(broker, ledger, COMMIT, ROLLBACK, UNKNOWN, COMMIT)
-    assert [one.end for one in receipts] == ["ENDED", "ENDED", "OPEN", "ENDED"]
-    assert sorted(bodies(broker)) == [b"COMMIT", b"COMMIT", b"UNKNOWN"]
-    # A check of another may have been on its way when that ended; its answer comes too late to matter.
-    assert b"UNKNOWN" in {one.message.body for one in ledger.asked}
-
-
-def test_a_cancelled_transaction_stays_open(broker: RemotingHarness) -> None:
-    """Nobody knows how far it came: the check does."""
-
-    async def main() -> None:
-        async def execute(_prepared: PreparedMessage) -> TransactionState:
-            await asyncio.Event().wait()
-            return COMMIT
-
-        ledger = Ledger(ROLLBACK)
-        made = AsyncTransactionalProducer(broker.address, group="producers", check=ledger.check_async, timeout_s=15.0)
-        async with asyncio.timeout(60), made:
-            task = asyncio.create_task(made.send_in_transaction(Message("T", b"one"), execute))
-            while not bodies(broker, HALF_TOPIC):
-                await asyncio.sleep(0.01)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            while not bodies(broker, OP_TOPIC):
-                await asyncio.sleep(0.01)
-        await made.close()
-
-    asyncio.run(main())
-    assert bodies(broker) == []
 
 
 # --- the queue of checks ----------------------------------------------------------------------------------------------
