@@ -106,7 +106,7 @@ class Cluster:
 
     async def brokers(self, deadline: Deadline) -> tuple[RoutedBroker, ...]:
         """All brokers, by name, as they are known now. Raises ``BrokerUnreachableError`` if there are none."""
-        await within(deadline, self.routes.refresh_brokers(), "the list of brokers")
+        await within(deadline, self.routes.find_brokers(), "the list of brokers")
         found = self.routes.brokers
         if not found:
             raise BrokerUnreachableError("no broker has registered with the name server")

@@ -142,6 +142,7 @@ class RouteCache:
         self._brokers: dict[str, RoutedBroker] = {}
         self._asking_brokers: asyncio.Task[None] | None = None
         self._brokers_asked_at = float("-inf")
+        self._brokers_found_at = float("-inf")
 
     # -- routes --------------------------------------------------------------------------------------------------------
 
@@ -209,6 +210,11 @@ class RouteCache:
         """All that some answer had, by name."""
         return tuple(one for _, one in sorted(self._brokers.items()))
 
+    async def find_brokers(self) -> None:
+        """Look up all brokers, unless that was done within the last half second. Raises ``ClientError``."""
+        if _now() >= self._brokers_found_at + UNKNOWN_REFRESH_S:
+            await self.refresh_brokers()
+
     async def refresh_brokers(self) -> None:
         """Look up all brokers, at most every half second. Raises ``ClientError``."""
         if self._asking_brokers is None:
@@ -230,6 +236,7 @@ class RouteCache:
             await asyncio.sleep(pause_s)
         self._brokers_asked_at = _now()
         info = await self._source.clusters()
+        self._brokers_found_at = _now()
         self._learn(info.broker_addr_table.values())
 
     def _asked_brokers(self, task: asyncio.Task[None]) -> None:

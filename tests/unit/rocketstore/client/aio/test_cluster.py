@@ -125,6 +125,7 @@ async def test_a_name_that_does_not_exist_is_an_error_that_lists_those_that_do()
         with pytest.raises(errors.NotFoundError, match=r"no brokers are named b \(there are a\)"):
             await cluster.broker("b", cluster.deadline())
         topics.brokers["b"] = {0: master.address}
+        await cluster.routes.refresh_brokers()
         with pytest.raises(errors.NotFoundError, match=r"there are several brokers: name one \(there are a, b\)"):
             await cluster.broker("", cluster.deadline())
         assert (await cluster.broker("b", cluster.deadline())).master == master.address

@@ -209,6 +209,20 @@ async def test_any_number_of_queues_may_have_been_registered(monkeypatch: pytest
 
 
 @on_loop
+async def test_brokers_that_were_just_found_are_not_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that asks them several things does not wait between them; after a failure they are, all the same."""
+    source = Source(data(("a", 2)))
+    async with cached(source) as cache:
+        await cache.find_brokers()
+        await cache.find_brokers()
+        assert source.asked == 1
+        monkeypatch.setattr(routes, "UNKNOWN_REFRESH_S", 0.0)
+        await cache.refresh_brokers()
+        await cache.find_brokers()
+        assert source.asked == 3
+
+
+@on_loop
 async def test_routes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "ROUTES_MAX", 2)
     monkeypatch.setattr(routes, "BROKERS_MAX", 2)
