@@ -25,7 +25,7 @@ from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.ha import proof
 from rocketstore.remoting.bodies.ha import HA_PORT, HaFacts, status_of
 from rocketstore.remoting.bodies.routes import KVTable
-from rocketstore.remoting.bodies.runtime import own_table
+from rocketstore.remoting.bodies.runtime import LOG_END, own_table
 from rocketstore.remoting.bodies.stats import BrokerStatsData, BrokerStatsItem
 from rocketstore.remoting.bodies.topics import DataVersion
 from rocketstore.remoting.headers import AclVersionAnswer, StatsDataHeader, VersionAnswer, read_header, write_header
@@ -100,8 +100,10 @@ class RunningBroker:
         if prove and isinstance(log, PlainCommitLog) and not broker.config.access.acl_enable:
             here[proof.PROOF] = proof.answer(log, prove)
         told = broker.store.runtime_info() | broker.state.runtime_info() | broker.storage.transactions.runtime_info()
-        view, conditions = broker.mastership.view(), [one.kind for one in broker.loop.conditions.now()]
-        own = own_table(self._release, broker.config.node_id, view.role, view.term, view.members, conditions)
+        view, conditions = broker.mastership.view(), broker.loop.conditions.now()
+        node = broker.config.node_id
+        own = own_table(self._release, node, view.role, view.term, view.members, conditions, leader=view.leader)
+        own[LOG_END] = str(log.end_offset)
         return KVTable(told | here | own | self._replication()).encode()
 
     async def ha_status(self, _: RemotingConnection, frame: Frame) -> Frame:

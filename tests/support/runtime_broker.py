@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from dledger.conditions import Condition
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import Frame
@@ -24,7 +25,8 @@ JAVA: Mapping[str, str] = {"brokerVersionDesc": "V4_9_7", "putTps": "1.5 2.5 3.5
 
 def ours(node: str, role: str, term: int, members: Mapping[str, str], *conditions: str) -> dict[str, str]:
     """What a broker of ours says of itself."""
-    return {**JAVA, "brokerVersionDesc": "V4_9_8", **own_table("1.0", node, role, term, members, conditions)}
+    problems = [Condition(kind, "", 0) for kind in conditions]
+    return {**JAVA, "brokerVersionDesc": "V4_9_8", **own_table("1.0", node, role, term, members, problems)}
 
 
 class RuntimeBroker:

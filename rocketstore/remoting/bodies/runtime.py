@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, Self
 
+from dledger.conditions import CONDITIONS_MAX, Condition
 from dledger.records import record
+from dledger.remoting.errors import RequestError
+from dledger.remoting.fastjson import dumps_plain, loads
 from rocketstore.remoting.bodies.ha import HaFacts
 from rocketstore.remoting.bodies.routes import KVTable
 
@@ -16,7 +19,11 @@ _NODE: Final = "dledgerNode"
 _ROLE: Final = "dledgerRole"
 _TERM: Final = "dledgerTerm"
 _MEMBERS: Final = "dledgerMembers"
+_LEADER: Final = "dledgerLeader"
 _CONDITIONS: Final = "dledgerConditions"
+LOG_END: Final = "dledgerLogEnd"
+"""The value with the end of what is written, committed or not."""
+_SLAVE: Final = "SLAVE"
 
 
 @record(frozen=True, slots=True)
@@ -37,12 +44,32 @@ class RuntimeInfo:
     term: int = 0
     members: tuple[tuple[str, str], ...] = ()
     """Node ids and addresses of the group; an address is empty until that node has answered."""
-    conditions: tuple[str, ...] = ()
-    """The kinds of its present problems."""
+    leader: str = ""
+    """The node id of its group's leader; empty if it knows none."""
+    problems: tuple[Condition, ...] = ()
+    """Its present conditions, oldest first."""
+    store_role: str = ""
+    """The broker's role: ``SLAVE``, ``SYNC_MASTER`` or ``ASYNC_MASTER``; in a group, it is none while it catches up."""
+    begin: int | None = None
+    """The beginning of its log; None if it does not tell."""
     end: int | None = None
-    """The end of its log; None if it does not tell."""
+    """The end of what can be read of its log; None if it does not tell."""
+    written: int | None = None
+    """The end of its log, committed or not; None if it does not tell."""
+    dispatch_behind: int | None = None
+    """How many bytes of the log are not in its queues yet; None if it does not tell."""
     ha: HaFacts | None = None
     """Classic replication; None for a broker that has none, or does not tell."""
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """The kinds of its present problems."""
+        return tuple(sorted({one.kind for one in self.problems}))
+
+    @property
+    def is_master(self) -> bool:
+        """Whether it says that it takes changes."""
+        return self.store_role not in ("", _SLAVE)
 
     @classmethod
     def decode(cls, body: bytes) -> Self:
@@ -59,20 +86,33 @@ class RuntimeInfo:
             role=text.get(_ROLE, ""),
             term=int(term) if term.isascii() and term.isdigit() and len(term) <= 19 else 0,
             members=tuple(_members(table.get(_MEMBERS, ""))),
-            conditions=tuple(text.get(_CONDITIONS, "").split()),
+            leader=text.get(_LEADER, ""),
+            problems=tuple(_problems(table.get(_CONDITIONS, ""))),
+            store_role=text.get("brokerRole", ""),
+            begin=_offset(text.get("commitLogMinOffset", "")),
             end=_offset(text.get("commitLogMaxOffset", "")),
+            written=_offset(text.get(LOG_END, "")),
+            dispatch_behind=_offset(text.get("dispatchBehindBytes", "")),
             ha=HaFacts.of(table),
         )
 
 
 def own_table(
-    release: str, node: str, role: str, term: int, members: Mapping[str, str], conditions: Iterable[str]
+    release: str,
+    node: str,
+    role: str,
+    term: int,
+    members: Mapping[str, str],
+    conditions: Iterable[Condition],
+    *,
+    leader: str = "",
 ) -> dict[str, str]:
     """What our brokers add to RocketMQ's table. Members are written as in ``dLegerPeers``."""
-    found = {_RELEASE: release, _NODE: node, _CONDITIONS: " ".join(sorted(set(conditions)))}
+    problems = [[one.kind, one.subject, one.since_ms, one.message] for one in conditions]
+    found = {_RELEASE: release, _NODE: node, _CONDITIONS: dumps_plain(problems).decode()}
     if role:
         told = ";".join(f"{name}-{address}" for name, address in sorted(members.items()))
-        found |= {_ROLE: role, _TERM: str(term), _MEMBERS: told}
+        found |= {_ROLE: role, _TERM: str(term), _LEADER: leader, _MEMBERS: told}
     return found
 
 
@@ -81,6 +121,17 @@ def _members(text: str) -> Iterable[tuple[str, str]]:
         node, _, address = one[:TEXT_MAX].partition("-")
         if node:
             yield node, address
+
+
+def _problems(text: str) -> Iterable[Condition]:
+    try:
+        found = loads(text.encode())
+    except RequestError:
+        return
+    for one in found[:CONDITIONS_MAX] if isinstance(found, list) else ():
+        if isinstance(one, list) and len(one) == 4 and isinstance(one[2], int):
+            kind, subject, message = (str(one[at])[:TEXT_MAX] for at in (0, 1, 3))
+            yield Condition(kind, message, one[2], subject)
 
 
 def _offset(text: str) -> int | None:

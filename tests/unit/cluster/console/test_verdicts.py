@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cluster.console.verdicts import Level, MemberView, overall, verdict_of
+from dledger.conditions import Condition
 from rocketstore.remoting.bodies.runtime import RuntimeInfo
 
 GROUP = (("n0", "h:1"), ("n1", "h:2"), ("n2", "h:3"))
@@ -30,7 +31,7 @@ def java(number: int, **more: object) -> MemberView:
 def of(number: int, role: str, *conditions: str) -> RuntimeInfo:
     info = member(number).info
     assert info is not None
-    return replace(info, role=role, conditions=conditions)
+    return replace(info, role=role, problems=tuple(Condition(kind, "", 0) for kind in conditions))
 
 
 @pytest.mark.parametrize(
