@@ -62,6 +62,8 @@ _Stored: TypeAlias = tuple[StoredPlace | None, HostAddress, SendStatus]
 _Batch: TypeAlias = OutgoingBatch[OutgoingMessage, _Stored]
 Settle: TypeAlias = Callable[[OutgoingMessage, SendResult | ClientError], None]
 """Gives a message its outcome."""
+OnFailure: TypeAlias = Callable[[str, ClientError], object]
+"""Is told of each request that failed, repeated or not: the broker's name, and why."""
 
 
 async def numbers_messages(cluster: Cluster, address: str) -> bool:
@@ -77,7 +79,7 @@ class NumberedSender:
     """The numbered producer of one broker name. ``settle`` is called with each message and its outcome."""
 
     def __init__(
-        self, cluster: Cluster, broker: str, timeout_s: float, settle: Settle, note_failure: Callable[[str], None]
+        self, cluster: Cluster, broker: str, timeout_s: float, settle: Settle, note_failure: OnFailure
     ) -> None:
         self._cluster = cluster
         self._broker = broker
@@ -190,7 +192,7 @@ class NumberedSender:
 
     def _failed(self, _address: str, error: DLedgerError) -> None:
         if isinstance(error, ClientError) and may_repeat(error, harmless=True):
-            self._note_failure(self._broker)
+            self._note_failure(self._broker, error)
 
     async def _find_master(self) -> str | None:
         with suppress(ClientError):
@@ -219,7 +221,7 @@ class NumberedSender:
                 failure = error
                 if not may_repeat(error, harmless=True):
                     raise
-            self._note_failure(self._broker)
+            self._note_failure(self._broker, failure)
             if deadline - loop.time() <= PAUSE_S:
                 failure.outcome = "not_applied"
                 raise failure

@@ -36,7 +36,7 @@ from rocketstore.client.aio.errors import (
     may_send_twice,
     refusal_of,
 )
-from rocketstore.client.aio.numbered import NumberedSender, numbers_messages
+from rocketstore.client.aio.numbered import NumberedSender, OnFailure, numbers_messages
 from rocketstore.client.aio.outgoing import CREATING_TOPIC, OutcomeFuture, OutgoingMessage, fit_together, request_of
 from rocketstore.client.aio.queue_selection import QueueSelector, creating_route
 from rocketstore.client.aio.results import STORED, SendResult
@@ -99,11 +99,13 @@ class SendPipeline:
         *,
         idempotence: bool | Literal["auto"] = "auto",
         allow_duplicates: bool = False,
+        on_failure: OnFailure | None = None,
     ) -> None:
         self._cluster = cluster
         self._group = group
         self._limits = limits
         self._allow_duplicates = allow_duplicates
+        self._on_failure = on_failure
         self._idempotence = idempotence
         self._numbered: dict[str, NumberedSender | None] = {}  # by broker name; None: it does not number messages
         self._undecided: dict[str, deque[tuple[OutgoingMessage, MessageQueue]]] = {}
@@ -291,7 +293,7 @@ class SendPipeline:
             return None
         several = len(self._cluster.routes.brokers) > 1  # then there is time for another one
         timeout_s = self._cluster.timeout_s / (2 if several else 1)
-        return NumberedSender(self._cluster, name, timeout_s, self._numbered_done, self.selector.avoid)
+        return NumberedSender(self._cluster, name, timeout_s, self._numbered_done, self._note_failure)
 
     def _move_undecided(
         self, name: str, waiting: deque[tuple[OutgoingMessage, MessageQueue]], error: ClientError
@@ -556,7 +558,12 @@ class SendPipeline:
         """Something does not work there: look the route up, and spare that broker."""
         self._cluster.routes.doubt(topic)
         if not isinstance(failure, MessageRefusedError):
-            self.selector.avoid(broker)
+            self._note_failure(broker, failure)
+
+    def _note_failure(self, broker: str, failure: ClientError) -> None:
+        self.selector.avoid(broker)
+        if self._on_failure is not None:
+            self._on_failure(broker, failure)
 
     def _is_elsewhere_left(self, topic: str, tried: list[str]) -> bool:
         if len(set(tried)) >= ELSEWHERE_MAX:

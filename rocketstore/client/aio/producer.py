@@ -16,6 +16,7 @@ from dledger.remoting.frame import FLAG_ONEWAY, Frame
 from rocketstore.client.aio.cluster import Cluster
 from rocketstore.client.aio.errors import BrokerUnreachableError, ClientClosedError, ClientError, PartlySentError
 from rocketstore.client.aio.heartbeats import Heartbeats
+from rocketstore.client.aio.numbered import OnFailure
 from rocketstore.client.aio.outgoing import OutgoingMessage, outgoing, request_of
 from rocketstore.client.aio.pipeline import PipelineLimits, SendPipeline
 from rocketstore.client.aio.results import PreparedMessage, SendResult, TransactionResult, TransactionState
@@ -45,6 +46,8 @@ class ProducerOptions:
     ``allow_duplicates``: send a message again although it may be stored, as RocketMQ's own producers do; otherwise it
     fails with ``outcome="unknown"``, and the caller decides. ``check_workers``: how many transactions ``check`` is
     called for at once. ``close_timeout_s``: how long ``close`` waits for messages on their way.
+    ``on_failure`` is called with a broker's name and the error of each request to it that fails, repeated or not; on
+    the loop: it must neither block nor raise.
     """
 
     allow_duplicates: bool = False
@@ -52,6 +55,7 @@ class ProducerOptions:
     check_workers: int = 1
     close_timeout_s: float = 10.0
     limits: PipelineLimits = field(default_factory=PipelineLimits)
+    on_failure: OnFailure | None = None
 
 
 class Producer:
@@ -302,6 +306,7 @@ class Producer:
                 options.limits,
                 idempotence=self._enable_idempotence,
                 allow_duplicates=options.allow_duplicates,
+                on_failure=options.on_failure,
             )
         return self._pipeline
 

@@ -13,6 +13,7 @@ from dledger.remoting.codes import AnswerCode
 from rocketstore.client.aio import errors, numbered, routes
 from rocketstore.client.aio.admin import Admin
 from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.aio.numbered import OnFailure
 from rocketstore.client.aio.producer import Producer, ProducerOptions
 from rocketstore.client.aio.results import NO_OFFSET
 from rocketstore.message.message import Message
@@ -48,12 +49,14 @@ class World:
             self.stores[name].serve_numbered(server)
         self.a, self.store = servers["a"], self.stores["a"]
 
-    def producer(self, timeout_s: float = 20.0, enable_idempotence: bool | str = "auto") -> Producer:
+    def producer(
+        self, timeout_s: float = 20.0, enable_idempotence: bool | str = "auto", on_failure: OnFailure | None = None
+    ) -> Producer:
         return Producer(
             [one.address for one in self.servers.values()],
             timeout_s=timeout_s,
             enable_idempotence=enable_idempotence,  # type: ignore[arg-type]  # one of three
-            options=ProducerOptions(close_timeout_s=20),
+            options=ProducerOptions(close_timeout_s=20, on_failure=on_failure),
         )
 
     def numbered(self) -> list[NumberedSend]:
@@ -109,6 +112,19 @@ async def test_lost_answers_and_connections_store_nothing_twice_and_nothing_out_
         found = await asyncio.gather(*futures)
         assert here.store.bodies() == bodies(100)
         assert any(one.offset == NO_OFFSET for one in found) or [one.offset for one in found] == list(range(100))
+
+
+@on_loop
+async def test_who_wants_to_know_is_told_of_a_connection_that_broke_although_nothing_is_lost() -> None:
+    told: list[str] = []
+    async with world() as here, here.producer(on_failure=lambda broker, _: told.append(broker)) as producer:
+        here.store.answers.append(stores_silently)
+        future = await producer.submit(message(b"0"))
+        await until(lambda: len(here.a.of(NUMBERED)) == 1, "it is stored, and not answered")
+        assert told == []
+        here.a.hang_up()
+        await future
+        assert set(told) == {"a"}
 
 
 @on_loop

@@ -251,6 +251,23 @@ async def test_a_message_that_one_broker_does_not_take_goes_to_another_which_is_
         assert len(here.bodies()) == 10
 
 
+@on_loop
+async def test_who_wants_to_know_is_told_of_requests_that_fail_although_the_message_is_stored() -> None:
+    """A monitor, or a drill: the message itself says nothing of it."""
+    told: list[tuple[str, str]] = []
+
+    def note(broker: str, error: errors.ClientError) -> None:
+        told.append((broker, type(error).__name__))
+
+    async with world() as here:
+        await here.a.stop()
+        options = ProducerOptions(on_failure=note)
+        async with Producer([here.b.address], options=options, enable_idempotence=False) as producer:
+            for _ in range(2):
+                assert (await producer.send(message())).broker == "b"
+    assert told == [("a", "BrokerUnreachableError")]
+
+
 @pytest.mark.parametrize("code", [AnswerCode.NO_PERMISSION, AnswerCode.TOPIC_NOT_EXIST, AnswerCode.SYSTEM_BUSY])
 @on_loop
 async def test_rocketmqs_retryable_codes_are_tried_elsewhere(code: AnswerCode) -> None:
