@@ -34,7 +34,6 @@ def test_the_host_sees_the_group(project: Project) -> None:
         assert any({node, f"127.0.0.1:{port}"} <= set(line.split()) for line in listed.splitlines()), listed
 
 
-@pytest.mark.xfail(strict=True, reason="clients over remoting use the names that brokers tell, unknown outside")
 def test_messages_go_in_and_come_out(project: Project) -> None:
     """From the host, by the commands of the README."""
     project.dledger("topic", "create", "orders")
@@ -81,7 +80,6 @@ def opens(url: str) -> bool:
         return False
 
 
-@pytest.mark.xfail(strict=True, reason="clients over remoting use the names that brokers tell, unknown outside")
 def test_a_stopped_leader_hands_over(project: Project, docker_engine: EngineClient) -> None:
     """``docker compose stop`` is SIGTERM: the master hands over, and its container ends by itself with 0.
 
@@ -109,7 +107,6 @@ def test_a_stopped_leader_hands_over(project: Project, docker_engine: EngineClie
     wait_until_up(project)
 
 
-@pytest.mark.xfail(strict=True, reason="clients over remoting use the names that brokers tell, unknown outside")
 def test_data_outlives_the_containers(project: Project) -> None:
     """``down`` removes them; what was acknowledged is in the volumes, which the next ``up`` takes."""
     project.dledger("topic", "create", "kept")

@@ -27,7 +27,6 @@ def project(docker_engine: EngineClient, image: str, tmp_path_factory: pytest.Te
         yield made
 
 
-@pytest.mark.xfail(strict=True, reason="clients over remoting use the names that brokers tell, unknown outside")
 def test_a_client_with_a_certificate_is_let_in(project: Project) -> None:
     """From the host, at the published ports, whose certificates are good for localhost."""
     project.dledger("topic", "create", "orders")

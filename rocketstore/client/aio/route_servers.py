@@ -8,7 +8,7 @@ answer within half a second, or does not know the topic.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from dledger.remoting.codes import AnswerCode
@@ -23,6 +23,7 @@ from rocketstore.client.aio.errors import (
     RequestNotKnownError,
     refusal_of,
 )
+from rocketstore.client.aio.group_addresses import GroupAddresses
 from rocketstore.remoting.bodies.routes import BrokerData, ClusterInfo, TopicRouteData
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import RouteHeader, write_header
@@ -31,8 +32,6 @@ HEDGE_S: Final = 0.5
 """How long a server may take before the next one is asked, too."""
 _NAME_SERVERS_REMARK: Final = "No topic route info in name server"
 """How RocketMQ's name servers, and ours, begin to say that they do not know a topic."""
-LEARNT_MAX: Final = 32
-"""Addresses of a group's other brokers that are asked, besides those given."""
 
 
 class RouteServers:
@@ -45,7 +44,7 @@ class RouteServers:
         self._given = tuple(addresses)
         self._are_name_servers = are_name_servers
         self._timeout_s = min(timeout_s, ATTEMPT_S_MAX)
-        self._learnt: tuple[str, ...] = ()
+        self._group = None if are_name_servers else GroupAddresses(connections, self._given)
         self._first = ""
         """The address that answered last."""
 
@@ -59,7 +58,7 @@ class RouteServers:
             data = TopicRouteData.decode(answer.body or b"{}")
         except RequestError as error:
             raise BadAnswerError(f"route of topic {topic}: {error}") from error
-        return TopicRouteData(data.queue_datas, self._reachable(data.broker_datas), {}, data.order_topic_conf)
+        return TopicRouteData(data.queue_datas, await self._reachable(data.broker_datas), {}, data.order_topic_conf)
 
     async def clusters(self) -> ClusterInfo:
         """GET_BROKER_CLUSTER_INFO. Raises ``ClientError``."""
@@ -70,7 +69,7 @@ class RouteServers:
             raise BadAnswerError(f"list of brokers: {error}") from error
         if not self._are_name_servers and not info.broker_addr_table:  # a broker knows itself
             raise _is_a_name_server(self._first)
-        brokers = self._reachable(tuple(info.broker_addr_table.values()))
+        brokers = await self._reachable(tuple(info.broker_addr_table.values()))
         return ClusterInfo({one.broker_name: one for one in brokers}, info.cluster_addr_table)
 
     def distrust(self) -> None:
@@ -81,35 +80,12 @@ class RouteServers:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _reachable(self, brokers: Sequence[BrokerData]) -> tuple[BrokerData, ...]:
-        """The brokers by the addresses to use, which are learnt if brokers told them.
-
-        A broker alone in its group is used at the address that was given, whatever it takes for its own: it may be
-        behind a port that is forwarded. So are several if the ports alone tell which given address is whose.
-        """
-        if self._are_name_servers:
-            return tuple(brokers)
-        told = {address for one in brokers for address in one.broker_addrs.values() if address}
-        if len(told) == len(self._given) == 1 and not self._learnt:
-            return tuple(
-                BrokerData(one.cluster, one.broker_name, dict.fromkeys(one.broker_addrs, self._given[0]))
-                for one in brokers
-            )
-        if forwarded := _by_port(self._given, told):
-            return tuple(
-                BrokerData(
-                    one.cluster,
-                    one.broker_name,
-                    {number: forwarded.get(address, address) for number, address in one.broker_addrs.items()},
-                )
-                for one in brokers
-            )
-        if len(told) > 1:  # one that knows only itself may have been cut off from its group
-            self._learnt = tuple(sorted(told))[:LEARNT_MAX]
-        return tuple(brokers)
+    async def _reachable(self, brokers: Sequence[BrokerData]) -> tuple[BrokerData, ...]:
+        """The brokers by the addresses to use."""
+        return tuple(brokers) if self._group is None else await self._group.reachable(brokers)
 
     def _addresses(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*self._given, *self._learnt)))
+        return self._given if self._group is None else self._group.known
 
     async def _ask(self, request: Frame) -> Frame | None:
         """The first successful answer; None if the topic is unknown to all that answer. Raises ``ClientError``."""
@@ -183,12 +159,3 @@ def _is_a_name_server(address: str) -> RequestNotKnownError:
     return RequestNotKnownError(
         f"{address} is a name server, not a broker: give it with --namesrv (in Python name_servers=…)", address=address
     )
-
-
-def _by_port(given: Sequence[str], told: Collection[str]) -> dict[str, str]:
-    """The given address for each that was told, if all have ports of their own, which were given, too; else nothing."""
-    ports = {one.rpartition(":")[2]: one for one in given}
-    needed = {one.rpartition(":")[2] for one in told}
-    if len(told) < 2 or len(ports) < len(given) or len(needed) < len(told) or not needed <= ports.keys():
-        return {}
-    return {one: ports[one.rpartition(":")[2]] for one in told}

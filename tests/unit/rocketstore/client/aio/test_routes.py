@@ -335,37 +335,3 @@ async def test_a_groups_other_brokers_are_asked_once_they_are_known() -> None:
         found = await servers.clusters()
         assert found.broker_addr_table["a"].broker_addrs == {0: other.address}
         await connections.close()
-
-
-@on_loop
-async def test_a_broker_alone_is_used_at_the_address_that_was_given() -> None:
-    """It may be in a container, and take another address for its own."""
-    async with scripted_server() as given:
-        topics = Topics({"a": {0: "192.0.2.9:10911"}}, {"T": {"a": 4}})
-        topics.serve(given)
-        connections = BrokerConnections([given.address])
-        servers = RouteServers(connections, [given.address], are_name_servers=False, timeout_s=10)
-        route = await servers.route("T")
-        assert route is not None
-        assert route.broker_datas[0].broker_addrs == {0: given.address}
-        topics.brokers["a"] = {0: "192.0.2.9:10911", 1: "192.0.2.10:10911"}
-        route = await servers.route("T")
-        assert route is not None
-        assert route.broker_datas[0].broker_addrs == topics.brokers["a"]
-        await connections.close()
-
-
-@pytest.mark.parametrize(
-    ("given", "told", "used"),
-    [
-        (("h:1", "h:2", "h:3"), ("n1:1", "n2:2"), {"n1:1": "h:1", "n2:2": "h:2"}),
-        (("h:1",), ("n1:1", "n2:2"), {}),
-        (("h:1", "i:1"), ("n1:1", "n2:1"), {}),
-        (("h:1", "h:2"), ("n1:1",), {}),
-    ],
-)
-def test_forwarded_ports_are_used_where_they_alone_tell_whose_they_are(
-    given: tuple[str, ...], told: tuple[str, ...], used: dict[str, str]
-) -> None:
-    """Brokers in containers tell names that nobody outside knows; otherwise their word counts."""
-    assert route_servers._by_port(given, told) == used
