@@ -2,7 +2,8 @@
 
 A connection begins with DLedger's METADATA: its answer says whether the node knows our request codes, and how large an
 append may be. What may leave this machine is decided here: without TLS only loopback addresses are dialled, unless
-``ClientSecurity.insecure`` is set, also those that other nodes name.
+``ClientSecurity.insecure`` is set, also those that other nodes name. Nor does a signature go to such an address without
+TLS (``dledger.client.security.signed_for``).
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from dledger.client.security import NOT_SIGNED_FOR, signed_for
 from dledger.client.shared import Deadline
 from dledger.errors import (
+    AccessDeniedError,
     ConfigError,
     DLedgerError,
     InvalidRequestError,
@@ -74,6 +77,7 @@ class NodeConnections:
         self._group = group
         self._key = security.access_key if security is not None else ""
         self._secret = security.secret_key if security is not None else ""
+        self._signed_for = signed_for(security, addresses)
         self._may_be_plain = security is not None and (security.tls is not None or security.insecure)
         self._contexts = None if security is None or security.tls is None else tls.ContextSource(security.tls)
         if problems := self._plaintext_problems(addresses):
@@ -161,6 +165,8 @@ class NodeConnections:
             raise UnavailableError("the client is closed")
         if not self._may_be_plain and (problems := self._plaintext_problems([address])):
             raise TlsError(f"a server named {address} as another server, but {problems[0]}")
+        if self._signed_for is not None and address not in self._signed_for:
+            raise AccessDeniedError(f"{address} {NOT_SIGNED_FOR}")
 
     def _plaintext_problems(self, addresses: Sequence[str]) -> list[str]:
         return [] if self._may_be_plain else plaintext_problems(addresses, _USE_TLS, _INSIST)

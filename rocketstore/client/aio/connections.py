@@ -1,7 +1,8 @@
 """Connections to brokers and name servers: one per address, signed requests, answers or errors of this client.
 
 What may leave this machine is decided here: without TLS only loopback addresses are dialled, unless
-``ClientSecurity.insecure`` is set; that holds for addresses that brokers and name servers tell, too.
+``ClientSecurity.insecure`` is set; that holds for addresses that brokers and name servers tell, too. Nor does a
+signature go to such an address without TLS (``dledger.client.security.signed_for``).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from dledger.client.security import NOT_SIGNED_FOR, signed_for
 from dledger.errors import ConfigError
 from dledger.remoting.acl import signed
 from dledger.remoting.client import RemotingClient, UnreachableError
@@ -25,6 +27,7 @@ from rocketstore.client.aio.errors import (
     BrokerUnreachableError,
     ClientClosedError,
     ConnectionEndedError,
+    ForbiddenError,
     MessageRefusedError,
     TimedOutError,
     refusal_of,
@@ -85,6 +88,7 @@ class BrokerConnections:
     ) -> None:
         self._access_key = security.access_key if security is not None else ""
         self._secret_key = security.secret_key if security is not None else ""
+        self._signed_for = signed_for(security, given)
         self._may_be_plain = security is not None and (security.tls is not None or security.insecure)
         self._contexts = None if security is None or security.tls is None else tls.ContextSource(security.tls)
         self._lost = lost
@@ -195,6 +199,8 @@ class BrokerConnections:
             raise ClientClosedError("this client is closed")
         if not self._may_be_plain and (problems := self._plaintext_problems([address])):
             raise BrokerUnreachableError(f"a server named {address} as another server, but {problems[0]}")
+        if self._signed_for is not None and address not in self._signed_for:
+            raise ForbiddenError(f"{address} {NOT_SIGNED_FOR}", address=address)
 
     def _plaintext_problems(self, addresses: Sequence[str]) -> list[str]:
         return [] if self._may_be_plain else plaintext_problems(addresses, _USE_TLS, _INSIST)

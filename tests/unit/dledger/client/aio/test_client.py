@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -411,3 +412,39 @@ def test_requests_are_signed() -> None:
         loops.run(asyncio.wait_for(main(), TIMEOUT_S))
     finally:
         server.close()
+
+
+def test_without_tls_no_signature_goes_to_an_address_that_a_node_named() -> None:
+    """It would be good for any request, for ever: one wrong answer of whoever has a node's port must not be enough."""
+    security = ClientSecurity(access_key="writer", secret_key="writer-secret")
+
+    async def main(group: FakeGroup) -> None:
+        group.elect(1)
+        async with DLedgerClient(group.addresses[0], security=security, timeout_s=2) as client:
+            with pytest.raises(AccessDeniedError, match="was not given to this client"):
+                await client.append(b"a")
+        assert not group.nodes[1].entries
+        trusting = replace(security, trust_name_servers=True)
+        for addresses, signer in ((group.addresses, security), (group.addresses[:1], trusting)):
+            async with DLedgerClient(addresses, security=signer) as client:
+                await client.append(b"a")
+        async with DLedgerClient(group.addresses[0]) as client:
+            await client.append(b"a")
+
+    with fake_group() as group:
+        loops.run(asyncio.wait_for(main(group), TIMEOUT_S))
+        assert len(group.nodes[1].entries) == 3
+
+
+def test_nodes_behind_published_ports_are_used_at_the_given_addresses() -> None:
+    """Containers name addresses that nobody outside can resolve."""
+
+    async def main(group: FakeGroup) -> None:
+        async with DLedgerClient(group.addresses) as client:
+            for leader in (1, 2, 0):
+                group.elect(leader)
+                await client.append(b"a")
+            assert set(await client.members_status()) == {"n0", "n1", "n2"}
+
+    with fake_group(advertised=[f"n{number}.invalid:30911" for number in range(3)]) as group:
+        loops.run(asyncio.wait_for(main(group), TIMEOUT_S))

@@ -16,11 +16,13 @@ from dledger.remoting.frame import Frame
 from dledger.rpc import tls
 from rocketstore.client.aio import errors
 from rocketstore.client.aio.connections import BrokerConnections
+from rocketstore.client.aio.producer import Producer
+from rocketstore.message.message import Message
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import QueueHeader
 from tests.support import certificates
 from tests.support.on_loop import on_loop, until
-from tests.support.scripted_server import scripted_server, silence
+from tests.support.scripted_server import Topics, scripted_server, silence
 
 CODE = RequestCode.GET_MAX_OFFSET
 
@@ -227,3 +229,65 @@ def test_what_may_be_repeated_depends_on_the_outcome_and_the_request() -> None:
     assert errors.may_send_elsewhere(errors.NotFoundError("?"))
     assert not errors.may_send_elsewhere(unknown)
     assert not errors.may_send_elsewhere(errors.MessageRefusedError("?"))
+
+
+@pytest.mark.parametrize(("trusts", "gets"), [(False, False), (True, True)])
+@on_loop
+async def test_without_tls_nothing_signed_goes_to_an_address_that_was_only_learnt(trusts: bool, gets: bool) -> None:
+    """Nobody connects to it even; one that was given, and any without an account, is asked as always."""
+    async with scripted_server() as given, scripted_server() as learnt:
+        for one in (given, learnt):
+            one.scripts[CODE] = lambda frame: frame.answer(fields={"offset": "7"})
+        security = ClientSecurity(access_key="a", secret_key="s", insecure=True, trust_name_servers=trusts)
+        connections = BrokerConnections([given.address], security)
+        await connections.ask(given.address, CODE, QueueHeader("T", 7), timeout_s=10)
+        if gets:
+            await connections.ask(learnt.address, CODE, QueueHeader("T", 7), timeout_s=10)
+        else:
+            with pytest.raises(errors.ForbiddenError, match="was not given to this client") as caught:
+                await connections.ask(learnt.address, CODE, QueueHeader("T", 7), timeout_s=10)
+            assert caught.value.outcome == "not_applied"
+            with pytest.raises(errors.ForbiddenError, match="give this address, too, or use TLS"):
+                await connections.tell(learnt.address, Frame(CODE, 0))
+        assert [is_signed("s", one.fields, one.body) for one in given.requests] == [True]
+        assert (learnt.accepted > 0) == gets
+        await connections.close()
+        nobody = BrokerConnections([given.address])
+        await nobody.ask(learnt.address, CODE, QueueHeader("T", 7), timeout_s=10)
+        await nobody.close()
+
+
+@on_loop
+async def test_with_tls_a_learnt_address_needs_a_certificate_that_names_it(tmp_path: Path) -> None:
+    """Then it gets signatures, as brokers of a group do that one given address leads to."""
+    make_authority(tmp_path)
+    make_node(tmp_path, "n0", ["localhost"])
+    files = certificates.files(tmp_path, "n0")
+    security = ClientSecurity(files, access_key="a", secret_key="s")
+    async with scripted_server(tls.server_context(tls.read(files))) as learnt:
+        learnt.scripts[CODE] = lambda frame: frame.answer(fields={"offset": "7"})
+        connections = BrokerConnections(["n9:1"], security)
+        port = learnt.address.rpartition(":")[2]
+        await connections.ask(f"localhost:{port}", CODE, QueueHeader("T", 7), timeout_s=10)
+        assert is_signed("s", learnt.requests[0].fields, b"")
+        with pytest.raises(errors.BrokerUnreachableError, match="certificate"):
+            await connections.ask(learnt.address, CODE, QueueHeader("T", 7), timeout_s=10)
+        assert len(learnt.requests) == 1
+        await connections.close()
+
+
+@on_loop
+async def test_one_wrong_answer_collects_no_signatures_elsewhere() -> None:
+    """Whoever has a broker's port for a moment names another address as the master, and as the one to ask next."""
+    async with scripted_server() as given, scripted_server() as evil:
+        Topics({"a": {0: evil.address, 1: given.address}}, {"T": {"a": 4}}).serve(given)
+        Topics({"a": {0: evil.address, 1: evil.address}}, {"T": {"a": 4}}).serve(evil)
+        security = ClientSecurity(access_key="a", secret_key="s")
+        async with Producer(given.address, timeout_s=1, security=security) as producer:
+            for _ in range(3):
+                with pytest.raises(errors.ForbiddenError, match="was not given"):
+                    await producer.send(Message("T", b"x"))
+            await given.stop()
+            with pytest.raises(errors.ClientError):
+                await producer.send(Message("U", b"x"))
+        assert evil.accepted == 0
