@@ -1,11 +1,13 @@
-"""The server for clients: the log over gRPC and remoting, health and reflection on one event loop in its own thread."""
+"""The servers for clients, on one event loop in its own thread: the log over remoting and gRPC, health, reflection."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from contextlib import suppress
 
+import grpc
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
 
@@ -24,11 +26,13 @@ from dledger.rpc.clients.log_service import LogService
 from dledger.rpc.clients.standard_services import StandardServices
 from dledger.rpc.ports import LogNode
 from dledger.rpc.tls_keeper import TlsKeeper
-from dledger.values import CLIENT_PORT_OFFSET, address_text
+from dledger.values import address_text
+
+_LOG = logging.getLogger(__name__)
 
 
 class ClientServer:
-    """Listens on the client address from ``start`` to ``close``."""
+    """Listens on the client port and on that of gRPC from ``start`` to ``close``."""
 
     def __init__(
         self,
@@ -47,6 +51,8 @@ class ClientServer:
         self._tls = tls_keeper or TlsKeeper.of(config)
         self._node = node
         self._port = 0
+        self.grpc_port = 0
+        """The port of gRPC, once started; 0: none."""
         self._ready = threading.Event()
         self._failure: ConfigError | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -151,11 +157,12 @@ class ClientServer:
                 await statuses.set(name, health_pb2.HealthCheckResponse.SERVING)
             if self._guard is None:  # reflection tools cannot sign; health stays open for monitoring
                 standard.add_reflection((options.LOG_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME))
-            self._port = port.listen(self._host, self._wanted_port(), "client")
+            self._port = port.listen(self._host, config.client_bind_port, "client")
             port.bind(server, config.store.base_dir)
+            self._listen_for_grpc(server)
             await server.start()
             port.open()
-            connections.watch([self._port], calls_max, port.remoting_clients)
+            connections.watch({self._port, self.grpc_port} - {0}, calls_max, port.remoting_clients)
             try:
                 self._ready.set()
                 await self._stop.wait()
@@ -170,10 +177,10 @@ class ClientServer:
             requests.close()
             connections.close()
 
-    def _wanted_port(self) -> int:
-        if self._config.client_port is not None:
-            return self._config.client_port
-        port = self._config.self_member.port + CLIENT_PORT_OFFSET
-        if port > 65535:
-            raise InvariantError("the configuration was not checked")
-        return port
+    def _listen_for_grpc(self, server: grpc.aio.Server) -> None:
+        wanted = self._config.grpc_bind_port
+        if wanted is None and self._config.grpc_server_port is None:
+            _LOG.warning("no port of gRPC: the client port + 2 is another member's on this host; set grpcServerPort")
+        if wanted is not None:
+            credentials = self._tls.client_server_credentials() if self._tls is not None else None
+            self.grpc_port = options.bind(server, self._host, wanted, "gRPC", credentials)

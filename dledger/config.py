@@ -6,7 +6,7 @@ that is wrong with it at once. Reading conf files and the environment is ``dledg
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -18,7 +18,9 @@ from dledger.limits import Bytes, BytesOrZero, Millis, Percent, Port, Positive, 
 from dledger.types import NodeId
 from dledger.values import (
     CLIENT_PORT_OFFSET,
+    GRPC_PORT_OFFSET,
     MIB,
+    PORT_MAX,
     address_text,
     parse_address,
     plaintext_problems,
@@ -355,6 +357,10 @@ class ServerConfig:
     """Address to listen on for clients; empty: ``bind_host``, or the host of this node in ``members``."""
     client_port: Annotated[int | None, Range(0, 65535)] = None
     """Port for clients; unset: the peer port + 10000; 0: any free port."""
+    grpc_server_port: Annotated[int | None, Range(0, 65535)] = None
+    """Port for gRPC (the service ``dledger.v1.LogService``, health and reflection), at the address for clients; 0:
+    none. Unset: the client port + 2, unless that is another member's on the same host.
+    """
     advertised_client_address: str = ""
     """Address that nodes give to clients; empty: the client port at ``client_host`` or the host in ``members``."""
     cluster_id: str = ""
@@ -387,6 +393,24 @@ class ServerConfig:
     def client_bind_host(self) -> str:
         """The host to listen on for clients."""
         return self.client_host or self.bind_host or self.self_member.host
+
+    @property
+    def client_bind_port(self) -> int:
+        """The port to listen on for clients; 0: any free port."""
+        return self.self_member.port + CLIENT_PORT_OFFSET if self.client_port is None else self.client_port
+
+    @property
+    def grpc_bind_port(self) -> int | None:
+        """The port to listen on for gRPC; 0: any free port, None: none."""
+        port = grpc_port_of(self.grpc_server_port, self.client_bind_port)
+        return None if self.grpc_server_port is None and port in self._neighbours_ports else port
+
+    @property
+    def _neighbours_ports(self) -> set[int]:
+        """The ports for clients of the other members on this host, as far as they can be derived."""
+        if self.client_port is not None:
+            return set()
+        return {one.port + CLIENT_PORT_OFFSET for one in self.peers if one.host == self.self_member.host}
 
     @property
     def peers(self) -> tuple[Member, ...]:
@@ -426,10 +450,19 @@ class ServerConfig:
                 f"peer port {self.self_member.port} + {CLIENT_PORT_OFFSET} is not a valid port: set client_port "
                 "explicitly"
             )
+        elif self.node_id in ids:
+            found += self._grpc_port_problems()
         found += self.election.problems() + self.replication.problems() + self.store.problems()
         found += self.access.problems() + self.limits.problems() + self.bulk.problems()
         found += self.security.problems([*addresses, *filter(None, (self.bind_host, self.client_host))])
         return found
+
+    def _grpc_port_problems(self) -> list[str]:
+        taken = {self.client_bind_port: "the client port", self.metrics_port: "the metrics port"}
+        taken |= {
+            one.port: f"the peer port of {one.node_id}" for one in self.members if one.host == self.self_member.host
+        }
+        return grpc_port_problems(self.grpc_bind_port, self.grpc_server_port, "the client port", taken)
 
     def check(self) -> ServerConfig:
         """Return self, or raise ``ConfigError`` naming every problem."""
@@ -437,6 +470,24 @@ class ServerConfig:
         if found:
             raise ConfigError(found)
         return self
+
+
+def grpc_port_of(configured: int | None, client_port: int) -> int | None:
+    """The port to listen on for gRPC beside ``client_port``; 0: any free port, None: none."""
+    if configured is None:
+        return client_port + GRPC_PORT_OFFSET if client_port else 0
+    return configured or None
+
+
+def grpc_port_problems(
+    port: int | None, configured: int | None, client_port: str, taken: Mapping[int, str]
+) -> list[str]:
+    """What is wrong with the port of gRPC. ``client_port``: what that port is called, by whom others are ``taken``."""
+    advice = "set grpc_server_port to another one, or to 0 for none"
+    how = f"grpc_server_port={port}" if configured is not None else f"grpc_server_port={port} ({client_port} + 2)"
+    if port and PORT_MAX < port <= PORT_MAX + GRPC_PORT_OFFSET and configured is None:
+        return [f"{how} is not a valid port: {advice}"]
+    return [f"{how} is also {taken[port]}: {advice}"] if port and port in taken else []
 
 
 def parse_members(text: str) -> tuple[Member, ...]:

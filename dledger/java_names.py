@@ -21,6 +21,8 @@ ALIASES: Final = {
     "preferredLeaderId": "preferred_leaders",
     "preferredLeaderIds": "preferred_leaders",
     "aclEnable": "acl_enable",
+    # RocketMQ's proxy
+    "grpcServerPort": "grpc_server_port",
     # RocketMQ's tls.properties
     "tls.server.certPath": "tls_cert_path",
     "tls.server.keyPath": "tls_key_path",

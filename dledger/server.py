@@ -120,6 +120,8 @@ class DLedgerServer:
         self._push_times = PushTimes([peer.node_id for peer in config.peers], instruments) if measured else None
         self.tls = TlsKeeper.of(config)
         """The certificates in use; None for plaintext."""
+        self.grpc_port = 0
+        """The port of gRPC, once started; 0: none. A broker sets its own."""
         self._last_push_ms = 0
         self._cluster_id = config.effective_cluster_id
         self._clock = clock or Clock()
@@ -326,6 +328,7 @@ class DLedgerServer:
                 self._clients.start()
                 if self._access is not None:
                     self._access.start(self._clients.bridge.post, self._supervisor.thread)
+                self.grpc_port = self._clients.grpc_port
                 self._node.elector.client_address = self.client_address  # only now: the port may be chosen freely
                 self._transport = PeerTransport(
                     self._config,
@@ -671,6 +674,7 @@ class DLedgerServer:
             is_broker=not config.client_appends and config.replication.noop_compatible,
             conditions=self.conditions.now(),
             role_age_ms=self._role_age_ms(node),
+            grpc_port=self.grpc_port,
         )
 
     def _role_changed(self, change: RoleChange) -> None:

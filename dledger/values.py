@@ -22,10 +22,12 @@ _INTEGER: Final = re.compile(r"[+-]?\d+(?:_\d+)*", re.ASCII)
 _NUMBER: Final = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)", re.ASCII)
 _TRUE: Final = ("true", "yes", "on", "1")
 _FALSE: Final = ("false", "no", "off", "0")
-_PORT_MAX: Final = 65535
+PORT_MAX: Final = 65535
 MIB: Final = 1 << 20
 CLIENT_PORT_OFFSET: Final = 10_000
 """From a node's peer port to its client port, unless it is configured."""
+GRPC_PORT_OFFSET: Final = 2
+"""From the port for clients to that of gRPC, unless it is configured."""
 
 
 def parse_size(text: str) -> int:
@@ -97,10 +99,10 @@ def parse_address(text: str, port_min: int = 1) -> tuple[str, int]:
     """``host:port``; an IPv6 host is in brackets, or bare if the part left of the last colon is one."""
     host, _, digits = text.rpartition(":")
     host = without_brackets(host)
-    port = int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= len(str(_PORT_MAX)) else -1
-    if not host or not port_min <= port <= _PORT_MAX or (":" in host and not _is_ipv6(host)):
+    port = int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= len(str(PORT_MAX)) else -1
+    if not host or not port_min <= port <= PORT_MAX or (":" in host and not _is_ipv6(host)):
         raise ValueError(
-            f"invalid address {text!r}: use HOST:PORT with a port up to {_PORT_MAX}, "
+            f"invalid address {text!r}: use HOST:PORT with a port up to {PORT_MAX}, "
             "such as 127.0.0.1:30911 or [::1]:30911"
         )
     return host, port

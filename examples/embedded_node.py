@@ -1,7 +1,7 @@
 """A replicated map within a Python program: a member of a group in this process, and a state made of its log.
 
 ``python examples/embedded_node.py /tmp/map colour=blue size=7``; three, each in a terminal, with ``--id n0`` to ``n2``:
-``--members 'n0-127.0.0.1:20911;n1-127.0.0.1:20912;n2-127.0.0.1:20913'``. It appends these, makes the map of all
+``--members 'n0-127.0.0.1:20911;n1-127.0.0.1:20921;n2-127.0.0.1:20931'``. It appends these, makes the map of all
 that is committed, by earlier runs too, and prints it. A real program would stay, and use ``client.follow``.
 """
 

@@ -9,7 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from dledger.config import AccessConfig, ConnectionLimits, SecurityConfig, ServerConfig
+from dledger.config import (
+    AccessConfig,
+    ConnectionLimits,
+    SecurityConfig,
+    ServerConfig,
+    grpc_port_of,
+    grpc_port_problems,
+)
 from dledger.errors import ConfigError
 from dledger.limits import Bytes, Millis, Port, Positive, Range, Unit, out_of_range
 from dledger.types import TlsServerMode
@@ -18,6 +25,10 @@ from rocketstore.config import MIB, MessageStoreConfig
 from rocketstore.message.delay import DelayLevels
 from rocketstore.types import BrokerRole
 
+VIP_PORT_OFFSET: Final = -2
+"""From ``listenPort`` to RocketMQ's second port (VIP channel)."""
+HA_PORT_OFFSET: Final = 1
+"""From ``listenPort`` to the port of classic replication, unless it is configured."""
 PERMISSION_READ: Final = 4
 PERMISSION_WRITE: Final = 2
 
@@ -58,8 +69,10 @@ class BrokerConfig:
     """
     listen_port: Port = 10911
     """Port for clients, of gRPC and of RocketMQ's remoting protocol; 0: any free port (plain broker only)."""
-    grpc_port: Port = 0
-    """Further port for gRPC alone, without the relay behind ``listen_port``: for very high load; 0: none."""
+    grpc_server_port: Annotated[int | None, Range(0, 65535)] = None
+    """Port for gRPC (health, reflection, and the log service of a member of a group); 0: none. Unset: ``listen_port`` +
+    2.
+    """
     vip_port: Annotated[int | None, Range(0, 65535)] = None
     """Second port of the same kind as ``listen_port``, which RocketMQ's brokers have for some clients and for slaves;
     0: none. Unset: ``listen_port`` - 2, and if that port is taken, the broker does without.
@@ -282,20 +295,29 @@ class BrokerConfig:
         others = {self.listen_port: "listen_port"} if self.listen_port else {}
         if self.dledger is not None and self.dledger.node_id in [one.node_id for one in self.dledger.members]:
             others[self.dledger.self_member.port] = f"the peer port of {self.dledger.node_id}"
-            others[self._log_port(self.dledger)] = "dledger's client port"
+            others[self.dledger.client_bind_port] = "dledger's client port"
         found = []
-        for name, port in (("grpc_port", self.grpc_port), ("vip_port", self.vip_port)):
-            if port and port in others:
-                found.append(f"{name}={port} is also {others[port]}: change one of them")
-            elif port:
-                others[port] = name
-        return found
+        if self.vip_port and self.vip_port in others:
+            found.append(f"vip_port={self.vip_port} is also {others[self.vip_port]}: change one of them")
+        elif self.vip_bind_port:
+            others[self.vip_bind_port] = "vip_port"
+        if self.dledger is None and self.listen_port:
+            ha_port = self.store.ha_listen_port
+            others[self.listen_port + HA_PORT_OFFSET if ha_port is None else ha_port] = "ha_listen_port"
+        if self.metrics_port:
+            others[self.metrics_port] = "metrics_port"
+        return found + grpc_port_problems(self.grpc_bind_port, self.grpc_server_port, "listen_port", others)
 
-    @staticmethod
-    def _log_port(dledger: ServerConfig) -> int:
-        if dledger.client_port is not None:
-            return dledger.client_port
-        return dledger.self_member.port + CLIENT_PORT_OFFSET
+    @property
+    def vip_bind_port(self) -> int:
+        """The VIP port to listen on; 0: none."""
+        port = self.listen_port + VIP_PORT_OFFSET if self.vip_port is None else self.vip_port
+        return max(0, port)
+
+    @property
+    def grpc_bind_port(self) -> int | None:
+        """The port to listen on for gRPC; 0: any free port, None: none."""
+        return grpc_port_of(self.grpc_server_port, self.listen_port)
 
     def _port_problems(self, dledger: ServerConfig) -> list[str]:
         if dledger.node_id not in [member.node_id for member in dledger.members]:
@@ -306,7 +328,7 @@ class BrokerConfig:
                 "each other"
             ]
         peer_port = dledger.self_member.port
-        client_port = self._log_port(dledger)
+        client_port = dledger.client_bind_port
         if self.listen_port == peer_port:
             return [f"listen_port={self.listen_port} is also the peer port of {dledger.node_id}: change one of them"]
         if self.listen_port == client_port:

@@ -1,9 +1,8 @@
-"""The broker's ports for clients: ``listenPort`` and the VIP port, of gRPC and remoting, and one of gRPC's own."""
+"""The broker's ports for clients: ``listenPort`` and the VIP port, of remoting and still of gRPC, and gRPC's own."""
 
 from __future__ import annotations
 
 import logging
-from typing import Final
 
 import grpc
 
@@ -15,9 +14,6 @@ from dledger.rpc.tls_keeper import TlsKeeper
 from rocketstore.broker_config import BrokerConfig
 
 _log = logging.getLogger("rocketstore")
-
-VIP_PORT_OFFSET: Final = -2
-"""From ``listenPort`` to RocketMQ's second port (VIP channel)."""
 
 
 class BrokerDoor:
@@ -34,15 +30,18 @@ class BrokerDoor:
         self.close = self._port.close
         self.ports: frozenset[int] = frozenset()
         """All ports listened on, once bound."""
+        self.grpc_port = 0
+        """The port of gRPC, once bound; 0: none."""
 
     def bind(self, server: grpc.aio.Server) -> int:
         """Bind every port, and return ``listenPort``'s number. Raises ``ConfigError``."""
         config = self._config
         port = self._port.listen(config.bind_host, config.listen_port, "broker's")
         ports = {port, *self._listen_for_vips()}
-        if config.grpc_port:
+        if config.grpc_bind_port is not None:
             credentials = self._tls.client_server_credentials() if self._tls is not None else None
-            ports.add(options.bind(server, config.bind_host, config.grpc_port, "broker's gRPC", credentials))
+            self.grpc_port = options.bind(server, config.bind_host, config.grpc_bind_port, "gRPC", credentials)
+            ports.add(self.grpc_port)
         self._port.bind(server, config.store.store_path_root_dir)
         self.ports = frozenset(ports)
         return port
@@ -50,10 +49,8 @@ class BrokerDoor:
     def _listen_for_vips(self) -> list[int]:
         """Bind the VIP port. If it is taken, the start fails only if ``vip_port`` was set: few clients use the port."""
         config = self._config
-        port = config.vip_port
-        if port is None:
-            port = config.listen_port + VIP_PORT_OFFSET if self._has_remoting else 0
-        if port <= 0:
+        port = config.vip_bind_port
+        if not port or (config.vip_port is None and not self._has_remoting):
             return []
         try:
             return [self._port.listen(config.bind_host, port, "broker's VIP")]

@@ -55,7 +55,7 @@ from rocketstore.broker.role_change import BrokerRoleChange
 from rocketstore.broker.schedule import ScheduleService
 from rocketstore.broker.status import group_view, is_leader
 from rocketstore.broker.transactions.service import TransactionService
-from rocketstore.broker_config import BrokerConfig
+from rocketstore.broker_config import HA_PORT_OFFSET, BrokerConfig
 from rocketstore.broker_grpc import codec
 from rocketstore.broker_grpc.service import STREAM_KINDS, BrokerService
 from rocketstore.broker_ports import BrokerDoor
@@ -66,10 +66,11 @@ from rocketstore.commit_log.mixed import MixedCommitLog
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.port import CommitLog
 from rocketstore.commit_log.replicated import MESSAGES, ReplicatedCommitLog, for_broker
-from rocketstore.ha.service import HA_PORT_OFFSET, HaService
+from rocketstore.ha.service import HaService
 from rocketstore.ha.slave_sync import SlaveSync
 from rocketstore.message.delay import DelayLevels
 from rocketstore.remoting.bodies.ha import HA_PORT
+from rocketstore.remoting.bodies.runtime import GRPC_PORT
 from rocketstore.state.broker_state import BrokerState, StateSettings
 from rocketstore.state.limits import StateLimits
 from rocketstore.state.unserved import TIMER_TOPIC, unserved
@@ -318,6 +319,11 @@ class BrokerServer:
         return self._port
 
     @property
+    def grpc_port(self) -> int:
+        """The port of gRPC, once started; 0: none."""
+        return 0 if self._door is None else self._door.grpc_port
+
+    @property
     def address(self) -> str:
         """The address for clients."""
         return self.config.address(self._port)
@@ -346,12 +352,13 @@ class BrokerServer:
         serves = self._service is not None and not self._stopping.is_set() and self.fatal is None
         return serves and bool(self.view().leader) and self._has_caught_up()
 
-    def _replication_table(self) -> dict[str, str]:
-        replication = self.replication
+    def _ports_and_replication(self) -> dict[str, str]:
+        """What its runtime information says besides what the broker itself knows."""
+        table, replication = {GRPC_PORT: str(self.grpc_port)}, self.replication
         if replication is None:
-            return {}
+            return table
         facts = replication.facts()
-        return facts.table() if facts.is_slave else facts.table() | {HA_PORT: str(replication.port)}
+        return table | facts.table() | ({} if facts.is_slave else {HA_PORT: str(replication.port)})
 
     def measure(self) -> BrokerMeasurements:
         """The broker's measurements for metrics, besides those of its node. May wait for a disk."""
@@ -380,6 +387,8 @@ class BrokerServer:
             standard.add_reflection(names)
         self._door = door = BrokerDoor(config, self._tls, self._remoting_factory())
         self._port = door.bind(server)
+        if self.node is not None:
+            self.node.grpc_port = door.grpc_port
         name, port = host_of(self.address), self._port
         self.transactions.host = store_host = await asyncio.to_thread(resolve, name, port)
         self._broker = broker = Broker(
@@ -390,7 +399,7 @@ class BrokerServer:
             ClientShares(config, guard),
             store_host,
         )
-        self._service = BrokerService(broker, connections, self._position_of, self._replication_table)
+        self._service = BrokerService(broker, connections, self._position_of, self._ports_and_replication)
         add_methods(server, codec.SERVICE, self._service.methods())
         self._serve_remoting(broker)
         await server.start()
@@ -416,7 +425,7 @@ class BrokerServer:
             if self.store.role is BrokerRole.SLAVE:
                 self._slave_sync = SlaveSync(self.state, to_members, replication.master, lambda: registration.master)
                 self._slave_sync.start(self._threads.report)
-        self._remoting = RemotingService(broker, to_members, registration.announce, self._replication_table)
+        self._remoting = RemotingService(broker, to_members, registration.announce, self._ports_and_replication)
         registration.start()
 
     async def _look_for_successor(self, replication: HaService) -> bool:

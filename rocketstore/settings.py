@@ -324,6 +324,7 @@ def _dledger(config: BrokerConfig, chosen: Mapping[str, Chosen]) -> ServerConfig
     server = replace(
         server,
         client_appends=False,
+        grpc_server_port=0,  # the broker's own has the same name
         store=replace(server.store, **{name: value for name, value in meant.items() if name not in given}),
     )
     if "pending_entries_max" not in given:

@@ -145,5 +145,5 @@ def _ready_line(server: BrokerServer) -> str:
         kind += f", flush {config.dledger.store.flush_mode}"
     return (
         f"broker {config.name} {config.node_id} of cluster {config.cluster_name} is ready: clients {server.address}, "
-        f"store {config.store.store_path_root_dir}, {kind}"
+        f"gRPC port {server.grpc_port or 'none'}, store {config.store.store_path_root_dir}, {kind}"
     )

@@ -174,11 +174,9 @@ def own_server(environ: Mapping[str, str]) -> OwnServer:
         config, _warnings = load_broker_settings(file, environ, {})
     except ConfigError:
         from dledger import settings
-        from dledger.values import CLIENT_PORT_OFFSET
 
         node = settings.load(file, environ, {}).config  # no broker's settings: a node's, or neither's
-        port = node.client_port if node.client_port is not None else node.self_member.port + CLIENT_PORT_OFFSET
-        return OwnServer(_reachable(node.client_bind_host, port), node.node_id, node.security)
+        return OwnServer(_reachable(node.client_bind_host, node.client_bind_port), node.node_id, node.security)
     security = config.security if config.dledger is None else config.dledger.security
     return OwnServer(_reachable(config.bind_host, config.listen_port), config.node_id, security)
 

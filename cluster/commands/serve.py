@@ -99,7 +99,8 @@ def _run(config: ServerConfig, *, repair: bool, until_stdin_closes: bool) -> int
     def ready(server: DLedgerServer) -> str:
         return (
             f"dledger {config.node_id} of group {config.group} is ready: clients {server.client_address}, "
-            f"peers {config.self_member.address}, store {config.store.base_dir}, flush {config.store.flush_mode}"
+            f"gRPC port {server.grpc_port or 'none'}, peers {config.self_member.address}, "
+            f"store {config.store.base_dir}, flush {config.store.flush_mode}"
         )
 
     with metered(config.metrics_host, config.metrics_port, config) as exporter:

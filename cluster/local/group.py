@@ -24,6 +24,7 @@ from typing import IO, TYPE_CHECKING, Final, Protocol, Self
 from cluster.local.tls import LocalTls
 from dledger.errors import DLedgerError
 from dledger.types import NodeId, Role
+from dledger.values import GRPC_PORT_OFFSET
 
 if TYPE_CHECKING:
     from dledger.client import ClientSecurity, DLedgerClient
@@ -38,6 +39,9 @@ START_S_MAX: Final = 300.0
 STOP_TIMEOUT_S: Final = 15.0
 LEADER_TIMEOUT_S: Final = 15.0
 _POLL_S: Final = 0.02
+_NEIGHBOURS: Final = 5
+_OFFSETS: Final = range(-(_NEIGHBOURS // 2), _NEIGHBOURS // 2 + 1)
+"""Of a port and those around it that belong to it."""
 
 
 class LocalGroupError(Exception):
@@ -57,6 +61,11 @@ class LocalNode:
     def client_address(self) -> str:
         """``host:port`` for clients."""
         return f"{HOST}:{self.client_port}"
+
+    @property
+    def grpc_address(self) -> str:
+        """``host:port`` of gRPC."""
+        return f"{HOST}:{self.client_port + GRPC_PORT_OFFSET}"
 
 
 class NodeProcess(Protocol):
@@ -408,22 +417,26 @@ def wait_until(
 def free_ports(count: int, *, companion: int = 0, taken: Collection[int] = ()) -> list[int]:
     """Distinct free TCP ports, none of ``taken``; the port ``companion`` higher is free, too.
 
+    A port comes with the two below and above it, of which brokers and nodes take some beside the one that they were
+    given (the VIP port, that for slaves, that of gRPC): they are free as well, and nobody else's.
+
     They are below the kernel's range for outgoing connections: otherwise a client that reconnects to a killed node
     might get that node's own port, and the node could not be restarted.
 
     Processes that call this in parallel may be given separate shares of the ports, so that none takes the port of a
-    node that another one has killed and will restart: ``LOCAL_PORTS=1/8`` means ports that are 1 modulo 8.
+    node that another one has killed and will restart: ``LOCAL_PORTS=1/8`` means every eighth five ports.
     """
     share, shares = map(int, os.environ.get("LOCAL_PORTS", "0/1").split("/"))
     low = 10_000
     high = max(_ephemeral_start() - companion, low + 1000)
-    mine = range(low + (share - low) % shares, high, shares)
+    first = low // _NEIGHBOURS
+    mine = range(first + (share - first) % shares, high // _NEIGHBOURS, shares)
     dice = random.SystemRandom()
     found: list[int] = []
     used = set(taken)
     for _ in range(100 * count):
-        port = dice.choice(mine)
-        wanted = {port, port + companion}
+        port = dice.choice(mine) * _NEIGHBOURS + _NEIGHBOURS // 2
+        wanted = {one + offset for one in (port, port + companion) for offset in _OFFSETS}
         if wanted & used or not all(map(_is_free, wanted)):
             continue
         used |= wanted

@@ -211,7 +211,7 @@ class Condition(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ..., since_ms: _Optional[int] = ..., subject: _Optional[str] = ...) -> None: ...
 
 class MetadataResponse(_message.Message):
-    __slots__ = ("status", "group", "node_id", "role", "term", "leader_id", "leader_address", "members", "begin_index", "end_index", "committed_index", "flushed_index", "begin_position", "end_position", "peers", "flush_mode", "disk_full", "pending_entries", "cluster_id", "voter", "version", "committed_position", "is_broker", "conditions", "role_age_ms")
+    __slots__ = ("status", "group", "node_id", "role", "term", "leader_id", "leader_address", "members", "begin_index", "end_index", "committed_index", "flushed_index", "begin_position", "end_position", "peers", "flush_mode", "disk_full", "pending_entries", "cluster_id", "voter", "version", "committed_position", "is_broker", "conditions", "role_age_ms", "grpc_port")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -237,6 +237,7 @@ class MetadataResponse(_message.Message):
     IS_BROKER_FIELD_NUMBER: _ClassVar[int]
     CONDITIONS_FIELD_NUMBER: _ClassVar[int]
     ROLE_AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    GRPC_PORT_FIELD_NUMBER: _ClassVar[int]
     status: Status
     group: str
     node_id: str
@@ -262,7 +263,8 @@ class MetadataResponse(_message.Message):
     is_broker: bool
     conditions: _containers.RepeatedCompositeFieldContainer[Condition]
     role_age_ms: int
-    def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., members: _Optional[_Iterable[_Union[MemberInfo, _Mapping]]] = ..., begin_index: _Optional[int] = ..., end_index: _Optional[int] = ..., committed_index: _Optional[int] = ..., flushed_index: _Optional[int] = ..., begin_position: _Optional[int] = ..., end_position: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerProgress, _Mapping]]] = ..., flush_mode: _Optional[str] = ..., disk_full: _Optional[bool] = ..., pending_entries: _Optional[int] = ..., cluster_id: _Optional[str] = ..., voter: _Optional[bool] = ..., version: _Optional[str] = ..., committed_position: _Optional[int] = ..., is_broker: _Optional[bool] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., role_age_ms: _Optional[int] = ...) -> None: ...
+    grpc_port: int
+    def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., members: _Optional[_Iterable[_Union[MemberInfo, _Mapping]]] = ..., begin_index: _Optional[int] = ..., end_index: _Optional[int] = ..., committed_index: _Optional[int] = ..., flushed_index: _Optional[int] = ..., begin_position: _Optional[int] = ..., end_position: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerProgress, _Mapping]]] = ..., flush_mode: _Optional[str] = ..., disk_full: _Optional[bool] = ..., pending_entries: _Optional[int] = ..., cluster_id: _Optional[str] = ..., voter: _Optional[bool] = ..., version: _Optional[str] = ..., committed_position: _Optional[int] = ..., is_broker: _Optional[bool] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., role_age_ms: _Optional[int] = ..., grpc_port: _Optional[int] = ...) -> None: ...
 
 class WatchRoleRequest(_message.Message):
     __slots__ = ("group",)

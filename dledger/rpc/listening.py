@@ -14,6 +14,9 @@ _TURNS_UNTIL_CONNECTED: Final = 2
 """How many turns of the loop asyncio takes from an accepted socket to ``connection_made``."""
 
 
+GRPC_ADVICE: Final = "set grpcServerPort to another port, or to 0 for none"
+
+
 def listen(host: str, port: int, whose: str) -> list[socket.socket]:
     """Listen on every address of ``host`` (``localhost`` has two), on the same port. Raises ``ConfigError``."""
     listening: list[socket.socket] = []
@@ -36,12 +39,12 @@ def listen(host: str, port: int, whose: str) -> list[socket.socket]:
     return listening
 
 
-def bind_problem(host: str, port: int, whose: str) -> str:
-    """Why listening failed."""
+def bind_problem(host: str, port: int, whose: str, advice: str = "") -> str:
+    """Why listening failed, and what to do."""
     address = address_text(host, port)
     return (
         f"cannot listen on the {whose} address {address}: the port is in use, or this machine does not have that "
-        "address"
+        f"address{advice and f': {advice}'}"
     )
 
 

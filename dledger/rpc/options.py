@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import grpc
 
 from dledger.errors import ConfigError
-from dledger.rpc.listening import bind_problem
+from dledger.rpc.listening import GRPC_ADVICE, bind_problem
 from dledger.values import MIB, address_text
 
 if TYPE_CHECKING:  # clients, which start often, need no server's settings
@@ -136,7 +136,7 @@ def bind(
         else:
             bound = server.add_secure_port(address, credentials)
     except RuntimeError as error:
-        raise ConfigError([bind_problem(host, port, whose)]) from error
+        raise ConfigError([bind_problem(host, port, whose, GRPC_ADVICE)]) from error
     if not bound:
-        raise ConfigError([bind_problem(host, port, whose)])
+        raise ConfigError([bind_problem(host, port, whose, GRPC_ADVICE)])
     return bound

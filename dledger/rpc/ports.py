@@ -119,6 +119,8 @@ class NodeStatus:
     """Its present problems, oldest first."""
     role_age_ms: int = -1
     """For how long it has had this role in this term; -1: an older version does not tell."""
+    grpc_port: int = 0
+    """Its port of gRPC; 0: none."""
 
     @property
     def client_address(self) -> str:

@@ -19,7 +19,7 @@ from dledger.rpc.bridge import LoopThread, Report, supervise
 from dledger.rpc.listening import listen
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.store.fs import FileSystem
-from rocketstore.broker_config import BrokerConfig
+from rocketstore.broker_config import HA_PORT_OFFSET, BrokerConfig
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.config import MIB
 from rocketstore.ha.epoch import EpochFile
@@ -38,8 +38,6 @@ WATCH_INTERVAL_S: Final = 0.1
 """How often a SYNC_MASTER looks at its slaves, and at puts that have waited too long."""
 MUCH_BYTES: Final = 32 * MIB
 """Lacking so much, a slave fetches the log first, and lets its queues wait."""
-HA_PORT_OFFSET: Final = 1
-"""From ``listenPort`` to the port for slaves, unless set."""
 _LACKS_SLAVES: Final = "slaves"
 
 

@@ -17,6 +17,7 @@ from cluster.containers.compose import compose_command
 from cluster.containers.engine import EngineClient
 from cluster.containers.image import PROJECT
 from cluster.local.group import free_ports
+from dledger.values import GRPC_PORT_OFFSET
 from tests.support.lacking import lacks
 from tests.support.waiting import wait_until
 
@@ -96,6 +97,7 @@ def project(
         "COMPOSE_PROJECT_NAME": f"dledger-test-{os.getpid()}",
         "DLEDGER_IMAGE": image,
         **{f"DLEDGER_{node.upper()}_PORT": str(port) for node, port in published.items()},
+        **{f"DLEDGER_{node.upper()}_GRPC_PORT": str(port + GRPC_PORT_OFFSET) for node, port in published.items()},
         **{f"DLEDGER_{node.upper()}_METRICS_PORT": str(port) for node, port in metrics.items()},
         "DLEDGER_CONSOLE_PORT": str(ports[6]),
         "DLEDGER_NAMESRV_PORT": str(ports[7]),

@@ -314,6 +314,7 @@ def encode_metadata(outcome: NodeStatus | DLedgerError) -> bytes:
             for one in outcome.conditions
         ],
         role_age_ms=outcome.role_age_ms if outcome.role_age_ms >= 0 else None,
+        grpc_port=outcome.grpc_port,
     ).SerializeToString()
 
 
@@ -356,6 +357,7 @@ def decode_metadata(data: bytes) -> NodeStatus:
         is_broker=wire.is_broker,
         conditions=tuple(Condition(one.kind, one.message, one.since_ms, one.subject) for one in wire.conditions),
         role_age_ms=wire.role_age_ms if wire.HasField("role_age_ms") else -1,
+        grpc_port=wire.grpc_port,
     )
 
 

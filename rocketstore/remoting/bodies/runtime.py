@@ -9,9 +9,11 @@ from dledger.conditions import CONDITIONS_MAX, Condition
 from dledger.records import record
 from dledger.remoting.errors import RequestError
 from dledger.remoting.fastjson import dumps_plain, loads
+from dledger.values import PORT_MAX
 from rocketstore.remoting.bodies.ha import HaFacts
 from rocketstore.remoting.bodies.routes import KVTable
 
+GRPC_PORT: Final = "grpcServerPort"
 MEMBERS_MAX: Final = 32
 TEXT_MAX: Final = 300
 _RELEASE: Final = "dledgerVersion"
@@ -58,6 +60,8 @@ class RuntimeInfo:
     """The end of its log, committed or not; None if it does not tell."""
     dispatch_behind: int | None = None
     """How many bytes of the log are not in its queues yet; None if it does not tell."""
+    grpc_port: int = 0
+    """Its port of gRPC; 0: none, or it does not tell."""
     ha: HaFacts | None = None
     """Classic replication; None for a broker that has none, or does not tell."""
 
@@ -93,6 +97,7 @@ class RuntimeInfo:
             end=_offset(text.get("commitLogMaxOffset", "")),
             written=_offset(text.get(LOG_END, "")),
             dispatch_behind=_offset(text.get("dispatchBehindBytes", "")),
+            grpc_port=_port(text.get(GRPC_PORT, "")),
             ha=HaFacts.of(table),
         )
 
@@ -136,6 +141,11 @@ def _problems(text: str) -> Iterable[Condition]:
 
 def _offset(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 19 else None
+
+
+def _port(text: str) -> int:
+    port = _offset(text)
+    return port if port is not None and port <= PORT_MAX else 0
 
 
 def _rate(text: str) -> float | None:

@@ -338,6 +338,40 @@ def test_relations_are_checked_over_all_sources(conf: Path) -> None:
     assert "heartbeat_interval_ms from environment variable DLEDGER_HEARTBEAT_INTERVAL_MS" in problem
 
 
+def test_grpc_is_two_above_the_client_port_unless_said_otherwise(conf: Path) -> None:
+    """0 stands for none; beside any free port it is any; a neighbour on the same host keeps its port."""
+
+    def port(text: str) -> int | None:
+        conf.write_text(text.replace("; ", "\n"))
+        return settings.load(conf, {}, {}).config.grpc_bind_port
+
+    assert port("") == 30913
+    assert port("listenPort=5000") == 5002
+    assert port("listenPort=5000; grpcServerPort=6000") == 6000
+    assert port("grpc_server_port=0") is None
+    assert port("client_port=0") == 0
+    assert port("peers=n0-h:20911;n1-h:20912;n2-h:20913; selfId=n0; insecure=true") is None
+    assert port("peers=n0-h:20911;n1-i:20912;n2-i:20913; selfId=n0; insecure=true") == 30913
+
+
+@pytest.mark.parametrize(
+    ("text", "who"),
+    [
+        ("grpcServerPort=30911", "=30911 is also the client port"),
+        ("grpcServerPort=20911", "=20911 is also the peer port of n0"),
+        ("metrics_port=30913", "=30913 (the client port + 2) is also the metrics port"),
+        ("listenPort=65534", "=65536 (the client port + 2) is not a valid port"),
+    ],
+)
+def test_a_port_of_grpc_that_is_taken_is_refused_with_a_way_out(conf: Path, text: str, who: str) -> None:
+    """Else the port would be lost to whichever server starts last."""
+    conf.write_text(text)
+
+    (problem,) = problems_of(conf)
+
+    assert f"grpc_server_port{who}: set grpc_server_port to another one, or to 0 for none" in problem
+
+
 def test_a_foreign_node_id_names_where_it_was_given() -> None:
     """The most common mistake: an id that is not among the members."""
     (problem,) = problems_of(flags={"node_id": "n7"})

@@ -311,10 +311,11 @@ def test_remoting_clients_with_tls_are_known_while_they_are_there(
 # --- further ports ---------------------------------------------------------------------------------------------------
 
 
-def test_grpc_has_a_port_of_its_own_if_it_was_given_one(tmp_path: Path) -> None:
+def test_grpc_has_a_port_of_its_own(tmp_path: Path) -> None:
     """There it is served directly; remoting is not."""
     (port,) = free_ports(1)
-    with serving(tmp_path, {"grpcPort": str(port)}) as served:
+    with serving(tmp_path, {"grpcServerPort": str(port)}) as served:
+        assert served.server.grpc_port == port
         for one in (port, served.server.port):
             with served.channel(one) as channel:
                 served.send(channel)
@@ -323,6 +324,31 @@ def test_grpc_has_a_port_of_its_own_if_it_was_given_one(tmp_path: Path) -> None:
             while link.recv(65536):  # HTTP/2's settings, and the end
                 pass
         assert not served.seen
+
+
+def test_the_port_of_grpc_is_two_above_unless_said_otherwise(tmp_path: Path) -> None:
+    """Beside a port that the system chose it is any; and 0 stands for none."""
+    (listen,) = free_ports(1)
+    with serving(tmp_path / "1", {"listenPort": str(listen)}) as served, served.channel(listen + 2) as channel:
+        assert served.server.grpc_port == listen + 2
+        served.send(channel)
+    with serving(tmp_path / "2", {"listenPort": "0"}) as served, served.channel(served.server.grpc_port) as channel:
+        served.send(channel)
+    with serving(tmp_path / "3", {"listenPort": str(listen), "grpcServerPort": "0"}) as served:
+        assert served.server.grpc_port == 0
+        assert not _is_open(listen + 2)
+
+
+def test_a_port_of_grpc_that_is_taken_ends_the_start_with_advice(tmp_path: Path) -> None:
+    """Probes and other programs rely on it: without a word they would find nobody."""
+    (listen,) = free_ports(1)
+    with (
+        socket.create_server(("127.0.0.1", listen + 2)),
+        pytest.raises(ConfigError, match=f"127.0.0.1:{listen + 2}: .*: set grpcServerPort to another port, or to 0"),
+        serving(tmp_path, {"listenPort": str(listen)}),
+    ):
+        pass
+    assert not _is_open(listen), "what was open is closed again"
 
 
 def test_the_second_port_is_two_below_unless_said_otherwise(tmp_path: Path) -> None:
@@ -359,8 +385,8 @@ def test_a_second_port_that_is_taken_is_missed_only_by_who_asked_for_it(
 
 
 def _with_a_free_one_below() -> tuple[int, int, int]:
-    vip, other = free_ports(2, companion=2)
-    return vip, vip + 2, other
+    listen, other = free_ports(2)
+    return listen - 2, listen, other
 
 
 def _is_open(port: int) -> bool:
@@ -370,14 +396,21 @@ def _is_open(port: int) -> bool:
 
 def test_ports_that_are_the_same_are_told() -> None:
     """Each by its name."""
-    both = BrokerConfig(listen_port=10911, grpc_port=10911, vip_port=10911).problems()
-    assert both == [
-        "grpc_port=10911 is also listen_port: change one of them",
+    advice = "set grpc_server_port to another one, or to 0 for none"
+    assert BrokerConfig(grpc_server_port=10911, vip_port=10911).problems() == [
         "vip_port=10911 is also listen_port: change one of them",
+        f"grpc_server_port=10911 is also listen_port: {advice}",
     ]
-    assert BrokerConfig(grpc_port=5000, vip_port=5000).problems() == [
-        "vip_port=5000 is also grpc_port: change one of them"
+    for taken, name in ((5000, "vip_port"), (10912, "ha_listen_port"), (5557, "metrics_port")):
+        found = BrokerConfig(grpc_server_port=taken, vip_port=5000, metrics_port=5557).problems()
+        assert found == [f"grpc_server_port={taken} is also {name}: {advice}"]
+    assert BrokerConfig(vip_port=10913).problems() == [
+        f"grpc_server_port=10913 (listen_port + 2) is also vip_port: {advice}"
     ]
+    assert BrokerConfig(listen_port=65534).problems() == [
+        f"grpc_server_port=65536 (listen_port + 2) is not a valid port: {advice}"
+    ]
+    assert BrokerConfig(listen_port=65534, grpc_server_port=0).problems() == []
 
 
 def test_tls_cannot_be_enforced_without_certificates() -> None:

@@ -86,6 +86,7 @@ def test_ports_are_the_brokers(manifests: dict[str, Manifest], container: Manife
     dockerfile = (PROJECT / DEPLOY / "Dockerfile").read_text(encoding="utf-8")
 
     assert ports["clients"] == config.listen_port
+    assert ports["grpc"] == config.grpc_bind_port
     assert ports["peers"] == config.dledger.self_member.port
     assert f"DLEDGER_METRICS_PORT={ports['metrics']}" in dockerfile
     service = manifests["Service"]["spec"]

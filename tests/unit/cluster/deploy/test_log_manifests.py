@@ -69,8 +69,12 @@ def test_every_pod_is_a_member_that_clients_reach_by_the_services_name(manifests
         assert config.self_member.host == host
         assert config.advertised_client_address == f"{host}:{ports['clients']}"
         assert config.security.has_tls
-        wanted = {"clients": _client_port(config), "peers": config.self_member.port, "metrics": config.metrics_port}
-        assert ports == wanted
+        assert ports == {
+            "clients": _client_port(config),
+            "grpc": config.grpc_bind_port,
+            "peers": config.self_member.port,
+            "metrics": config.metrics_port,
+        }
     assert {port["name"]: port["port"] for port in manifests["Service"]["spec"]["ports"]} == ports
     assert spec["serviceName"] == manifests["Service"]["metadata"]["name"] == "dledger-log"
 
@@ -117,7 +121,11 @@ def test_the_composed_nodes_are_one_group_and_the_console_knows_them() -> None:
         assert service["command"] == ["serve"]
         assert service["hostname"] == name == config.self_member.host
         assert said[int(config.node_id[1:])] == f"{name}:{_client_port(config)}"
-        assert [one.rpartition(":")[2] for one in service["ports"]] == [str(_client_port(config)), "5557"]
+        assert [one.rpartition(":")[2] for one in service["ports"]] == [
+            str(_client_port(config)),
+            str(config.grpc_bind_port),
+            "5557",
+        ]
         assert all(one.startswith("${DLEDGER_PUBLISH:-127.0.0.1}:") for one in service["ports"])
         assert service["volumes"] == [f"{name}-data:/data"]
         assert f"{name}-data" in composed["volumes"]

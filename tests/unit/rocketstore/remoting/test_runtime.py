@@ -41,6 +41,12 @@ def test_only_a_broker_that_says_so_is_a_master(role: str, *, is_master: bool) -
     assert told(brokerRole=role).is_master is is_master
 
 
+@pytest.mark.parametrize(("said", "port"), [("10913", 10913), ("0", 0), ("", 0), ("x", 0), ("70000", 0), ("-1", 0)])
+def test_where_grpc_is_served_is_read(said: str, port: int) -> None:
+    """0 stands for nowhere, and so does nonsense."""
+    assert told(grpcServerPort=said).grpc_port == port
+
+
 def test_a_broker_without_a_group_tells_no_term() -> None:
     """It has no role either."""
     assert told(**own_table("1.2", "0", "", 0, {"0": "h:1"}, [])) == RuntimeInfo(release="1.2", node="0")

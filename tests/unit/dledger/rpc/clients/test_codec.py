@@ -162,6 +162,7 @@ def test_metadata_round_trip(age_ms: int) -> None:
         peers=(PeerStatus(NodeId("n1"), LogIndex(1), LogIndex(2), "APPEND", 3, 4, -1),),
         version="9",
         role_age_ms=age_ms,
+        grpc_port=30913,
     )
 
     assert codec.decode_metadata(codec.encode_metadata(status)) == status
