@@ -23,6 +23,8 @@ from rocketstore.types import PutMessageStatus, PutResult
 SUB, PUB = Permission.SUB, Permission.PUB
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 """Clients write here what they did with their messages: every key may."""
+TOOLS_GROUP: Final = "TOOLS_CONSUMER"
+"""Who reads for no group pulls in the name of this one, as RocketMQ's tools do: every key may."""
 NAME_CHARS_MAX: Final = 255
 """Names are quoted in the audit log, and no topic or group has a longer one."""
 _GROUP_TOPICS: Final = (RETRY_PREFIX, DEAD_PREFIX)
@@ -112,6 +114,8 @@ def needs(operation: Operation, topics: Iterable[str] = (), groups: Iterable[str
     rule = RULES[operation]
     if operation is Operation.SEND:
         topics = (one for one in topics if one != TRACE_TOPIC)
+    if operation is Operation.PULL:
+        groups = (one for one in groups if one != TOOLS_GROUP)
     found = [Need(ResourceKind.GROUP, checked_name(one), rule.group) for one in groups]
     found += [topic_need(one, rule.topic) for one in topics]
     return tuple(dict.fromkeys(found))

@@ -14,12 +14,13 @@ from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.state_changes import StateChanges
+from rocketstore.broker.system_topics import system_topics
 from rocketstore.broker_config import PERMISSION_READ, PERMISSION_WRITE
 from rocketstore.message.checks import check_client_topic
 from rocketstore.message.record import CorruptRecordError, decode_record
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import TopicConfig
-from rocketstore.types import HIDDEN_TOPICS, PutMessageStatus, PutResult
+from rocketstore.types import HIDDEN_TOPICS, SCHEDULE_TOPIC, PutMessageStatus, PutResult
 
 CURSORS_MAX: Final = 65_536
 """Topics for which the round-robin position is remembered."""
@@ -90,7 +91,7 @@ class Topics:
 
     def check_readable(self, name: str, queue_id: int) -> None:
         """Raises ``Refusal`` unless it is readable."""
-        topic = self.find(name)
+        topic = self.find(name) or self._delayed(name)
         if topic is None:
             raise Refusal(RefusalKind.NO_TOPIC, f"topic {name!r} does not exist")
         if not self._live.now.broker_permission & topic.permission & PERMISSION_READ:
@@ -101,6 +102,11 @@ class Topics:
                 RefusalKind.NO_QUEUE,
                 f"topic {name} has {topic.read_queues} read queues, numbered from 0: there is no queue {queue_id}",
             )
+
+    def _delayed(self, name: str) -> TopicConfig | None:
+        """The topic in which delayed messages wait, a queue per level: administrators look at them."""
+        found = system_topics(self._live.now).get(name) if name == SCHEDULE_TOPIC else None
+        return None if found is None else TopicConfig(name, found.queues, found.queues, found.permission)
 
     def require(self, name: str) -> TopicConfig:
         """The topic. Raises ``Refusal`` if it does not exist."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from dledger.errors import CorruptLogError
 from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import Frame
 from rocketstore.broker.broker import Broker
@@ -147,5 +148,10 @@ class Stats:
         return (MessageQueue(topic.topic_name, self._broker.config.name, queue_id) for queue_id in range(count))
 
     def _time(self, queue: MessageQueue, offset: int) -> int:
-        """When a message was stored; 0 if it does not exist."""
-        return max(self._broker.store.store_time(queue.topic, queue.queue_id, offset), 0) if offset >= 0 else 0
+        """When a message was stored; 0 if it does not exist, or is damaged: who reads it is told so."""
+        if offset < 0:
+            return 0
+        try:
+            return max(self._broker.store.store_time(queue.topic, queue.queue_id, offset), 0)
+        except CorruptLogError:
+            return 0

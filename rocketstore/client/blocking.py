@@ -28,16 +28,18 @@ if TYPE_CHECKING:
     from rocketstore.client.aio.admin import Start
     from rocketstore.client.aio.admin_records import (
         BrokerStatus,
+        DelayLevelStatus,
         GroupInfo,
         GroupMembers,
         QueueProgress,
         QueueRange,
         TopicInfo,
     )
+    from rocketstore.client.aio.newest import Page
     from rocketstore.client.aio.routes import RoutedBroker
     from rocketstore.client.aio.transactions import Check
     from rocketstore.message.message import Message
-    from rocketstore.remoting.bodies.clients import ClientConnection
+    from rocketstore.remoting.bodies.clients import ClientConnection, ProducerInfo
     from rocketstore.remoting.bodies.queues import MessageQueue
 
 HANDED_OVER_MAX: Final = 1024
@@ -299,6 +301,10 @@ class Admin(BlockingClient):
         """The offsets of all the topic's queues, also of those that may only be read. Raises ``NotFoundError``."""
         return self._run(self._admin.queue_ranges(topic))
 
+    def topic_ranges(self, topics: Iterable[str]) -> dict[str, list[QueueRange]]:
+        """``queue_ranges`` of many topics, without those that do not exist or that this account may not read."""
+        return self._run(self._admin.topic_ranges(topics))
+
     def offset_at(self, queue: MessageQueue, start: Start) -> int:
         """A queue's first offset, its end, or the offset of the first message stored at a time or later."""
         return self._run(self._admin.offset_at(queue, start))
@@ -327,9 +333,17 @@ class Admin(BlockingClient):
         """The producers of a group that are online. Raises ``NotFoundError`` if nobody is."""
         return self._run(self._admin.producers(group))
 
+    def all_producers(self) -> dict[str, tuple[ProducerInfo, ...]]:
+        """The producers that are online, by group."""
+        return self._run(self._admin.all_producers())
+
     def progress(self, group: str, topic: str = "") -> list[QueueProgress]:
         """A group's progress in every queue of its topics (or of one). Raises ``NotFoundError`` if it has none."""
         return self._run(self._admin.progress(group, topic))
+
+    def progress_of(self, groups: Iterable[str]) -> dict[str, list[QueueProgress]]:
+        """``progress`` of many groups, without those that have none or that this account may not use."""
+        return self._run(self._admin.progress_of(groups))
 
     def offsets(self, group: str, topic: str = "") -> dict[MessageQueue, int]:
         """A group's committed offsets. Raises ``NotFoundError`` if it has none."""
@@ -373,6 +387,37 @@ class Admin(BlockingClient):
     ) -> tuple[list[Message], int]:
         """Messages of a queue from ``offset`` on, for no group, and the offset for the next call."""
         return self._run(self._admin.messages(queue, offset, max_messages=max_messages, tags=tags))
+
+    def newest(
+        self,
+        topic: str,
+        ends: Mapping[MessageQueue, int] | None = None,
+        *,
+        max_messages: int = 32,
+        queue: MessageQueue | None = None,
+        stored: tuple[int, int] = (0, 0),
+        oldest_first: bool = False,
+    ) -> Page:
+        """A page of a topic's messages from the newest one backwards, or from the oldest one on: see ``aio.Admin``."""
+        page = self._admin.newest(
+            topic, ends, max_messages=max_messages, queue=queue, stored=stored, oldest_first=oldest_first
+        )
+        return self._run(page)
+
+    def delayed(
+        self, level: int = 0, offset: int = -1, *, max_messages: int = 32, broker: str = ""
+    ) -> tuple[list[DelayLevelStatus], list[Message]]:
+        """Every delay level of a broker, and messages that wait at one, from ``offset`` on (-1: the next ones)."""
+        return self._run(self._admin.delayed(level, offset, max_messages=max_messages, broker=broker))
+
+    def send_back(
+        self, group: str, topic: str, position: int, *, delay_level: int, retries_max: int, broker: str = ""
+    ) -> None:
+        """Have a message delivered to a group again after a delay: see ``aio.Admin``."""
+        sent = self._admin.send_back(
+            group, topic, position, delay_level=delay_level, retries_max=retries_max, broker=broker
+        )
+        return self._run(sent)
 
     def resume_transaction(self, offset_id: str, broker: str = "") -> None:
         """Begin a transaction again that was given up: its producers are asked again what became of it."""

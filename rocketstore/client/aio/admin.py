@@ -17,27 +17,44 @@ from dledger.remoting.frame import Frame
 from dledger.values import address_text
 from rocketstore.client.aio.admin_records import (
     BrokerStatus,
+    DelayLevelStatus,
     GroupInfo,
     GroupMembers,
     QueueProgress,
     QueueRange,
     TopicInfo,
 )
-from rocketstore.client.aio.cluster import Cluster
+from rocketstore.client.aio.cluster import Cluster, at_once
 from rocketstore.client.aio.connections import ATTEMPT_S_MAX, Deadline
-from rocketstore.client.aio.errors import BadAnswerError, BrokerFailedError, ClientError, NotFoundError, refusal_of
+from rocketstore.client.aio.errors import (
+    BadAnswerError,
+    BrokerFailedError,
+    ClientError,
+    ForbiddenError,
+    MessageRefusedError,
+    NotFoundError,
+    refusal_of,
+)
+from rocketstore.client.aio.newest import PAGE_MAX, Page, QueueSpan, read_page, span_of
 from rocketstore.client.aio.outgoing import CREATING_TOPIC
 from rocketstore.client.aio.received import sent_expression, tags_of_expression
 from rocketstore.client.aio.routes import RoutedBroker
+from rocketstore.message.delay import DelayLevels
 from rocketstore.message.ids import parse_offset_message_id
 from rocketstore.message.message import HostAddress, Message
 from rocketstore.message.record import CorruptRecordError, decode_record
-from rocketstore.remoting.bodies.clients import ClientConnection, ConsumerConnectionList, ProducerConnectionList
-from rocketstore.remoting.bodies.groups import GroupList, SubscriptionGroupConfig, SubscriptionGroupTable
+from rocketstore.remoting.bodies.clients import (
+    ClientConnection,
+    ConsumerConnectionList,
+    ProducerConnectionList,
+    ProducerInfo,
+    ProducersByGroup,
+)
+from rocketstore.remoting.bodies.groups import DelayOffsetTable, GroupList, SubscriptionGroupConfig, SubscriptionGroupTable
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.bodies.routes import KVTable, TopicList
 from rocketstore.remoting.bodies.runtime import RuntimeInfo
-from rocketstore.remoting.bodies.stats import ConsumeStats, TopicStatsTable
+from rocketstore.remoting.bodies.stats import ConsumeStats, TopicOffset, TopicStatsTable
 from rocketstore.remoting.bodies.topics import TopicConfigTable
 from rocketstore.remoting.body import Body
 from rocketstore.remoting.codes import RequestCode as Code
@@ -55,12 +72,14 @@ from rocketstore.remoting.headers import (
     QueueHeader,
     ResetClientOffsetHeader,
     ResumeCheckHeader,
+    SendBackHeader,
     TopicHeader,
     UpdateOffsetHeader,
     ViewMessageHeader,
     read_header,
     write_header,
 )
+from rocketstore.types import SCHEDULE_TOPIC
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -75,8 +94,6 @@ RocketMQ 4's brokers answer a time with the nearest message, also an older one.
 """
 QUERIED_MAX: Final = 64
 """Messages of one query by key, from each broker."""
-ASKED_AT_ONCE: Final = 64
-"""Requests about single queues that are in progress."""
 _TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 """The group in whose name RocketMQ's tools read; every broker has it."""
 _SUBSCRIPTION_FLAG: Final = 0x4
@@ -141,11 +158,7 @@ class Admin:
 
     async def broker_config(self, address: str) -> dict[str, str]:
         """One broker's settings by RocketMQ's names."""
-        answer = await self._ask(address, Code.GET_BROKER_CONFIG, self._deadline())
-        try:
-            return {one.key: one.value for one in properties.parse(answer.body.decode())}
-        except (ConfigError, UnicodeDecodeError) as error:
-            raise BadAnswerError(f"{address} answered with settings that cannot be read: {error}") from error
+        return _settings(await self._ask(address, Code.GET_BROKER_CONFIG, self._deadline()), address)
 
     async def set_broker_config(self, address: str, settings: Mapping[str, str]) -> None:
         """Change settings of a running broker; brokers of this project forget them at their next start."""
@@ -212,9 +225,13 @@ class Admin:
         }
         # Brokers tell of those that may be written.
         others = [one for one in (await self._cluster.route(topic, deadline)).readable if one not in found]
-        for one in await _bounded(self._range_of(queue, deadline) for queue in others):
+        for one in await at_once(self._range_of(queue, deadline) for queue in others):
             found[one.queue] = one
         return sorted(found.values(), key=lambda one: (one.queue.broker_name, one.queue.queue_id))
+
+    async def topic_ranges(self, topics: Iterable[str]) -> dict[str, list[QueueRange]]:
+        """``queue_ranges`` of many topics, without those that do not exist or that this account may not read."""
+        return await _those_there({name: self.queue_ranges(name) for name in topics})
 
     async def offset_at(self, queue: MessageQueue, start: Start) -> int:
         """A queue's first offset, its end, or the offset of the first message stored at a time or later."""
@@ -277,6 +294,15 @@ class Admin:
         clients = {one.client_id: one for each in found for one in each.connection_set}
         return tuple(clients[name] for name in sorted(clients))
 
+    async def all_producers(self) -> dict[str, tuple[ProducerInfo, ...]]:
+        """The producers that are online, by group."""
+        tables = await self._read_all("", Code.GET_ALL_PRODUCER_INFO, ProducersByGroup, self._deadline())
+        found: dict[str, dict[str, ProducerInfo]] = {}
+        for table in tables.values():
+            for group, producers in table.data.items():
+                found.setdefault(group, {}).update({one.client_id: one for one in producers})
+        return {group: tuple(found[group].values()) for group in sorted(found)}
+
     # -- offsets -------------------------------------------------------------------------------------------------------
 
     async def progress(self, group: str, topic: str = "") -> list[QueueProgress]:
@@ -292,6 +318,10 @@ class Admin:
         if not rows:
             raise NotFoundError(f"group {group} has no offsets" + (f" in topic {topic}" if topic else ""))
         return sorted(rows, key=lambda one: (one.queue.topic, one.queue.broker_name, one.queue.queue_id))
+
+    async def progress_of(self, groups: Iterable[str]) -> dict[str, list[QueueProgress]]:
+        """``progress`` of many groups, without those that have none or that this account may not use."""
+        return await _those_there({name: self.progress(name) for name in groups})
 
     async def offsets(self, group: str, topic: str = "") -> dict[MessageQueue, int]:
         """A group's committed offsets. Raises ``NotFoundError`` if it has none."""
@@ -312,7 +342,7 @@ class Admin:
         """
         deadline = self._deadline()
         queues = (await self._cluster.route(topic, deadline)).readable
-        places = await _bounded(self._offset_at(one, start, deadline) for one in queues)
+        places = await at_once(self._offset_at(one, start, deadline) for one in queues)
         offsets = dict(zip(queues, places, strict=True))
         at = {"first": 0, "last": -1}.get(start, start) if isinstance(start, str) else start
         header = ResetClientOffsetHeader(topic, group, int(at), True)
@@ -380,20 +410,96 @@ class Admin:
         No messages and the same offset: there is nothing more. ``tags``: only messages with these (``A || B``). Raises
         ``ConfigError`` for an expression without any tag.
         """
+        return await self._messages(queue, offset, max_messages, tags, self._deadline())
+
+    async def newest(
+        self,
+        topic: str,
+        ends: Mapping[MessageQueue, int] | None = None,
+        *,
+        max_messages: int = 32,
+        queue: MessageQueue | None = None,
+        stored: tuple[int, int] = (0, 0),
+        oldest_first: bool = False,
+    ) -> Page:
+        """A topic's messages from the newest one backwards, or from the oldest one on: a page of at most 100 and 1 MiB.
+
+        Across its queues, or of one, as far as they may be read; of those ``stored`` at the first time or later, and
+        before the second one (0: no limit). ``ends`` of a page give the page after it. Raises ``NotFoundError``,
+        ``ForbiddenError`` if the topic may not be read, and ``MessageRefusedError`` for a ``max_messages`` over 100.
+        """
+        if not 0 < max_messages <= PAGE_MAX:
+            raise MessageRefusedError(f"max_messages is {max_messages}: a page has 1 to {PAGE_MAX} messages")
         deadline = self._deadline()
-        wanted, told = tags_of_expression(tags), sent_expression(tags)
-        header = PullHeader(
-            _TOOLS_GROUP, queue.topic, queue.queue_id, offset, max_messages, _SUBSCRIPTION_FLAG, 0, 0, 0, told, "TAG"
+        readable = (await self._cluster.route(topic, deadline)).readable
+        if not readable:
+            raise ForbiddenError(f"topic {topic} does not allow reads")
+        if queue is not None and queue not in readable:
+            raise NotFoundError(f"topic {topic} has no queue {queue.queue_id} that can be read")
+        spans = await at_once(
+            self._span(one, ends or {}, stored, deadline, oldest_first=oldest_first)
+            for one in readable
+            if queue in (None, one)
         )
-        request = Frame(Code.PULL_MESSAGE, 0, write_header(header))
-        answer = await self._call_reader(queue.broker_name, request, deadline)
-        more = answer.code == AnswerCode.SUCCESS
-        if not more and answer.code not in _NOTHING_THERE:
-            raise refusal_of(answer, queue.broker_name)
-        next_offset = _header(PullAnswer, answer).next_begin_offset
-        found = decoded(answer.body) if more else []
-        # Brokers compare the tags' hash codes.
-        return [one for one in found if wanted is None or one.tags in wanted], next_offset
+
+        async def pull(one: MessageQueue, offset: int, count: int) -> tuple[list[Message], int]:
+            return await self._messages(one, offset, count, "*", deadline)
+
+        return await read_page(spans, pull, max_messages)
+
+    async def delayed(
+        self, level: int = 0, offset: int = -1, *, max_messages: int = 32, broker: str = ""
+    ) -> tuple[list[DelayLevelStatus], list[Message]]:
+        """Every delay level of a broker, and messages that wait at one, from ``offset`` on (-1: the next ones).
+
+        They are as stored: the topic and queue that they are for are properties. Needs an administrator's account.
+        Raises ``NotFoundError`` for a level that the broker does not have.
+        """
+        deadline = self._deadline()
+        found = await self._cluster.broker(broker, deadline)
+        settings, delivered, stats = await asyncio.gather(
+            self._cluster.ask_reader(found.name, Code.GET_BROKER_CONFIG, deadline=deadline),
+            self._cluster.ask_reader(found.name, Code.GET_ALL_DELAY_OFFSET, deadline=deadline),
+            self._cluster.ask_reader(
+                found.name, Code.GET_TOPIC_STATS_INFO, TopicHeader(SCHEDULE_TOPIC), deadline=deadline
+            ),
+        )
+        delays = DelayLevels.parse(_settings(settings, found.name)["messageDelayLevel"])
+        if not 0 <= level <= delays.level_max:
+            raise NotFoundError(f"there is no delay level {level}: use 1 to {delays.level_max}, or 0 for no messages")
+        offsets = _body(DelayOffsetTable, delivered, found.name).offset_table
+        ends = {one.queue_id: of for one, of in _body(TopicStatsTable, stats, found.name).offset_table.items()}
+
+        async def status(number: int) -> DelayLevelStatus:
+            end = ends.get(number - 1, TopicOffset())
+            following = min(max(offsets.get(number, 0), end.min_offset, 0), end.max_offset)
+            waiting: list[Message] = []
+            if following < end.max_offset:
+                queue = MessageQueue(SCHEDULE_TOPIC, found.name, number - 1)
+                waiting, _ = await self._messages(queue, following, 1, "*", deadline)
+            due_ms = delays.due_ms(number, waiting[0].store_timestamp) if waiting else -1
+            return DelayLevelStatus(number, delays.delay_ms(number), following, end.max_offset, due_ms)
+
+        levels = await asyncio.gather(*map(status, range(1, delays.level_max + 1)))
+        messages: list[Message] = []
+        if level and (first := max(levels[level - 1].next_offset, offset)) < levels[level - 1].end_offset:
+            queue = MessageQueue(SCHEDULE_TOPIC, found.name, level - 1)
+            messages, _ = await self._messages(queue, first, max_messages, "*", deadline)
+        return levels, messages
+
+    async def send_back(
+        self, group: str, topic: str, position: int, *, delay_level: int, retries_max: int, broker: str = ""
+    ) -> None:
+        """Have the message of ``topic`` at this ``position`` of a broker's log (``Message.offset``) delivered to a
+        group again after a delay.
+
+        One that was delivered ``retries_max`` times goes to the group's dead letters. An answer that got lost may lead
+        to a second copy. Raises ``NotFoundError``.
+        """
+        header = SendBackHeader(position, group, delay_level, origin_topic=topic, max_reconsume_times=retries_max)
+        await self._cluster.ask_master(
+            broker, Code.CONSUMER_SEND_MSG_BACK, header, deadline=self._deadline(), harmless=False
+        )
 
     async def resume_transaction(self, offset_id: str, broker: str = "") -> None:
         """Begin a transaction again that was given up: its producers are asked again what became of it.
@@ -509,6 +615,38 @@ class Admin:
                 failure = error
         raise failure or NotFoundError(f"brokers {broker} have no address now")
 
+    async def _messages(
+        self, queue: MessageQueue, offset: int, count: int, tags: str, deadline: Deadline
+    ) -> tuple[list[Message], int]:
+        wanted, told = tags_of_expression(tags), sent_expression(tags)
+        header = PullHeader(
+            _TOOLS_GROUP, queue.topic, queue.queue_id, offset, count, _SUBSCRIPTION_FLAG, 0, 0, 0, told, "TAG"
+        )
+        request = Frame(Code.PULL_MESSAGE, 0, write_header(header))
+        answer = await self._call_reader(queue.broker_name, request, deadline)
+        more = answer.code == AnswerCode.SUCCESS
+        if not more and answer.code not in _NOTHING_THERE:
+            raise refusal_of(answer, queue.broker_name)
+        next_offset = _header(PullAnswer, answer).next_begin_offset
+        found = decoded(answer.body) if more else []
+        # Brokers compare the tags' hash codes.
+        return [one for one in found if wanted is None or one.tags in wanted], next_offset
+
+    async def _span(
+        self,
+        queue: MessageQueue,
+        ends: Mapping[MessageQueue, int],
+        stored: tuple[int, int],
+        deadline: Deadline,
+        *,
+        oldest_first: bool,
+    ) -> QueueSpan:
+        """What is left to be seen of a queue."""
+        since_ms, before_ms = stored
+        low = await self._offset_at(queue, since_ms or "first", deadline)
+        high = await self._offset_at(queue, before_ms or "last", deadline)
+        return span_of(queue, low, high, ends, oldest_first=oldest_first)
+
     async def _offset_at(self, queue: MessageQueue, start: Start, deadline: Deadline) -> int:
         header: DataclassInstance = QueueHeader(queue.topic, queue.queue_id)
         code = Code.GET_MAX_OFFSET if start == "last" else Code.GET_MIN_OFFSET
@@ -522,7 +660,7 @@ class Admin:
         return QueueRange(queue, first, max(first, last), 0)
 
     async def _set_offsets(self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline) -> None:
-        await _bounded(
+        await at_once(
             self._cluster.ask_master(
                 queue.broker_name,
                 Code.UPDATE_CONSUMER_OFFSET,
@@ -565,6 +703,26 @@ def decoded(records: bytes) -> list[Message]:
     return found
 
 
+async def _those_there(asked: Mapping[str, Awaitable[_T]]) -> dict[str, _T]:
+    """The results by name, without those that do not exist or are not this account's."""
+
+    async def found(one: Awaitable[_T]) -> _T | None:
+        try:
+            return await one
+        except (NotFoundError, ForbiddenError):
+            return None
+
+    results = await at_once(map(found, asked.values()))
+    return {name: one for name, one in zip(asked, results, strict=True) if one is not None}
+
+
+def _settings(answer: Frame, whose: str) -> dict[str, str]:
+    try:
+        return {one.key: one.value for one in properties.parse(answer.body.decode())}
+    except (ConfigError, UnicodeDecodeError) as error:
+        raise BadAnswerError(f"{whose} answered with settings that cannot be read: {error}") from error
+
+
 def _body(kind: type[_B], answer: Frame, whose: str) -> _B:
     try:
         return kind.decode(answer.body or b"{}")
@@ -583,17 +741,6 @@ async def _all_of(outcomes: Iterable[object]) -> None:
     for one in outcomes:
         if isinstance(one, BaseException):
             raise one
-
-
-async def _bounded(work: Iterable[Awaitable[_T]]) -> list[_T]:
-    """The results, in order; not more than ``ASKED_AT_ONCE`` are in progress."""
-    turns = asyncio.Semaphore(ASKED_AT_ONCE)
-
-    async def one(awaited: Awaitable[_T]) -> _T:
-        async with turns:
-            return await awaited
-
-    return await asyncio.gather(*map(one, work))
 
 
 def _parsed(offset_id: str) -> tuple[HostAddress, int]:

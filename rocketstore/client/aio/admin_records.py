@@ -82,3 +82,17 @@ class QueueProgress:
     def lag(self) -> int:
         """The number of messages still to be consumed."""
         return max(self.max_offset - max(self.committed, 0), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class DelayLevelStatus:
+    """Messages that wait at one delay level of a broker: those from ``next_offset`` to before ``end_offset``.
+
+    ``next_due_ms`` (since 1970) is when the next one is due; -1 if none waits.
+    """
+
+    level: int
+    delay_ms: int
+    next_offset: int
+    end_offset: int
+    next_due_ms: int

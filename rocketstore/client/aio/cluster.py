@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from dledger.errors import ConfigError
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 PAUSE_S: Final = 0.05
 """Before a request is repeated for the first time; then up to ``PAUSE_S_MAX``, each time twice as long."""
 PAUSE_S_MAX: Final = 1.0
+ASKED_AT_ONCE: Final = 64
+"""Requests about single queues, topics or groups that are in progress for one call."""
 OTHER_PROCESS: Final = "this client was made in another process: make one after the fork"
 _T = TypeVar("_T")
 
@@ -61,7 +63,7 @@ class Cluster:
         given = self.given = parse_given(addresses, name_servers)
         self.by_name_servers: Final = name_servers is not None
         if self.by_name_servers and security is not None:
-            _check_signing(security)
+            check_signing(security)
         self.timeout_s: Final = timeout_s
         self.connections: Final = BrokerConnections(given, security, requests=requests, lost=lost)
         source = RouteServers(self.connections, given, are_name_servers=self.by_name_servers, timeout_s=timeout_s)
@@ -209,6 +211,17 @@ async def within(deadline: Deadline, awaited: Awaitable[_T], what: str) -> _T:
         raise TimedOutError(f"{what} was not found within {deadline.timeout_s:g} s", outcome="not_applied") from error
 
 
+async def at_once(work: Iterable[Awaitable[_T]]) -> list[_T]:
+    """The results, in order; not more than ``ASKED_AT_ONCE`` are in progress."""
+    turns = asyncio.Semaphore(ASKED_AT_ONCE)
+
+    async def one(awaited: Awaitable[_T]) -> _T:
+        async with turns:
+            return await awaited
+
+    return await asyncio.gather(*map(one, work))
+
+
 def parse_given(addresses: Sequence[str] | str | None, name_servers: Sequence[str] | str | None) -> tuple[str, ...]:
     """The addresses of brokers, or of name servers, given as one text or several. Raises ``ConfigError``."""
     if (addresses is None) == (name_servers is None):
@@ -227,7 +240,7 @@ def parse_given(addresses: Sequence[str] | str | None, name_servers: Sequence[st
     return found
 
 
-def _check_signing(security: ClientSecurity) -> None:
+def check_signing(security: ClientSecurity) -> None:
     """RocketMQ's signature says neither what is asked, nor whom, nor when.
 
     Whoever gets one can use it for other requests, at other brokers, for as long as the account exists, and anybody who

@@ -160,6 +160,8 @@ _KINDS: Final[Mapping[int, type[RefusedError]]] = {
     AnswerCode.CONSUMER_NOT_ONLINE: NotFoundError,
     AnswerCode.NO_MESSAGE: NotFoundError,
 }
+_DENIED: Final = "AclException: "
+"""In the remark of RocketMQ's brokers, and ours, whose access control denies a request: code SYSTEM_ERROR in 4.9."""
 _UNKNOWN_OUTCOMES: Final = frozenset({BrokerFailedError})
 
 
@@ -169,7 +171,7 @@ def refusal_of(answer: Frame, address: str) -> RefusedError:
     A code without a class of its own is a ``BrokerFailedError``, whose outcome is unknown: a broker also answers
     SYSTEM_ERROR when something went wrong after it had stored a message.
     """
-    kind = _KINDS.get(answer.code, BrokerFailedError)
+    kind = ForbiddenError if _DENIED in answer.remark else _KINDS.get(answer.code, BrokerFailedError)
     name = AnswerCode(answer.code).name if answer.code in AnswerCode.__members__.values() else f"code {answer.code}"
     remark = answer.remark.strip()[:REMARK_CHARS_MAX]
     return kind(
