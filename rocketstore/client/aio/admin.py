@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from ipaddress import ip_address
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self, TypeVar
 
-from dledger import properties
-from dledger.errors import ConfigError, InvalidRequestError
+from dledger.errors import ConfigError
 from dledger.records import record
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
-from dledger.values import address_text
+from rocketstore.client.aio.admin_answers import body_of, broker_of, decoded, header_of, parsed_id, settings_of
 from rocketstore.client.aio.admin_records import (
     BrokerStatus,
     DelayLevelStatus,
@@ -40,9 +38,7 @@ from rocketstore.client.aio.outgoing import CREATING_TOPIC
 from rocketstore.client.aio.received import sent_expression, tags_of_expression
 from rocketstore.client.aio.routes import RoutedBroker
 from rocketstore.message.delay import DelayLevels
-from rocketstore.message.ids import parse_offset_message_id
-from rocketstore.message.message import HostAddress, Message
-from rocketstore.message.record import CorruptRecordError, decode_record
+from rocketstore.message.message import Message
 from rocketstore.remoting.bodies.clients import (
     ClientConnection,
     ConsumerConnectionList,
@@ -50,7 +46,12 @@ from rocketstore.remoting.bodies.clients import (
     ProducerInfo,
     ProducersByGroup,
 )
-from rocketstore.remoting.bodies.groups import DelayOffsetTable, GroupList, SubscriptionGroupConfig, SubscriptionGroupTable
+from rocketstore.remoting.bodies.groups import (
+    DelayOffsetTable,
+    GroupList,
+    SubscriptionGroupConfig,
+    SubscriptionGroupTable,
+)
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.bodies.routes import KVTable, TopicList
 from rocketstore.remoting.bodies.runtime import RuntimeInfo
@@ -76,7 +77,6 @@ from rocketstore.remoting.headers import (
     TopicHeader,
     UpdateOffsetHeader,
     ViewMessageHeader,
-    read_header,
     write_header,
 )
 from rocketstore.types import SCHEDULE_TOPIC
@@ -101,6 +101,10 @@ _SUBSCRIPTION_FLAG: Final = 0x4
 _UNIQUE_QUERY: Final = "_UNIQUE_KEY_QUERY"
 FOREVER_MS: Final = (1 << 63) - 1
 _B = TypeVar("_B", bound=Body)
+_T = TypeVar("_T")
+_NOTHING_THERE: Final = frozenset(
+    {AnswerCode.PULL_NOT_FOUND, AnswerCode.PULL_RETRY_IMMEDIATELY, AnswerCode.PULL_OFFSET_MOVED}
+)
 
 
 class Admin:
@@ -158,7 +162,7 @@ class Admin:
 
     async def broker_config(self, address: str) -> dict[str, str]:
         """One broker's settings by RocketMQ's names."""
-        return _settings(await self._ask(address, Code.GET_BROKER_CONFIG, self._deadline()), address)
+        return settings_of(await self._ask(address, Code.GET_BROKER_CONFIG, self._deadline()), address)
 
     async def set_broker_config(self, address: str, settings: Mapping[str, str]) -> None:
         """Change settings of a running broker; brokers of this project forget them at their next start."""
@@ -362,9 +366,9 @@ class Admin:
 
         ``broker``: the one to ask; otherwise the one whose address the id names.
         """
-        host, offset = _parsed(offset_id)
+        host, offset = parsed_id(offset_id)
         deadline = self._deadline()
-        broker = broker or _broker_of(host, await self._named("", deadline))
+        broker = broker or broker_of(host, await self._named("", deadline))
         header = ViewMessageHeader(offset)
         try:
             answer = await self._cluster.ask_reader(broker, Code.VIEW_MESSAGE_BY_ID, header, deadline=deadline)
@@ -464,11 +468,11 @@ class Admin:
                 found.name, Code.GET_TOPIC_STATS_INFO, TopicHeader(SCHEDULE_TOPIC), deadline=deadline
             ),
         )
-        delays = DelayLevels.parse(_settings(settings, found.name)["messageDelayLevel"])
+        delays = DelayLevels.parse(settings_of(settings, found.name)["messageDelayLevel"])
         if not 0 <= level <= delays.level_max:
             raise NotFoundError(f"there is no delay level {level}: use 1 to {delays.level_max}, or 0 for no messages")
-        offsets = _body(DelayOffsetTable, delivered, found.name).offset_table
-        ends = {one.queue_id: of for one, of in _body(TopicStatsTable, stats, found.name).offset_table.items()}
+        offsets = body_of(DelayOffsetTable, delivered, found.name).offset_table
+        ends = {one.queue_id: of for one, of in body_of(TopicStatsTable, stats, found.name).offset_table.items()}
 
         async def status(number: int) -> DelayLevelStatus:
             end = ends.get(number - 1, TopicOffset())
@@ -507,9 +511,9 @@ class Admin:
         ``offset_id`` is that of its message in the topic TRANS_CHECK_MAX_TIME_TOPIC. Raises ``NotFoundError`` for any
         other message, and for one that was resumed before.
         """
-        host, _ = _parsed(offset_id)
+        host, _ = parsed_id(offset_id)
         deadline = self._deadline()
-        broker = broker or _broker_of(host, await self._named("", deadline))
+        broker = broker or broker_of(host, await self._named("", deadline))
         header, code = ResumeCheckHeader(offset_id), Code.RESUME_CHECK_HALF_MESSAGE
         try:
             await self._cluster.ask_master(broker, code, header, deadline=deadline, harmless=False)
@@ -574,7 +578,7 @@ class Admin:
         """The body of each broker's answer, by name."""
         names = [one.name for one in await self._named(broker, deadline)]
         answers = await asyncio.gather(*(self._cluster.ask_reader(one, code, deadline=deadline) for one in names))
-        return {name: _body(kind, answer, name) for name, answer in zip(names, answers, strict=True)}
+        return {name: body_of(kind, answer, name) for name, answer in zip(names, answers, strict=True)}
 
     async def _of_topic(self, topic: str, code: int, kind: type[_B], deadline: Deadline) -> dict[str, _B]:
         """The body of the answer of each broker that has a topic. Raises ``NotFoundError``."""
@@ -582,7 +586,7 @@ class Admin:
         header = TopicHeader(topic)
         asked = (self._cluster.ask_reader(one, code, header, deadline=deadline) for one in names)
         answers = await asyncio.gather(*asked)
-        return {name: _body(kind, answer, name) for name, answer in zip(names, answers, strict=True)}
+        return {name: body_of(kind, answer, name) for name, answer in zip(names, answers, strict=True)}
 
     async def _known_to_some(self, group: str, code: int, header: DataclassInstance, kind: type[_B]) -> list[_B]:
         """The bodies of brokers that know a group. Raises ``NotFoundError`` if none does, and any other error."""
@@ -598,7 +602,7 @@ class Admin:
             elif isinstance(answer, BaseException):
                 raise answer
             else:
-                found.append(_body(kind, answer, name))
+                found.append(body_of(kind, answer, name))
         if not found:
             raise missing or NotFoundError(f"no broker knows group {group}")
         return found
@@ -627,7 +631,7 @@ class Admin:
         more = answer.code == AnswerCode.SUCCESS
         if not more and answer.code not in _NOTHING_THERE:
             raise refusal_of(answer, queue.broker_name)
-        next_offset = _header(PullAnswer, answer).next_begin_offset
+        next_offset = header_of(PullAnswer, answer).next_begin_offset
         found = decoded(answer.body) if more else []
         # Brokers compare the tags' hash codes.
         return [one for one in found if wanted is None or one.tags in wanted], next_offset
@@ -653,7 +657,7 @@ class Admin:
         if isinstance(start, int):
             header, code = OffsetByTimeHeader(queue.topic, queue.queue_id, start), Code.SEARCH_OFFSET_BY_TIMESTAMP
         answer = await self._cluster.ask_reader(queue.broker_name, code, header, deadline=deadline)
-        return max(_header(OffsetAnswer, answer).offset, 0)
+        return max(header_of(OffsetAnswer, answer).offset, 0)
 
     async def _range_of(self, queue: MessageQueue, deadline: Deadline) -> QueueRange:
         first, last = await self._offset_at(queue, "first", deadline), await self._offset_at(queue, "last", deadline)
@@ -680,29 +684,6 @@ class _DeleteGroup:
     clean_offset: bool = False
 
 
-_NOTHING_THERE: Final = frozenset(
-    {AnswerCode.PULL_NOT_FOUND, AnswerCode.PULL_RETRY_IMMEDIATELY, AnswerCode.PULL_OFFSET_MOVED}
-)
-_H = TypeVar("_H", bound="DataclassInstance")
-_T = TypeVar("_T")
-
-
-def decoded(records: bytes) -> list[Message]:
-    """The messages of an answer, whose records follow each other. Raises ``BadAnswerError``."""
-    found: list[Message] = []
-    at = 0
-    while at < len(records):
-        size = int.from_bytes(records[at : at + 4], "big")
-        if size < 4 or at + size > len(records):
-            raise BadAnswerError(f"a broker answered with a record of {size} bytes at {at} of {len(records)}")
-        try:
-            found.append(decode_record(records[at : at + size]))
-        except CorruptRecordError as error:
-            raise BadAnswerError(f"a broker answered with an invalid record: {error}") from error
-        at += size
-    return found
-
-
 async def _those_there(asked: Mapping[str, Awaitable[_T]]) -> dict[str, _T]:
     """The results by name, without those that do not exist or are not this account's."""
 
@@ -716,50 +697,7 @@ async def _those_there(asked: Mapping[str, Awaitable[_T]]) -> dict[str, _T]:
     return {name: one for name, one in zip(asked, results, strict=True) if one is not None}
 
 
-def _settings(answer: Frame, whose: str) -> dict[str, str]:
-    try:
-        return {one.key: one.value for one in properties.parse(answer.body.decode())}
-    except (ConfigError, UnicodeDecodeError) as error:
-        raise BadAnswerError(f"{whose} answered with settings that cannot be read: {error}") from error
-
-
-def _body(kind: type[_B], answer: Frame, whose: str) -> _B:
-    try:
-        return kind.decode(answer.body or b"{}")
-    except RequestError as error:
-        raise BadAnswerError(f"{whose} answered with a {kind.__name__} that cannot be read: {error}") from error
-
-
-def _header(kind: type[_H], answer: Frame) -> _H:
-    try:
-        return read_header(kind, answer.fields)
-    except RequestError as error:
-        raise BadAnswerError(f"an answer cannot be read: {error}") from error
-
-
 async def _all_of(outcomes: Iterable[object]) -> None:
     for one in outcomes:
         if isinstance(one, BaseException):
             raise one
-
-
-def _parsed(offset_id: str) -> tuple[HostAddress, int]:
-    """The broker's address and the position in its log. Raises ``NotFoundError`` for a text that is no such id."""
-    try:
-        return parse_offset_message_id(offset_id)
-    except InvalidRequestError as error:
-        raise NotFoundError(str(error)) from error
-
-
-def _broker_of(host: HostAddress, brokers: Sequence[RoutedBroker]) -> str:
-    """The name of the brokers with an address; or of the only ones, which may be reached at another one.
-
-    Raises ``NotFoundError``.
-    """
-    address = address_text(str(ip_address(host.ip)), host.port)
-    for one in brokers:
-        if address in one.addresses.values():
-            return one.name
-    if len(brokers) == 1:
-        return brokers[0].name
-    raise NotFoundError(f"the id names the broker {address}, which none of these is")

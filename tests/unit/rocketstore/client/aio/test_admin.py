@@ -13,7 +13,8 @@ from dledger.errors import ConfigError
 from dledger.remoting.codes import AnswerCode
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.client.aio import errors, routes
-from rocketstore.client.aio.admin import Admin, decoded
+from rocketstore.client.aio.admin import Admin
+from rocketstore.client.aio.admin_answers import decoded
 from rocketstore.client.aio.admin_records import BrokerStatus, GroupInfo, TopicInfo
 from rocketstore.client.aio.producer import Producer
 from rocketstore.message.message import Message
