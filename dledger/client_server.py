@@ -15,7 +15,7 @@ from dledger.access.guard import AccessGuard
 from dledger.conditions import Conditions
 from dledger.config import ServerConfig
 from dledger.errors import ConfigError, InvariantError
-from dledger.remoting.log.service import LogRemotingService
+from dledger.remoting.log.service import LogHandlers, log_server
 from dledger.remoting.shared_port import SharedPort
 from dledger.rpc import loops, options
 from dledger.rpc.bridge import LoopBridge, Report, log_failure
@@ -60,6 +60,7 @@ class ClientServer:
         self._bridge: LoopBridge | None = None
         self._connections: Connections | None = None
         self._methods: Methods | None = None
+        self._log_handlers: LogHandlers | None = None
         self._thread = threading.Thread(target=self._run, name=f"dledger-client-rpc-{config.node_id}")
 
     @property
@@ -80,6 +81,13 @@ class ClientServer:
         if self._methods is None:
             raise InvariantError("the client server is not started")
         return self._methods
+
+    @property
+    def log_handlers(self) -> LogHandlers:
+        """The log's handlers over remoting, for another server on the same event loop, once started."""
+        if self._log_handlers is None:
+            raise InvariantError("the client server is not started")
+        return self._log_handlers
 
     @property
     def connections(self) -> Connections:
@@ -144,8 +152,9 @@ class ClientServer:
             conditions=self.conditions,
         )
         requests = LogRequests(config, self._node, self._bridge, self._guard, self.conditions)
-        remoting = LogRemotingService(requests)
-        port = SharedPort("node", remoting.server.protocol, self._tls, None, config.limits)
+        self._log_handlers = handlers = LogHandlers(requests)
+        remoting = log_server(requests, handlers)
+        port = SharedPort("node", remoting.protocol, self._tls, None, config.limits)
         try:
             server = aio_server(options.client_server_options(config), calls_max)
             self._methods = LogService(requests, connections).methods()

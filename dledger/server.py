@@ -41,6 +41,7 @@ from dledger.instruments import SILENT, Instruments
 from dledger.measurements import NodeMeasurements, PeerMeasurements
 from dledger.prehistory import Prehistory
 from dledger.records import record
+from dledger.remoting.log.service import LogHandlers
 from dledger.retention import Retention
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.clients.aio_server import Methods
@@ -415,6 +416,11 @@ class DLedgerServer:
     def client_methods(self) -> Methods:
         """The log service, from ``start`` on, for another server on ``bridge`` to serve at another address as well."""
         return self._clients.methods
+
+    @property
+    def log_handlers(self) -> LogHandlers:
+        """The same over remoting, for a server of remoting connections there."""
+        return self._clients.log_handlers
 
     @property
     def connections(self) -> Connections:

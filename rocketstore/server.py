@@ -425,7 +425,9 @@ class BrokerServer:
             if self.store.role is BrokerRole.SLAVE:
                 self._slave_sync = SlaveSync(self.state, to_members, replication.master, lambda: registration.master)
                 self._slave_sync.start(self._threads.report)
-        self._remoting = RemotingService(broker, to_members, registration.announce, self._ports_and_replication)
+        log = None if self.node is None else self.node.log_handlers
+        announce, runtime = registration.announce, self._ports_and_replication
+        self._remoting = RemotingService(broker, to_members, announce, runtime, log)
         registration.start()
 
     async def _look_for_successor(self, replication: HaService) -> bool:

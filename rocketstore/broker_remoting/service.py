@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final
 
 from dledger.remoting.client import RemotingClient
 from dledger.remoting.codes import ANNOUNCED
 from dledger.remoting.connection import RemotingConnection
-from dledger.remoting.frame import FRAME_BYTES_MAX
+from dledger.remoting.frame import FRAME_BYTES_MAX, Frame
+from dledger.remoting.log.codec import WAIT_MS_MAX
+from dledger.remoting.log.service import LogHandlers
 from dledger.remoting.server import Direct, Handler, Handlers, RemotingServer, ServerLimits
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.statistics import Statistics
@@ -60,7 +62,8 @@ async def tell_nobody() -> None:
 class RemotingService:
     """Create it on the loop's thread. ``client`` asks other programs.
 
-    ``announce`` returns once name servers know of topics that changed, or soon.
+    ``announce`` returns once name servers know of topics that changed, or soon. ``log``: of a replicated log, which is
+    read here, too.
     """
 
     def __init__(
@@ -69,7 +72,9 @@ class RemotingService:
         client: RemotingClient,
         announce: Callable[[], Awaitable[None]] = tell_nobody,
         replication: Callable[[], dict[str, str]] = dict,
+        log: LogHandlers | None = None,
     ) -> None:
+        self._log = log
         config, percent = broker.config, broker.config.access.account_share_percent
         self._forwarding = forwarding = Forwarding(broker, client)
         decoder = BodyDecoder(broker.loop.readers)
@@ -112,14 +117,17 @@ class RemotingService:
             number: access.awaited(number, forwarding.awaited(handler) if number in FORWARDED else handler)
             for number, handler in awaited.items()
         }
+        log_direct: Mapping[int, Direct] = {} if log is None else log.direct
+        log_awaited: Mapping[int, Handler] = {} if log is None else log.awaited
+        self._log_codes = log_direct.keys() | log_awaited.keys()
         self.server = RemotingServer(
             f"broker {config.name}",
             Handlers(
-                direct={number: forwarding.direct(take) for number, take in direct.items()},
-                awaited=allowed | {number: decoder.in_turn(allowed[number]) for number in _IN_TURN},
+                direct={number: forwarding.direct(take) for number, take in direct.items()} | dict(log_direct),
+                awaited=allowed | {number: decoder.in_turn(allowed[number]) for number in _IN_TURN} | dict(log_awaited),
                 closed=self._closed,
                 code_of=code_of,
-                admit=access.admit,
+                admit=self._admit,
                 prompt=dict.fromkeys((code.PULL_MESSAGE, code.LITE_PULL_MESSAGE), self._pulls.pull),
             ),
             ServerLimits(
@@ -127,7 +135,7 @@ class RemotingService:
                 host_connections_max=max(1, config.effective_limits.connections_max * percent // 100),
                 requests_max=requests,
                 host_requests_max=requests * percent // 100,
-                request_s_max=(config.effective_limits.call_ms_max + config.pull_wait_ms_max) / 1000,
+                request_s_max=(config.effective_limits.call_ms_max + max(config.pull_wait_ms_max, WAIT_MS_MAX)) / 1000,
                 receive_bytes_max=RECEIVE_BYTES_MAX,
                 host_receive_bytes_max=RECEIVE_BYTES_MAX * percent // 100,
                 unsent_bytes_max=unsent,
@@ -145,6 +153,11 @@ class RemotingService:
         await self.server.close(grace_s)
         await self._forwarding.close()
 
+    def _admit(self, connection: RemotingConnection, frame: Frame) -> None:
+        """Those of the log check for themselves who may do what."""
+        if frame.code not in self._log_codes:
+            self.access.admit(connection, frame)
+
     def _groups_of(self, connection: RemotingConnection) -> Iterable[str]:
         return self._groups.clients.groups_of(self._link_of(connection))
 
@@ -155,6 +168,8 @@ class RemotingService:
         self._pulls.closed(connection)
         self._groups.clients.closed(self._link_of(connection))
         self.access.closed(connection)
+        if self._log is not None:
+            self._log.closed(connection)
 
     def _expire(self) -> None:
         self._groups.hang_up_on_the_silent()

@@ -28,7 +28,7 @@ from dledger.errors import (
 )
 from dledger.remoting.acl import signed
 from dledger.remoting.client import RemotingClient, UnreachableError
-from dledger.remoting.codes import ANNOUNCED
+from dledger.remoting.codes import ANNOUNCED, AnswerCode
 from dledger.remoting.connection import DisconnectedError, RemotingConnection, TooManyCallsError
 from dledger.remoting.errors import FrameError
 from dledger.remoting.fastjson import dumps_plain
@@ -191,6 +191,8 @@ class NodeConnections:
                 f"{address} answers, but is no node of this project in its present version: give the addresses of "
                 "nodes of the group"
             )
+        if answer.code == AnswerCode.REQUEST_CODE_NOT_SUPPORTED:
+            raise InvalidRequestError(f"{address} is a broker without a replicated log: there is no group to talk to")
         stated = answer.fields.get(REQUEST_BYTES_MAX_FIELD, "")
         is_number = stated.isascii() and stated.isdigit() and len(stated) < 10
         link = NodeLink(address, connection, min(int(stated), FRAME_BYTES_MAX) if is_number else _REQUEST_BYTES_DEFAULT)

@@ -1,5 +1,7 @@
 """The log service over remoting: an adapter of ``LogRequests``, with DLedger's request codes and ours.
 
+A node has a server of its own for it; a broker with a replicated log takes the handlers into its server.
+
 A request with one of our codes is answered with a body, or with an error that the client raises again. An answer has
 room of its client's quota before the log is read for it, and keeps it until the client has read it.
 """
@@ -7,7 +9,7 @@ room of its client's quota before the log is read for it, and keeps it until the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Final
@@ -21,7 +23,7 @@ from dledger.remoting.log.access import Admitted, LogAccess
 from dledger.remoting.log.answers import error_answer
 from dledger.remoting.log.appends import Appends
 from dledger.remoting.log.codes import REQUEST_BYTES_MAX_FIELD, JavaCode, LogCode
-from dledger.remoting.server import Answer, Handler, Handlers, RemotingServer, ServerLimits
+from dledger.remoting.server import Answer, Direct, Handler, Handlers, RemotingServer, ServerLimits
 from dledger.rpc import options
 from dledger.rpc.bridge import LoopCallback, RoleWatch
 from dledger.rpc.clients import bulk_codec
@@ -43,8 +45,8 @@ _Java = Callable[[Admitted, Frame, java.Json], Awaitable[java.Json]]
 """Returns the members of the answer's JSON. Raises ``DLedgerError``."""
 
 
-class LogRemotingService:
-    """The handlers, and the server that they run in. Create it on the event loop's thread."""
+class LogHandlers:
+    """The handlers, also for several servers. They check themselves who may do what. On the loop."""
 
     def __init__(self, requests: LogRequests) -> None:
         self._requests = requests
@@ -52,17 +54,17 @@ class LogRemotingService:
         self._appends = Appends(requests, self._access)
         self._watches: dict[RemotingConnection, asyncio.Task[None]] = {}
         self._reading: dict[RemotingConnection, set[asyncio.Task[object]]] = {}
-        self.server = RemotingServer(
-            f"node {requests.config.node_id}",
-            Handlers(
-                direct={LogCode.APPEND: self._appends.take},
-                awaited={**self._own_handlers(), **self._java_handlers()},
-                closed=self._closed,
-                code_of=_code_of,
-            ),
-            _limits(requests),
-            ANNOUNCED,
-        )
+        self.direct: Final[Mapping[int, Direct]] = {LogCode.APPEND: self._appends.take}
+        self.awaited: Final[Mapping[int, Handler]] = {**self._own_handlers(), **self._java_handlers()}
+
+    def closed(self, connection: RemotingConnection) -> None:
+        """A client is gone."""
+        self._appends.closed(connection)
+        self._access.closed(connection)
+        if (watch := self._watches.pop(connection, None)) is not None:
+            watch.cancel()
+        for task in tuple(self._reading.get(connection, ())):
+            task.cancel()
 
     def _own_handlers(self) -> dict[int, Handler]:
         own = self._own
@@ -85,18 +87,6 @@ class LogRemotingService:
             JavaCode.GET: json(LogOperation.READ, self._java_get, java.NO_ENTRIES),
             JavaCode.LEADERSHIP_TRANSFER: json(LogOperation.TRANSFER, self._java_transfer, {}),
         }
-
-    async def close(self, grace_s: float) -> None:
-        """Answer what is under way for ``grace_s``, then hang up on everybody."""
-        await self.server.close(grace_s)
-
-    def _closed(self, connection: RemotingConnection) -> None:
-        self._appends.closed(connection)
-        self._access.closed(connection)
-        if (watch := self._watches.pop(connection, None)) is not None:
-            watch.cancel()
-        for task in tuple(self._reading.get(connection, ())):
-            task.cancel()
 
     # --- our codes ----------------------------------------------------------------------------------------------------
 
@@ -301,6 +291,21 @@ class LogRemotingService:
         reading.discard(task)
         if not reading:
             del self._reading[connection]
+
+
+def log_server(requests: LogRequests, handlers: LogHandlers) -> RemotingServer:
+    """A node's server of its log alone. Call it on the loop."""
+    return RemotingServer(
+        f"node {requests.config.node_id}",
+        Handlers(
+            direct=handlers.direct,
+            awaited=handlers.awaited,
+            closed=handlers.closed,
+            code_of=_code_of,
+        ),
+        _limits(requests),
+        ANNOUNCED,
+    )
 
 
 def request_bytes_max(requests: LogRequests) -> int:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import grpc
 import pytest
@@ -16,8 +17,15 @@ from google.protobuf.message import Message as Wire
 from grpc_health.v1 import health_pb2
 
 from cluster.local.group import free_ports
-from dledger.client import DLedgerClient
-from dledger.errors import AppendsNotServedError, ConfigError, DirectoryLockedError
+from dledger.client import ClientSecurity
+from dledger.client.blocking import DLedgerClient
+from dledger.errors import (
+    AccessDeniedError,
+    AppendsNotServedError,
+    ConfigError,
+    DirectoryLockedError,
+    InvalidRequestError,
+)
 from dledger.rpc.options import request_bytes_for
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.broker_grpc.codec import SERVICE
@@ -49,7 +57,7 @@ def plain(tmp_path: Path, **more: str) -> BrokerConfig:
     return load_broker_settings(None, {}, flags | more)[0]
 
 
-def alone(tmp_path: Path) -> BrokerConfig:
+def alone(tmp_path: Path, **more: str) -> BrokerConfig:
     """The only member of a group."""
     peer_port, listen_port, client_port = free_ports(3)
     flags = {
@@ -64,7 +72,7 @@ def alone(tmp_path: Path) -> BrokerConfig:
         "warm_bytes": "0",
         **_SMALL,
     }
-    return load_broker_settings(None, {}, flags)[0]
+    return load_broker_settings(None, {}, flags | more)[0]
 
 
 @contextmanager
@@ -238,6 +246,46 @@ def test_the_raft_log_can_be_looked_at_but_not_written_at_the_brokers_port(tmp_p
         assert client.metadata(server.address).end_index >= 0
         with pytest.raises(AppendsNotServedError):
             client.append(b"raw")
+
+
+_RULES: Final = """\
+accounts:
+- accessKey: root
+  secretKey: root-secret
+  admin: true
+- accessKey: alice
+  secretKey: alice-secret
+  topicPerms:
+  - G=PUB|SUB
+"""
+
+
+def test_only_an_administrator_reads_the_raft_log_at_the_brokers_port(tmp_path: Path) -> None:
+    """It holds the messages of all topics; the accounts are the broker's."""
+    rules = tmp_path / "rules.yml"
+    rules.write_text(_RULES)
+    rules.chmod(0o600)
+    flags = {"acl_enable": "true", "acl_file": str(rules)}
+    with running(alone(tmp_path, **flags)) as server:
+
+        def read(key: str = "", secret: str = "") -> int:
+            security = ClientSecurity(access_key=key, secret_key=secret)
+            with DLedgerClient(server.address, group="G", security=security) as client:
+                return len(client.read(0, count=1)) + sum(chunk.count > 0 for chunk in client.fetch_log(0, 1))
+
+        assert read("root", "root-secret") == 2
+        for account in (("alice", "alice-secret"), ("root", "guessed"), ("", "")):
+            with pytest.raises(AccessDeniedError):
+                read(*account)
+
+
+def test_a_broker_without_a_raft_log_says_so(tmp_path: Path) -> None:
+    """At once: no other address would help."""
+    with running(plain(tmp_path)) as server, DLedgerClient(server.address, group="G", timeout_s=60) as client:
+        began = time.monotonic()
+        with pytest.raises(InvalidRequestError, match="without a replicated log"):
+            client.metadata()
+        assert time.monotonic() - began < 30
 
 
 def test_a_member_that_fails_takes_its_broker_along(tmp_path: Path) -> None:

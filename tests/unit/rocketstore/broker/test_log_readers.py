@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from cluster.commands.mq_consumer import consumer
-from dledger.client import DLedgerClient
+from dledger.client.blocking import DLedgerClient
 from dledger.errors import InvalidRequestError
 from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.store.format import decode_entry

@@ -9,7 +9,7 @@ from dledger.conditions import Conditions
 from dledger.config import ReplicationConfig, ServerConfig
 from dledger.remoting.frame import Frame, cut, encode
 from dledger.remoting.log.codes import LogCode
-from dledger.remoting.log.service import LogRemotingService
+from dledger.remoting.log.service import LogHandlers, log_server
 from dledger.rpc import loops
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.clients.log_requests import LogRequests
@@ -28,8 +28,8 @@ def test_no_append_overtakes_one_that_has_just_got_room() -> None:
         node = FakeNode(hold=True)
         config = ServerConfig(client_port=0, replication=ReplicationConfig(pending_entries_max=2))
         requests = LogRequests(config, node, LoopBridge(), None, Conditions("n0"))
-        service = LogRemotingService(requests)
-        connection, transport = service.server.protocol(), Transport("192.0.2.1")
+        server = log_server(requests, LogHandlers(requests))
+        connection, transport = server.protocol(), Transport("192.0.2.1")
         transport.protocol = connection
         connection.connection_made(cast("asyncio.Transport", transport))
 
@@ -51,7 +51,7 @@ def test_no_append_overtakes_one_that_has_just_got_room() -> None:
 
         assert node.batches == [(b"1",), (b"2",), (b"3",), (b"4",)]
         assert [one.opaque for one in cut(bytes(transport.written))[0]] == [1, 2, 3, 4]
-        await service.close(0)
+        await server.close(0)
         requests.close()
 
     loops.run(asyncio.wait_for(test(), 30))
