@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,15 +25,12 @@ from dledger.values import parse_duration_ms
 
 if TYPE_CHECKING:
     from rocketstore.client.admin import Admin
+    from rocketstore.client.aio.consumer_options import ConsumerOptions
+    from rocketstore.client.aio.rebalancer import Assign
     from rocketstore.client.blocking import Producer
-    from rocketstore.client.cluster_admin import ClusterAdmin
-    from rocketstore.client.cluster_consumer import ClusterConsumer
+    from rocketstore.client.blocking_consumer import Consumer
     from rocketstore.client.cluster_producer import ClusterProducer
-    from rocketstore.client.consumer import Consumer, ConsumerOptions
-    from rocketstore.client.group_consumer import GroupConsumer
-    from rocketstore.client.group_options import GroupOptions
     from rocketstore.client.producer import Producer as GrpcProducer
-    from rocketstore.nameserver.groups import BrokerGroup
 
 DEFAULT_BROKER = "127.0.0.1:10911"
 """Where a broker with default settings listens."""
@@ -50,10 +47,10 @@ class BrokerTarget:
     broker_name: str = ""
     """Only this group of those that the name servers know."""
 
-    # Imported in the methods, so that --help does not load gRPC.
+    # Imported in the methods, so that --help does not load them.
 
     def admin(self) -> Admin:
-        """An admin client of ``addresses``; the caller closes it, like the other clients."""
+        """An admin client of ``addresses`` over gRPC; the caller closes it."""
         from rocketstore.client.admin import Admin
 
         return Admin(list(self.addresses), timeout_s=self.timeout_s, security=self.security.for_client())
@@ -61,9 +58,9 @@ class BrokerTarget:
     @contextmanager
     def brokers(self) -> Iterator[ChosenBrokers]:
         """The brokers over RocketMQ's protocol; the connections are closed after the block."""
-        from rocketstore.client.blocking import Admin
+        from rocketstore.client import blocking
 
-        with Admin(
+        with blocking.Admin(
             None if self.name_servers else self.addresses,
             name_servers=self.name_servers or None,
             timeout_s=self.timeout_s,
@@ -76,145 +73,47 @@ class BrokerTarget:
         """A producer over RocketMQ's protocol; what it has not sent by the end of the block is sent then."""
         from rocketstore.client.blocking import Producer
 
-        addresses, name_servers = self.addresses, self.name_servers
-        if self.name_servers and self.broker_name:
-            with self.brokers() as brokers:
-                addresses, name_servers = brokers.addresses(), ()
         with Producer(
-            None if name_servers else addresses,
-            name_servers=name_servers or None,
+            None if self.name_servers else self.addresses,
+            name_servers=self.name_servers or None,
             timeout_s=self.timeout_s,
             security=self.security.for_client(),
         ) as producer:
             yield producer
 
-    @contextmanager
-    def groups(self) -> Iterator[TargetGroups]:
-        """The groups of brokers; their admin clients are closed after the block."""
-        if not self.name_servers:
-            with self.admin() as admin:
-                yield TargetGroups([("", admin)])
-            return
-        with self._cluster() as cluster:
-            yield TargetGroups([], cluster, self.broker_name)
+    def consumer(
+        self, group: str, topics: Mapping[str, str], assign: Assign | None, options: ConsumerOptions
+    ) -> Consumer:
+        """A consumer of all brokers, which the caller closes."""
+        from rocketstore.client.blocking_consumer import Consumer
 
-    def producer(self, topic: str) -> GrpcProducer | ClusterProducer:
+        return Consumer(
+            None if self.name_servers else self.addresses,
+            name_servers=self.name_servers or None,
+            group=group,
+            topics=topics,
+            assign=assign,
+            security=self.security.for_client(),
+            options=options,
+        )
+
+    def producer(self) -> GrpcProducer | ClusterProducer:
         """A producer over gRPC, for a load."""
         from rocketstore.client.cluster_producer import ClusterProducer
         from rocketstore.client.producer import Producer as GrpcProducer
 
-        addresses, security = self._one_group(topic, for_one_queue=False), self.security.for_client()
+        addresses, security = self._one_group(), self.security.for_client()
         if addresses:
             return GrpcProducer(addresses, timeout_s=self.timeout_s, security=security)
         return ClusterProducer(self.name_servers, timeout_s=self.timeout_s, security=security)
 
-    def consumer(self, group: str, topic: str, options: ConsumerOptions) -> Consumer | ClusterConsumer:
-        """A consumer of a group, or of none if the name is empty. Raises ``UsageError`` as above."""
-        from rocketstore.client.cluster_consumer import ClusterConsumer
-        from rocketstore.client.consumer import Consumer
-
-        addresses = self._one_group(topic, for_one_queue=options.queues is not None)
-        security = self.security.for_client()
-        if addresses:
-            return Consumer(addresses, group=group, topic=topic, options=options, security=security)
-        return ClusterConsumer(self.name_servers, group=group, topic=topic, options=options, security=security)
-
-    def member(self, group: str, options: GroupOptions) -> GroupConsumer:
-        """A member of a group, which shares the queues of all brokers with the others.
-
-        Raises ``UsageError`` for ``broker_name``: the others would divide other queues.
-        """
-        from rocketstore.client.group_consumer import GroupConsumer
-
-        security = self.security.for_client()
-        if not self.name_servers:
-            return GroupConsumer(self.addresses, group=group, options=options, security=security)
-        if self.broker_name:
-            raise click.UsageError(
-                "the members of a group share the queues of all brokers: omit --broker-name, or give --alone or --queue"
-            )
-        return GroupConsumer(name_servers=self.name_servers, group=group, options=options, security=security)
-
-    def _one_group(self, topic: str, *, for_one_queue: bool) -> tuple[str, ...]:
+    def _one_group(self) -> tuple[str, ...]:
         """The addresses of the only group; empty if there are several."""
         if not self.name_servers:
             return self.addresses
-        with self._cluster() as cluster:
-            if for_one_queue:
-                return _single(_with_topic(cluster, self.broker_name, topic)).addresses
-            found = _chosen(cluster, self.broker_name)
-        return found[0].addresses if len(found) == 1 else ()
-
-    def _cluster(self) -> ClusterAdmin:
-        from rocketstore.client.cluster_admin import ClusterAdmin
-
-        security = self.security.for_client()
-        return ClusterAdmin(list(self.name_servers), timeout_s=self.timeout_s, security=security)
-
-
-NamedAdmin = tuple[str, "Admin"]
-"""A group's name, empty if the brokers were given by address, and a client for it."""
-
-
-class TargetGroups:
-    """The groups of brokers that a command talks to: the given one, or those of a cluster (``broker_name``: one)."""
-
-    def __init__(self, given: Sequence[NamedAdmin], cluster: ClusterAdmin | None = None, broker_name: str = "") -> None:
-        self._given = given
-        self._cluster = cluster
-        self._broker_name = broker_name
-
-    def every(self) -> list[NamedAdmin]:
-        """All groups. Raises ``UsageError`` if there are several clusters."""
-        return self._named(_of_one_cluster)
-
-    def with_topic(self, topic: str) -> list[NamedAdmin]:
-        """The groups that have this topic. Raises ``NotFoundError`` if there are several groups and none has it."""
-        return self._named(lambda cluster, name: _with_topic(cluster, name, topic))
-
-    def only_one(self) -> Admin:
-        """The only group. Raises ``UsageError`` if there are several."""
-        ((_, admin),) = self._named(lambda cluster, name: [_single(_chosen(cluster, name))])
-        return admin
-
-    def only_one_with(self, topic: str) -> Admin:
-        """The only group that has this topic. Raises ``UsageError`` if there are several."""
-        ((_, admin),) = self._named(lambda cluster, name: [_single(_with_topic(cluster, name, topic))])
-        return admin
-
-    def _named(self, choose: Callable[[ClusterAdmin, str], Sequence[BrokerGroup]]) -> list[NamedAdmin]:
-        cluster = self._cluster
-        if cluster is None:
-            return list(self._given)
-        return [(one.name, cluster.at(one)) for one in choose(cluster, self._broker_name)]
-
-
-def _chosen(cluster: ClusterAdmin, name: str) -> Sequence[BrokerGroup]:
-    return [cluster.group(name)] if name else cluster.groups()
-
-
-def _of_one_cluster(cluster: ClusterAdmin, name: str) -> Sequence[BrokerGroup]:
-    found = _chosen(cluster, name)
-    if len({one.cluster for one in found}) > 1:
-        raise click.UsageError(f"there are several clusters: {_names(found)}; choose one group with --broker-name")
-    return found
-
-
-def _with_topic(cluster: ClusterAdmin, name: str, topic: str) -> Sequence[BrokerGroup]:
-    found = _chosen(cluster, name)
-    # A single group is asked itself: it may have the topic before the name server knows, or create it.
-    return found if len(found) == 1 else cluster.groups_with(topic)
-
-
-def _single(groups: Sequence[BrokerGroup]) -> BrokerGroup:
-    if len(groups) > 1:
-        raise click.UsageError(f"there are several groups of brokers: {_names(groups)}; choose one with --broker-name")
-    return groups[0]
-
-
-def _names(groups: Sequence[BrokerGroup]) -> str:
-    several = len({one.cluster for one in groups}) > 1
-    return ", ".join(f"{one.name} (cluster {one.cluster})" if several else one.name for one in groups)
+        with self.brokers() as brokers:
+            found = brokers.found()
+        return found[0].readable if len(found) == 1 else ()
 
 
 def broker_options(command: Callable[..., None]) -> Callable[..., None]:

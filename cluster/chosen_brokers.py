@@ -22,14 +22,14 @@ class ChosenBrokers:
 
     def every(self) -> list[str]:
         """All of them, by name. Raises ``UsageError`` if they are of several clusters."""
-        found = self._found()
+        found = self.found()
         if len({one.cluster for one in found}) > 1:
             raise click.UsageError(f"there are several clusters: {_names(found)}; choose one group with --broker-name")
         return [one.name for one in found]
 
     def only_one(self) -> str:
         """The only name. Raises ``UsageError`` if there are several."""
-        found = self._found()
+        found = self.found()
         if len(found) > 1:
             _refuse_several([one.name for one in found])
         return found[0].name
@@ -37,14 +37,14 @@ class ChosenBrokers:
     def addresses(self) -> tuple[str, ...]:
         """Those of the only name, the master's first. Raises ``UsageError`` if there are several."""
         name = self.only_one()
-        return next(one.readable for one in self._found() if one.name == name)
+        return next(one.readable for one in self.found() if one.name == name)
 
     def with_topic(self, topic: str) -> list[TopicInfo]:
         """The topic as it is at each. Raises ``NotFoundError`` if none has it."""
         from rocketstore.client.aio.errors import NotFoundError  # here, so that --help does not load it
 
         if self.name:
-            self._found()
+            self.found()
         found = [one for one in self.admin.topic(topic) if self.name in ("", one.broker)]
         if not found:
             raise NotFoundError(f"topic {topic} does not exist at the brokers {self.name}")
@@ -57,7 +57,7 @@ class ChosenBrokers:
             _refuse_several([one.broker for one in found])
         return found[0]
 
-    def _found(self) -> Sequence[RoutedBroker]:
+    def found(self) -> Sequence[RoutedBroker]:
         """At least one. Raises ``NotFoundError`` for an unknown name, with those that exist."""
         from rocketstore.client.aio.errors import NotFoundError
 

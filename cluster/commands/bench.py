@@ -198,12 +198,11 @@ def send(topic: str, wanted: _Wanted, target: BrokerTarget) -> None:
     @contextmanager
     def open_client() -> Iterator[Submit]:
         room = plan.in_flight * (wanted.size + _OVERHEAD_BYTES)
-        with target.producer(topic) as producer, producer.sender(pending_bytes_max=room) as sender:
+        with target.producer() as producer, producer.sender(pending_bytes_max=room) as sender:
             yield lambda: sender.send(Message(topic, body))
 
-    with target.groups() as groups:
-        for _, admin in groups.with_topic(topic):
-            admin.topics()  # as for append
+    with target.brokers() as brokers:
+        brokers.admin.topics()  # as for append
     _measure(wanted, open_client, {"topic": topic})
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -14,11 +15,11 @@ from cluster import terminal
 from cluster.broker_target import BrokerTarget, broker_options, time_text
 from cluster.commands.broker import broker as start
 from cluster.reporting import ErrorReportingGroup
-from dledger.errors import DLedgerError
-from rocketstore.remoting.bodies.ha import HaFacts
 
 if TYPE_CHECKING:
-    from rocketstore.client.admin import BrokerStatus
+    from cluster.chosen_brokers import ChosenBrokers
+    from rocketstore.client.aio.admin_records import BrokerStatus
+    from rocketstore.client.aio.errors import ClientError
 
 _COLUMNS = (
     "cluster",
@@ -36,7 +37,7 @@ _COLUMNS = (
     "notes",
 )
 _LEAST = ("hours", "behind", "version", "space", "id", "out/s", "in/s", "cluster", "term")
-_STYLES = {"SYNC_MASTER": "green", "ASYNC_MASTER": "green", "unreachable": "red"}
+_STYLES = {"SYNC_MASTER": "green", "ASYNC_MASTER": "green", "master": "green", "unreachable": "red"}
 _HELP = ("-h", "--help")
 
 
@@ -81,16 +82,19 @@ Examples:
 @broker_options
 def status(node: str | None, as_json: bool, target: BrokerTarget) -> None:
     """Show everything a broker reports: role, offsets, rates and the figures of its store."""
-    found = _status_of(node, target)
-    facts: dict[str, object] = dataclasses.asdict(found)
+    with target.brokers() as brokers:
+        found = _broker_at(brokers, node) if node is not None else _only_one(brokers)
+    if found.status is None:
+        raise found.failure or click.ClickException(f"{found.address} does not answer")
+    facts = _facts(found)
     if as_json:
         terminal.print_json(facts)
         return
-    del facts["runtime"], facts["conditions"]
-    facts["members"] = ", ".join(f"{name}={address}" for name, address in sorted(found.members.items()))
-    rows = [(name, _fact_text(value)) for name, value in (*facts.items(), *sorted(found.runtime.items()))]
-    terminal.print_table(("name", "value"), rows)
-    for one in found.conditions:
+    info, table = found.status.runtime, found.status.table
+    facts["members"] = ", ".join(f"{name}={address}" for name, address in info.members)
+    rows = [(name, _fact_text(value)) for name, value in facts.items() if name not in ("runtime", "conditions")]
+    terminal.print_table(("name", "value"), [*rows, *sorted(table.items())])
+    for one in info.problems:
         click.echo(terminal.condition_text(one))
 
 
@@ -101,11 +105,128 @@ def _fact_text(value: object) -> str:
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
-def _status_of(node: str | None, target: BrokerTarget) -> BrokerStatus:
-    if node is not None and target.name_servers:
-        target = dataclasses.replace(target, addresses=(node,), name_servers=())
-    with target.groups() as groups:
-        return groups.only_one().status(node)
+@dataclass(frozen=True, slots=True)
+class _Broker:
+    """One address of a list of brokers, and what the broker there says of itself; otherwise why it does not."""
+
+    cluster: str
+    name: str
+    id: int
+    """0 is the master."""
+    address: str
+    status: BrokerStatus | None = None
+    failure: ClientError | None = None
+
+    @property
+    def role(self) -> str:
+        """A broker of RocketMQ before 5 does not tell it."""
+        if self.status is None and self._is_silent:
+            return "unreachable"
+        told = self.status.runtime.store_role if self.status is not None else ""
+        return told or ("slave" if self.id else "master")
+
+    @property
+    def is_master(self) -> bool:
+        """One that does not answer at all is none; for one that answers, and does not tell, its id counts."""
+        told = self.status is not None and self.status.runtime.store_role
+        return self.status.runtime.is_master if self.status is not None and told else not (self.id or self._is_silent)
+
+    @property
+    def term(self) -> int:
+        """0 for a broker that replicates no log."""
+        return self.status.runtime.term if self.status is not None else 0
+
+    @property
+    def _is_silent(self) -> bool:
+        from rocketstore.client.aio.errors import RefusedError  # here, so that --help does not load it
+
+        return self.failure is not None and not isinstance(self.failure, RefusedError)
+
+
+def _listed(brokers: ChosenBrokers) -> list[_Broker]:
+    """Every address of the chosen names. Raises ``ClientError`` if nobody says which brokers there are."""
+    from rocketstore.client.aio.errors import ClientError
+
+    routed = sorted(brokers.found(), key=lambda one: (one.cluster, one.name))
+    answers = brokers.admin.statuses()
+    found = []
+    for one in routed:
+        for number, address in sorted(one.addresses.items()):
+            answer = answers.get(address)
+            if isinstance(answer, ClientError):
+                found.append(_Broker(one.cluster, one.name, number, address, failure=answer))
+            elif answer is not None:
+                found.append(_Broker(one.cluster, one.name, number, address, answer))
+    return found
+
+
+def _only_one(brokers: ChosenBrokers) -> _Broker:
+    """The master of the only name, otherwise one that answers. Raises ``UsageError`` for several names."""
+    brokers.only_one()
+    return max(_listed(brokers), key=lambda one: (one.status is not None, one.is_master, one.term))
+
+
+def _broker_at(brokers: ChosenBrokers, address: str) -> _Broker:
+    """The broker at an address, whether any list has it or not."""
+    from rocketstore.client.aio.errors import ClientError
+
+    found = brokers.admin.status(address)
+    with suppress(ClientError):  # nobody says which brokers there are, as RocketMQ's do not
+        for one in brokers.admin.brokers():
+            for number, its in one.addresses.items():
+                if its == address:
+                    return _Broker(one.cluster, one.name, number, address, found)
+    return _Broker("", "", 0 if found.runtime.is_master else 1, address, found)
+
+
+def _facts(one: _Broker) -> dict[str, object]:
+    """For JSON: RocketMQ's own values are in ``runtime``. What a broker does not tell is 0, or empty."""
+    place: dict[str, object] = {
+        "address": one.address,
+        "cluster": one.cluster,
+        "broker_name": one.name,
+        "broker_id": one.id,
+        "is_master": one.is_master,
+    }
+    if one.status is None:
+        return {"reachable": False, **place, "error": str(one.failure)}
+    info, table = one.status.runtime, one.status.table
+    members = dict(info.members)
+    return {
+        "reachable": True,
+        **place,
+        "node_id": info.node,
+        "role": one.role,
+        "replicated": bool(info.role),
+        "raft_role": info.role,
+        "term": info.term,
+        "leader": info.leader,
+        "leader_address": members.get(info.leader, ""),
+        "members": members,
+        "min_offset": info.begin or 0,
+        "max_offset": info.end or 0,
+        "end_offset": info.written or info.end or 0,
+        "dispatch_behind_bytes": info.dispatch_behind or 0,
+        "put_tps": info.put_tps or 0.0,
+        "get_tps": info.get_tps or 0.0,
+        "disk_ratio": _figure(table, "commitLogDiskRatio"),
+        "put_total": int(_figure(table, "msgPutTotalTodayNow")),
+        "get_total": int(_figure(table, "msgGetTotalTodayNow")),
+        "earliest_message_ms": int(_figure(table, "earliestMessageTimeStamp")),
+        "version": info.release or info.version,
+        "boot_ms": int(_figure(table, "bootTimestamp")),
+        "runtime": dict(table),
+        "note": _note(one),
+        "conditions": [dataclasses.asdict(problem) for problem in info.problems],
+    }
+
+
+def _figure(table: Mapping[str, str], name: str) -> float:
+    try:
+        figure = float(table.get(name, ""))
+    except ValueError:
+        return 0.0
+    return figure if 0 <= figure < float("inf") else 0.0
 
 
 @click.group(
@@ -127,68 +248,54 @@ Examples:
   dledger cluster list --json | jq -r '.brokers[] | select(.is_master).address'
   dledger cluster list --namesrv 10.0.0.1:9876,10.0.0.2:9876   what brokers, also RocketMQ's, have registered
 
-behind: bytes of the log not yet in the queues. hours: age of the oldest message. Exit code 1 when there is
-no master.""",
+behind: bytes of the log not yet in the queues. hours: age of the oldest message. Exit code 1 if brokers of some name
+have no master.""",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @broker_options
 def list_brokers(as_json: bool, target: BrokerTarget) -> None:
-    """Show every broker known to the given ones, one line each."""
-    if target.name_servers:
-        from cluster.commands import registered
-
-        registered.show(target, as_json=as_json)
-        return
-    with closing(target.admin()) as admin:
-        found = admin.cluster()
+    """Show every broker that the given ones know, one line each."""
+    with target.brokers() as brokers:
+        found = _listed(brokers)
+    masters = sorted((one for one in found if one.is_master), key=lambda one: one.term)
+    without = sorted({one.name for one in found} - {one.name for one in masters})
     if as_json:
-        brokers = [_broker_json(address, answer) for address, answer in found.items()]
-        terminal.print_json({"master": _master_of(found), "brokers": brokers})
+        names = {one.name for one in found}
+        master = masters[-1].address if masters and len(names) == 1 else None
+        terminal.print_json({"master": master, "brokers": [_facts(one) for one in found]})
     else:
-        rows = [_row(address, answer) for address, answer in found.items()]
+        # Anybody may have registered anything.
+        rows = [tuple(terminal.printable(cell.encode()) for cell in _row(one)) for one in found]
         terminal.print_table(_COLUMNS, rows, _STYLES, least=_LEAST, below=("address", "notes"))
-        for address, answer in found.items():
-            for one in () if isinstance(answer, DLedgerError) else answer.conditions:
-                click.echo(f"{address}: {terminal.condition_text(one)}")
-    if _master_of(found) is None:
-        raise click.ClickException("no master: sends wait until a majority elects one")
+        for one in found:
+            for problem in () if one.status is None else one.status.runtime.problems:
+                click.echo(f"{one.address}: {terminal.condition_text(problem)}")
+    if without:
+        raise click.ClickException(f"no master: {', '.join(without)}: sends wait until there is one")
 
 
-def _master_of(found: Mapping[str, BrokerStatus | DLedgerError]) -> str | None:
-    """The master of the highest term; an older one has not noticed yet that it was replaced."""
-    masters = [one for one in found.values() if not isinstance(one, DLedgerError) and one.is_master]
-    newest = max(masters, key=lambda one: one.term, default=None)
-    return newest.address if newest else None
-
-
-def _broker_json(address: str, answer: BrokerStatus | DLedgerError) -> dict[str, object]:
-    if isinstance(answer, DLedgerError):
-        return {"reachable": False, "address": address, "is_master": False, "error": str(answer)}
-    return {"reachable": True, **dataclasses.asdict(answer)}
-
-
-def _row(address: str, answer: BrokerStatus | DLedgerError) -> tuple[str, ...]:
-    if isinstance(answer, DLedgerError):
-        reason = str(answer).removeprefix(f"{address} is unreachable: ")
-        return ("", "", "", address, "unreachable", *[""] * (len(_COLUMNS) - 6), reason)
-    oldest, ha = answer.earliest_message_ms, HaFacts.of(answer.runtime)
+def _row(one: _Broker) -> tuple[str, ...]:
+    if one.status is None:
+        reason = str(one.failure).removeprefix(f"cannot connect to {one.address}: ")
+        return (one.cluster, one.name, str(one.id), one.address, one.role, *[""] * (len(_COLUMNS) - 6), reason)
+    info, table = one.status.runtime, one.status.table
+    oldest = _figure(table, "earliestMessageTimeStamp")
     hours = f"{(time.time() * 1000 - oldest) / 3_600_000:.1f}" if oldest > 0 else ""
+    rates = ["" if rate is None else f"{rate:.2f}" for rate in (info.put_tps, info.get_tps)]
+    behind = "" if info.dispatch_behind is None else str(info.dispatch_behind)
+    space = f"{_figure(table, 'commitLogDiskRatio'):.0%}" if "commitLogDiskRatio" in table else ""
+    term = str(info.term) if info.role else ""
+    version = info.release or info.version
     return (
-        answer.cluster,
-        answer.broker_name,
-        answer.node_id,
-        address,
-        answer.role,
-        str(answer.term) if answer.replicated else "",
-        answer.version,
-        f"{answer.put_tps:.2f}",
-        f"{answer.get_tps:.2f}",
-        str(answer.dispatch_behind_bytes),
-        hours,
-        f"{answer.disk_ratio:.0%}",
-        ", ".join(filter(None, (_since(answer), "" if ha is None else ha.words))),
+        *(one.cluster, one.name, str(one.id), one.address, one.role, term, version),
+        *(*rates, behind, hours, space, _note(one)),
     )
 
 
-def _since(answer: BrokerStatus) -> str:
-    return f"since {time_text(answer.boot_ms)}" if answer.boot_ms > 0 else ""
+def _note(one: _Broker) -> str:
+    """When it was started, and how it stands in classic replication."""
+    if one.status is None:
+        return ""
+    booted, ha = _figure(one.status.table, "bootTimestamp"), one.status.runtime.ha
+    since = f"since {time_text(int(booted))}" if booted > 0 else ""
+    return ", ".join(filter(None, (since, "" if ha is None else ha.words)))

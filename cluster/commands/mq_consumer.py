@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -14,10 +15,11 @@ from cluster.commands import by_broker
 from cluster.reporting import ErrorReportingGroup
 from dledger import flag_values
 from dledger.conditions import Condition, ConditionKind
-from dledger.errors import DLedgerError
 
 if TYPE_CHECKING:
-    from rocketstore.client.admin import Admin, QueueProgress
+    from cluster.chosen_brokers import ChosenBrokers
+    from rocketstore.client.blocking import Admin
+    from rocketstore.remoting.bodies.queues import MessageQueue
 
 
 @click.group(
@@ -48,72 +50,129 @@ Examples:
 @broker_options
 def progress(group: str | None, topic: str, as_json: bool, target: BrokerTarget) -> None:
     """Show the committed offsets of groups, and how many messages remain."""
-    from rocketstore.client.errors import NotFoundError  # here, so that --help does not load gRPC
+    with target.brokers() as brokers:
+        names = [one.broker for one in brokers.with_topic(topic)] if topic else brokers.every()
+        shown = _Progress(brokers.admin, names, topic)
+        if group is None:
+            _print_totals({one: shown.of(one) for one in shown.groups()}, as_json)
+            return
+        rows = shown.of(group)
+        for address, one in _troubles(brokers.admin, group):
+            click.echo(f"{address}: {terminal.condition_text(one)}", err=True)
+    if not rows:
+        from rocketstore.client.aio.errors import NotFoundError  # here, so that --help does not load it
 
-    found: list[tuple[str, dict[str, list[QueueProgress]]]] = []
-    troubles: list[tuple[str, Condition]] = []
-    with target.groups() as groups:
-        for broker, admin in groups.with_topic(topic) if topic else groups.every():
-            found.append((broker, _progress_at(admin, group, topic)))
-            troubles += [(broker, one) for one in _troubles_at(admin, group)] if group is not None else []
-    if group is None:
-        _print_totals([rows for _, rows in found], as_json)
-        return
-    if not any(group in rows for _, rows in found):
         raise NotFoundError(f"group {group} has no offsets" + (f" in topic {topic}" if topic else ""))
-    queues = [(broker, rows.get(group, [])) for broker, rows in found]
     if as_json:
-        lags = iter([row.lag for _, rows in queues for row in rows])
-        terminal.print_json([{**facts, "lag": next(lags)} for facts in by_broker.facts(queues)])
+        terminal.print_json([_progress_json(row) for row in rows])
         return
-    columns = ("topic", "queue", "committed", "min offset", "max offset", "lag")
-    by_broker.print_table(columns, queues, _queue_row)
-    for broker, one in troubles:
-        click.echo(f"{broker}: {terminal.condition_text(one)}" if broker else terminal.condition_text(one), err=True)
+    found = [(name, [row for row in rows if row.queue.broker_name == name]) for name in names]
+    by_broker.print_table(("topic", "queue", "committed", "min offset", "max offset", "lag"), found, _queue_row)
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A group's progress in one queue. Messages that have expired count as consumed."""
+
+    queue: MessageQueue
+    committed: int
+    min_offset: int
+    max_offset: int
+
+    @property
+    def lag(self) -> int:
+        return max(self.max_offset - max(self.committed, self.min_offset), 0)
+
+
+class _Progress:
+    """The progress of groups at brokers with these ``names``; ``topic``: only in this one."""
+
+    def __init__(self, admin: Admin, names: Sequence[str], topic: str) -> None:
+        self._admin = admin
+        self._names = names
+        self._topic = topic
+        self._begins: dict[str, dict[MessageQueue, int]] = {}  # by topic
+
+    def groups(self) -> list[str]:
+        """Those that have read the topic; without one, also those that have committed nothing yet."""
+        if self._topic:
+            return self._admin.groups_of_topic(self._topic)
+        return sorted({one.name for one in self._admin.groups() if one.broker in self._names})
+
+    def of(self, group: str) -> list[_Row]:
+        """By topic, broker and queue; empty for a group without offsets."""
+        from rocketstore.client.aio.errors import NotFoundError
+
+        try:
+            found = self._admin.progress(group, self._topic)
+        except NotFoundError:
+            return []
+        return [
+            _Row(one.queue, one.committed, self._begin(one.queue), one.max_offset)
+            for one in found
+            if one.queue.broker_name in self._names
+        ]
+
+    def _begin(self, queue: MessageQueue) -> int:
+        from rocketstore.client.aio.errors import NotFoundError
+
+        if queue.topic not in self._begins:
+            try:
+                ranges = self._admin.queue_ranges(queue.topic)
+            except NotFoundError:  # deleted meanwhile
+                ranges = []
+            self._begins[queue.topic] = {one.queue: one.min_offset for one in ranges}
+        return self._begins[queue.topic].get(queue, 0)
+
+
+RETRY_PREFIX = "%RETRY%"
+"""Of the topic with what a group tries again, which is none of those that it was asked to read."""
 _OF_GROUPS = (ConditionKind.DIFFERENT_SUBSCRIPTIONS, ConditionKind.SHARED_CLIENT_ID)
 
 
-def _troubles_at(admin: Admin, group: str | None) -> list[Condition]:
-    """What is wrong with a group's consumers, as far as its broker says."""
-    try:
-        return [one for one in admin.status().conditions if one.kind in _OF_GROUPS and one.subject == group]
-    except DLedgerError:  # it only adds to what was asked
-        return []
+def _troubles(admin: Admin, group: str) -> list[tuple[str, Condition]]:
+    """What is wrong with a group's consumers, as far as brokers say, with their addresses."""
+    from rocketstore.client.aio.errors import ClientError
+
+    return [
+        (address, one)
+        for address, status in admin.statuses().items()
+        if not isinstance(status, ClientError)
+        for one in status.runtime.problems
+        if one.kind in _OF_GROUPS and one.subject == group
+    ]
 
 
-def _progress_at(admin: Admin, group: str | None, topic: str) -> dict[str, list[QueueProgress]]:
-    """By group; without one, also those that have committed nothing yet."""
-    found: dict[str, list[QueueProgress]] = {}
-    for one in admin.groups() if group is None else [group]:
-        if admin.offsets(one, topic):
-            found[one] = admin.progress(one, topic)
-        elif group is None and not topic:
-            found[one] = []  # registered, but nothing committed yet
-    return found
-
-
-def _print_totals(found: list[dict[str, list[QueueProgress]]], as_json: bool) -> None:
-    totals = []
-    for name in sorted({name for rows in found for name in rows}):
-        rows = [row for one in found for row in one.get(name, [])]
-        totals.append((name, len({row.topic for row in rows}), sum(row.lag for row in rows)))
+def _print_totals(found: Mapping[str, Sequence[_Row]], as_json: bool) -> None:
+    totals = [
+        (
+            name,
+            len({row.queue.topic for row in rows if not row.queue.topic.startswith(RETRY_PREFIX)}),
+            sum(row.lag for row in rows),
+        )
+        for name, rows in found.items()
+    ]
     if as_json:
         terminal.print_json([{"group": name, "topics": topics, "lag": lag} for name, topics, lag in totals])
     else:
         terminal.print_table(("group", "topics", "lag"), [(one, str(two), str(three)) for one, two, three in totals])
 
 
-def _queue_row(row: QueueProgress) -> tuple[str, ...]:
-    return (
-        row.topic,
-        str(row.queue_id),
-        str(row.committed) if row.committed >= 0 else "",
-        str(row.min_offset),
-        str(row.max_offset),
-        str(row.lag),
-    )
+def _progress_json(row: _Row) -> dict[str, object]:
+    return {
+        "broker": row.queue.broker_name,
+        "topic": row.queue.topic,
+        "queue_id": row.queue.queue_id,
+        "committed": row.committed,
+        "min_offset": row.min_offset,
+        "max_offset": row.max_offset,
+        "lag": row.lag,
+    }
+
+
+def _queue_row(row: _Row) -> tuple[str, ...]:
+    figures = (row.queue.queue_id, row.committed, row.min_offset, row.max_offset, row.lag)
+    return row.queue.topic, *map(str, figures)
 
 
 @consumer.command(
@@ -126,8 +185,8 @@ Examples:
   dledger consumer reset-offset -g billing -t orders --queue 3 --offset 1200
   dledger consumer reset-offset -g audit -t orders --to last --create      before the group's first member starts
 
-Running consumers continue from there after their next commit, within 5 seconds by default. Clients other than this
-project's may not: stop them first.""",
+The brokers tell consumers that are online, which go there at once. With --queue or --broker-name they are not told, and
+would commit their own position over the new one: stop them first.""",
 )
 @click.option("-g", "--group", required=True)
 @click.option("-t", "--topic", required=True)
@@ -156,62 +215,70 @@ def reset_offset(  # noqa: PLR0913  # one parameter per option
         raise click.UsageError("give either --to or --offset")
     if offset is not None and queue is None:
         raise click.UsageError("--offset needs --queue")
-    with target.groups() as groups:
-        if queue is None:
-            start = start_of(moment if moment is not None else "first")
-            plans = [
-                (
-                    broker,
-                    admin,
-                    {one: admin.offset_at(topic, one, start) for one in range(admin.topic(topic).read_queues)},
-                )
-                for broker, admin in groups.with_topic(topic)
-            ]
-        else:
-            plans = [("", *_place_of_one(groups.only_one_with(topic), topic, queue, moment, offset))]
+    with target.brokers() as brokers:
+        admin = brokers.admin
+        queues = _queues_of(brokers, topic, queue)
         if not create:
-            _check_known(group, [admin for _, admin, _ in plans])
-        before = [admin.offsets(group, topic) for _, admin, _ in plans] if dry_run else []
-        if not dry_run:
-            for _, admin, places in plans:
-                admin.set_offsets(group, topic, places)
+            _check_known(group, admin)
+        before = _committed(admin, group, topic) if dry_run else {}
+        start = start_of(moment if moment is not None else "first")
+        if queue is None and not target.broker_name and not dry_run:
+            places = admin.reset_offsets(group, topic, start)
+        else:
+            if offset is not None:
+                _check_offset(admin, queues[0], offset)
+            places = {one: admin.offset_at(one, start) if offset is None else offset for one in queues}
+            if not dry_run:
+                admin.set_offsets(group, places)
+    names = sorted({one.broker_name for one in places})
+    found = [(name, [(one, at) for one, at in places.items() if one.broker_name == name]) for name in names]
     if as_json:
-        found = {broker: {str(one): place for one, place in places.items()} for broker, _, places in plans}
-        terminal.print_json(found if len(found) > 1 else next(iter(found.values())))
+        shown = {name: {str(one.queue_id): at for one, at in rows} for name, rows in found}
+        terminal.print_json(shown if len(shown) > 1 else next(iter(shown.values())))
     elif dry_run:
-        changes = [
-            (broker, [(one, old.get((topic, one), -1), place) for one, place in places.items()])
-            for (broker, _, places), old in zip(plans, before, strict=True)
-        ]
+        changes = [(name, [(one.queue_id, before.get(one, -1), at) for one, at in rows]) for name, rows in found]
         by_broker.print_table(("queue", "from", "to"), changes, _change_row)
     else:
-        rows = [(broker, list(places.items())) for broker, _, places in plans]
-        by_broker.print_table(("queue", "offset"), rows, lambda row: (str(row[0]), str(row[1])))
+        by_broker.print_table(("queue", "offset"), found, lambda row: (str(row[0].queue_id), str(row[1])))
 
 
-def _place_of_one(
-    admin: Admin, topic: str, queue: int, moment: str | int | None, offset: int | None
-) -> tuple[Admin, dict[int, int]]:
-    """Raises ``NotFoundError`` for a queue that the topic does not have, ``UsageError`` for an offset outside of it."""
-    from rocketstore.client.errors import NotFoundError
+def _queues_of(brokers: ChosenBrokers, topic: str, queue: int | None) -> list[MessageQueue]:
+    """All queues that can be read, or the one with this number. Raises ``NotFoundError`` if there is none."""
+    from rocketstore.client.aio.errors import NotFoundError
+    from rocketstore.remoting.bodies.queues import MessageQueue
 
-    queues = admin.topic(topic).read_queues
-    if queue >= queues:
-        raise NotFoundError(f"topic {topic} has {queues} read queues, numbered from 0: there is no queue {queue}")
-    if offset is None:
-        return admin, {queue: admin.offset_at(topic, queue, start_of(moment if moment is not None else "first"))}
-    found = admin.queue_range(topic, queue)
-    low = max(found.min_offset, 0)
-    if not low <= offset <= found.max_offset:
-        raise click.UsageError(f"queue {queue} of {topic} has offsets {low} to {found.max_offset}, not {offset}")
-    return admin, {queue: offset}
+    if queue is None:
+        parts = brokers.with_topic(topic)
+        return [MessageQueue(topic, one.broker, number) for one in parts for number in range(one.read_queues)]
+    part = brokers.only_one_with(topic)
+    if queue >= part.read_queues:
+        raise NotFoundError(
+            f"topic {topic} has {part.read_queues} read queues, numbered from 0: there is no queue {queue}"
+        )
+    return [MessageQueue(topic, part.broker, queue)]
 
 
-def _check_known(group: str, admins: Sequence[Admin]) -> None:
+def _check_offset(admin: Admin, queue: MessageQueue, offset: int) -> None:
+    """Raises ``UsageError`` for an offset that the queue does not have."""
+    low, high = admin.offset_at(queue, "first"), admin.offset_at(queue, "last")
+    if not low <= offset <= high:
+        raise click.UsageError(f"queue {queue.queue_id} of {queue.topic} has offsets {low} to {high}, not {offset}")
+
+
+def _committed(admin: Admin, group: str, topic: str) -> dict[MessageQueue, int]:
+    from rocketstore.client.aio.errors import NotFoundError
+
+    try:
+        return admin.offsets(group, topic)
+    except NotFoundError:
+        return {}
+
+
+def _check_known(group: str, admin: Admin) -> None:
     """Raises ``NotFoundError`` for a group that no broker knows: probably its name is mistyped."""
-    from rocketstore.client.errors import NotFoundError
+    from rocketstore.client.aio.errors import NotFoundError
 
-    known = sorted({name for admin in admins for name in admin.groups()})
+    known = sorted({one.name for one in admin.groups()})
     if group not in known:
         near = difflib.get_close_matches(group, known, n=1)
         meant = f" (did you mean {near[0]}?)" if near else ""
@@ -244,8 +311,14 @@ def delete(name: str | None, group: str | None, yes: bool, target: BrokerTarget)
     if (name is None) == (group is None):
         raise click.UsageError("name the group to delete once: as the argument, or with -g")
     name = name or group or ""
-    if not yes:
-        terminal.confirm(f"Delete group {name}, its offsets, the messages it would retry and its dead letters?")
-    with target.groups() as groups:
-        groups.only_one().delete_group(name)
+    with target.brokers() as brokers:
+        names = set(brokers.every())
+        known = {one.name for one in brokers.admin.groups() if one.broker in names}
+        if name not in known:
+            from rocketstore.client.aio.errors import NotFoundError
+
+            raise NotFoundError(f"group {name} does not exist: dledger consumer progress lists the groups")
+        if not yes:
+            terminal.confirm(f"Delete group {name}, its offsets, the messages it would retry and its dead letters?")
+        brokers.admin.delete_group(name, target.broker_name)
     click.echo(f"deleted group {name}")

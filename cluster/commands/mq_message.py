@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -25,13 +27,12 @@ from dledger import flag_values
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from rocketstore.client.aio.received import ReceivedMessage
+    from rocketstore.client.aio.rebalancer import Assign
     from rocketstore.client.aio.results import SendResult
     from rocketstore.client.blocking import Producer
-    from rocketstore.client.cluster_consumer import ClusterConsumer
-    from rocketstore.client.consumer import Consumer
-    from rocketstore.client.group_consumer import GroupConsumer
+    from rocketstore.client.blocking_consumer import Consumer
     from rocketstore.message.message import Message
+    from rocketstore.remoting.bodies.queues import MessageQueue
 
 DELAY_LEVEL_MAX = 18
 _OPTIONS = {"TAGS": "--tags", "KEYS": "--keys", "DELAY": "--delay-level"}
@@ -41,6 +42,9 @@ UNCONFIRMED = {
     "SLAVE_NOT_AVAILABLE": "too few slaves follow, so perhaps only the master has them",
 }
 POLL_S = 0.25
+FOLLOWED_WAIT_S = 5.0
+"""How long brokers may hold back the answer to a pull while somebody waits for new messages."""
+POLLED_MAX = 1024
 
 
 @click.group(
@@ -72,8 +76,8 @@ class _Letter:
     keys: str
     delay_level: int
     properties: dict[str, str]
-    queue_id: int | None
     key: str | None
+    next_queue: Callable[[], MessageQueue | int | None] = lambda: None
 
     def message(self, body: bytes) -> Message:
         from rocketstore.message.message import Message
@@ -140,14 +144,19 @@ def send(  # noqa: PLR0913  # one parameter per option
         raise click.UsageError("- is standard input: give it alone, or texts only")
     if queue is not None and key is not None:
         raise click.UsageError("give either --queue or --key")
-    letter = _Letter(topic, tags or "", keys or "", delay_level or 0, _assigned(properties), queue, key)
+    letter = _Letter(topic, tags or "", keys or "", delay_level or 0, _assigned(properties), key)
     try:
         letter.message(b"")
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    if queue is not None and target.name_servers and not target.broker_name:
-        with target.brokers() as brokers:
-            brokers.only_one_with(topic)  # a queue's number means one queue
+    if target.broker_name:
+        next_queue = _queues_of_one_broker(target, topic, queue, key)
+        letter = replace(letter, key=None, next_queue=next_queue)
+    elif queue is not None:
+        if target.name_servers:
+            with target.brokers() as brokers:
+                brokers.only_one_with(topic)  # a queue's number means one queue
+        letter = replace(letter, next_queue=lambda: queue)
     with target.sending() as producer:
         if file is not None:
             with file.open("rb") as stream:
@@ -159,11 +168,29 @@ def send(  # noqa: PLR0913  # one parameter per option
             statuses: Counter[str] = Counter()
             try:
                 for text in texts:
-                    sent = producer.send(letter.message(os.fsencode(text)), key=key, queue=queue)
+                    sent = producer.send(letter.message(os.fsencode(text)), key=letter.key, queue=letter.next_queue())
                     statuses[sent.status] += 1
                     _print_sent(sent, as_json, delayed=bool(delay_level))
             finally:
                 _tell_unconfirmed(statuses)
+
+
+def _queues_of_one_broker(
+    target: BrokerTarget, topic: str, queue: int | None, key: str | None
+) -> Callable[[], MessageQueue]:
+    """Of the brokers of ``--broker-name``: this queue, the key's, or each in turn. Raises ``NotFoundError``."""
+    from rocketstore.client.aio.outgoing import queue_number_of_key
+    from rocketstore.remoting.bodies.queues import MessageQueue
+
+    with target.brokers() as brokers:
+        part = brokers.only_one_with(topic)
+    queues = [MessageQueue(topic, part.broker, number) for number in range(max(part.write_queues, 1))]
+    if queue is not None:
+        queues = [MessageQueue(topic, part.broker, queue)]
+    elif key is not None:
+        queues = [queues[queue_number_of_key(key, len(queues))]]
+    start = random.randrange(len(queues))  # many short-lived commands would fill the first one
+    return itertools.cycle([*queues[start:], *queues[:start]]).__next__
 
 
 def _assigned(assignments: Iterable[str]) -> dict[str, str]:
@@ -214,7 +241,7 @@ def _send_stream(producer: Producer, letter: _Letter, stream: BinaryIO, as_json:
     with terminal.progress("sending", total) as advance:
 
         def submit(line: bytes) -> Future[SendResult]:
-            return producer.submit(letter.message(line), key=letter.key, queue=letter.queue_id)
+            return producer.submit(letter.message(line), key=letter.key, queue=letter.next_queue())
 
         def tell(sent: SendResult) -> None:
             statuses[sent.status] += 1
@@ -270,68 +297,39 @@ def consume(  # noqa: PLR0913  # one parameter per option
     target: BrokerTarget,
 ) -> None:
     """Print the messages of a topic, from the first one, or with --follow only new ones."""
-    from rocketstore.client.consumer import ConsumerOptions
-    from rocketstore.client.group_options import GroupOptions
+    from rocketstore.client.aio.consumer_options import ConsumerOptions
 
     begin = start if start is not None else "last" if follow else "first"
-    pull_wait_ms = 5000 if follow else int(POLL_S * 1000)
-
-    def show(one: ReceivedMessage) -> None:
-        print_message(one.decode(), as_json)
-
-    if group and not queues and not alone:
-        shared = GroupOptions(start=start_of(begin), timeout_s=target.timeout_s, pull_wait_ms=pull_wait_ms)
-        with target.member(group, shared) as member:
-            member.subscribe(topic, tags)
-            member.start()
-            _print_share(member, count, follow, target.timeout_s, show)
-        return
+    assign = None if group and not queues and not alone else _own_queues(target, topic, queues)
+    if assign is None and target.broker_name:
+        raise click.UsageError(
+            "the members of a group share the queues of all brokers: omit --broker-name, or give --alone or --queue"
+        )
     options = ConsumerOptions(
-        start=start_of(begin),
-        tags=tags,
-        queues=queues or None,
-        timeout_s=target.timeout_s,
-        pull_wait_ms=pull_wait_ms,
+        start=start_of(begin), timeout_s=target.timeout_s, pull_wait_s=FOLLOWED_WAIT_S if follow else POLL_S
     )
-    with target.consumer(group, topic, options) as source:
-        _print_from(source, count, follow, target.timeout_s, show)
+    with target.consumer(group, {topic: tags}, assign, options) as source:
+        _print_from(source, count, follow, target.timeout_s, as_json)
 
 
-def _print_share(
-    member: GroupConsumer, count: int | None, follow: bool, patience_s: float, show: Callable[[ReceivedMessage], None]
-) -> None:
+def _own_queues(target: BrokerTarget, topic: str, numbers: Sequence[int]) -> Assign:
+    """What to read without sharing: these queues of the only broker that has the topic, or all of those chosen."""
+    from rocketstore.remoting.bodies.queues import MessageQueue
+
+    if not (numbers or target.broker_name):
+        return "all"
+    with target.brokers() as brokers:
+        parts = [brokers.only_one_with(topic)] if numbers else brokers.with_topic(topic)
+    return [MessageQueue(topic, part.broker, number) for part in parts for number in numbers or range(part.read_queues)]
+
+
+def _print_from(source: Consumer, count: int | None, follow: bool, patience_s: float, as_json: bool) -> None:
     left = sys.maxsize if count is None else count
     heard_at = time.monotonic()
     while left > 0:
-        delivery = member.receive(0.0)
-        if delivery is None:
-            sys.stdout.flush()
-            delivery = member.receive(POLL_S)
-        if delivery is not None:
-            show(delivery.message)
-            member.ack(delivery)
-            left -= 1
-            heard_at = time.monotonic()
-            continue
-        behind = member.lag().values()
-        if not (follow or any(behind)):
-            return
-        if all(lag >= 0 for lag in behind):
-            heard_at = time.monotonic()
-        if not follow and time.monotonic() - heard_at > patience_s:
-            raise click.ClickException(f"no answer for every queue within {patience_s:g} s")
-    sys.stdout.flush()
-
-
-def _print_from(
-    source: Consumer | ClusterConsumer, count: int | None, follow: bool, patience_s: float, show: Callable[..., None]
-) -> None:
-    left = sys.maxsize if count is None else count
-    heard_at = time.monotonic()
-    while left > 0:
-        messages = source.poll(min(left, 1024), POLL_S)
+        messages = source.poll(min(left, POLLED_MAX), POLL_S)
         for one in messages:
-            show(one)
+            print_message(one.decode(), as_json)
         left -= len(messages)
         sys.stdout.flush()
         behind = source.lag().values()

@@ -317,9 +317,9 @@ class Admin(BlockingClient):
         """Create a consumer group, or change its settings; at all brokers unless it names one."""
         return self._run(self._admin.put_group(group))
 
-    def delete_group(self, name: str, *, with_offsets: bool = True) -> None:
-        """Delete a consumer group at all brokers; its consumers should be stopped."""
-        return self._run(self._admin.delete_group(name, with_offsets=with_offsets))
+    def delete_group(self, name: str, broker: str = "", *, with_offsets: bool = True) -> None:
+        """Delete a consumer group at all brokers, or at one; its consumers should be stopped."""
+        return self._run(self._admin.delete_group(name, broker, with_offsets=with_offsets))
 
     def groups_of_topic(self, topic: str) -> list[str]:
         """The consumer groups that have read a topic. Raises ``NotFoundError``."""

@@ -264,13 +264,13 @@ class Admin:
         )
         await self._change(group.broker, Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, config.encode())
 
-    async def delete_group(self, name: str, *, with_offsets: bool = True) -> None:
-        """Delete a consumer group at all brokers; its consumers should be stopped.
+    async def delete_group(self, name: str, broker: str = "", *, with_offsets: bool = True) -> None:
+        """Delete a consumer group at all brokers, or at one; its consumers should be stopped.
 
         Without ``with_offsets`` a group made anew under this name goes on where this one was.
         """
         header = _DeleteGroup(name, with_offsets, with_offsets)
-        await self._change("", Code.DELETE_SUBSCRIPTIONGROUP, header)
+        await self._change(broker, Code.DELETE_SUBSCRIPTIONGROUP, header)
 
     async def groups_of_topic(self, topic: str) -> list[str]:
         """The consumer groups that have read a topic. Raises ``NotFoundError``."""

@@ -250,7 +250,7 @@ def check_signing(security: ClientSecurity) -> None:
         raise ConfigError(
             [
                 "an access key with name_servers needs TLS, because anybody can register an address at a name server "
-                "and would get signatures that never expire: use ClientSecurity(tls=TlsFiles(…)), or "
-                "trust_name_servers=True to accept the risk"
+                "and would get signatures that never expire: use TLS (--tls-ca), or pass --trust-name-servers to "
+                "accept the risk (in Python ClientSecurity(tls=TlsFiles(…)), or trust_name_servers=True)"
             ]
         )

@@ -45,9 +45,12 @@ HEARD_MAX: Final = 1024
 """Addresses of which it is remembered that they have answered."""
 PROTOCOL_FIELD: Final = "dledger"
 """In the first answer of a broker of this project on each connection: the version of the requests that are its own."""
-_USE_TLS: Final = "use TLS (security=ClientSecurity(tls=TlsFiles(…)))"
-_INSIST: Final = "pass security=ClientSecurity(insecure=True)"
-_TLS_HINT: Final = "; if it requires TLS, give the CA of its certificate: security=ClientSecurity(tls=TlsFiles(…))"
+_USE_TLS: Final = "use TLS (--tls-ca; in Python security=ClientSecurity(tls=TlsFiles(…)))"
+_INSIST: Final = "pass --insecure (in Python security=ClientSecurity(insecure=True))"
+_TLS_HINT: Final = (
+    "; if it requires TLS, give the CA of its certificate (--tls-ca; in Python "
+    "security=ClientSecurity(tls=TlsFiles(…)))"
+)
 
 
 class Deadline:

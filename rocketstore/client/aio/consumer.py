@@ -29,6 +29,7 @@ from rocketstore.client.aio.heartbeats import Heartbeats
 from rocketstore.client.aio.offsets import BrokerOffsets, LocalOffsets, OffsetStore, Start, StartOffsets
 from rocketstore.client.aio.rebalancer import Assign, Rebalancer
 from rocketstore.client.aio.received import sent_expression, tags_of_expression
+from rocketstore.client.aio.routes import TopicRoute
 from rocketstore.client.aio.subscription_check import warn_of_others
 from rocketstore.message.ids import new_client_id, offset_message_id
 from rocketstore.message.tags import tags_code
@@ -432,9 +433,7 @@ class _Running:
         names: set[str] = set()
         for topic in self._subscriptions.expressions:
             route = await self.cluster.route(topic, deadline)
-            numbers = {one for one in self._assign or () if isinstance(one, int)}
-            missing = sorted(numbers - {one.queue_id for one in route.readable})
-            if missing:
+            if missing := _missing(self._assign, route):
                 raise NotFoundError(f"topic {topic} has no queues {missing} that can be read")
             names.update(one.broker for one in route.parts)
         if self._heartbeats is not None:
@@ -696,6 +695,16 @@ def _expressions(topics: Mapping[str, str] | Sequence[str] | str) -> dict[str, s
     if isinstance(topics, str):
         return {topics: "*"}
     return dict(topics) if isinstance(topics, Mapping) else dict.fromkeys(topics, "*")
+
+
+def _missing(assign: Assign | None, route: TopicRoute) -> list[int]:
+    """The numbers of assigned queues that cannot be read."""
+    numbers = {one.queue_id for one in route.readable}
+    return sorted(
+        one if isinstance(one, int) else one.queue_id
+        for one in (() if assign is None or assign == "all" else assign)
+        if (one not in numbers if isinstance(one, int) else one.topic == route.topic and one not in route.readable)
+    )
 
 
 def _tags(expression: str) -> tuple[tuple[str, ...], tuple[int, ...]]:

@@ -335,4 +335,7 @@ def _missing(found: Sequence[TopicQueues], before: _Known | None, now: float) ->
 def no_such_topic(topic: str, *, by_name_servers: bool) -> NotFoundError:
     """The error for a topic without a route."""
     who = "no name server has a route to it" if by_name_servers else "no broker of the group has it"
-    return NotFoundError(f"topic {topic} does not exist: {who}; create it (Admin.put_topic), or check its name")
+    return NotFoundError(
+        f"topic {topic} does not exist: {who}; create it (dledger topic create, in Python Admin.put_topic), or check "
+        "its name"
+    )

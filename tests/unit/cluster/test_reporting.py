@@ -79,7 +79,7 @@ def test_a_group_of_commands_alone_shows_its_help(words: list[str]) -> None:
         (["status"], "dledger.client.calls.Calls.members_status"),
         (["status", "--watch", "--json"], "dledger.client.calls.Calls.members_status"),
         (["topic", "list"], "rocketstore.client.blocking.Admin.topics"),
-        (["consumer", "progress"], "rocketstore.client.admin.Admin.groups"),
+        (["consumer", "progress"], "rocketstore.client.blocking.Admin.brokers"),
         (["transfer-leader"], "dledger.client.calls.Calls.transfer_leadership"),
     ],
 )

@@ -1,10 +1,11 @@
-"""The broker's commands against fake brokers: what they print, where, and with which exit code."""
+"""The broker's commands: what they print, where, and with which exit code."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -13,45 +14,53 @@ from click.testing import CliRunner, Result
 from cluster import cli
 from cluster.broker_target import DEFAULT_BROKER, Moment, time_text
 from cluster.commands import mq_broker
+from rocketstore.client.aio.admin_records import GroupInfo
+from rocketstore.client.blocking import Admin
+from rocketstore.client.blocking_consumer import Consumer
 from rocketstore.message.message import Message
-from tests.support.fake_broker import FakeBrokers, fake_brokers
+from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.server import BrokerServer
+from rocketstore.types import BrokerRole
+from tests.support.waiting import wait_until
+from tests.unit.cluster.commands.brokers_here import TIMEOUT_S, Here, one_broker, two_brokers
+from tests.unit.rocketstore.test_server import plain
 
-Run = Callable[..., Result]
+CONSUME = ("message", "consume", "-t", "orders")
+RESET = ("consumer", "reset-offset", "-g", "billing", "-t", "orders")
 
 
 @pytest.fixture
-def brokers() -> Iterator[FakeBrokers]:
-    with fake_brokers(2) as group:
-        group.add_topic("orders", 2)
-        yield group
+def here(tmp_path: Path) -> Iterator[Here]:
+    """A broker with the topic ``orders`` of two queues."""
+    with one_broker(tmp_path) as one:
+        assert one.run("topic", "create", "orders", "-q", "2").exit_code == 0
+        yield one
 
 
-@pytest.fixture
-def run(brokers: FakeBrokers) -> Run:
-    """Run ``dledger`` with these words, at these brokers."""
-
-    def invoke(*words: str, stdin: bytes | None = None) -> Result:
-        environment = {"DLEDGER_BROKER": ",".join(brokers.addresses)}
-        return CliRunner().invoke(cli.main, list(words), input=stdin, prog_name="dledger", env=environment)
-
-    return invoke
+def put(here: Here, count: int, queue: int = 0) -> None:
+    (broker,) = here.brokers
+    here.put(broker, "orders", *(Message("orders", b"%d-%d" % (queue, one)) for one in range(count)), queue=queue)
 
 
-def put(brokers: FakeBrokers, count: int, queue_id: int = 0, **properties: str) -> None:
-    for number in range(count):
-        brokers.put(
-            Message(
-                "orders",
-                b"%d-%d" % (queue_id, number),
-                queue_id,
-                properties,
-                store_timestamp=1_700_000_000_000 + number,
-            )
-        )
+def commit(here: Here, group: str, offset: int, queue: int = 0) -> None:
+    (broker,) = here.brokers
+    with Admin(here.brokers[broker].address, timeout_s=TIMEOUT_S) as admin:
+        admin.set_offsets(group, {MessageQueue("orders", broker, queue): offset})
+
+
+def committed(here: Here, group: str, queue: int = 0) -> int:
+    """-1 if the group has no offset there."""
+    (broker,) = here.brokers.values()
+    return broker.state.offset(group, "orders", queue)
 
 
 def lines_of(shown: Result) -> list[list[str]]:
     return [line.split() for line in shown.stdout.splitlines()]
+
+
+def run(*words: str) -> Result:
+    """``dledger`` with these words, which ask nobody."""
+    return CliRunner().invoke(cli.main, list(words), prog_name="dledger")
 
 
 def groups() -> list[tuple[str, str]]:
@@ -67,7 +76,7 @@ def groups() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("group", "name"), groups())
-def test_every_command_has_help_with_examples(run: Run, group: str, name: str) -> None:
+def test_every_command_has_help_with_examples(group: str, name: str) -> None:
     """``--help`` shows how the command is used."""
     shown = run(group, name, "--help")
 
@@ -86,7 +95,7 @@ def test_a_list_of_commands_says_whole_sentences(group: str) -> None:
     assert "..." not in commands
 
 
-def test_an_option_after_broker_starts_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_option_after_broker_starts_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """As RocketMQ's mqbroker is started: ``dledger broker -c FILE``."""
     started: list[tuple[object, ...]] = []
 
@@ -119,7 +128,7 @@ def test_an_option_after_broker_starts_one(run: Run, monkeypatch: pytest.MonkeyP
         ("topic", "list", "-b", "nowhere"),
     ],
 )
-def test_wrong_usage_is_told(run: Run, words: tuple[str, ...]) -> None:
+def test_wrong_usage_is_told(words: tuple[str, ...]) -> None:
     """Exit code 2, nothing asked."""
     assert run(*words).exit_code == 2
 
@@ -159,222 +168,281 @@ def test_what_is_no_time_is_refused(text: str) -> None:
 # --- brokers ---------------------------------------------------------------------------------------------------------
 
 
-def test_cluster_list_shows_every_broker(run: Run, brokers: FakeBrokers) -> None:
-    """As a table and as JSON."""
-    shown = run("cluster", "list")
-    found = json.loads(run("cluster", "list", "--json").stdout)
+def test_cluster_list_shows_every_broker(tmp_path: Path) -> None:
+    """Of all names, with what each says of itself; as a table and as JSON."""
+    with two_brokers(tmp_path) as here:
+        shown, found = here.run("cluster", "list"), json.loads(here.run("cluster", "list", "--json").stdout)
+        only = json.loads(here.run("cluster", "list", "--broker-name", "b", "--json").stdout)
+        addresses = {name: one.address for name, one in here.brokers.items()}
 
     assert shown.exit_code == 0
-    assert [row[3:5] for row in lines_of(shown)[1:]] == sorted(
-        [[brokers.addresses[0], "SYNC_MASTER"], [brokers.addresses[1], "SLAVE"]]
-    )
-    assert found["master"] == brokers.addresses[0]
-    assert {one["address"]: one["role"] for one in found["brokers"]} == {
-        brokers.addresses[0]: "SYNC_MASTER",
-        brokers.addresses[1]: "SLAVE",
-    }
+    assert [row[1:5] for row in lines_of(shown)[1:]] == [
+        ["a", "0", addresses["a"], "ASYNC_MASTER"],
+        ["b", "0", addresses["b"], "ASYNC_MASTER"],
+    ]
+    assert [(one["broker_name"], one["reachable"], one["is_master"]) for one in found["brokers"]] == [
+        ("a", True, True),
+        ("b", True, True),
+    ]
+    assert found["master"] is None, "there are two"
+    assert only["master"] == addresses["b"]
 
 
-def test_cluster_list_tells_of_the_dead(run: Run, brokers: FakeBrokers) -> None:
-    """Without a master the exit code is 1."""
-    brokers.nodes[0].stop()
-    brokers.elect(None)
-
-    shown = run("cluster", "list")
-
-    assert shown.exit_code == 1
-    assert "unreachable" in shown.stdout
-    assert shown.stdout.count(brokers.addresses[0]) == 1
-    assert "connection refused" in shown.stdout
-    assert "no master" in shown.stderr
-    assert json.loads(run("cluster", "list", "--json").stdout)["master"] is None
-
-
-def test_broker_status(run: Run, brokers: FakeBrokers) -> None:
+def test_broker_status(here: Here) -> None:
     """Of the master or of the one named; the store's own figures included."""
-    shown = dict(row for row in lines_of(run("broker", "status")) if len(row) == 2)
-    other = json.loads(run("broker", "status", "--node", brokers.addresses[1], "--json").stdout)
+    (address,) = (one.address for one in here.brokers.values())
+    shown = dict(row for row in lines_of(here.run("broker", "status")) if len(row) == 2)
+    named = json.loads(here.run("broker", "status", "--node", address, "--json").stdout)
+    gone = here.run("broker", "status", "--node", "127.0.0.1:1", "--timeout", "2")
 
-    assert (shown["node_id"], shown["role"], shown["bootTimestamp"]) == ("n0", "SYNC_MASTER", "1700000000000")
-    assert (other["node_id"], other["role"]) == ("n1", "SLAVE")
-    assert (shown["replicated"], shown["is_master"]) == ("true", "true")
+    assert (shown["broker_name"], shown["role"], shown["brokerActive"]) == ("broker-a", "ASYNC_MASTER", "true")
+    assert (shown["replicated"], shown["is_master"]) == ("false", "true")
     assert re.fullmatch(r"\d+\.\d\d", shown["put_tps"])
-    assert (other["is_master"], type(other["put_tps"])) == (False, float)
+    assert (named["address"], named["is_master"], type(named["put_tps"])) == (address, True, float)
+    assert named["runtime"]["bootTimestamp"] == str(named["boot_ms"])
+    assert (gone.exit_code, "cannot connect to 127.0.0.1:1" in gone.stderr) == (1, True)
+
+
+def test_a_slave_that_answers_is_shown_while_its_master_is_gone(tmp_path: Path) -> None:
+    """Whoever looks for what is wrong wants to see what is left."""
+    slave = plain(tmp_path / "slave", brokerRole=BrokerRole.SLAVE.value, brokerId="1", haMasterAddress="127.0.0.1:1")
+    server = BrokerServer(slave)
+    server.start()
+    try:
+        shown = CliRunner().invoke(cli.main, ["broker", "status", "-b", f"127.0.0.1:1,{server.address}", "--json"])
+        listed = CliRunner().invoke(cli.main, ["cluster", "list", "-b", server.address])
+    finally:
+        server.stop()
+
+    assert (json.loads(shown.stdout)["role"], json.loads(shown.stdout)["is_master"]) == ("SLAVE", False)
+    assert (listed.exit_code, "no master: broker-a" in listed.stderr) == (1, True)
 
 
 # --- consume and find ------------------------------------------------------------------------------------------------
 
 
-def test_consume_prints_all_there_is(run: Run, brokers: FakeBrokers) -> None:
+def test_consume_prints_all_there_is(here: Here) -> None:
     """Bodies only, in the order of each queue; without a group nothing is committed."""
-    put(brokers, 3, 0)
-    put(brokers, 2, 1)
+    put(here, 3, 0)
+    put(here, 2, 1)
 
-    shown = run("message", "consume", "-t", "orders")
+    shown = here.run(*CONSUME)
 
     assert shown.exit_code == 0
     assert sorted(shown.stdout.split()) == ["0-0", "0-1", "0-2", "1-0", "1-1"]
-    assert not brokers.commits
+    assert here.rows("consumer", "progress") == []
 
 
-def test_consume_as_a_group_goes_on_where_it_was(run: Run, brokers: FakeBrokers) -> None:
+def test_consume_as_a_group_goes_on_where_it_was(here: Here) -> None:
     """``--max`` stops it; the next call continues."""
-    put(brokers, 5)
-    words = ("message", "consume", "-t", "orders", "-g", "billing", "--queue", "0")
+    put(here, 5)
+    words = (*CONSUME, "-g", "billing", "--queue", "0")
 
-    assert run(*words, "--max", "2").stdout.split() == ["0-0", "0-1"]
-    assert run(*words).stdout.split() == ["0-2", "0-3", "0-4"]
-    assert run(*words).stdout == ""
-    assert brokers.offsets["billing", "orders", 0] == 5
+    assert here.run(*words, "--max", "2").stdout.split() == ["0-0", "0-1"]
+    assert here.run(*words).stdout.split() == ["0-2", "0-3", "0-4"]
+    assert here.run(*words).stdout == ""
+    assert committed(here, "billing") == 5
 
 
-def test_consume_by_tag_and_time_as_json(run: Run, brokers: FakeBrokers) -> None:
+def test_consume_by_tag_and_time_as_json(here: Here) -> None:
     """Everything that is stored of a message."""
-    put(brokers, 3, 0, TAGS="a", KEYS="k")
-    put(brokers, 3, 1, TAGS="b")
+    for queue, tags in enumerate("ab"):
+        sent = (Message("orders", b"%d-%d" % (queue, number), tags=tags, keys="k") for number in range(3))
+        here.put("broker-a", "orders", *sent, queue=queue)
+    (whole,) = here.brokers.values()
+    second_ms = json.loads(here.run(*CONSUME, "--queue", "0", "--json").stdout.splitlines()[1])["store_timestamp"]
 
-    shown = run("message", "consume", "-t", "orders", "--tags", "a", "--from", "1700000000001", "--json")
+    shown = here.run(*CONSUME, "--tags", "a", "--from", str(second_ms), "--json")
 
     found = [json.loads(line) for line in shown.stdout.splitlines()]
-    assert [one["body"] for one in found] == ["0-1", "0-2"]
-    assert (found[0]["tags"], found[0]["keys"], found[0]["queue_offset"]) == ("a", ["k"], 1)
-    assert found[0]["born_host"] == "127.0.0.1:0"
+    assert {"0-1", "0-2"} <= {one["body"] for one in found} <= {"0-0", "0-1", "0-2"}  # within the same millisecond
+    assert (found[-1]["tags"], found[-1]["keys"], found[-1]["queue_offset"]) == ("a", ["k"], 2)
+    assert found[-1]["store_host"] == whole.address
 
 
-def test_consume_shows_people_where_a_message_is(
-    run: Run, brokers: FakeBrokers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_consume_shows_people_where_a_message_is(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """And no byte of it moves the cursor."""
-    brokers.put(Message("orders", b"\x1b[2Jx", 1, {"TAGS": "a"}))
+    here.put("broker-a", "orders", Message("orders", b"\x1b[2Jx", tags="a"), queue=1)
     monkeypatch.setattr("cluster.terminal.on_terminal", lambda: True)
 
-    line = run("message", "consume", "-t", "orders").stdout
+    line = here.run(*CONSUME).stdout
 
     assert "1:0" in line
     assert "\\x1b[2Jx" in line
 
 
-def test_consume_follows_until_told_to_stop(run: Run, brokers: FakeBrokers) -> None:
+def test_consume_follows_until_told_to_stop(here: Here) -> None:
     """New messages only; ``--max`` ends it here."""
-    put(brokers, 3)
-    brokers.offsets["billing", "orders", 0] = 1
+    put(here, 3)
+    commit(here, "billing", 1)
 
-    shown = run("message", "consume", "-t", "orders", "-g", "billing", "--alone", "--follow", "--max", "2")
+    shown = here.run(*CONSUME, "-g", "billing", "--alone", "--follow", "--max", "2")
 
     assert shown.stdout.split() == ["0-1", "0-2"]
 
 
-def test_a_member_of_a_group_commits_what_it_printed(run: Run, brokers: FakeBrokers) -> None:
+def test_a_member_of_a_group_commits_what_it_printed(here: Here) -> None:
     """And nothing else; with ``--alone`` likewise, whoever else is a member."""
-    put(brokers, 5)
-    words = ("message", "consume", "-t", "orders", "-g", "billing")
+    put(here, 5)
+    words = (*CONSUME, "-g", "billing")
 
-    assert run(*words, "--max", "2").stdout.split() == ["0-0", "0-1"]
-    assert brokers.offsets["billing", "orders", 0] == 2
-    assert run(*words, "--alone", "--max", "1").stdout.split() == ["0-2"]
-    assert run(*words).stdout.split() == ["0-3", "0-4"]
-    assert brokers.offsets["billing", "orders", 0] == 5
+    assert here.run(*words, "--max", "2").stdout.split() == ["0-0", "0-1"]
+    assert committed(here, "billing") == 2
+    assert here.run(*words, "--alone", "--max", "1").stdout.split() == ["0-2"]
+    assert here.run(*words).stdout.split() == ["0-3", "0-4"]
+    assert committed(here, "billing") == 5
+
+
+def test_a_queue_or_topic_that_is_not_there_is_told(here: Here) -> None:
+    """Rather than waited for."""
+    queue = here.run(*CONSUME, "--queue", "7")
+    topic = here.run("message", "consume", "-t", "odrers", "--timeout", "3")
+
+    assert (queue.exit_code, topic.exit_code) == (1, 1)
+    assert "has no queues [7] that can be read" in queue.stderr
+    assert "topic odrers does not exist" in topic.stderr
 
 
 # --- groups ----------------------------------------------------------------------------------------------------------
 
 
-def test_consumer_progress(run: Run, brokers: FakeBrokers) -> None:
+def test_consumer_progress(here: Here) -> None:
     """Every group, or every queue of one."""
-    put(brokers, 5)
-    brokers.offsets["billing", "orders", 0] = 3
+    put(here, 5)
+    commit(here, "billing", 3)
 
-    assert lines_of(run("consumer", "progress"))[1:] == [["billing", "1", "2"]]
-    assert lines_of(run("consumer", "progress", "-g", "billing"))[1:] == [
+    assert here.rows("consumer", "progress") == [["billing", "1", "2"]]
+    assert here.rows("consumer", "progress", "-g", "billing") == [
         ["orders", "0", "3", "0", "5", "2"],
-        ["orders", "1", "0", "0", "0"],
+        ["orders", "1", "0", "0", "0", "0"],
     ]
-    assert json.loads(run("consumer", "progress", "--json").stdout) == [{"group": "billing", "topics": 1, "lag": 2}]
-    assert json.loads(run("consumer", "progress", "-g", "billing", "--json").stdout)[0]["lag"] == 2
-    assert json.loads(run("consumer", "progress", "-t", "other", "--json").stdout) == []
-    assert run("consumer", "progress", "-g", "nobody").exit_code == 1
+    assert json.loads(here.run("consumer", "progress", "--json").stdout) == [
+        {"group": "billing", "topics": 1, "lag": 2}
+    ]
+    assert json.loads(here.run("consumer", "progress", "-g", "billing", "--json").stdout)[0]["lag"] == 2
+    assert here.rows("consumer", "progress", "-t", "orders") == [["billing", "1", "2"]]
+    assert here.run("consumer", "progress", "-t", "other", "--json").exit_code == 1
+    assert here.run("consumer", "progress", "-g", "nobody").exit_code == 1
 
 
-def test_groups_that_have_committed_nothing_do_not_end_the_list(run: Run, brokers: FakeBrokers) -> None:
+def test_progress_counts_no_messages_that_have_expired(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody will consume them."""
+    put(here, 5)
+    commit(here, "billing", 1)
+    (broker,) = here.brokers.values()
+    monkeypatch.setattr(broker.store, "min_offset", lambda _topic, queue: 0 if queue else 3)
+
+    assert here.rows("consumer", "progress", "-g", "billing")[0] == ["orders", "0", "1", "3", "5", "2"]
+
+
+def test_progress_tells_what_is_wrong_with_a_groups_consumers(here: Here) -> None:
+    """Members that subscribe to different messages miss some; who looks at the lag wants to know."""
+    (address,) = (one.address for one in here.brokers.values())
+
+    def consumer(tags: str) -> Consumer:
+        return Consumer(address, group="billing", topics={"orders": tags}, timeout_s=TIMEOUT_S)
+
+    with consumer("a"), consumer("b"):
+        wait_until(
+            lambda: "DIFFERENT_SUBSCRIPTIONS billing" in here.run("consumer", "progress", "-g", "billing").stderr,
+            "the broker has noticed",
+        )
+
+
+def test_groups_that_have_committed_nothing_do_not_end_the_list(here: Here) -> None:
     """As a broker has that was taken over from RocketMQ."""
-    put(brokers, 5)
-    brokers.registered = {"idle"}
-    brokers.offsets["billing", "orders", 0] = 3
+    put(here, 5)
+    (broker,) = here.brokers.values()
+    with Admin(broker.address, timeout_s=TIMEOUT_S) as admin:
+        admin.put_group(GroupInfo("idle"))
+    commit(here, "billing", 3)
 
-    assert lines_of(run("consumer", "progress"))[1:] == [["billing", "1", "2"], ["idle", "0", "0"]]
+    assert here.rows("consumer", "progress") == [["billing", "1", "2"], ["idle", "0", "0"]]
 
 
-def test_consumer_delete(run: Run, brokers: FakeBrokers) -> None:
+def test_consumer_delete(here: Here) -> None:
     """Asks first; a group that is not there is told."""
-    brokers.offsets["billing", "orders", 0] = 5
+    put(here, 5)
+    commit(here, "billing", 5)
 
-    assert run("consumer", "delete", "billing", stdin=b"n\n").exit_code == 1
-    assert brokers.offsets == {("billing", "orders", 0): 5}
-    assert run("consumer", "delete", "billing", "--yes").exit_code == 0
-    assert brokers.offsets == {}
-    assert "billing does not exist" in run("consumer", "delete", "-g", "billing", "--yes").stderr
-    assert "as the argument, or with -g" in run("consumer", "delete", "billing", "-g", "billing").stderr
-    assert "as the argument, or with -g" in run("consumer", "delete").stderr
+    assert here.run("consumer", "delete", "billing", stdin=b"n\n").exit_code == 1
+    assert committed(here, "billing") == 5
+    assert here.run("consumer", "delete", "billing", "--yes").exit_code == 0
+    assert committed(here, "billing") == -1
+    assert "billing does not exist" in here.run("consumer", "delete", "-g", "billing", "--yes").stderr
+    assert "as the argument, or with -g" in here.run("consumer", "delete", "billing", "-g", "billing").stderr
+    assert "as the argument, or with -g" in here.run("consumer", "delete").stderr
 
 
-def test_consumer_reset_offset(run: Run, brokers: FakeBrokers) -> None:
-    """To an end, a time, or an offset; back or forth."""
-    put(brokers, 5)
-    brokers.offsets["billing", "orders", 0] = 5
-    words = ("consumer", "reset-offset", "-g", "billing", "-t", "orders")
+def test_consumer_reset_offset(here: Here) -> None:
+    """To an end, or an offset; back or forth."""
+    put(here, 5)
+    commit(here, "billing", 5)
 
     places = [
-        run(*words, *rest, "--json").stdout
-        for rest in (("--to", "first"), ("--to", "last"), ("--to", "1700000000002"), ("--queue", "0", "--offset", "1"))
+        here.run(*RESET, *rest, "--json").stdout
+        for rest in (("--to", "first"), ("--to", "last"), ("--to", "1h"), ("--queue", "0", "--offset", "1"))
     ]
 
-    assert [json.loads(one)["0"] for one in places] == [0, 5, 2, 1]
-    assert brokers.offsets["billing", "orders", 0] == 1
-    assert lines_of(run(*words, "--to", "first", "--queue", "0")) == [["queue", "offset"], ["0", "0"]]
+    assert [json.loads(one)["0"] for one in places] == [0, 5, 0, 1]
+    assert committed(here, "billing") == 1
+    assert lines_of(here.run(*RESET, "--to", "first", "--queue", "0")) == [["queue", "offset"], ["0", "0"]]
 
 
-def test_a_dry_run_shows_what_a_reset_would_do(run: Run, brokers: FakeBrokers) -> None:
+def test_a_consumer_that_is_online_goes_where_its_group_is_reset_to(here: Here) -> None:
+    """It is told, and does not commit its own position over the new one."""
+    put(here, 3)
+    (address,) = (one.address for one in here.brokers.values())
+    with Consumer(address, group="billing", topics="orders", start="first", timeout_s=TIMEOUT_S) as consumer:
+        messages = iter(consumer)
+        assert [next(messages).body for _ in range(3)] == [b"0-0", b"0-1", b"0-2"]
+        consumer.commit()
+
+        assert here.run(*RESET, "--to", "first").exit_code == 0
+
+        assert [next(messages).body for _ in range(3)] == [b"0-0", b"0-1", b"0-2"]
+
+
+def test_a_dry_run_shows_what_a_reset_would_do(here: Here) -> None:
     """From where to where, and nothing is moved."""
-    put(brokers, 5)
-    brokers.offsets["billing", "orders", 0] = 3
-    words = ("consumer", "reset-offset", "-g", "billing", "-t", "orders", "--dry-run")
+    put(here, 5)
+    commit(here, "billing", 3)
 
-    shown = lines_of(run(*words, "--to", "last", "--queue", "0"))
+    shown = lines_of(here.run(*RESET, "--dry-run", "--to", "last", "--queue", "0"))
 
     assert shown == [["queue", "from", "to"], ["0", "3", "5"]]
-    assert json.loads(run(*words, "--to", "first", "--json").stdout)["0"] == 0
-    assert brokers.offsets["billing", "orders", 0] == 3
+    assert json.loads(here.run(*RESET, "--dry-run", "--to", "first", "--json").stdout)["0"] == 0
+    assert committed(here, "billing") == 3
 
 
 @pytest.mark.parametrize(("offset", "code"), [(1, 2), (2, 0), (5, 0), (6, 2)])
 def test_a_queue_is_reset_to_any_of_its_offsets_and_its_end(
-    run: Run, brokers: FakeBrokers, offset: int, code: int
+    here: Here, monkeypatch: pytest.MonkeyPatch, offset: int, code: int
 ) -> None:
     """The end is a place, too: whatever comes next. What has expired is none."""
-    put(brokers, 5)
-    brokers.queues["orders", 0].base = 2
-    brokers.offsets["billing", "orders", 0] = 3
+    put(here, 5)
+    commit(here, "billing", 3)
+    (broker,) = here.brokers.values()
+    monkeypatch.setattr(broker.store, "min_offset", lambda _topic, queue: 0 if queue else 2)
 
-    words = ("consumer", "reset-offset", "-g", "billing", "-t", "orders", "--queue", "0", "--offset", str(offset))
-    assert run(*words).exit_code == code
-    assert brokers.offsets["billing", "orders", 0] == (3 if code else offset)
+    assert here.run(*RESET, "--queue", "0", "--offset", str(offset)).exit_code == code
+    assert committed(here, "billing") == (3 if code else offset)
 
 
-def test_a_reset_of_a_mistyped_name_or_place_changes_nothing(run: Run, brokers: FakeBrokers) -> None:
+def test_a_reset_of_a_mistyped_name_or_place_changes_nothing(here: Here) -> None:
     """A group that nobody has is made only when that is asked for."""
-    put(brokers, 5)
-    brokers.offsets["billing", "orders", 0] = 5
+    put(here, 5)
+    commit(here, "billing", 5)
     words = ("consumer", "reset-offset", "-t", "orders")
-    before = dict(brokers.offsets)
 
-    mistyped = run(*words, "-g", "biling", "--to", "last")
-    no_queue = run(*words, "-g", "billing", "--to", "last", "--queue", "99")
-    beyond = run(*words, "-g", "billing", "--queue", "0", "--offset", "99")
+    mistyped = here.run(*words, "-g", "biling", "--to", "last")
+    no_queue = here.run(*words, "-g", "billing", "--to", "last", "--queue", "99")
+    beyond = here.run(*words, "-g", "billing", "--queue", "0", "--offset", "99")
 
     assert mistyped.exit_code == 1
     assert "group biling does not exist (did you mean billing?): nothing was changed" in mistyped.stderr
     assert (no_queue.exit_code, "there is no queue 99" in no_queue.stderr) == (1, True)
     assert (beyond.exit_code, "has offsets 0 to 5, not 99" in beyond.stderr) == (2, True)
-    assert brokers.offsets == before
-    assert run(*words, "-g", "audit", "--to", "last", "--create").exit_code == 0
-    assert brokers.offsets["audit", "orders", 0] == 5
+    assert (committed(here, "billing"), committed(here, "biling")) == (5, -1)
+    assert here.run(*words, "-g", "audit", "--to", "last", "--create").exit_code == 0
+    assert committed(here, "audit") == 5

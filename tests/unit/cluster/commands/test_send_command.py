@@ -14,6 +14,7 @@ from cluster import cli, terminal
 from dledger.remoting.codes import AnswerCode
 from tests.support.pipes import named_pipe
 from tests.support.scripted_server import MessageStore, refuses, silence
+from tests.support.waiting import wait_until
 from tests.unit.cluster.commands.brokers_here import Here, one_broker, scripted, two_brokers
 
 
@@ -102,7 +103,8 @@ def test_send_takes_lines(here: Here, tmp_path: Path) -> None:
         assert here.run(*words, "--file", str(pipe)).exit_code == 0
 
     assert shown.stdout.startswith("sent 3 messages to lines")
-    assert printed(here, topic) == ["a", "b", "\ufffd", "c", "d", "e", "f"]
+    expected = ["a", "b", "\ufffd", "c", "d", "e", "f"]
+    wait_until(lambda: printed(here, topic) == expected, "all are in their queue")
 
 
 def test_send_says_what_is_stored_less_safely_than_asked_for() -> None:
