@@ -13,6 +13,7 @@ from dledger.clock import Clock
 from dledger.conditions import Conditions
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.clients.answers import AnswerRoom
+from rocketstore.broker.creation_quota import CreationQuota
 from rocketstore.broker.groups import Groups
 from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.long_polling import WaitingPulls
@@ -101,7 +102,9 @@ class Broker:
         self.pulling: Final = PullService(self.live, store, self.topics, waiting, readers, clock)
         retries = Retries(self.live, state, mastership, self.topics, self.sending, self.records, store_host)
         self.groups: Final = Groups(self.live, state, mastership, retries, conditions)
-        self.offsets: Final = Offsets(store, state, mastership, self.topics, self.changes, readers)
+        most = config.groups_max * config.access.account_share_percent // 100
+        made_groups = CreationQuota("groups", "groups_max", most, state.has_group)
+        self.offsets: Final = Offsets(store, state, mastership, self.topics, self.changes, readers, made_groups)
         self.ends: Final = TransactionEnds(transactions, readers, bridge, mastership)
         self._checks = ProducerChecks(store, transactions, self.groups.clients, readers, bridge, store_host)
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from dledger.errors import DLedgerError
+from rocketstore.broker.creation_quota import CreationQuota
 from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.ports import StateDone
 from rocketstore.broker.readers import ReadThreads
@@ -16,6 +17,7 @@ from rocketstore.broker.refusal import Refusal
 from rocketstore.broker.state_changes import StateChanges
 from rocketstore.broker.topics import Topics
 from rocketstore.state.broker_state import BrokerState
+from rocketstore.state.changes import check_group
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import PutResult, QueueKey
 
@@ -36,7 +38,7 @@ class _Pulled(NamedTuple):
 
 
 class Offsets:
-    """On the loop. Masters commit; every node answers what it knows, unless stated otherwise."""
+    """On the loop. Masters commit; every node answers what it knows, unless stated otherwise. ``owner``: who asks."""
 
     def __init__(
         self,
@@ -46,6 +48,7 @@ class Offsets:
         topics: Topics,
         changes: StateChanges,
         readers: ReadThreads,
+        made_groups: CreationQuota,
     ) -> None:
         self._store = store
         self._state = state
@@ -53,6 +56,7 @@ class Offsets:
         self._topics = topics
         self._changes = changes
         self._readers = readers
+        self._made_groups = made_groups
         self._pulled: dict[tuple[str, str, int], _Pulled] = {}
         self._pulled_timer: asyncio.TimerHandle | None = None
 
@@ -71,9 +75,10 @@ class Offsets:
         is_late = low > 0 or not begins_short_queues or await self._is_long(topic, queue_id, high)
         return NONE if is_late else 0
 
-    async def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Any offset, also backwards; but not beyond the end. Raises ``Refusal``."""
+    async def commit(self, owner: str, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Any offset, also backwards; but not beyond the end. Raises ``LimitReachedError`` and ``Refusal``."""
         self._mastership.require()
+        self._take_group(owner, group)
         self._pulled.pop((group, topic, queue_id), None)  # it is older
         await self._changes.make(partial(self._begin_commit, group, topic, queue_id, offset))
 
@@ -87,12 +92,13 @@ class Offsets:
         return incarnation, [self._state.offset(group, topic, queue_id) for topic, queue_id in queues]
 
     async def commit_many(
-        self, group: str, offsets: Sequence[tuple[str, int, int]], incarnation: int, *, rewind: bool
+        self, owner: str, group: str, offsets: Sequence[tuple[str, int, int]], incarnation: int, *, rewind: bool
     ) -> int:
         """Not beyond the end, and backwards only to ``rewind``. Returns the incarnation of the state: nothing is done
-        for another one (0: whichever). Raises ``Refusal``.
+        for another one (0: whichever). Raises ``LimitReachedError`` and ``Refusal``.
         """
         self._mastership.require()
+        self._take_group(owner, group)
         current = self._store.incarnation
         if incarnation in (0, current):
             for topic, queue_id, _offset in offsets:
@@ -100,9 +106,14 @@ class Offsets:
             await self._changes.make(lambda done: self._state.commit_offsets(group, offsets, rewind, done))
         return current
 
-    def commit_soon(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+    def commit_soon(self, owner: str, group: str, topic: str, queue_id: int, offset: int) -> None:
         """The offset committed with a pull: the last one counts, soon, and the pull does not depend on it."""
         if not self._mastership.is_master:
+            return
+        try:
+            self._take_group(owner, group)
+        except DLedgerError as error:
+            _LOG.debug("an offset of %.200s: %s", group, error)
             return
         key = group, topic, queue_id
         waiting = self._pulled.get(key)
@@ -146,6 +157,12 @@ class Offsets:
         return low, max(self._store.max_offset(topic, queue_id), low)
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _take_group(self, owner: str, group: str) -> None:
+        """Raises ``LimitReachedError`` if the group would be new, and exceed what ``owner`` may make."""
+        if not self._state.has_group(group):
+            check_group(group)
+            self._made_groups.take(owner, group, 1)
 
     def _begin_commit(self, group: str, topic: str, queue_id: int, offset: int, done: StateDone) -> None:
         """Consumers commit every queue every 5 s: an unchanged offset must cost nothing, and it may go back."""

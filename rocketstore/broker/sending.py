@@ -227,9 +227,10 @@ class Sending:
         messages, find = send.batch.messages, self._topics.find
         first = messages[0].topic
         topics = {first: find(first)} if len(messages) == 1 else {one: find(one) for one in {m.topic for m in messages}}
-        if None in topics.values():
+        being_made = self._creations
+        if None in topics.values() or (being_made and not being_made.keys().isdisjoint(topics)):
             for name, topic in topics.items():
-                if topic is None and self._waits(send, name):
+                if (topic is None or name in being_made) and self._waits(send, name):
                     return
         refused = self._refusals(send, topics)
         if refused:

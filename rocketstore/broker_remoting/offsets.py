@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from dledger.access.quota import Quota
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.errors import RequestError
@@ -23,8 +26,9 @@ from rocketstore.remoting.headers import (
 class OffsetRequests:
     """On the loop."""
 
-    def __init__(self, offsets: Offsets) -> None:
+    def __init__(self, offsets: Offsets, quota_of: Callable[[RemotingConnection, Frame], Quota]) -> None:
         self._offsets = offsets
+        self._quota_of = quota_of
 
     async def query(self, _: RemotingConnection, frame: Frame) -> Frame:
         """QUERY_CONSUMER_OFFSET: a group without an offset starts a short queue at its begin, unless it asks not to."""
@@ -43,10 +47,11 @@ class OffsetRequests:
             )
         return _offset(frame, found)
 
-    async def update(self, _: RemotingConnection, frame: Frame) -> Frame:
+    async def update(self, connection: RemotingConnection, frame: Frame) -> Frame:
         """UPDATE_CONSUMER_OFFSET."""
         header = read_header(UpdateOffsetHeader, frame.fields)
-        await self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+        owner = self._quota_of(connection, frame).owner
+        await self._offsets.commit(owner, header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         return frame.answer()
 
     async def fetch_many(self, _: RemotingConnection, frame: Frame) -> Frame:
@@ -54,11 +59,12 @@ class OffsetRequests:
         wanted = FetchOffsets.decode(frame.body)
         return frame.answer(body=FetchedOffsets(*self._offsets.fetch_many(wanted.group, wanted.queues)).encode())
 
-    async def commit_many(self, _: RemotingConnection, frame: Frame) -> Frame:
+    async def commit_many(self, connection: RemotingConnection, frame: Frame) -> Frame:
         """COMMIT_OFFSETS."""
         wanted = CommitGroupOffsets.decode(frame.body)
+        owner = self._quota_of(connection, frame).owner
         current = await self._offsets.commit_many(
-            wanted.group, wanted.offsets, wanted.incarnation, rewind=wanted.rewind
+            owner, wanted.group, wanted.offsets, wanted.incarnation, rewind=wanted.rewind
         )
         return frame.answer(body=encode_committed(current))
 

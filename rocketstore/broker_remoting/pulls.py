@@ -122,7 +122,9 @@ class RemotingPulls:
         )
         quota = self._access.quota_of(connection, frame)
         if header.sys_flag & COMMIT_OFFSET:
-            self._broker.offsets.commit_soon(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+            broker.offsets.commit_soon(
+                quota.owner, header.consumer_group, header.topic, header.queue_id, header.commit_offset
+            )
         return _Admitted(pull, quota, self._access.rules, group)
 
     async def _answer(self, admitted: _Admitted, connection: RemotingConnection, frame: Frame) -> None:

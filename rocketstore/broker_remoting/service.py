@@ -6,14 +6,16 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final
 
+from dledger.errors import PendingFullError
 from dledger.remoting.client import RemotingClient
-from dledger.remoting.codes import ANNOUNCED
+from dledger.remoting.codes import ANNOUNCED, AnswerCode
 from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import FRAME_BYTES_MAX, Frame
 from dledger.remoting.log.codec import WAIT_MS_MAX
 from dledger.remoting.log.service import LogHandlers
 from dledger.remoting.server import Direct, Handler, Handlers, RemotingServer, ServerLimits
 from rocketstore.broker.broker import Broker
+from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.statistics import Statistics
 from rocketstore.broker_remoting.access import RemotingAccess
 from rocketstore.broker_remoting.administration import Administration
@@ -76,13 +78,14 @@ class RemotingService:
     ) -> None:
         self._log = log
         config, percent = broker.config, broker.config.access.account_share_percent
+        self._conditions = broker.loop.conditions
         self._forwarding = forwarding = Forwarding(broker, client)
         decoder = BodyDecoder(broker.loop.readers)
         self.access: Final = RemotingAccess(broker, forwarding.origin_of, self._groups_of, decoder)
         access = self.access
         self._groups = groups = broker.groups
         members = MemberRequests(groups, access.quota_of, self._link_of, decoder, broker.loop.readers)
-        offsets = OffsetRequests(broker.offsets)
+        offsets = OffsetRequests(broker.offsets, access.quota_of)
         self._statistics = Statistics(broker.live, broker.store, groups.retries, broker.loop.readers, broker.loop.clock)
         sends = RemotingSends(broker, forwarding.origin_of, access)
         self._pulls = RemotingPulls(broker, groups, access, self._link_of)
@@ -126,7 +129,7 @@ class RemotingService:
                 direct={number: forwarding.direct(take) for number, take in direct.items()} | dict(log_direct),
                 awaited=allowed | {number: decoder.in_turn(allowed[number]) for number in _IN_TURN} | dict(log_awaited),
                 closed=self._closed,
-                code_of=code_of,
+                code_of=self._code_of,
                 admit=self._admit,
                 prompt=dict.fromkeys((code.PULL_MESSAGE, code.LITE_PULL_MESSAGE), self._pulls.pull),
             ),
@@ -163,6 +166,12 @@ class RemotingService:
 
     def _link_of(self, connection: RemotingConnection) -> RemotingLink:
         return RemotingLink(connection, self.access.may_send)
+
+    def _code_of(self, error: Exception) -> AnswerCode | None:
+        """The answer to an error; that a limit is reached is told to operators, too."""
+        if isinstance(error, PendingFullError) or (isinstance(error, Refusal) and error.kind is RefusalKind.TOO_MANY):
+            self._conditions.limit(str(error))
+        return code_of(error)
 
     def _closed(self, connection: RemotingConnection) -> None:
         self._pulls.closed(connection)

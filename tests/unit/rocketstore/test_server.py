@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, NamedTuple
 
 import grpc
 import pytest
-from google.protobuf.message import Message as Wire
 from grpc_health.v1 import health_pb2
 
 from cluster.local.group import free_ports
@@ -26,22 +25,19 @@ from dledger.errors import (
     DirectoryLockedError,
     InvalidRequestError,
 )
-from dledger.rpc.options import request_bytes_for
+from dledger.remoting.codes import AnswerCode
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.broker_grpc.codec import SERVICE
-from rocketstore.client.errors import MessageRefusedError
-from rocketstore.client.producer import Producer
+from rocketstore.broker_remoting.pulls import SUBSCRIPTION, SUSPEND
+from rocketstore.client.aio.received import split_records
 from rocketstore.message.ids import parse_offset_message_id
-from rocketstore.message.message import Message
-from rocketstore.pb import broker_pb2 as pb
+from rocketstore.remoting.bodies.runtime import RuntimeInfo
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.server import BrokerServer
 from rocketstore.settings import load_broker_settings
 from rocketstore.types import BrokerRole
-from tests.support.remoting import RemotingSocket
+from tests.support.remoting import RemotingSocket, pull_fields, send_fields
 from tests.support.waiting import wait_until
 
-AnswerT = TypeVar("AnswerT", bound=Wire)
 _SMALL = {
     "mappedFileSizeCommitLog": "1m",
     "maxHashSlotNum": "100",
@@ -87,25 +83,45 @@ def running(config: BrokerConfig) -> Iterator[BrokerServer]:
         server.stop()
 
 
-def call(server: BrokerServer, method: str, request: Wire, answer: type[AnswerT], service: str = SERVICE) -> AnswerT:
-    """A unary call."""
-    with grpc.insecure_channel(server.address) as channel:
-        unary: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
-            f"/{service}/{method}", request_serializer=None, response_deserializer=None
-        )
-        return answer.FromString(unary(request.SerializeToString(), timeout=10))
+class Sent(NamedTuple):
+    """What was answered; where the message is in its queue and in the log, -1 if it was refused."""
+
+    code: AnswerCode
+    remark: str
+    queue_offset: int
+    position: int
 
 
-def send(server: BrokerServer, *bodies: bytes, **fields: object) -> list[pb.SendResult]:
+def send(server: BrokerServer, *bodies: bytes, properties: str = "") -> list[Sent]:
     """Messages for queue 0 of topic T."""
-    messages = [pb.Message(topic="T", body=body, **fields) for body in bodies]  # type: ignore[arg-type]
-    return list(call(server, "Send", pb.SendRequest(messages=messages), pb.SendResponse).results)
+    with RemotingSocket(server.port) as client:
+        fields = send_fields("T", properties=properties)
+        begun = [client.begin(RequestCode.SEND_MESSAGE_V2, fields, body) for body in bodies]
+        answers = [client.answer_to(one) for one in begun]
+    return [
+        Sent(
+            AnswerCode(one.code),
+            one.remark,
+            int(one.fields.get("queueOffset", -1)),
+            parse_offset_message_id(one.fields["msgId"])[1] if one.fields.get("msgId") else -1,
+        )
+        for one in answers
+    ]
 
 
-def pull(server: BrokerServer, offset: int = 0, topic: str = "T") -> pb.PullResponse:
-    """What queue 0 of topic T holds, waiting for something."""
-    request = pb.PullRequest(topic=topic, offset=offset, max_messages=100, wait_ms=5000)
-    return call(server, "Pull", request, pb.PullResponse)
+def pull(server: BrokerServer, offset: int = 0, topic: str = "T") -> list[bytes]:
+    """The bodies that queue 0 of topic T holds, waiting for something."""
+    own = {"sysFlag": SUBSCRIPTION | SUSPEND, "subscription": "*", "maxMsgNums": 100, "suspendTimeoutMillis": 5000}
+    with RemotingSocket(server.port) as client:
+        answer = client.ask(RequestCode.PULL_MESSAGE, pull_fields("readers", topic, offset) | own)
+    return [one.body for one in split_records(answer.body)] if answer.code == AnswerCode.SUCCESS else []
+
+
+def commit(server: BrokerServer, group: str, offset: int) -> None:
+    """Of a group, in queue 0 of topic T."""
+    fields = {"consumerGroup": group, "topic": "T", "queueId": 0, "commitOffset": offset}
+    with RemotingSocket(server.port) as client:
+        assert client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, fields).code == AnswerCode.SUCCESS
 
 
 @pytest.fixture(params=[plain, alone], ids=["plain", "dledger"])
@@ -137,15 +153,15 @@ def test_messages_offsets_and_topics_survive_a_restart(config: BrokerConfig) -> 
     """Sent and committed before the stop, there after the start; queue offsets go on where they were."""
     with running(config) as server:
         assert [one.queue_offset for one in send(server, b"0", b"1")] == [0, 1]
-        wait_until(lambda: pull(server).count == 2, "both can be pulled")
-        offsets = [pb.ConsumerOffset(topic="T", offset=1)]
-        call(server, "CommitOffsets", pb.CommitOffsetsRequest(group="g", offsets=offsets), pb.CommitOffsetsResponse)
+        wait_until(lambda: pull(server) == [b"0", b"1"], "both can be pulled")
+        commit(server, "g", 1)
 
     with running(config) as server:
         assert send(server, b"2")[0].queue_offset == 2
-        wait_until(lambda: pull(server).count == 3, "all can be pulled")
-        fetched = call(server, "FetchOffsets", pb.FetchOffsetsRequest(group="g"), pb.FetchOffsetsResponse)
-        assert list(fetched.offsets) == offsets
+        wait_until(lambda: pull(server) == [b"0", b"1", b"2"], "all can be pulled")
+        with RemotingSocket(server.port) as client:
+            asked = {"consumerGroup": "g", "topic": "T", "queueId": 0}
+            assert client.ask(RequestCode.QUERY_CONSUMER_OFFSET, asked).fields["offset"] == "1"
 
 
 def test_open_transactions_survive_a_restart(config: BrokerConfig) -> None:
@@ -159,7 +175,7 @@ def test_open_transactions_survive_a_restart(config: BrokerConfig) -> None:
         _, offset = parse_offset_message_id(answers[0].fields["msgId"])
         fields = {"producerGroup": "producers", "tranStateTableOffset": 0, "commitLogOffset": offset, "msgId": "a"}
         client.tell(RequestCode.END_TRANSACTION, fields | {"commitOrRollback": 8})
-        wait_until(lambda: pull(server).count == 1, "the first is committed")
+        wait_until(lambda: len(pull(server)) == 1, "the first is committed")
 
     with running(config) as server, RemotingSocket(server.port) as client:
         assert client.subscribe("producers", "T").code == 0
@@ -168,43 +184,39 @@ def test_open_transactions_survive_a_restart(config: BrokerConfig) -> None:
         fields = {"producerGroup": "producers", **{name: check.fields.get(name, "") for name in names}}
         for _ in range(2):
             client.tell(RequestCode.END_TRANSACTION, fields | {"commitOrRollback": 8, "fromTransactionCheck": "true"})
-        wait_until(lambda: pull(server).count == 2, "the other is committed")
+        wait_until(lambda: len(pull(server)) == 2, "the other is committed")
         wait_until(lambda: server.transactions.open_count == 0, "none is open")
-        assert pull(server).count == 2
+        assert len(pull(server)) == 2
 
 
 def test_the_status_names_this_broker_as_the_one_to_send_to(config: BrokerConfig) -> None:
     """Clients find the master by it."""
     with running(config) as server:
-        status = call(server, "Status", pb.StatusRequest(), pb.StatusResponse)
+        with RemotingSocket(server.port) as client:
+            told = RuntimeInfo.decode(client.ask(RequestCode.GET_BROKER_RUNTIME_INFO).body)
 
-        assert status.broker_role in ("ASYNC_MASTER", "SYNC_MASTER")
-        assert (status.broker_id, status.leader_address) == (0, server.address)
-        assert dict(status.members) == {status.node_id: server.address}
-        assert status.replicated is (config.dledger is not None)
+        in_group = config.dledger is not None
+        assert told.role == ("LEADER" if in_group else "")
+        assert dict(told.members) == ({config.node_id: server.address} if in_group else {})
 
 
 def test_health_and_reflection_are_served(config: BrokerConfig) -> None:
     """What probes and grpcurl ask for."""
-    with running(config) as server:
-        for service in ("", SERVICE):
-            health = call(
-                server,
-                "Check",
-                health_pb2.HealthCheckRequest(service=service),
-                health_pb2.HealthCheckResponse,
-                "grpc.health.v1.Health",
-            )
-            assert health.status == health_pb2.HealthCheckResponse.SERVING
+    with running(config) as server, grpc.insecure_channel(server.address) as channel:
+        check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+            "/grpc.health.v1.Health/Check", request_serializer=None, response_deserializer=None
+        )
+        found = health_pb2.HealthCheckResponse.FromString(check(b"", timeout=10))
+        assert found.status == health_pb2.HealthCheckResponse.SERVING
 
 
 def test_a_delayed_message_is_delivered(tmp_path: Path) -> None:
     """The schedule service runs on a master."""
     with running(plain(tmp_path, messageDelayLevel="1s")) as server:
-        (result,) = send(server, b"later", properties={"DELAY": "1"})
-        assert result.status == "PUT_OK"
+        (result,) = send(server, b"later", properties="DELAY\x011")
+        assert result.code == AnswerCode.SUCCESS
 
-        assert b"later" in pull(server).records
+        assert pull(server) == [b"later"]
 
 
 def test_a_second_broker_on_one_directory_is_refused(config: BrokerConfig) -> None:
@@ -356,14 +368,4 @@ def test_a_plain_broker_is_refused_on_a_members_directory(tmp_path: Path) -> Non
         BrokerServer(plain(tmp_path))
 
     with running(own) as server:
-        assert b"kept" in pull(server).records
-
-
-def test_a_producer_learns_how_much_the_broker_takes(tmp_path: Path) -> None:
-    """What gRPC would end the stream for is refused by the producer, and the next message is sent."""
-    limit = request_bytes_for(plain(tmp_path).store.max_message_size)
-    with running(plain(tmp_path)) as server, Producer(server.address, body_bytes_max=2 * limit) as producer:
-        with pytest.raises(MessageRefusedError, match=f"at most {limit}") as caught:
-            producer.send(Message("T", bytes(limit)))
-        assert caught.value.outcome == "not_applied"
-        assert producer.send(Message("T", b"small")).queue_offset == 0
+        assert pull(server) == [b"kept"]

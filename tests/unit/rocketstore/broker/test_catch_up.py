@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import grpc
 import pytest
 
+from dledger.remoting.codes import AnswerCode
 from rocketstore.broker.catch_up import CatchUp
-from rocketstore.pb import broker_pb2 as pb
+from rocketstore.broker_remoting.pulls import SUBSCRIPTION
+from rocketstore.remoting.codes import RequestCode
 from rocketstore.types import BrokerRole
-from tests.unit.rocketstore.broker.harness import Harness, failing
+from tests.support.remoting import pull_fields
+from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness
 
 
 class Member:
@@ -78,22 +80,25 @@ def test_a_master_has_caught_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "request_"),
+    ("code", "fields"),
     [
-        ("Pull", pb.PullRequest(topic="T")),
-        ("QueueRange", pb.QueueRequest(topic="T")),
-        ("ListTopics", pb.ListTopicsRequest()),
-        ("FetchOffsets", pb.FetchOffsetsRequest(group="g")),
+        (RequestCode.PULL_MESSAGE, pull_fields("g", "T", sysFlag=SUBSCRIPTION, subscription="*")),
+        (RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": 0}),
+        (RequestCode.GET_MIN_OFFSET, {"topic": "T", "queueId": 0}),
+        (RequestCode.QUERY_CONSUMER_OFFSET, {"consumerGroup": "g", "topic": "T", "queueId": 0}),
     ],
 )
-def test_reads_are_refused_until_then(method: str, request_: pb.PullRequest) -> None:
-    """The refusal names the leader; the status is told all the same."""
+def test_reads_are_refused_until_then(code: RequestCode, fields: dict[str, object]) -> None:
+    """What it is, it tells all the same."""
     caught_up = False
-    with Harness(has_caught_up=lambda: caught_up) as broker:
-        with failing(grpc.StatusCode.UNAVAILABLE, "does not know yet") as metadata:
-            broker.call_bytes(method, request_.SerializeToString())
-        broker.call("Status", pb.StatusRequest(), pb.StatusResponse)
+    with RemotingHarness(has_caught_up=lambda: caught_up) as broker, broker.dial() as client:
+        refused = client.ask(code, fields)
+        assert refused.code == AnswerCode.SERVICE_NOT_AVAILABLE
+        assert "does not know yet" in refused.remark
+        assert client.ask(RequestCode.GET_BROKER_RUNTIME_INFO).code == AnswerCode.SUCCESS
         caught_up = True
-        broker.call_bytes(method, request_.SerializeToString())
-
-    assert (metadata["outcome"], metadata["leader"]) == ("not_applied", "host:1")
+        assert client.ask(code, fields).code in (
+            AnswerCode.SUCCESS,
+            AnswerCode.PULL_NOT_FOUND,
+            AnswerCode.QUERY_NOT_FOUND,
+        )

@@ -9,6 +9,7 @@ import pytest
 
 from cluster.local.group import free_ports
 from dledger.errors import ConfigError
+from dledger.remoting.codes import AnswerCode
 from rocketstore.nameserver.settings import load_name_server_settings
 from rocketstore.server import BrokerServer
 from rocketstore.settings import load_broker_settings
@@ -164,7 +165,7 @@ def test_a_set_of_conf_files_makes_a_cluster(tmp_path: Path, name: str) -> None:
             assert replication is not None
             wait_until(lambda one=replication: one.facts().is_connected, f"{slave.config.name}'s slave follows")  # type: ignore[misc]  # evaluated at once
         for master in masters:
-            assert [one.status for one in send(master, b"one")] == ["PUT_OK"]
+            assert [one.code for one in send(master, b"one")] == [AnswerCode.SUCCESS]
         for slave in (one for one in brokers.values() if one.store.role is BrokerRole.SLAVE):
             master = brokers[slave.config.name]
             wait_until(lambda a=slave, b=master: a.store.log.max_offset == b.store.log.max_offset, "it has everything")  # type: ignore[misc]  # evaluated at once

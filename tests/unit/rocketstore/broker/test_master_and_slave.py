@@ -23,7 +23,6 @@ from dledger.types import NodeId
 from rocketstore.client.aio.results import SendStatus
 from rocketstore.client.blocking import Producer
 from rocketstore.message.message import Message
-from rocketstore.pb import broker_pb2 as pb
 from rocketstore.remoting.bodies.ha import HaStatus
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.server import BrokerServer
@@ -32,7 +31,7 @@ from tests.support.remoting import RemotingSocket, pull_fields
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.nameserver.wire import config_in
 from tests.unit.rocketstore.nameserver.wire import running as name_server_running
-from tests.unit.rocketstore.test_server import call, pull, send
+from tests.unit.rocketstore.test_server import commit, pull, send
 
 _SMALL = {
     "mappedFileSizeCommitLog": "1m",
@@ -98,14 +97,13 @@ def test_a_slave_serves_what_the_master_has_taken(stack: ExitStack, tmp_path: Pa
     """Messages, topics, offsets of groups, also once the master is gone; and it takes none."""
     master, slave = pair(stack, tmp_path)
     send(master, b"one", b"two")
-    commit = pb.CommitOffsetsRequest(group="g", offsets=[pb.ConsumerOffset(topic="T", queue_id=0, offset=1)])
-    call(master, "CommitOffsets", commit, pb.CommitOffsetsResponse)
+    commit(master, "g", 1)
     has_all(slave, master)
     wait_until(lambda: slave.state.offset("g", "T", 0) == 1, "offsets are applied")
 
     master.stop()
 
-    assert pull(slave).count == 2
+    assert len(pull(slave)) == 2
     with RemotingSocket(slave.port) as client:
         client.subscribe("g", "T")
         answer = client.ask(RequestCode.PULL_MESSAGE, pull_fields("g", "T"))
@@ -113,7 +111,7 @@ def test_a_slave_serves_what_the_master_has_taken(stack: ExitStack, tmp_path: Pa
         assert b"one" in answer.body
         refused = client.send()
         assert refused.code != AnswerCode.SUCCESS
-    assert send(slave, b"three")[0].status == "SERVICE_NOT_AVAILABLE"
+    assert send(slave, b"three")[0].code == AnswerCode.SERVICE_NOT_AVAILABLE
     wait_until(lambda: slave.conditions.holds(ConditionKind.NOT_REPLICATING), "it says that it follows nobody")
 
 
@@ -152,14 +150,14 @@ def test_a_sync_master_answers_once_a_slave_has_it(stack: ExitStack, tmp_path: P
     master, slave = pair(stack, tmp_path, "SYNC_MASTER", slaveTimeout="30000")
     for number in range(20):
         (result,) = send(master, b"%d" % number)
-        assert result.status == "PUT_OK"
-        assert slave.store.log.end_offset > result.offset
+        assert result.code == AnswerCode.SUCCESS
+        assert slave.store.log.end_offset > result.position
     slave.stop()
     replication = master.replication
     assert replication is not None
     wait_until(lambda: not replication.slaves(), "the slave is gone")
     (result,) = send(master, b"alone")
-    assert result.status == "SLAVE_NOT_AVAILABLE"
+    assert result.code == AnswerCode.SLAVE_NOT_AVAILABLE
     with Producer([master.address]) as producer:
         assert producer.send(Message("T", b"x")).status == SendStatus.SLAVE_NOT_AVAILABLE
 
@@ -177,7 +175,7 @@ def test_too_few_replicas_close_the_master(stack: ExitStack, tmp_path: Path) -> 
             broker(tmp_path / "s", brokerRole="SLAVE", brokerId="1", haMasterAddress=f"127.0.0.1:{ha_port}")
         )
         wait_until(lambda: master.store.refusal is None, "it takes messages")
-        assert send(master, b"one")[0].status == "PUT_OK"
+        assert send(master, b"one")[0].code == AnswerCode.SUCCESS
     wait_until(lambda: master.store.refusal is not None, "it takes none")
 
 
@@ -237,7 +235,7 @@ def test_a_slave_finds_its_master_by_the_name_server(stack: ExitStack, tmp_path:
     with RemotingSocket(slave.port) as client:
         assert client.send(body=b"passed on").code == AnswerCode.SUCCESS
     has_all(slave, master)
-    assert pull(slave).count == 1
+    assert len(pull(slave)) == 1
 
 
 def secured(directory: Path) -> dict[str, str]:
@@ -306,7 +304,7 @@ def test_a_master_that_is_stopped_has_sent_everything(stack: ExitStack, tmp_path
     assert replication is not None
     wait_until(lambda: len(replication.slaves()) == 1, "the slave follows")
     network.delay(_M, _S, 0.5)
-    end = send(master, *(b"%d" % number for number in range(50)))[-1].offset
+    end = send(master, *(b"%d" % number for number in range(50)))[-1].position
     master.stop()
     assert slave.store.log.end_offset > end
     wait_until(lambda: slave.store.max_offset("T", 0) == 50, "the slave shows them")
@@ -324,11 +322,11 @@ def test_a_slave_that_acknowledges_nothing_delays_each_send_for_so_long(stack: E
     link.sendall(bytes(8))  # RocketMQ's way to ask for everything; and no word more
     wait_until(lambda: len(replication.slaves()) == 1, "it follows")
     (result,) = send(master, b"one")
-    assert result.status == "FLUSH_SLAVE_TIMEOUT"
+    assert result.code == AnswerCode.FLUSH_SLAVE_TIMEOUT
     (result,) = send(master, b"x" * 20_000)
-    assert result.status in ("FLUSH_SLAVE_TIMEOUT", "SLAVE_NOT_AVAILABLE")
+    assert result.code in (AnswerCode.FLUSH_SLAVE_TIMEOUT, AnswerCode.SLAVE_NOT_AVAILABLE)
     (result,) = send(master, b"two")
-    assert result.status == "SLAVE_NOT_AVAILABLE"
+    assert result.code == AnswerCode.SLAVE_NOT_AVAILABLE
     wait_until(lambda: master.conditions.holds(ConditionKind.NOT_REPLICATING), "the master says so")
     assert replication.slaves()[0].lag_bytes > 20_000
 
@@ -368,14 +366,14 @@ def test_a_masters_full_disk_stops_puts_and_not_its_slave(stack: ExitStack, tmp_
     """Nothing that was refused comes to the slave, and both go on when there is room."""
     master, slave = pair(stack, tmp_path, "SYNC_MASTER")
     (before,) = send(master, b"before")
-    assert before.status == "PUT_OK"
+    assert before.code == AnswerCode.SUCCESS
     with patch.object(FileSystem, "allocate", _no_room):
         results = [send(master, b"x" * 900_000)[0] for _ in range(6)]
-    refused = [one for one in results if one.status != "PUT_OK"]
+    refused = [one for one in results if one.code != AnswerCode.SUCCESS]
     assert refused
-    assert all("no space left" in one.reason for one in refused), refused
+    assert all("no space left" in one.remark for one in refused), refused
     has_all(slave, master)
-    wait_until(lambda: send(master, b"x" * 900_000)[0].status == "PUT_OK", "there is room")
+    wait_until(lambda: send(master, b"x" * 900_000)[0].code == AnswerCode.SUCCESS, "there is room")
     has_all(slave, master)
     assert slave.store.max_offset("T", 0) == master.store.max_offset("T", 0)
 

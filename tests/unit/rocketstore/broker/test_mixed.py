@@ -18,8 +18,7 @@ from cluster.local.group import free_ports
 from dledger.conditions import ConditionKind
 from dledger.errors import ConfigError
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.client.transactional_producer import TransactionalProducer
-from rocketstore.client.transactions import PreparedMessage, TransactionState
+from rocketstore.client import PreparedMessage, Producer, TransactionState
 from rocketstore.commit_log.mixed import MixedCommitLog
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
@@ -278,8 +277,11 @@ def test_what_waits_in_the_old_log_still_comes(tmp_path: Path) -> None:
     with running(plain(root, messageDelayLevel="1h")) as (broker,):
         _make_topic(broker)
         assert broker.store.put(Message("T", b"7", 0, {"DELAY": "1"})).ok
-        with TransactionalProducer([broker.address], group="g", check=check) as producer:
-            producer.prepare(Message("T", b"8"), queue_id=1)
+        with (
+            Producer(broker.address, group="g", check=check) as producer,
+            producer.transaction(Message("T", b"8"), queue=1) as transaction,
+        ):
+            transaction.leave_open()
         wait_until(lambda: broker.store.dispatch_behind_bytes == 0, "everything is dispatched")
         broker.stop()
     assert not asked
@@ -287,7 +289,7 @@ def test_what_waits_in_the_old_log_still_comes(tmp_path: Path) -> None:
     (config,) = members(root, **soon)
     with (
         running(config) as (broker,),
-        TransactionalProducer([master_of([broker]).address], group="g", check=check),
+        Producer(master_of([broker]).address, group="g", check=check),
     ):
         wait_until(lambda: numbers(broker) == [7], "the delayed message has come")
         wait_until(lambda: numbers(broker, 1) == [8], "the transaction is committed")

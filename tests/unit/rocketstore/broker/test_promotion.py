@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from cluster.cli import main
 from dledger.conditions import ConditionKind
+from dledger.remoting.codes import AnswerCode
 from rocketstore.broker_remoting import successor
 from rocketstore.broker_remoting.registration import NameServerRegistration
 from rocketstore.broker_remoting.successor import SuccessorWatch
@@ -151,8 +152,8 @@ def test_the_slave_of_a_dead_master_is_promoted(stack: ExitStack, tmp_path: Path
     pair.slave.stop()
     promoted = pair.start("s", brokerRole="SLAVE", brokerId="1")
     assert str(promoted.store.role) == "ASYNC_MASTER"
-    assert [one.status for one in send(promoted, b"two")] == ["PUT_OK"]
-    wait_until(lambda: pull(promoted).count == 2, "both can be pulled")
+    assert [one.code for one in send(promoted, b"two")] == [AnswerCode.SUCCESS]
+    wait_until(lambda: len(pull(promoted)) == 2, "both can be pulled")
     wait_until(lambda: promoted.is_ready, "it is registered")
     registered = ("cluster", "list", "--namesrv", pair.names.address)
     wait_until(lambda: f"0   127.0.0.1:{pair.ports['s']}" in run(*registered).output, "as master")
@@ -163,12 +164,12 @@ def test_the_slave_of_a_dead_master_is_promoted(stack: ExitStack, tmp_path: Path
     assert "epoch 2, here 1" in refusal.reason
     assert old.conditions.holds(ConditionKind.SUPERSEDED)
     assert old.store.log.end_offset == end  # it writes nothing of its own, either
-    assert [one.status for one in send(old, b"lost")] == ["SERVICE_NOT_AVAILABLE"]
+    assert [one.code for one in send(old, b"lost")] == [AnswerCode.SERVICE_NOT_AVAILABLE]
     assert f"0   127.0.0.1:{pair.ports['s']}" in run(*registered).output
     old.stop()
     old_slave = pair.start("m", brokerRole="SLAVE", brokerId="1")
     has_all(old_slave, promoted)
-    assert pull(old_slave).count == 2
+    assert len(pull(old_slave)) == 2
 
     undone = pair.promote("--undo")  # too late to be without a word
     assert undone.exit_code == 0
@@ -274,4 +275,4 @@ def test_a_stranger_under_a_masters_name_ends_it_not(stack: ExitStack, tmp_path:
         assert stranger.fields  # it was asked for the proof
         assert again.conditions.holds(ConditionKind.SUPERSEDED)
         assert again.store.refusal is None
-        assert [one.status for one in send(again, b"three")] == ["PUT_OK"]
+        assert [one.code for one in send(again, b"three")] == [AnswerCode.SUCCESS]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 
 import grpc
@@ -21,7 +22,25 @@ from rocketstore.state.changes import TopicConfig
 from rocketstore.types import SCHEDULE_TOPIC
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker.harness import Harness, failing
-from tests.unit.rocketstore.broker.test_pull import Pending, waiting
+
+
+class Pending:
+    """A pull on a thread of its own."""
+
+    def __init__(self, pull: Callable[[], pb.PullResponse]) -> None:
+        self._answers: list[pb.PullResponse] = []
+        self._thread = threading.Thread(target=lambda: self._answers.append(pull()))
+        self._thread.start()
+
+    def answer(self) -> pb.PullResponse:
+        self._thread.join(10)
+        return self._answers[0]
+
+
+def waiting(broker: Harness) -> int:
+    """How many pulls wait."""
+    return len(broker.broker.pulling.waiting)
+
 
 ALICE = ClientSecurity(access_key="alice", secret_key="alice-secret")
 ROOT = ClientSecurity(access_key="root", secret_key="root-secret")

@@ -38,6 +38,7 @@ class RemotingHarness(Harness):
         self.announced.append(sorted(self.state.table))
 
     async def _end(self, grace_s: float | None) -> None:
+        self.broker.stop_waiting()
         await stop_serving(self._listening)
         await self.remoting.close(grace_s or 0)
         await self.client.close()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from rocketstore.broker.clients import SILENT_S_MAX
 from rocketstore.remoting.bodies.clients import LockedQueuesBody, LockQueuesBody
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.codes import RequestCode
 from tests.support.remoting import RemotingSocket
+from tests.support.waiting import wait_until
+from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness
 
 
 def test_a_queue_is_the_same_by_whatever_name_of_a_broker(client: RemotingSocket) -> None:
@@ -20,3 +23,18 @@ def test_a_queue_is_the_same_by_whatever_name_of_a_broker(client: RemotingSocket
     unlocked = LockQueuesBody("a", "g", (MessageQueue("T", "B", 0),)).encode()
     assert client.ask(RequestCode.UNLOCK_BATCH_MQ, {}, unlocked).code == 0
     assert lock("b", "b") == (MessageQueue("T", "b", 0),)
+
+
+def test_a_client_without_heartbeats_is_dropped(broker: RemotingHarness, client: RemotingSocket) -> None:
+    """From its groups, of consumers and of producers; its connection ends, so that it finds out."""
+    assert client.subscribe("g", "T").code == 0
+    tables = broker.groups.clients
+    assert (tables.consumers("g") is not None, "g" in tables.producer_groups()) == (True, True)
+
+    def later() -> None:
+        tables._now = lambda: 2 * SILENT_S_MAX + 1e9
+        broker.groups.hang_up_on_the_silent()
+
+    broker.on_loop(later)
+    assert client.is_hung_up
+    wait_until(lambda: tables.consumers("g") is None and "g" not in tables.producer_groups(), "it is no member")

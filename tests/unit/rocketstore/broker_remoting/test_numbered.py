@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame
 from rocketstore.broker_config import BrokerConfig
+from rocketstore.message.producer_names import PRODUCER_CHARS_MAX, check_producer_name
 from rocketstore.message.record import decode_record
 from rocketstore.remoting.codes import OwnCode
 from rocketstore.remoting.numbered_sends import (
@@ -23,6 +25,7 @@ from tests.support.remoting import RemotingSocket
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker.harness import STORE_HOST
 from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness
+from tests.unit.rocketstore.broker_remoting.test_access import ALICE, ROOT, harness
 
 
 def numbered(body: bytes, topic: str = "T", queue_id: int = 0, properties: bytes = b"") -> NumberedMessage:
@@ -144,3 +147,50 @@ def test_too_much_under_way_is_refused_and_may_be_sent_again() -> None:
         assert (refused.code, refused.fields["status"]) == (AnswerCode.SYSTEM_BUSY, "FLOW_CONTROL")
         broker.store.release_results()
         assert client.answer_to(first).code == AnswerCode.SUCCESS
+
+
+# -- accounts ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def guarded() -> Iterator[RemotingHarness]:
+    """With access rules: alice may send to T, and not to the topic hidden."""
+    with harness() as made:
+        yield made
+
+
+def next_number(client: RemotingSocket, name: str) -> int:
+    return decode_next(client.ask(OwnCode.NEXT_NUMBER, {}, encode_name(name)).body)[0]
+
+
+def test_producers_of_two_accounts_have_nothing_to_do_with_each_other(guarded: RemotingHarness) -> None:
+    """Neither can use up the other's numbers, or see them, by calling itself the same or like the other's real name."""
+    with guarded.dial(ALICE) as alice, guarded.dial(ROOT) as root:
+        send(alice, 0, numbered(b"alice 0"), numbered(b"alice 1"))
+        (real,) = guarded.store.log.producers
+        assert send(root, 0, numbered(b"root")).code == AnswerCode.SUCCESS
+        assert [next_number(root, name) for name in ("p", real)] == [1, 0]
+        assert next_number(alice, "p") == 2
+    assert bodies(guarded) == [b"alice 0", b"alice 1", b"root"]
+
+
+def test_an_accounts_names_stay_different_and_short_enough(guarded: RemotingHarness) -> None:
+    """However long they are: the log takes 128 characters."""
+    names = ["p", "p/1", "n" * PRODUCER_CHARS_MAX, "n" * (PRODUCER_CHARS_MAX - 1), "n" * 111, "n" * 112]
+    for key in (ALICE, ROOT):
+        with guarded.dial(key) as client:
+            for name in names:
+                assert send(client, 0, numbered(b"x"), producer=name).code == AnswerCode.SUCCESS
+    own = set(guarded.store.log.producers)
+    assert len(own) == 2 * len(names)
+    for name in own:
+        check_producer_name(name)
+
+
+def test_a_denied_topic_keeps_the_whole_request_out(guarded: RemotingHarness) -> None:
+    """Its other messages may come again without that one."""
+    with guarded.dial(ALICE) as alice:
+        refused = send(alice, 0, numbered(b"1"), numbered(b"2", "hidden"))
+        assert (refused.code, refused.fields["message"]) == (AnswerCode.NO_PERMISSION, "1")
+        assert "PUB on topic hidden" in refused.remark
+        assert (bodies(guarded), next_number(alice, "p")) == ([], 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dledger.remoting.codes import AnswerCode
+from rocketstore.index.service import IndexDamagedError
 from rocketstore.message.ids import parse_offset_message_id
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
@@ -73,3 +74,16 @@ def test_messages_of_a_deleted_topic_of_the_same_name_are_not_shown(
     assert decode_record(answer.body).body == b"new"
     _, offset = parse_offset_message_id(ids[0])
     assert client.ask(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": offset}).code == AnswerCode.SYSTEM_ERROR
+
+
+def test_a_query_that_a_damaged_index_cannot_answer_may_be_asked_again(
+    client: RemotingSocket, broker: RemotingHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another member may answer it, or the same one a little later: no short answer, and no loss of data."""
+
+    def query(*_args: object, **_named: object) -> list[bytes]:
+        raise IndexDamagedError("the index is being rebuilt: retry later")
+
+    monkeypatch.setattr(broker.store, "query", query)
+    answer = captured(client, "F62", topic="T")
+    assert (answer.code, "retry later" in answer.remark) == (AnswerCode.SYSTEM_ERROR, True)
