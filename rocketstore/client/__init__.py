@@ -43,8 +43,8 @@ if TYPE_CHECKING:
         TimedOutError,
         UnreadableBodyError,
     )
-    from rocketstore.client.aio.pipeline import PipelineLimits
     from rocketstore.client.aio.producer import ProducerOptions
+    from rocketstore.client.aio.queue_sends import PipelineLimits
     from rocketstore.client.aio.results import (
         PreparedMessage,
         SendResult,
@@ -132,7 +132,7 @@ __getattr__ = late_names(
         "NotMasterError": "rocketstore.client.aio.errors",
         "OffsetOutOfRangeError": "rocketstore.client.aio.errors",
         "PartlySentError": "rocketstore.client.aio.errors",
-        "PipelineLimits": "rocketstore.client.aio.pipeline",
+        "PipelineLimits": "rocketstore.client.aio.queue_sends",
         "PreparedMessage": "rocketstore.client.aio.results",
         "Producer": "rocketstore.client.blocking",
         "ProducerOptions": "rocketstore.client.aio.producer",

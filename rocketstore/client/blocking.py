@@ -6,6 +6,7 @@ must not block, nor wait for a client.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -17,6 +18,7 @@ from rocketstore.client.aio import producer as aio_producer
 from rocketstore.client.aio import transactions as aio_transactions
 from rocketstore.client.aio.admin import FOREVER_MS
 from rocketstore.client.aio.errors import ClientError
+from rocketstore.client.aio.futures import BatchedFuture
 from rocketstore.client.aio.outgoing import OutgoingMessage
 from rocketstore.client.aio.producer import TIMEOUT_S, ProducerOptions
 from rocketstore.client.aio.results import PreparedMessage, SendResult, TransactionResult, TransactionState
@@ -75,7 +77,9 @@ class Producer(BlockingClient):
         )
         self.group: Final = group
         self.client_id: Final = self._producer.client_id
-        self._handed_over: deque[tuple[OutgoingMessage, Future[SendResult]]] = deque()
+        self._handed_over: deque[OutgoingMessage] = deque()
+        self._condition = threading.Condition()
+        """Of the futures of what is handed over together."""
         self._is_told = False
         """Whether the thread was told that there are some, and has not looked yet."""
         super().__init__(self._producer)
@@ -114,8 +118,8 @@ class Producer(BlockingClient):
         is_much = prepared.size > LARGE_BYTES or len(self._handed_over) >= HANDED_OVER_MAX
         if is_much or not self._producer.has_room:
             self._run(self._producer.wait_for_room())
-        future: Future[SendResult] = Future()
-        self._handed_over.append((prepared, future))
+        prepared.future = future = BatchedFuture(self._condition)
+        self._handed_over.append(prepared)
         if not self._is_told:
             self._is_told = True
             self._thread.post(self._take)
@@ -165,7 +169,9 @@ class Producer(BlockingClient):
     def _take(self) -> None:
         """Send what was handed over."""
         self._is_told = False  # first: of what comes from now on the thread is told again
-        self._producer.add_all(self._handed_over)
+        self._condition = threading.Condition()
+        take = self._handed_over.popleft
+        self._producer.add_all([take() for _ in range(len(self._handed_over))])
 
     async def _flush(self) -> None:
         self._take()

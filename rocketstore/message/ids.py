@@ -82,12 +82,20 @@ class UniqueIds:
 
     def next(self) -> str:
         """The next id: 32 characters, or 56 with an IPv6 address."""
+        return f"{self._prefix_now()}{next(self._count) & _COUNT_MASK:04X}"
+
+    def take(self, count: int) -> list[str]:
+        """So many ids."""
+        prefix, counter = self._prefix_now(), self._count
+        return [f"{prefix}{next(counter) & _COUNT_MASK:04X}" for _ in range(count)]
+
+    def _prefix_now(self) -> str:
         now_ms = self._now_ms()
         moment, prefix = self._latest
         if now_ms != moment:
             prefix = self._prefix_at(now_ms)
             self._latest = now_ms, prefix
-        return f"{prefix}{next(self._count) & _COUNT_MASK:04X}"
+        return prefix
 
     def _prefix_at(self, now_ms: int) -> str:
         start_ms, next_start_ms = self._month
@@ -134,6 +142,11 @@ def ids_of_client(client_id: str) -> UniqueIds:
 def unique_id() -> str:
     """A unique id of this process, for the property ``UNIQ_KEY``."""
     return _own_ids().next()
+
+
+def unique_ids(count: int) -> list[str]:
+    """So many of them."""
+    return _own_ids().take(count)
 
 
 @cache

@@ -21,13 +21,14 @@ text. If that text has changed, nobody knows any more whether earlier messages o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from struct import Struct, error
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from dledger.remoting.errors import RequestError
 from rocketstore.remoting.texts import cut, encode_text, read_text
-from rocketstore.types import PutResult, StoredPlace
+from rocketstore.types import PutResult
 
 MESSAGES_MAX: Final = 16_384
 _FIRST: Final = Struct(">qi")
@@ -35,6 +36,8 @@ _MESSAGE: Final = Struct(">iiiqh")
 _LENGTH: Final = Struct(">i")
 _PLACE: Final = Struct(">qiqq")
 _NEXT: Final = Struct(">q")
+StoredRow: TypeAlias = tuple[int, int, int, int]
+"""A message's offset in the log, its queue, its offset there, and when it was stored; -1 everywhere: not remembered."""
 _NOWHERE: Final = _PLACE.pack(-1, -1, -1, -1)
 _LEAST: Final = 1 + _MESSAGE.size + _LENGTH.size
 """The size of the smallest message."""
@@ -62,7 +65,7 @@ class NumberedSend(NamedTuple):
 
     def encode(self) -> bytes:
         """Raises ``ValueError`` for what does not fit."""
-        messages = [encode_message(one) for one in self.messages]
+        messages = [encode_message(*one) for one in self.messages]
         return encode_numbered(self.producer, self.sequence, messages, wait=self.wait)
 
     @staticmethod
@@ -89,13 +92,20 @@ class NumberedSend(NamedTuple):
         return NumberedSend(producer, sequence, messages, bool(data[0]))
 
 
-def encode_message(one: NumberedMessage) -> bytes:
+def encode_message(
+    topic: str, queue_id: int, flag: int, sys_flag: int, born_ms: int, properties: bytes, body: bytes
+) -> bytes:
     """One message, for ``encode_numbered``. Raises ``ValueError`` for what does not fit."""
     try:
-        head = _MESSAGE.pack(one.queue_id, one.flag, one.sys_flag, one.born_ms, len(one.properties))
+        head = _MESSAGE.pack(queue_id, flag, sys_flag, born_ms, len(properties))
     except error as problem:
         raise ValueError(f"a number of the message does not fit its field: {problem}") from problem
-    return b"".join((encode_text(one.topic), head, one.properties, _LENGTH.pack(len(one.body)), one.body))
+    return b"".join((_topic_text(topic), head, properties, _LENGTH.pack(len(body)), body))
+
+
+@lru_cache(maxsize=1024)
+def _topic_text(topic: str) -> bytes:
+    return encode_text(topic)
 
 
 def encode_numbered(producer: str, sequence: int, messages: Sequence[bytes], *, wait: bool = True) -> bytes:
@@ -116,19 +126,17 @@ def encode_stored(ip: bytes, port: int, results: Sequence[PutResult]) -> bytes:
     return b"".join(parts)
 
 
-def decode_stored(data: bytes) -> tuple[bytes, int, list[StoredPlace | None]]:
-    """The IP address, the port and the places, with sizes of 0; None: it is no longer remembered.
-
-    Raises ``RequestError``.
-    """
+def decode_stored(data: bytes, count: int) -> tuple[tuple[bytes, int], Iterator[StoredRow]]:
+    """The host's IP address and port, and the places of so many messages. Raises ``RequestError``."""
     try:
         ip, at = cut(data, 1, data[0])
         (port,) = _LENGTH.unpack_from(data, at)
-        rows = list(_PLACE.iter_unpack(memoryview(data)[at + _LENGTH.size :]))
+        rows = memoryview(data)[at + _LENGTH.size :]
     except (error, IndexError) as problem:
         raise RequestError(f"malformed answer to numbered messages: {problem}") from problem
-    places = [None if offset < 0 else StoredPlace(offset, 0, queue, number, ms) for offset, queue, number, ms in rows]
-    return ip, port, places
+    if len(rows) != count * _PLACE.size:
+        raise RequestError(f"malformed answer to {count} numbered messages: {len(rows)} bytes of places")
+    return (ip, port), _PLACE.iter_unpack(rows)
 
 
 def encode_name(producer: str) -> bytes:

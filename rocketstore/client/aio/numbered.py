@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final, TypeAlias
 
-from dledger.errors import DLedgerError, OutOfOrderSequenceError, UnknownProducerError
+from dledger.errors import DLedgerError, InvalidRequestError, OutOfOrderSequenceError, UnknownProducerError
 from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
 from dledger.sending.aio import AsyncLinks, AsyncSender, OnAnswer, OnEnd
@@ -36,20 +36,21 @@ from rocketstore.client.aio.errors import (
     refusal_of,
 )
 from rocketstore.client.aio.outgoing import CREATING_TOPIC, OutgoingMessage
+from rocketstore.client.aio.queue_selection import OnFailure
 from rocketstore.client.aio.results import NO_OFFSET, STORED, SendResult, SendStatus
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import HostAddress
 from rocketstore.remoting.codes import OwnCode, RequestCode
 from rocketstore.remoting.headers import RouteHeader, write_header
 from rocketstore.remoting.numbered_sends import (
-    NumberedMessage,
+    StoredRow,
     decode_next,
     decode_stored,
     encode_message,
     encode_name,
     encode_numbered,
 )
-from rocketstore.types import PutMessageStatus, StoredPlace
+from rocketstore.types import PutMessageStatus
 
 ANSWER_S_MAX: Final = 60.0
 """How long a request is waited for; its messages have an outcome before, but the numbers behind it depend on it."""
@@ -58,12 +59,9 @@ REQUESTS_MAX: Final = 12
 NUMBERED_BYTES_MAX: Final = 16 * 1024 * 1024
 """Of messages that are numbered and have no outcome yet. Those behind them wait."""
 BATCH_MESSAGES: Final = 1024
-_Stored: TypeAlias = tuple[StoredPlace | None, HostAddress, SendStatus]
-_Batch: TypeAlias = OutgoingBatch[OutgoingMessage, _Stored]
-Settle: TypeAlias = Callable[[OutgoingMessage, SendResult | ClientError], None]
-"""Gives a message its outcome."""
-OnFailure: TypeAlias = Callable[[str, ClientError], object]
-"""Is told of each request that failed, repeated or not: the broker's name, and why."""
+_Batch: TypeAlias = OutgoingBatch[OutgoingMessage, SendResult]
+Settle: TypeAlias = Callable[[str, Sequence[OutgoingMessage], Sequence[SendResult | ClientError]], None]
+"""Gives messages for a broker name their outcomes."""
 
 
 async def numbers_messages(cluster: Cluster, address: str) -> bool:
@@ -88,11 +86,9 @@ class NumberedSender:
         self._loop = asyncio.get_running_loop()
         self._added: deque[OutgoingMessage] = deque()
         self._is_scheduled = False
-        self._host: HostAddress | None = None
-        self._id_prefix = ""  # of the offset ids with this host
         self._failure: ClientError | None = None
         """Why the last request did not get through in time. While they do, those that wait have time."""
-        rules: WindowRules[OutgoingMessage, _Stored] = WindowRules(
+        rules: WindowRules[OutgoingMessage, SendResult] = WindowRules(
             is_retried=may_repeat,
             bad_answer=BadAnswerError,
             is_final=lambda error: isinstance(error, BadAnswerError),
@@ -107,13 +103,14 @@ class NumberedSender:
             timeout_ms=timeout_s * 1000.0,
         )
         links = AsyncLinks(self._connect, self._find_master, self._failed)
-        self._window: Window[OutgoingMessage, _Stored] = Window(options, rules, ProducerNumbering())
+        self._window: Window[OutgoingMessage, SendResult] = Window(options, rules, ProducerNumbering())
         self._sender = AsyncSender(links, self._window, f"messages for {broker}")
 
-    def add(self, message: OutgoingMessage) -> None:
-        """Send a message, whose queue is chosen, together with others of this turn of the loop."""
-        self._added.append(message)
-        self._schedule()
+    def add(self, messages: Sequence[OutgoingMessage]) -> None:
+        """Send messages, whose queues are chosen."""
+        self._added.extend(messages)
+        if not self._is_scheduled:  # otherwise these come after others
+            self._send_added()
 
     async def close(self) -> None:
         """End; what has no outcome yet gets one. Idempotent."""
@@ -122,73 +119,62 @@ class NumberedSender:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _schedule(self) -> None:
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            self._loop.call_soon(self._send_added)
-
     def _send_added(self) -> None:
         """Number as many as may be on their way."""
         self._is_scheduled = False
         while self._added and not self._window.is_full:
-            messages = self._in_time()
+            messages, payloads = self._next()
             try:
-                spans = self._sender.add_many_at_once([_payload(one) for one in messages], messages)
+                spans = self._sender.add_many_at_once(payloads, messages)
             except DLedgerError as error:  # it is closed
-                for message in messages:
-                    self._settle(message, _own(error))
+                self._settle(self._broker, messages, [_own(error)] * len(messages))
                 continue
             for batch, first, _ in spans:
                 if not first:
                     batch.when_done(partial(self._done, batch))
 
-    def _in_time(self) -> list[OutgoingMessage]:
+    def _next(self) -> tuple[list[OutgoingMessage], list[bytes]]:
         """The next messages, without those that have no more time, and those whose callers gave up."""
         now, failure = self._loop.time(), self._failure
         taken: list[OutgoingMessage] = []
-        while self._added and len(taken) < BATCH_MESSAGES:
-            message = self._added.popleft()
-            if message.future is None or message.future.done():
-                self._settle(message, TimedOutError("nobody waits for it", outcome="not_applied"))
+        payloads: list[bytes] = []
+        added = self._added
+        while added and len(taken) < BATCH_MESSAGES:
+            message = added.popleft()
+            future, queue, sent = message.future, message.queue, message.message
+            problem: ClientError
+            if future is None or future.done():
+                problem = TimedOutError("nobody waits for it", outcome="not_applied")
             elif failure is not None and now > message.deadline:
-                self._settle(message, failure)
+                problem = failure
             else:
-                taken.append(message)
-        return taken
+                assert queue is not None, "it was placed"
+                properties = message.properties.encode()
+                try:
+                    payload = encode_message(
+                        sent.topic, queue.queue_id, sent.flag, message.sys_flag, message.born_ms, properties, sent.body
+                    )
+                except ValueError as error:
+                    problem = MessageRefusedError(f"cannot send the message: {error}")
+                else:
+                    taken.append(message)
+                    payloads.append(payload)
+                    continue
+            self._settle(self._broker, (message,), (problem,))
+        return taken, payloads
 
     def _done(self, batch: _Batch) -> None:
-        for message, outcome in zip(batch.items, batch.outcomes, strict=True):
-            if outcome is None:
-                self._settle(message, TimedOutError("the message has no outcome"))
-            elif isinstance(outcome, DLedgerError):
-                error = _own(outcome)
-                if may_repeat(error):
-                    self._failure = error
-                self._settle(message, error)
-            else:
-                self._failure = None
-                self._settle(message, self._result(message, *outcome))
-        if self._added:
-            self._schedule()
-
-    def _result(
-        self, message: OutgoingMessage, place: StoredPlace | None, host: HostAddress, status: SendStatus
-    ) -> SendResult:
-        queue = message.queue
-        assert queue is not None, "it was placed"
-        if place is None:  # an earlier request has stored it, and the broker does not remember where
-            return SendResult(queue.topic, queue.broker_name, queue.queue_id, NO_OFFSET, message.unique_key, "", status)
-        if host != self._host:
-            self._host, self._id_prefix = host, offset_message_id(host, 0)[:-16]
-        return SendResult(
-            queue.topic,
-            queue.broker_name,
-            place.queue_id,
-            place.queue_offset,
-            message.unique_key,
-            f"{self._id_prefix}{place.offset:016X}",
-            status,
-        )
+        outcomes = batch.outcomes
+        if isinstance(outcomes, tuple):  # all of one answer
+            self._failure = None
+            self._settle(self._broker, batch.items, outcomes)
+        else:
+            own = [_own(one) for one in outcomes]
+            self._failure = next((one for one in own if isinstance(one, ClientError) and may_repeat(one)), None)
+            self._settle(self._broker, batch.items, own)
+        if self._added and not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._send_added)
 
     def _failed(self, _address: str, error: DLedgerError) -> None:
         if isinstance(error, ClientError) and may_repeat(error, harmless=True):
@@ -203,8 +189,8 @@ class NumberedSender:
     async def _connect(
         self,
         timeout_s: float,
-        on_answer: OnAnswer[OutgoingMessage, _Stored],
-        on_end: OnEnd[OutgoingMessage, _Stored],
+        on_answer: OnAnswer[OutgoingMessage, SendResult],
+        on_end: OnEnd[OutgoingMessage, SendResult],
     ) -> NumberedStream:
         """A stream to the master. Raises ``ClientError`` if there is none by then: nothing was sent."""
         loop = asyncio.get_running_loop()
@@ -232,8 +218,8 @@ class NumberedSender:
         self,
         address: str,
         timeout_s: float,
-        on_answer: OnAnswer[OutgoingMessage, _Stored],
-        on_end: OnEnd[OutgoingMessage, _Stored],
+        on_answer: OnAnswer[OutgoingMessage, SendResult],
+        on_end: OnEnd[OutgoingMessage, SendResult],
     ) -> NumberedStream:
         if not await numbers_messages(self._cluster, address):
             raise MessageRefusedError(f"{address} does not number messages any more: make a new producer")
@@ -256,8 +242,8 @@ class NumberedStream:
         cluster: Cluster,
         address: str,
         memory: str,
-        on_answer: OnAnswer[OutgoingMessage, _Stored],
-        on_end: OnEnd[OutgoingMessage, _Stored],
+        on_answer: OnAnswer[OutgoingMessage, SendResult],
+        on_end: OnEnd[OutgoingMessage, SendResult],
     ) -> None:
         self.address = address
         self.server_memory = memory
@@ -272,9 +258,10 @@ class NumberedStream:
         if self.broken is not None:
             return BrokerUnreachableError(f"the stream to {self.address} has ended: {self.broken}")
         payloads = [batch.payloads[place] for place in batch.sent]
+        messages = [batch.items[place] for place in batch.sent]
         body = encode_numbered(batch.producer, batch.sequence, payloads)
         request = Frame(OwnCode.SEND_NUMBERED, 0, {}, body)
-        task = asyncio.get_running_loop().create_task(self._ask(batch, len(payloads), request))
+        task = asyncio.get_running_loop().create_task(self._ask(batch, messages, request))
         self._requests.add(task)
         task.add_done_callback(self._ended)
         return None
@@ -291,11 +278,11 @@ class NumberedStream:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    async def _ask(self, batch: _Batch, count: int, request: Frame) -> None:
-        outcome: Answer[_Stored]
+    async def _ask(self, batch: _Batch, messages: Sequence[OutgoingMessage], request: Frame) -> None:
+        outcome: Answer[SendResult]
         try:
             answer = await self._connections.call(self.address, request, ANSWER_S_MAX)
-            outcome = self._outcome(answer, count)
+            outcome = self._outcome(answer, messages)
         except ClientError as error:
             outcome = error
             self._break(error)
@@ -303,18 +290,18 @@ class NumberedStream:
             outcome = TimedOutError(f"unknown whether it was stored: {self.broken}")
         self._on_answer(self, batch, outcome)
 
-    def _outcome(self, answer: Frame, count: int) -> Answer[_Stored]:
+    def _outcome(self, answer: Frame, messages: Sequence[OutgoingMessage]) -> Answer[SendResult]:
         status = STORED.get(answer.code)
         if status is None:
-            return self._refusal(answer, count)
+            return self._refusal(answer, len(messages))
         try:
-            ip, port, places = decode_stored(answer.body)
-        except RequestError as error:
+            host, rows = decode_stored(answer.body, len(messages))
+            id_prefix = offset_message_id(HostAddress(*host), 0)[:-16]
+        except (RequestError, InvalidRequestError) as error:
             return BadAnswerError(f"{self.address}: {error}")
-        host = HostAddress(ip, port)
-        return AllStored([(place, host, status) for place in places])
+        return AllStored(tuple(_results(messages, id_prefix, rows, status)))
 
-    def _refusal(self, answer: Frame, count: int) -> Answer[_Stored]:
+    def _refusal(self, answer: Frame, count: int) -> Answer[SendResult]:
         """Why none of the messages is stored, or all may be."""
         fields = answer.fields
         refusal: DLedgerError = refusal_of(answer, self.address)
@@ -352,25 +339,26 @@ def _ignore(_stream: object) -> None:
     """It was told already."""
 
 
-def _payload(message: OutgoingMessage) -> bytes:
-    queue, sent = message.queue, message.message
-    return encode_message(
-        NumberedMessage(
-            sent.topic,
-            -1 if queue is None else queue.queue_id,
-            sent.flag,
-            message.sys_flag,
-            message.born_ms,
-            message.properties.encode(),
-            sent.body,
-        )
-    )
+def _results(
+    messages: Sequence[OutgoingMessage], id_prefix: str, rows: Iterable[StoredRow], status: SendStatus
+) -> Iterator[SendResult]:
+    """``id_prefix`` is that of all messages' offset ids, which name the broker's host."""
+    for message, (offset, queue_id, queue_offset, _) in zip(messages, rows, strict=True):
+        queue = message.queue
+        assert queue is not None, "it was placed"
+        if offset < 0:  # an earlier request has stored it, and the broker does not remember where
+            queue_id, queue_offset, offset_id = queue.queue_id, NO_OFFSET, ""
+        else:
+            offset_id = f"{id_prefix}{offset:016X}"
+        yield SendResult(queue.topic, queue.broker_name, queue_id, queue_offset, message.unique_key, offset_id, status)
 
 
-def _own(error: DLedgerError) -> ClientError:
-    """An error of the window as one of this client."""
-    if isinstance(error, ClientError):
-        return error
-    if error.outcome == "unknown":
-        return TimedOutError(str(error))
-    return BrokerUnreachableError(str(error))
+def _own(outcome: SendResult | DLedgerError | None) -> SendResult | ClientError:
+    """An outcome of the window as one of this client."""
+    if isinstance(outcome, SendResult | ClientError):
+        return outcome
+    if outcome is None:
+        return TimedOutError("the message has no outcome")
+    if outcome.outcome == "unknown":
+        return TimedOutError(str(outcome))
+    return BrokerUnreachableError(str(outcome))

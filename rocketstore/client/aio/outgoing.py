@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
 
 from dledger.errors import InvalidRequestError
 from dledger.remoting.frame import Frame
 from rocketstore.client.aio.errors import MessageRefusedError
 from rocketstore.message.batch import encode_items
-from rocketstore.message.ids import unique_id
+from rocketstore.message.ids import unique_ids
 from rocketstore.message.message import (
     PROPERTY_CHECK_TIMES,
     PROPERTY_DELAY,
@@ -35,7 +35,7 @@ from rocketstore.remoting.codes import RequestCode
 
 if TYPE_CHECKING:
     from rocketstore.client.aio.errors import ClientError
-    from rocketstore.client.aio.results import SendResult
+    from rocketstore.client.aio.futures import AnyFuture
     from rocketstore.remoting.bodies.queues import MessageQueue
 
 TOPIC_CHARS_MAX: Final = 127
@@ -45,8 +45,10 @@ CREATED_QUEUES: Final = 4
 """RocketMQ's ``defaultTopicQueueNums``: the queues of a topic that is created in this way."""
 NO_GROUP: Final = "DEFAULT_PRODUCER"
 """The producer group of those that have none; requests must name one."""
-MESSAGE_OVERHEAD_BYTES: Final = 256
+MESSAGE_OVERHEAD_BYTES: Final = 320
 """What a message takes here, and in a request, besides its body and its properties."""
+_UNIQUE_KEY_BYTES: Final = 1 + len(PROPERTY_UNIQUE_KEY) + 1 + 32
+"""What the property with the message's id takes."""
 _IN_TRANSACTIONS: Final = "use Producer.transaction"
 _BY_BROKERS: Final = "brokers set it"
 INSTEAD: Final = {
@@ -73,64 +75,37 @@ _ALONE: Final = (
 """Properties of messages that no batch may contain."""
 
 
-class OutcomeFuture(Protocol):
-    """Where a message's outcome goes: a future of asyncio's, or of threads."""
-
-    def done(self) -> bool:
-        """Whether it has an outcome, or was cancelled."""
-
-    def set_result(self, result: SendResult, /) -> None:
-        """The message is stored."""
-
-    def set_exception(self, error: BaseException, /) -> None:
-        """It is not, or perhaps not."""
-
-
 class OutgoingMessage:
-    """One message until its outcome is known. Created for every message: a class with slots."""
+    """One message until its outcome is known. Created for every message: fields that few need are the class's."""
 
-    __slots__ = (
-        "alone",
-        "born_ms",
-        "deadline",
-        "doubtful",
-        "first",
-        "future",
-        "key",
-        "message",
-        "properties",
-        "queue",
-        "size",
-        "sys_flag",
-        "tried",
-        "unique_key",
-        "wanted",
-    )
+    sys_flag = 0
+    alone = False
+    """Whether it goes in a request of its own."""
+    key: str | None = None
+    """Its sharding key."""
+    wanted: MessageQueue | int | None = None
+    """The queue that the caller has chosen."""
+    queue: MessageQueue | None = None
+    """The queue it goes to; None: any."""
+    first: MessageQueue | None = None
+    """Of a message for any queue: the one whose turn it was."""
+    tried: Sequence[str] = ()
+    """Names of brokers that have refused it, of those it was numbered for."""
+    unique_key = ""
+    """Its id, once it is identified; that of a transaction from the start."""
+    born_ms = 0
+    deadline = 0.0
+    """By the loop's clock."""
+    doubtful: ClientError | None = None
+    """Why it may be stored already, if so."""
+    future: AnyFuture = None
+    """Gets its outcome."""
 
-    def __init__(self, message: Message, properties: str, unique_key: str, sys_flag: int, *, alone: bool) -> None:
+    def __init__(self, message: Message, properties: str, size: int) -> None:
         self.message = message
         self.properties = properties
-        self.unique_key = unique_key
-        self.sys_flag = sys_flag
-        self.alone = alone
-        """Whether it goes in a request of its own."""
-        self.size = len(message.body) + len(properties) + MESSAGE_OVERHEAD_BYTES
-        self.born_ms = message.born_timestamp or time.time_ns() // 1_000_000
-        self.key: str | None = None
-        """Its sharding key."""
-        self.wanted: MessageQueue | int | None = None
-        """The queue that the caller has chosen."""
-        self.queue: MessageQueue | None = None
-        """The queue it must go to, by one or the other; None: any."""
-        self.first: MessageQueue | None = None
-        """Of a message for any queue: the one whose turn it was."""
-        self.tried: list[str] = []
-        """Names of brokers that have refused it, of those it was numbered for."""
-        self.deadline = 0.0
-        """By the loop's clock."""
-        self.doubtful: ClientError | None = None
-        """Why it may be stored already, if so."""
-        self.future: OutcomeFuture | None = None
+        self.size = size
+        """What it takes here, and in a request."""
 
     @property
     def is_free(self) -> bool:
@@ -157,26 +132,39 @@ def outgoing(
             f"the message sets queue {message.queue_id}: pass the queue to the call instead, send(message, "
             f"queue={message.queue_id})"
         )
-    sys_flag, alone = message.sys_flag, False
-    if properties:
-        check_properties(message)
-        alone = any(name in properties for name in _ALONE)
-    unique_key = transaction_id or unique_id()
+    sys_flag, alone, text = message.sys_flag, False, ""
     try:
+        if properties:
+            check_properties(message)
+            alone = any(name in properties for name in _ALONE)
+            text = join_properties(properties)
         if transaction_id:
             sys_flag, alone = sys_flag | SYS_FLAG_PREPARED, True
             half = {PROPERTY_TRANSACTION: "true", PROPERTY_PRODUCER_GROUP: producer_group}
-            text = join_properties({**properties, PROPERTY_UNIQUE_KEY: unique_key, **half})
-        elif properties:
-            text = join_properties({**properties, PROPERTY_UNIQUE_KEY: unique_key})
-        else:
-            text = f"{PROPERTY_UNIQUE_KEY}\x01{unique_key}"
+            text = join_properties({**properties, PROPERTY_UNIQUE_KEY: transaction_id, **half})
         length = len(text) if text.isascii() else len(text.encode())
     except (InvalidRequestError, UnicodeEncodeError) as error:
         raise MessageRefusedError(f"cannot send the message: {error}") from error
-    if length > PROPERTIES_BYTES_MAX:
-        raise MessageRefusedError(f"the properties take {length} bytes, more than {PROPERTIES_BYTES_MAX}")
-    return OutgoingMessage(message, text, unique_key, sys_flag, alone=alone)
+    if length + _UNIQUE_KEY_BYTES > PROPERTIES_BYTES_MAX:
+        raise MessageRefusedError(f"the properties take {length} bytes, with the message's id more than is possible")
+    found = OutgoingMessage(message, text, len(message.body) + length + MESSAGE_OVERHEAD_BYTES)
+    if sys_flag:
+        found.sys_flag = sys_flag
+    if alone:
+        found.alone = True
+    if transaction_id:
+        found.unique_key = transaction_id
+    return found
+
+
+def identify(messages: Sequence[OutgoingMessage], now_ms: int) -> None:
+    """Give each message its unique id and its time of birth."""
+    for message, key in zip(messages, unique_ids(len(messages)), strict=True):
+        message.born_ms = message.message.born_timestamp or now_ms
+        if not message.unique_key:
+            message.unique_key = key
+            own = message.properties
+            message.properties = f"{own}\x02UNIQ_KEY\x01{key}" if own else f"UNIQ_KEY\x01{key}"
 
 
 def check_properties(message: Message) -> None:
@@ -191,7 +179,12 @@ def queue_number_of_key(key: str, queues: int) -> int:
     """The place of a sharding key among the queues: always the same, and as RocketMQ's ``SelectMessageQueueByHash``."""
     if not isinstance(key, str):
         raise TypeError(f"key must be a str, not {type(key).__name__}: {key!r}")
-    return abs(java_hash(key)) % queues
+    return abs(_hash_of(key)) % queues
+
+
+@lru_cache(maxsize=4096)
+def _hash_of(key: str) -> int:
+    return java_hash(key)
 
 
 def request_of(messages: Sequence[OutgoingMessage], queue: MessageQueue, group: str) -> Frame:

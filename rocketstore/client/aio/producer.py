@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self
@@ -15,10 +14,12 @@ from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import FLAG_ONEWAY, Frame
 from rocketstore.client.aio.cluster import Cluster
 from rocketstore.client.aio.errors import BrokerUnreachableError, ClientClosedError, ClientError, PartlySentError
+from rocketstore.client.aio.futures import begin, settle
 from rocketstore.client.aio.heartbeats import Heartbeats
-from rocketstore.client.aio.numbered import OnFailure
-from rocketstore.client.aio.outgoing import OutgoingMessage, outgoing, request_of
-from rocketstore.client.aio.pipeline import PipelineLimits, SendPipeline
+from rocketstore.client.aio.outgoing import OutgoingMessage, identify, outgoing, request_of
+from rocketstore.client.aio.pipeline import SendPipeline
+from rocketstore.client.aio.queue_selection import OnFailure
+from rocketstore.client.aio.queue_sends import PipelineLimits
 from rocketstore.client.aio.results import PreparedMessage, SendResult, TransactionResult, TransactionState
 from rocketstore.client.aio.transactions import Check, Transaction, Transactions, checked_state
 from rocketstore.message.ids import ids_of_client, new_client_id
@@ -191,10 +192,10 @@ class Producer:
         prepared = [self.prepared(message, key, queue) for message in messages]
         futures: list[asyncio.Future[SendResult]] = []
         try:
-            for one in prepared:
+            for start in range(0, len(prepared), TURN_MESSAGES):
                 if not self.has_room:
                     await self.wait_for_room()
-                futures.append(self.add(one))
+                futures += [self.add(one) for one in prepared[start : start + TURN_MESSAGES]]
         except ClientError as error:
             outcomes = await _outcomes(futures)
             return results_of([*outcomes, *([error] * (len(prepared) - len(outcomes)))])
@@ -214,55 +215,49 @@ class Producer:
         broker = self._cluster.routes.broker(place.broker_name)
         if broker is None or not broker.master:
             raise BrokerUnreachableError(f"brokers {place.broker_name} have no master now")
+        identify((prepared,), time.time_ns() // 1_000_000)
         request = request_of([prepared], place, self.group)
         await self._cluster.connections.tell(broker.master, request._replace(flag=FLAG_ONEWAY))
 
     async def flush(self) -> None:
         """Return once every message submitted so far has an outcome."""
-        await self._opened().flush()
+        await self._opened().pending.flush()
 
     @property
     def pending_messages(self) -> int:
         """Messages that were submitted and have no outcome yet."""
-        return 0 if self._pipeline is None else self._pipeline.pending_messages
+        return 0 if self._pipeline is None else len(self._pipeline.pending)
 
     # -- the parts of ``submit``, which the blocking producer takes on two threads -------------------------------------
 
     def prepared(self, message: Message, key: str | None, queue: MessageQueue | int | None) -> OutgoingMessage:
         """Check and encode a message. On any thread. Raises ``MessageRefusedError``."""
-        return _placed(outgoing(message, self._options.body_bytes_max), key, queue)
+        prepared = outgoing(message, self._options.body_bytes_max)
+        return prepared if key is None and queue is None else _placed(prepared, key, queue)
 
     @property
     def has_room(self) -> bool:
         """Whether a message may be added at once. On any thread."""
-        return self._pipeline is None or self._pipeline.has_room
+        return self._pipeline is None or not self._pipeline.pending.is_full
 
     async def wait_for_room(self) -> None:
         """Return once there is some. Raises ``SendQueueFullError``."""
-        await self._opened().wait_for_room(self._cluster.timeout_s)
+        await self._opened().pending.wait_for_room(self._cluster.timeout_s)
 
     def add(self, prepared: OutgoingMessage) -> asyncio.Future[SendResult]:
         """Send a prepared message soon. Raises ``ClientClosedError``."""
         future: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
-        self._opened().add(prepared, future, self._cluster.timeout_s)
+        prepared.future = future
+        self._opened().add(prepared)
         return future
 
-    def add_all(self, prepared: deque[tuple[OutgoingMessage, Future[SendResult]]]) -> None:
-        """Send what another thread has prepared, and may still add to; their futures get their outcomes here."""
+    def add_all(self, prepared: Sequence[OutgoingMessage]) -> None:
+        """Send what another thread has prepared; the futures that are not cancelled get their outcomes here."""
+        messages = begin(prepared)
         try:
-            add = self._opened().add
+            self._opened().add_all(messages)
         except ClientClosedError as error:
-            while prepared:
-                prepared.popleft()[1].set_exception(error)
-            return
-        timeout_s = self._cluster.timeout_s
-        while prepared:
-            message, future = prepared.popleft()
-            if future.set_running_or_notify_cancel():
-                try:
-                    add(message, future, timeout_s)
-                except ClientClosedError as error:
-                    future.set_exception(error)
+            settle([one.future for one in messages], [error] * len(messages))
 
     # -- transactions --------------------------------------------------------------------------------------------------
 

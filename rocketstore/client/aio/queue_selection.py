@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Collection, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, TypeAlias
 
-from rocketstore.client.aio.errors import ForbiddenError, NotFoundError
-from rocketstore.client.aio.outgoing import CREATED_QUEUES, OutgoingMessage, queue_number_of_key
+from rocketstore.client.aio.errors import ClientError, ForbiddenError, NotFoundError
+from rocketstore.client.aio.outgoing import CREATED_QUEUES, CREATING_TOPIC, OutgoingMessage, queue_number_of_key
 from rocketstore.client.aio.routes import RouteCache, TopicRoute
 from rocketstore.remoting.bodies.queues import MessageQueue
 
 AVOIDED_S: Final = 5.0
 """How long a broker that failed gets no messages that may go to another."""
+RUN_MAX: Final = 32
+"""Messages in a row for one queue, of those that may go to any."""
+ELSEWHERE_MAX: Final = 3
+"""How many brokers one message is offered to before a pause; RocketMQ's ``retryTimesWhenSendFailed`` of 2."""
 _TURNS: Final = 1 << 16
+OnFailure: TypeAlias = Callable[[str, ClientError], object]
+"""Is told of each request that failed, repeated or not: the broker's name, and why."""
 
 
 class QueueSelector:
     """Chooses queues; it remembers which brokers failed lately."""
 
-    def __init__(self, routes: RouteCache) -> None:
+    def __init__(self, routes: RouteCache, on_failure: OnFailure | None = None) -> None:
         self._routes = routes
+        self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
         # Not always the first queue: many short-lived producers would fill it, and leave the others empty.
         self._turn = random.randrange(_TURNS)
@@ -30,6 +37,12 @@ class QueueSelector:
     def avoid(self, broker: str) -> None:
         """Prefer other brokers for a while: this one failed, or took too long."""
         self._avoided[broker] = self._loop.time() + AVOIDED_S
+
+    def note_failure(self, broker: str, failure: ClientError) -> None:
+        """A request to this broker failed, repeated or not."""
+        self.avoid(broker)
+        if self._on_failure is not None:
+            self._on_failure(broker, failure)
 
     def works_again(self, broker: str) -> None:
         """It has taken a message."""
@@ -52,6 +65,18 @@ class QueueSelector:
         sound = [one for one in others if self._is_sound(one.broker_name)]
         usable = sound or others
         return usable[self._turn % len(usable)]
+
+    def spread(self, route: TopicRoute, messages: Sequence[OutgoingMessage]) -> None:
+        """Give messages for any queue one each: all queues in turn, and few in a row the same one.
+
+        A batch then has several messages of a queue, and a small block is spread over as many queues as it can be.
+        Raises ``ForbiddenError``.
+        """
+        run = min(RUN_MAX, -(-len(messages) // len(_writable(route))))
+        for start in range(0, len(messages), run):
+            queue = self.next(route)
+            for one in messages[start : start + run]:
+                one.queue = queue
 
     def choose(self, route: TopicRoute, message: OutgoingMessage) -> MessageQueue:
         """The queue of a message by its key or its caller's choice, else the next one. Raises ``RefusedError``."""
@@ -80,6 +105,21 @@ class QueueSelector:
             raise NotFoundError(f"topic {route.topic} has no writable queue {queue}")
         names = ", ".join(one.broker_name for one in found)
         raise NotFoundError(f"topic {route.topic} has a queue {queue} at each of {names}: give a MessageQueue")
+
+    def route(self, topic: str) -> TopicRoute | None:
+        """The route, or that of a topic that the first message creates; None: it is not known at once."""
+        route = self._routes.at_once(topic)
+        if route is None:
+            default = self._routes.at_once(CREATING_TOPIC)
+            route = None if default is None else creating_route(topic, default)
+        return route
+
+    def is_elsewhere_left(self, topic: str, tried: Sequence[str]) -> bool:
+        """Whether there is another broker to offer a message to, before a pause."""
+        if len(set(tried)) >= ELSEWHERE_MAX:
+            return False
+        route = self.route(topic)
+        return route is not None and any(one.is_writable and one.broker not in tried for one in route.parts)
 
     def _has_master(self, name: str) -> bool:
         broker = self._routes.broker(name)

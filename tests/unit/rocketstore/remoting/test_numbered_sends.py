@@ -54,7 +54,14 @@ def test_a_request_has_these_bytes() -> None:
 def test_an_answer_has_these_bytes() -> None:
     """A place that is not remembered is -1 everywhere."""
     assert encode_stored(*HOST, STORED) == GOLDEN_STORED
-    assert decode_stored(GOLDEN_STORED) == (*HOST, [StoredPlace(4096, 0, 2, 17, 1700000000456), None])
+    host, rows = decode_stored(GOLDEN_STORED, 2)
+    assert (host, list(rows)) == (HOST, [(4096, 2, 17, 1700000000456), (-1, -1, -1, -1)])
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_an_answer_has_a_place_for_each_message(count: int) -> None:
+    with pytest.raises(RequestError, match=f"answer to {count} numbered messages: 56 bytes"):
+        decode_stored(GOLDEN_STORED, count)
 
 
 def test_questions_about_a_producer_have_these_bytes() -> None:
@@ -86,6 +93,6 @@ def test_a_number_of_messages_that_cannot_be_meant_is_refused(count: int) -> Non
 
 @given(some.binary(max_size=200))
 def test_no_bytes_do_anything_but_be_decoded_or_refused(data: bytes) -> None:
-    for decode in (NumberedSend.decode, decode_stored, decode_name, decode_next):
+    for decode in (NumberedSend.decode, lambda body: decode_stored(body, 1), decode_name, decode_next):
         with suppress(RequestError):
             decode(data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,8 +14,8 @@ from dledger.remoting.codes import AnswerCode
 from rocketstore.client.aio import errors, numbered, routes
 from rocketstore.client.aio.admin import Admin
 from rocketstore.client.aio.admin_records import TopicInfo
-from rocketstore.client.aio.numbered import OnFailure
 from rocketstore.client.aio.producer import Producer, ProducerOptions
+from rocketstore.client.aio.queue_selection import OnFailure
 from rocketstore.client.aio.results import NO_OFFSET
 from rocketstore.message.message import Message
 from rocketstore.remoting.codes import OwnCode, RequestCode
@@ -149,6 +150,26 @@ async def test_one_bad_message_fails_alone() -> None:
         assert here.store.bodies() == [b"0", b"1", b"3", b"4"]
         await producer.send(message(b"5"), key="k")
         assert here.store.bodies()[-1] == b"5"
+
+
+@on_loop
+async def test_a_number_that_fits_into_no_request_fails_that_message_alone() -> None:
+    async with world() as here, here.producer() as producer:
+        sent = [Message("T", b"0"), Message("T", b"1", flag=1 << 40), Message("T", b"2")]
+        with pytest.raises(errors.PartlySentError) as caught:
+            await producer.send_many(sent, key="k")
+        assert [isinstance(one, errors.MessageRefusedError) for one in caught.value.results] == [False, True, False]
+        assert here.store.bodies() == [b"0", b"2"]
+
+
+@on_loop
+async def test_a_block_is_spread_over_the_queues_with_several_messages_in_a_row_to_one() -> None:
+    async with world() as here, here.producer() as producer:
+        found = await producer.send_many([message(one) for one in bodies(100)])
+        queues = [one.queue for one in found]
+        assert sorted([queues.count(0), queues.count(1)]) == [36, 64]
+        assert sum(one != other for one, other in itertools.pairwise(queues)) < 10
+        assert {one.queue for one in await producer.send_many([message(b"x"), message(b"y")])} == {0, 1}
 
 
 @on_loop

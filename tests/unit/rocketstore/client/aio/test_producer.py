@@ -14,8 +14,8 @@ from dledger.errors import ConfigError
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import FLAG_ONEWAY
 from rocketstore.client.aio import errors, queue_selection, routes
-from rocketstore.client.aio.pipeline import PipelineLimits
 from rocketstore.client.aio.producer import Producer, ProducerOptions
+from rocketstore.client.aio.queue_sends import PipelineLimits
 from rocketstore.client.aio.results import SendStatus
 from rocketstore.message.message import Message
 from rocketstore.message.tags import java_hash
@@ -518,8 +518,8 @@ async def test_nothing_is_kept_of_topics_and_queues_that_are_done() -> None:
             await producer.send(message(b"x", "A"), key=str(one))
         pipeline = producer._pipeline
         assert pipeline is not None
-        await until(lambda: not pipeline._waiting and not pipeline._unplaced and not pipeline._ready, "empty")
-        assert (pipeline.pending_bytes, pipeline._requests) == (0, 0)
+        await until(lambda: pipeline.is_idle, "empty")
+        assert pipeline.pending.bytes == 0
 
 
 @on_loop

@@ -1,0 +1,108 @@
+"""The messages of a producer that have no outcome yet: room for more, waiting for them, and their outcomes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from rocketstore.client.aio.errors import ClientError, SendQueueFullError
+from rocketstore.client.aio.futures import settle
+from rocketstore.client.aio.outgoing import OutgoingMessage
+from rocketstore.client.aio.results import SendResult
+
+
+class PendingMessages:
+    """Use it on one loop; ``is_full`` may be read anywhere."""
+
+    def __init__(self, messages_max: int, bytes_max: int) -> None:
+        self._messages_max = messages_max
+        self._bytes_max = bytes_max
+        self._messages: set[OutgoingMessage] = set()
+        self._waiting: list[asyncio.Future[None]] = []  # for room
+        self._flushes: list[tuple[set[OutgoingMessage], asyncio.Future[None]]] = []
+        self._is_closing = False
+        self.bytes = 0
+        self.is_full = False
+        """Whether callers should wait before they add more."""
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def add(self, messages: Sequence[OutgoingMessage]) -> None:
+        """These have no outcome from now on."""
+        self._messages.update(messages)
+        self.bytes += sum([one.size for one in messages])
+        self._look()
+
+    async def wait_for_room(self, timeout_s: float) -> None:
+        """Return once a message may be added. Raises ``SendQueueFullError``."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.is_full and not self._is_closing:
+                    waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                    self._waiting.append(waiting)
+                    await waiting
+        except TimeoutError:
+            raise SendQueueFullError(
+                f"{len(self)} messages with {self.bytes} bytes are not sent yet, and there was no room for another one "
+                f"within {timeout_s:g} s"
+            ) from None
+
+    async def flush(self) -> None:
+        """Return once every message added so far has an outcome."""
+        left = set(self._messages)
+        if left:
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            flush = (left, done)
+            self._flushes.append(flush)
+            try:
+                await done
+            finally:
+                self._flushes.remove(flush)
+
+    def let_in(self) -> None:
+        """Nobody waits for room from now on: adding says that the producer is closed."""
+        self._is_closing = True
+        self._wake()
+
+    # -- outcomes ------------------------------------------------------------------------------------------------------
+
+    def settle(self, messages: Sequence[OutgoingMessage], outcomes: Sequence[SendResult | ClientError]) -> None:
+        """Give each message its outcome, unless its caller gave up."""
+        self.drop(messages)
+        settle([one.future for one in messages], outcomes)
+
+    def fail(self, messages: Sequence[OutgoingMessage], error: ClientError) -> None:
+        """They are not stored, or perhaps not: those of which that was in doubt before have their earlier error."""
+        self.settle(messages, [one.doubtful or error for one in messages])
+
+    def fail_all(self, error: ClientError) -> None:
+        """Whatever is left fails."""
+        self.fail(tuple(self._messages), error)
+
+    def drop(self, messages: Sequence[OutgoingMessage]) -> None:
+        """They are not pending any more."""
+        before = len(self._messages)
+        self._messages.difference_update(messages)
+        if before - len(self._messages) == len(messages):
+            self.bytes -= sum([one.size for one in messages])
+        else:  # some were dropped before
+            self.bytes = sum(one.size for one in self._messages)
+        for left, done in self._flushes:
+            left.difference_update(messages)
+            if not left and not done.done():
+                done.set_result(None)
+        self._look()
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        self.is_full = len(self._messages) >= self._messages_max or self.bytes >= self._bytes_max
+        if self._waiting and not self.is_full:
+            self._wake()
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            if not one.done():
+                one.set_result(None)

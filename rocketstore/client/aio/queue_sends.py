@@ -1,0 +1,316 @@
+"""Sends messages by RocketMQ's own requests: in batches, many requests at a time, in order within each queue.
+
+Messages for one queue (a sharding key, or a given queue) wait for each other: a queue has one request in progress, and
+what comes meanwhile goes in the next one, so that neither a retry nor a broker's threads can change their order.
+Messages for any queue are spread over the queues in turn. A message that was certainly not stored is sent again until
+its deadline, elsewhere if it may go anywhere; one that may be stored is not, unless duplicates are allowed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from dledger.records import record
+from dledger.remoting.errors import RequestError
+from dledger.remoting.frame import Frame
+from rocketstore.client.aio.cluster import PAUSE_S, PAUSE_S_MAX, Cluster
+from rocketstore.client.aio.errors import (
+    BadAnswerError,
+    BrokerUnreachableError,
+    ClientError,
+    ForbiddenError,
+    MessageRefusedError,
+    NotFoundError,
+    TimedOutError,
+    may_repeat,
+    may_send_elsewhere,
+    may_send_twice,
+    refusal_of,
+)
+from rocketstore.client.aio.outgoing import OutgoingMessage, fit_together, request_of
+from rocketstore.client.aio.pending import PendingMessages
+from rocketstore.client.aio.queue_selection import QueueSelector
+from rocketstore.client.aio.results import STORED, SendResult
+from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.remoting.headers import SendAnswer, read_header
+
+FREE_REQUESTS_MAX: Final = 12
+"""Requests in progress for messages of one topic that may go to any queue."""
+_ELSEWHERE_ONLY: Final = (ForbiddenError, NotFoundError)
+"""Refusals that the same broker would repeat."""
+
+
+@record(frozen=True, slots=True)
+class PipelineLimits:
+    """What a producer may keep, and send at once."""
+
+    pending_bytes_max: int = 32 * 1024 * 1024
+    pending_messages_max: int = 65_536
+    batch_bytes_max: int = 768 * 1024
+    batch_messages_max: int = 1024
+    requests_max: int = 64
+    """In progress, of all queues together."""
+
+
+class _Waiting:
+    """The messages for one queue, or for any queue of a topic, that are not sent yet, in order."""
+
+    __slots__ = ("failed", "in_progress", "is_listed", "messages", "queue", "topic")
+
+    def __init__(self, topic: str, queue: MessageQueue | None) -> None:
+        self.topic = topic
+        self.queue = queue
+        self.messages: deque[OutgoingMessage] = deque()
+        self.in_progress = 0
+        """Requests."""
+        self.failed = False
+        """Whether the last request did not get through in time. While they do, those that wait have time."""
+        self.is_listed = False
+        """Whether it is among those that may be sent."""
+
+    @property
+    def in_progress_max(self) -> int:
+        return 1 if self.queue is not None else FREE_REQUESTS_MAX
+
+
+class QueueSends:
+    """``group`` is the producer group that requests name."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        selector: QueueSelector,
+        pending: PendingMessages,
+        group: str,
+        limits: PipelineLimits,
+        *,
+        allow_duplicates: bool,
+    ) -> None:
+        self._cluster = cluster
+        self._selector = selector
+        self._pending = pending
+        self._group = group
+        self._limits = limits
+        self._allow_duplicates = allow_duplicates
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[tuple[str, MessageQueue | None], _Waiting] = {}
+        self._ready: deque[_Waiting] = deque()
+        self._is_scheduled = False
+        self._requests = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, messages: Sequence[OutgoingMessage]) -> None:
+        """Have messages wait for their turn, with others for their queue, or for any queue of their topic."""
+        queue: MessageQueue | None = None
+        waiting: _Waiting | None = None
+        for message in messages:
+            topic = message.message.topic
+            if waiting is None or message.queue != queue or topic != waiting.topic:
+                queue = message.queue
+                waiting = self._waiting.get((topic, queue))
+                if waiting is None:
+                    waiting = self._waiting[topic, queue] = _Waiting(topic, queue)
+            waiting.messages.append(message)
+            if not waiting.is_listed:
+                self._list(waiting)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits, and no request is in progress."""
+        return not (self._waiting or self._ready or self._requests or self._tasks)
+
+    async def close(self) -> None:
+        """End requests in progress: their messages may be stored. Idempotent."""
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._waiting.clear()
+        self._ready.clear()
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def _list(self, waiting: _Waiting) -> None:
+        """Send from it soon, if it has not enough requests in progress."""
+        if not waiting.is_listed and waiting.messages and waiting.in_progress < waiting.in_progress_max:
+            waiting.is_listed = True
+            self._ready.append(waiting)
+        if self._ready and not self._is_scheduled and self._requests < self._limits.requests_max:
+            self._is_scheduled = True
+            self._loop.call_soon(self._send_ready)
+
+    def _send_ready(self) -> None:
+        """Begin as many requests as may be in progress."""
+        self._is_scheduled = False
+        begun = 0
+        while self._ready and self._requests + begun < self._limits.requests_max:
+            waiting = self._ready.popleft()
+            waiting.is_listed = False
+            batch = self._next_batch(waiting)
+            if batch:
+                waiting.in_progress += 1
+                begun += 1
+                task = self._loop.create_task(self._send(waiting, batch))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            self._go_on(waiting)
+
+    def _go_on(self, waiting: _Waiting) -> None:
+        if waiting.messages or waiting.in_progress:
+            self._list(waiting)
+        else:
+            self._waiting.pop((waiting.topic, waiting.queue), None)
+
+    def _next_batch(self, waiting: _Waiting) -> list[OutgoingMessage]:
+        """The next messages that may go together, without those whose callers gave up."""
+        messages, limits = waiting.messages, self._limits
+        batch: list[OutgoingMessage] = []
+        size, until = 0, self._loop.time() + self._cluster.timeout_s
+        while messages and len(batch) < limits.batch_messages_max:
+            one = messages[0]
+            if one.future is None or one.future.done():
+                self._pending.drop((messages.popleft(),))
+                continue
+            size += one.size
+            if batch and (size > limits.batch_bytes_max or not fit_together(batch[0], one)):
+                break
+            batch.append(messages.popleft())
+            if not waiting.failed and one.deadline < until:
+                one.deadline = until
+            if one.alone:
+                break
+        return batch
+
+    async def _send(self, waiting: _Waiting, batch: list[OutgoingMessage]) -> None:
+        """Try until each message of the batch has an outcome, or waits in the queue again."""
+        try:
+            await self._try(waiting, batch)
+        except asyncio.CancelledError:  # the pipeline is closed at once
+            self._pending.fail(batch, TimedOutError("the producer was closed before an answer came"))
+            raise
+        finally:
+            waiting.in_progress -= 1
+            self._go_on(waiting)
+
+    async def _try(self, waiting: _Waiting, batch: list[OutgoingMessage]) -> None:
+        tried: list[str] = []
+        failure: ClientError | None = None
+        pause_s = PAUSE_S
+        while batch := in_time(self._pending, batch, failure):
+            queue = waiting.queue
+            try:
+                queue = queue or self._next_queue(waiting.topic, batch, tried)
+                failure = self._settle(batch, queue, await self._ask(batch, queue))
+            except ClientError as error:
+                failure = error
+            if failure is None:
+                waiting.failed = False
+                return
+            if isinstance(failure, MessageRefusedError) and len(batch) > 1:  # one of them is to blame
+                for message in reversed(batch):
+                    message.alone = True
+                    waiting.messages.appendleft(message)
+                return
+            if queue is not None:
+                tried.append(queue.broker_name)
+                self._note(waiting.topic, queue.broker_name, failure)
+            if not self._may_repeat(batch, failure):
+                break
+            if waiting.queue is None and queue is not None and self._selector.is_elsewhere_left(waiting.topic, tried):
+                continue
+            if isinstance(failure, _ELSEWHERE_ONLY):
+                break
+            tried.clear()
+            await self._pause(waiting.topic, pause_s)
+            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+        waiting.failed = failure is None or may_repeat(failure, harmless=True)
+        if batch:
+            late = TimedOutError("the message was not sent in time", outcome="not_applied")
+            self._pending.fail(batch, failure or late)
+
+    def _next_queue(self, topic: str, batch: list[OutgoingMessage], tried: list[str]) -> MessageQueue:
+        """The queue whose turn it is, also if that was found before. Raises ``ClientError``."""
+        first, batch[0].first = batch[0].first, None
+        if first is not None:
+            return first
+        route = self._selector.route(topic)
+        if route is None:  # there was one: the brokers are gone, perhaps for a moment
+            raise BrokerUnreachableError(f"topic {topic} has no route any more: its brokers are not registered")
+        return self._selector.next(route, tried)
+
+    async def _pause(self, topic: str, pause_s: float) -> None:
+        """Before the next attempt: it needs the route as it is then."""
+        await asyncio.sleep(pause_s)
+        try:
+            async with asyncio.timeout(PAUSE_S_MAX):
+                await self._cluster.routes.refresh(topic)
+        except (ClientError, TimeoutError):  # the attempt says what is the matter
+            pass
+
+    async def _ask(self, batch: list[OutgoingMessage], queue: MessageQueue) -> tuple[Frame, str]:
+        """The answer of the queue's master, and its address. Raises ``ClientError``."""
+        broker = self._cluster.routes.broker(queue.broker_name)
+        if broker is None or not broker.master:
+            raise BrokerUnreachableError(f"brokers {queue.broker_name} have no master now")
+        request = request_of(batch, queue, self._group)
+        timeout_s = batch[-1].deadline - self._loop.time()
+        self._requests += 1
+        try:
+            return await self._cluster.connections.call(broker.master, request, timeout_s), broker.master
+        finally:
+            self._requests -= 1
+
+    def _settle(
+        self, batch: list[OutgoingMessage], queue: MessageQueue, answered: tuple[Frame, str]
+    ) -> ClientError | None:
+        """Give each message its result; or return why they are not stored, or may be."""
+        answer, address = answered
+        status = STORED.get(answer.code)
+        if status is None:
+            return refusal_of(answer, address)
+        try:
+            stored = read_header(SendAnswer, answer.fields)
+        except RequestError as error:
+            return BadAnswerError(f"{address} answered to a message: {error}")
+        self._selector.works_again(queue.broker_name)
+        self._cluster.routes.now_exists(queue.topic)
+        ids = stored.msg_id.split(",")
+        ids += [""] * (len(batch) - len(ids))
+        topic, broker, number = queue.topic, queue.broker_name, stored.queue_id
+        results = [
+            SendResult(topic, broker, number, offset, message.unique_key, offset_id, status)
+            for offset, message, offset_id in zip(range(stored.queue_offset, 1 << 63), batch, ids, strict=False)
+        ]
+        self._pending.settle(batch, results)
+        return None
+
+    def _may_repeat(self, batch: list[OutgoingMessage], failure: ClientError) -> bool:
+        """Whether the batch may be sent again."""
+        if may_send_elsewhere(failure):
+            return True
+        if not (self._allow_duplicates and may_send_twice(failure)):
+            return False
+        for message in batch:
+            message.doubtful = failure
+        return True
+
+    def _note(self, topic: str, broker: str, failure: ClientError) -> None:
+        """Something does not work there: look the route up, and spare that broker."""
+        self._cluster.routes.doubt(topic)
+        if not isinstance(failure, MessageRefusedError):
+            self._selector.note_failure(broker, failure)
+
+
+def in_time(
+    pending: PendingMessages, batch: list[OutgoingMessage], failure: ClientError | None
+) -> list[OutgoingMessage]:
+    """Those whose deadline has not passed; the others fail."""
+    now = asyncio.get_running_loop().time()
+    if not batch or batch[0].deadline > now:  # the oldest
+        return batch
+    late = [one for one in batch if one.deadline <= now]
+    why = failure or TimedOutError("the message could not be sent in time", outcome="not_applied")
+    pending.fail(late, why)
+    return [one for one in batch if one.deadline > now]
