@@ -156,7 +156,7 @@ def measure_query(brokers: LocalBrokers, admin: Admin, producer: Producer) -> It
         health = health_pb2_grpc.HealthStub(channel)
         for _ in range(ASKED):
             started = time.perf_counter()
-            admin.message_by_id(sent.offset_message_id)
+            admin.message_by_id(sent.offset_id)
             between = time.perf_counter()
             health.Check(health_pb2.HealthCheckRequest())
             bare.append(time.perf_counter() - between)

@@ -269,7 +269,7 @@ def _committed(admin: Admin, group: str, topic: str) -> dict[MessageQueue, int]:
     from rocketstore.client.aio.errors import NotFoundError
 
     try:
-        return {queue: offset for queue, offset in admin.offsets(group, topic).items() if offset is not None}
+        return admin.offsets(group, topic)
     except NotFoundError:
         return {}
 

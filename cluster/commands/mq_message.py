@@ -214,15 +214,15 @@ def _print_sent(sent: SendResult, as_json: bool, *, delayed: bool) -> None:
             "broker": sent.broker,
             "queue_id": sent.queue,
             "queue_offset": sent.offset,
-            "message_id": sent.offset_message_id,
+            "message_id": sent.offset_id,
             "unique_key": sent.message_id,
         }
         terminal.print_json(found | {"queue_offset": None, "delayed": True} if delayed else found)
     elif terminal.on_terminal():
         place = "to be delivered later," if delayed else f"at offset {sent.offset},"
-        click.echo(f"sent to queue {sent.queue} {place} id {sent.offset_message_id}")
+        click.echo(f"sent to queue {sent.queue} {place} id {sent.offset_id}")
     else:
-        click.echo(sent.offset_message_id)
+        click.echo(sent.offset_id)
 
 
 def _tell_unconfirmed(statuses: Counter[str]) -> None:

@@ -35,7 +35,7 @@ from cluster.console.sampler import wall_ms
 from cluster.console.streams import QUEUE_MAX, TooManyStreamsError
 from dledger.errors import AccessDeniedError, DLedgerError, InvalidRequestError
 from dledger.types import NodeId
-from rocketstore.client.errors import NotFoundError
+from rocketstore.client import ForbiddenError, MessageRefusedError, NotFoundError
 
 BODY_BYTES_MAX: Final = 4096
 LOOKUPS_MAX: Final = 8
@@ -484,11 +484,11 @@ def _failed(error: DLedgerError) -> Response:
     """The answer to what brokers or nodes refused, or did not answer."""
     unknown = " (it may still have taken effect: check)" if error.outcome == "unknown" else ""
     match error:
-        case AccessDeniedError():
+        case AccessDeniedError() | ForbiddenError():
             status = 403
         case NotFoundError():
             status = 404
-        case InvalidRequestError():
+        case InvalidRequestError() | MessageRefusedError():
             status = 400
         case _:
             status = 502

@@ -6,8 +6,9 @@ dump, and truncated if large.
 
 from __future__ import annotations
 
+import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,17 +18,14 @@ from cluster.console.inputs import OFFSET_MAX, BadInputError
 from cluster.console.sampler import wall_ms
 from cluster.terminal import host_text
 from dledger.access.permissions import DEAD_PREFIX
-from dledger.errors import InvalidRequestError
-from rocketstore.client.admin import QueueProgress
+from rocketstore.client import ForbiddenError, MessageQueue, NotFoundError
+from rocketstore.client.aio.admin import QUERIED_MAX
 from rocketstore.client.aio.received import plain_body
-from rocketstore.client.errors import NotFoundError
 
 if TYPE_CHECKING:
     from cluster.connection import GroupTarget
     from dledger.types import Entry
-    from rocketstore.client.admin import Admin, QueueRange
-    from rocketstore.client.aio.received import ReceivedMessage
-    from rocketstore.message.message import Message
+    from rocketstore.client import Admin, Message, QueueProgress
 
 PAGE_MAX: Final = 100
 ANSWER_BYTES_MAX: Final = 1 << 20
@@ -38,10 +36,11 @@ HEX_BYTES_MAX: Final = 4 * 1024
 QUEUES_MAX: Final = 256
 COLUMNS_MAX: Final = 32
 """Groups shown beside the queues of a topic."""
-GROUPS_MAX: Final = 1024
-"""Groups whose offsets in a topic are looked up."""
+NOT_COMMITTED: Final = -1
+"""In the place of a group's offset in a queue that it does not read."""
 CURSOR_CHARACTERS_MAX: Final = 12_000
-"""Of what a page of messages says for the next one: a number per queue. It must fit into a request's head."""
+"""Of what a page of messages says for the next one: two numbers per queue. It must fit into a request's head."""
+_CURSOR: Final = re.compile(r"[0-9]{1,5}-[0-9]{1,19}")
 FIELD_MAX: Final = 4096
 PLAIN_BYTES_MAX: Final = 32 << 20
 _INFLATION_MAX: Final = 1032
@@ -142,23 +141,22 @@ class MessageBrowser:
     def __init__(self, admin: Admin) -> None:
         self._admin = admin
 
-    def close(self) -> None:
-        """Calls in progress fail."""
-        self._admin.close()
-
     def by_time(self, wanted: WantedMessages, count: int) -> dict[str, object]:
         """A page of a topic's messages, by time."""
+        broker = broker_of(self._admin, wanted.topic)
+        queue = None if wanted.queue_id is None else MessageQueue(wanted.topic, broker, wanted.queue_id)
+        before = _ends_of(wanted.after)
         found, ends = self._admin.newest(
             wanted.topic,
-            _ends_of(wanted.after),
+            {MessageQueue(wanted.topic, broker, number): end for number, end in before.items()},
             max_messages=count,
-            queue_id=wanted.queue_id,
+            queue=queue,
             stored=(wanted.since_ms, wanted.before_ms),
             oldest_first=wanted.oldest_first,
         )
-        more = ".".join(map(str, ends))
+        more = ".".join(f"{one.queue_id}-{end}" for one, end in ends.items())
         return {
-            "messages": _listed(one.decode() for one in found),
+            "messages": _listed(found),
             "next": more if len(more) <= CURSOR_CHARACTERS_MAX else "",
             "has_next": bool(ends),
             "as_of_ms": wall_ms(),
@@ -166,45 +164,39 @@ class MessageBrowser:
 
     def by_offset(self, topic: str, queue_id: int, offset: int, count: int) -> dict[str, object]:
         """Messages of a queue from ``offset`` backwards, the newest first; a negative one is the queue's end."""
-        found = self._admin.queue_range(topic, queue_id)
-        low = max(found.min_offset, 0)
-        end = found.max_offset if offset < 0 else min(offset + 1, found.max_offset)
+        low, high = bounds_of(self._admin, topic, queue_id)
+        end = high if offset < 0 else min(offset + 1, high)
         messages, _ = read_back(self._admin, topic, queue_id, max(end - count, low), end)
-        return {
-            "min_offset": low,
-            "max_offset": found.max_offset,
-            "messages": _listed(one.decode() for one in messages),
-        }
+        return {"min_offset": low, "max_offset": high, "messages": _listed(messages)}
 
     def one(self, topic: str, queue_id: int, offset: int) -> dict[str, object] | None:
         """All details of one message."""
-        messages, _ = self._admin.messages(topic, queue_id, offset, max_messages=1)
+        queue = MessageQueue(topic, broker_of(self._admin, topic), queue_id)
+        messages, _ = self._admin.messages(queue, offset, max_messages=1)
         if not messages or messages[0].queue_offset != offset:
             return None
-        message = messages[0].decode()
-        return _whole(message, *PlainBodies().of(message))
+        return _whole(messages[0], *PlainBodies().of(messages[0]))
 
     def by_key(self, topic: str, key: str, *, unique: bool) -> dict[str, object]:
         """The newest messages with a business key, or with the unique id assigned by the producer, the newest first."""
-        found = self._admin.messages_by_key(topic, key, max_messages=PAGE_MAX, unique=unique)
-        return {"messages": _listed(reversed(found)), "may_have_more": len(found) == PAGE_MAX}
+        found = self._admin.messages_by_key(topic, key, max_messages=QUERIED_MAX, unique=unique)
+        return {"messages": _listed(reversed(found)), "may_have_more": len(found) == QUERIED_MAX}
 
     def by_id(self, message_id: str) -> dict[str, object]:
         """The message with an offset message id."""
         return {"messages": _listed([self._admin.message_by_id(message_id)])}
 
     def topic(self, name: str) -> dict[str, object]:
-        """The queues of a topic, and every group's progress in each."""
-        info = self._admin.topic(name)
+        """The queues of a topic, and the progress of the groups that read it in each."""
+        (info,) = self._admin.topic(name)
         ranges = self._admin.queue_ranges(name)
-        everybody = self._admin.groups()
-        places = self._admin.group_offsets(everybody[:GROUPS_MAX])
-        users = {group: place for group, place in places.items() if any(topic == name for topic, _ in place)}
+        users = self._admin.groups_of_topic(name)
         shown = ranges[:QUEUES_MAX]
-        groups = {
-            group: [users[group].get((name, one.queue_id), -1) for one in shown]
-            for group in sorted(users)[:COLUMNS_MAX]
-        }
+        groups = {}
+        for group in users[:COLUMNS_MAX]:
+            with suppress(NotFoundError, ForbiddenError):  # it is gone, or not this account's
+                committed = self._admin.offsets(group, name)
+                groups[group] = [committed.get(one.queue, NOT_COMMITTED) for one in shown]
         return {
             "name": name,
             "write_queues": info.write_queues,
@@ -212,14 +204,12 @@ class MessageBrowser:
             "permission": info.permission,
             "all_queues": len(ranges),
             "all_groups": len(users),
-            "groups_asked": min(len(everybody), GROUPS_MAX),
-            "groups_there": len(everybody),
             "queues": [
                 {
-                    "queue": one.queue_id,
-                    "min_offset": max(one.min_offset, 0),
+                    "queue": one.queue.queue_id,
+                    "min_offset": one.min_offset,
                     "max_offset": one.max_offset,
-                    "newest_ms": one.last_update_ms,
+                    "newest_ms": one.last_update_ms or -1,
                 }
                 for one in shown
             ],
@@ -228,71 +218,75 @@ class MessageBrowser:
 
     def group(self, name: str) -> dict[str, object]:
         """A group's progress per queue, and the number of its dead letters. Raises ``NotFoundError``."""
-        committed = self._admin.offsets(name)
-        if not committed:
-            raise NotFoundError(f"group {name} has no offsets")
-        ranges = ranges_of(self._admin, sorted({topic for topic, _ in committed}))
-        rows = [
-            QueueProgress(topic, one.queue_id, committed.get((topic, one.queue_id), -1), one.min_offset, one.max_offset)
-            for topic in sorted(ranges)
-            for one in ranges[topic]
-        ]
+        progress = self._admin.progress(name)
+        rows = rows_of(self._admin, progress, {one.queue.topic for one in progress})
         return {
             "name": name,
             "dead_letters": self._dead_letters(name),
             "all_rows": len(rows),
-            "rows": [
-                {
-                    "topic": row.topic,
-                    "queue": row.queue_id,
-                    "committed": row.committed,
-                    "min_offset": row.min_offset,
-                    "max_offset": row.max_offset,
-                    "lag": row.lag,
-                }
-                for row in rows[:QUEUES_MAX]
-            ],
+            "rows": rows[:QUEUES_MAX],
         }
 
     def _dead_letters(self, group: str) -> int:
         try:
-            found = self._admin.queue_range(f"{DEAD_PREFIX}{group}", 0)
+            low, high = bounds_of(self._admin, f"{DEAD_PREFIX}{group}", 0)
         except NotFoundError:  # the topic is created with the first one
             return 0
-        return max(found.max_offset - max(found.min_offset, 0), 0)
+        return high - low
 
 
-def ranges_of(admin: Admin, topics: Sequence[str]) -> dict[str, list[QueueRange]]:
-    """The queues of topics that are there, in few requests. Raises ``DLedgerError``, also for what may not be read."""
-    found: dict[str, list[QueueRange]] = {}
-    with suppress(InvalidRequestError):  # of an older version
-        found = admin.topic_ranges(topics)
-    for name in topics:
-        if name not in found:
-            with suppress(NotFoundError):  # it was deleted
-                found[name] = admin.queue_ranges(name)
-    return found
+def broker_of(admin: Admin, topic: str) -> str:
+    """The name of the brokers that have a topic: of the only ones. Raises ``NotFoundError``."""
+    return admin.topic(topic)[0].broker
 
 
-def read_back(admin: Admin, topic: str, queue_id: int, first: int, end: int) -> tuple[list[ReceivedMessage], int]:
+def bounds_of(admin: Admin, topic: str, queue_id: int) -> tuple[int, int]:
+    """A queue's first offset and its end. Raises ``NotFoundError`` also for a queue that the topic does not have."""
+    for one in admin.queue_ranges(topic):
+        if one.queue.queue_id == queue_id:
+            return one.min_offset, one.max_offset
+    raise NotFoundError(f"topic {topic} has no queue {queue_id}")
+
+
+def rows_of(admin: Admin, progress: Iterable[QueueProgress], topics: Iterable[str]) -> list[dict[str, object]]:
+    """A group's place and lag in each queue of these topics, as far as they are there.
+
+    Messages that were removed are nobody's lag.
+    """
+    committed = {one.queue: one.committed for one in progress}
+    ranges = admin.topic_ranges(sorted(topics))
+    return [
+        {
+            "topic": topic,
+            "queue": one.queue.queue_id,
+            "committed": committed.get(one.queue, NOT_COMMITTED),
+            "min_offset": one.min_offset,
+            "max_offset": one.max_offset,
+            "lag": max(one.max_offset - max(committed.get(one.queue, 0), one.min_offset), 0),
+        }
+        for topic in sorted(ranges)
+        for one in ranges[topic]
+    ]
+
+
+def read_back(admin: Admin, topic: str, queue_id: int, first: int, end: int) -> tuple[list[Message], int]:
     """The messages of a queue from offset ``first`` up to ``end``, the newest first, and where the oldest begin.
 
     That is ``first``, unless they are too large for one answer. Raises ``DLedgerError``.
     """
     if first >= end:
         return [], first
-    found, ends = admin.newest(topic, [*[0] * queue_id, end], max_messages=end - first, queue_id=queue_id)
-    return [one for one in found if one.queue_offset >= first], max(first, ends[queue_id] if ends else first)
+    queue = MessageQueue(topic, broker_of(admin, topic), queue_id)
+    found, ends = admin.newest(topic, {queue: end}, max_messages=end - first, queue=queue)
+    return [one for one in found if one.queue_offset >= first], max(first, ends.get(queue, first))
 
 
-def _ends_of(after: str) -> list[int]:
-    """Raises ``BadInputError`` for what no page said."""
+def _ends_of(after: str) -> dict[int, int]:
+    """By queue. Raises ``BadInputError`` for what no page said."""
     parts = after.split(".") if after else []
-    if len(after) > CURSOR_CHARACTERS_MAX or not all(
-        one.isascii() and one.isdigit() and len(one) <= 19 and int(one) <= OFFSET_MAX for one in parts
-    ):
+    if len(after) > CURSOR_CHARACTERS_MAX or not all(map(_CURSOR.fullmatch, parts)):
         raise BadInputError("after must be what the page before it said")
-    return [int(one) for one in parts]
+    return {int(queue): min(int(end), OFFSET_MAX) for queue, _, end in (one.partition("-") for one in parts)}
 
 
 def _listed(messages: Iterable[Message]) -> list[dict[str, object]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -18,8 +18,7 @@ from dledger.errors import DLedgerError
 from rocketstore.message.checks import is_internal
 
 if TYPE_CHECKING:
-    from rocketstore.client.admin import Admin, QueueRange
-    from rocketstore.client.topics import TopicInfo
+    from rocketstore.client import Admin, QueueProgress, QueueRange, TopicInfo
 
 INTERVAL_S: Final = 3.0
 FILL_INTERVAL_S: Final = 1.0
@@ -239,7 +238,7 @@ class Catalog:
         self._on_change()
 
     def _look_at_names(self) -> None:
-        found, names = self._admin.topics(), self._admin.groups()
+        found, names = self._admin.topics(), [one.name for one in self._admin.groups()]
         topics = {one.name: _topic_row(one, self._topics.get(one.name)) for one in found[:LIST_MAX]}
         groups = {name: self._groups.get(name) or GroupRow(name) for name in names[:LIST_MAX]}
         left_out = {"topics": len(found) - len(topics), "groups": len(names) - len(groups)}
@@ -253,8 +252,8 @@ class Catalog:
 
     def _look_at_figures(self) -> None:
         topics, groups = self._due()
-        offsets = self._admin.group_offsets(groups)
-        more, self._late_groups = self._topics_of(groups, offsets, topics)
+        progress = self._admin.progress_of(groups)
+        more, self._late_groups = self._topics_of(groups, progress, topics)
         ranges = self._admin.topic_ranges([*topics, *more])
         now_ms = wall_ms()
         fresh_topics = {
@@ -263,7 +262,7 @@ class Catalog:
             if name in self._topics
         }
         fresh_groups = {
-            name: _group_row(self._groups[name], offsets.get(name, {}), ranges, self._topics.keys(), now_ms)
+            name: _group_row(self._groups[name], progress.get(name, []), ranges, self._topics.keys(), now_ms)
             for name in groups
             if name not in self._late_groups
         }
@@ -289,7 +288,7 @@ class Catalog:
         return self._topic_order.take(topics, ROUND_QUEUES), self._group_order.take(groups, ROUND_GROUPS)
 
     def _topics_of(
-        self, groups: list[str], offsets: Mapping[str, Mapping[tuple[str, int], int]], looked_at: list[str]
+        self, groups: list[str], progress: Mapping[str, Sequence[QueueProgress]], looked_at: list[str]
     ) -> tuple[list[str], list[str]]:
         """Topics needed for the lag of these groups as far as the budget goes, and the groups that must wait.
 
@@ -300,7 +299,8 @@ class Catalog:
         have = set(looked_at)
         budget = ROUND_QUEUES
         for place, group in enumerate(groups):
-            topics = {topic for topic, _ in offsets.get(group, {}) if topic in self._topics} - have - more.keys()
+            consumed = {one.queue.topic for one in progress.get(group, ())}
+            topics = (consumed & self._topics.keys()) - have - more.keys()
             cost = sum(_queues(self._topics[one]) for one in topics)
             if cost > budget and place > 0:
                 late.append(group)
@@ -330,26 +330,27 @@ def _looked_at(row: TopicRow, ranges: list[QueueRange] | None, now_ms: int) -> T
         return replace(row, messages=None, end=None, newest_ms=None, seen_ms=now_ms)
     return replace(
         row,
-        messages=sum(max(one.max_offset - max(one.min_offset, 0), 0) for one in ranges),
-        end=sum(max(one.max_offset, 0) for one in ranges),
-        newest_ms=max((one.last_update_ms for one in ranges), default=-1),
+        messages=sum(max(one.max_offset - one.min_offset, 0) for one in ranges),
+        end=sum(one.max_offset for one in ranges),
+        newest_ms=max((one.last_update_ms for one in ranges), default=0) or -1,
         seen_ms=now_ms,
     )
 
 
 def _group_row(
     row: GroupRow,
-    offsets: Mapping[tuple[str, int], int],
+    progress: Sequence[QueueProgress],
     ranges: Mapping[str, list[QueueRange]],
     there: Collection[str],
     now_ms: int,
 ) -> GroupRow:
     """The lag is unknown if a topic that is ``there`` may not be read."""
-    topics = tuple(sorted({topic for topic, _ in offsets}))
+    committed = {one.queue: one.committed for one in progress}
+    topics = tuple(sorted({queue.topic for queue in committed}))
     if any(topic not in ranges and topic in there for topic in topics):
         return GroupRow(row.name, topics[:TOPICS_NAMED_MAX], len(topics), None, now_ms)
     lag = sum(
-        max(one.max_offset - max(offsets.get((topic, one.queue_id), -1), one.min_offset, 0), 0)
+        max(one.max_offset - max(committed.get(one.queue, 0), one.min_offset), 0)
         for topic in topics
         for one in ranges.get(topic, ())
     )

@@ -13,21 +13,19 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Literal
 
-from cluster.console.browse import QUEUES_MAX
+from cluster.console.browse import QUEUES_MAX, broker_of
 from cluster.console.clients import ClientLists
 from cluster.console.inputs import OFFSET_MAX, BadInputError, Fields
 from dledger.access.permissions import DEAD_PREFIX
 from dledger.errors import DLedgerError
-from rocketstore.client.errors import NotFoundError
-from rocketstore.client.topics import PERMISSION_READ, PERMISSION_WRITE, TopicInfo
+from rocketstore.client import Message, MessageQueue, NotFoundError, SendStatus, TopicInfo
+from rocketstore.client.aio.routes import PERMISSION_READ, PERMISSION_WRITE
 from rocketstore.message.checks import check_client_topic, check_topic
-from rocketstore.message.message import Message
 from rocketstore.state.changes import OFFSETS_MAX, TOPIC_QUEUES_MAX
 
 if TYPE_CHECKING:
     from cluster.broker_target import BrokerTarget
-    from rocketstore.client.admin import Admin
-    from rocketstore.client.producer import Producer
+    from rocketstore.client import Admin, Producer
 
 BODY_BYTES_MAX: Final = 256 * 1024
 """Of a message's body; brokers accept more, from other clients."""
@@ -35,8 +33,6 @@ NAME_CHARS_MAX: Final = 127
 TAG_CHARS_MAX: Final = 256
 KEYS_CHARS_MAX: Final = 1024
 DELAY_LEVEL_MAX: Final = 18
-ASKED_GROUPS_MAX: Final = 1024
-"""Groups whose offsets are looked up for a question."""
 NAMED_MAX: Final = 5
 RESEND_LEVEL: Final = 1
 """The shortest delay."""
@@ -126,7 +122,7 @@ class BrokerChanges:
             raise BadInputError(f"body has {len(body):,} bytes: at most {BODY_BYTES_MAX:,} can be sent here", "body")
         level = asked.optional_number("delay_level", 0, DELAY_LEVEL_MAX) or 0
         queue = asked.optional_number("queue", 0, TOPIC_QUEUES_MAX - 1)
-        if queue is not None and queue >= (queues := self._admin.topic(topic).write_queues):
+        if queue is not None and queue >= (queues := self._admin.topic(topic)[0].write_queues):
             raise BadInputError(f"topic {topic} has {queues} queues, numbered from 0", "queue")
         message = Message(
             topic,
@@ -135,26 +131,26 @@ class BrokerChanges:
             keys=asked.text("keys", longest=KEYS_CHARS_MAX, shortest=0).split(),
             delay_level=level,
         )
-        receipt = self._sender().send(message, queue_id=queue)
+        sent = self._sender().send(message, queue=queue)
         facts = {
             "topic": topic,
-            "queue": receipt.queue_id,
-            "offset": receipt.queue_offset,
-            "message_id": receipt.message_id,
-            "unique_key": receipt.unique_key,
+            "queue": sent.queue,
+            "offset": sent.offset,
+            "message_id": sent.offset_id,
+            "unique_key": sent.message_id,
             "delay_level": level,
-            "status": str(receipt.status),
+            "status": str(sent.status),
         }
-        stored = "" if receipt.status == "PUT_OK" else f", stored as {receipt.status!s}"
+        stored = "" if sent.status is SendStatus.SEND_OK else f", stored as {sent.status!s}"
         if level:
             return Done(
-                f"sent a message to {topic}, which waits at delay level {level}: id {receipt.message_id}{stored}", facts
+                f"sent a message to {topic}, which waits at delay level {level}: id {sent.offset_id}{stored}", facts
             )
-        place = f"queue {receipt.queue_id}, offset {receipt.queue_offset}"
-        return Done(f"sent a message to {topic}: {place}, id {receipt.message_id}{stored}", facts)
+        place = f"queue {sent.queue}, offset {sent.offset}"
+        return Done(f"sent a message to {topic}: {place}, id {sent.offset_id}{stored}", facts)
 
     def _sender(self) -> Producer:
-        from rocketstore.client.producer import Producer
+        from rocketstore.client import Producer
 
         with self._lock:
             if self._producer is None:
@@ -166,10 +162,10 @@ class BrokerChanges:
     def _resend(self, asked: Fields) -> Done:
         group, offset = _group_name(asked, "group"), asked.number("offset", 0, OFFSET_MAX)
         topic = f"{DEAD_PREFIX}{group}"
-        found, _ = self._admin.messages(topic, 0, offset, max_messages=1)
+        found, _ = self._admin.messages(MessageQueue(topic, broker_of(self._admin, topic), 0), offset, max_messages=1)
         if not found or found[0].queue_offset != offset:
             raise NotFoundError(f"dead letter {offset} of {group} no longer exists")
-        position = found[0].decode().offset
+        position = found[0].offset
         self._admin.send_back(group, topic, position, delay_level=RESEND_LEVEL, retries_max=RESENDS_MAX)
         return Done(f"dead letter {offset} of {group} goes to its consumers again, once")
 
@@ -214,8 +210,7 @@ class BrokerChanges:
         name = _topic_name(asked, "name")
         if not asked.flag("confirmed"):
             count = self._count(name, range(TOPIC_QUEUES_MAX))
-            offsets = self._admin.group_offsets(self._admin.groups()[:ASKED_GROUPS_MAX])
-            users = [group for group, places in offsets.items() if any(topic == name for topic, _ in places)]
+            users = self._admin.groups_of_topic(name)
             losses = f"Its {count} can no longer be read." if count != "no messages" else "It has no messages."
             if users:
                 losses += f" {_named(users)} {'loses its' if len(users) == 1 else 'lose their'} offsets in it."
@@ -225,8 +220,8 @@ class BrokerChanges:
 
     def _count(self, topic: str, queues: range) -> str:
         """How many messages are in these queues, in words."""
-        ranges = [one for one in self._admin.queue_ranges(topic) if one.queue_id in queues]
-        count = sum(max(one.max_offset - max(one.min_offset, 0), 0) for one in ranges)
+        ranges = [one for one in self._admin.queue_ranges(topic) if one.queue.queue_id in queues]
+        count = sum(max(one.max_offset - one.min_offset, 0) for one in ranges)
         return {0: "no messages", 1: "1 message"}.get(count, f"{count:,} messages")
 
     # --- groups ------------------------------------------------------------------------------------------------------
@@ -236,19 +231,19 @@ class BrokerChanges:
         for name, what in ((group, "group"), (topic, "topic")):
             if problem := check_topic(name):
                 raise BadInputError(problem.replace("the topic", f"the {what}"), what)
-        queues = self._admin.topic(topic).read_queues
+        queues = self._admin.topic(topic)[0].read_queues
         if queues > QUEUES_MAX:
             raise BadInputError(f"{topic} has {queues} queues: use `dledger consumer reset-offset`", "topic")
-        offsets = self._admin.offsets(group, topic)
+        offsets = self._offsets(group, topic)
         rows = []
-        for queue_id in range(queues):
-            found = self._admin.queue_range(topic, queue_id)
-            low, to = max(found.min_offset, 0), self._admin.offset_at(topic, queue_id, start)
-            to = min(max(to, low), found.max_offset)
-            before = offsets.get((topic, queue_id), -1)
-            rows.append(
-                {"queue": queue_id, "from": before, "to": to, "min_offset": low, "max_offset": found.max_offset}
-            )
+        for one in self._admin.queue_ranges(topic):
+            if one.queue.queue_id < queues:
+                low, high = one.min_offset, one.max_offset
+                to = min(max(self._admin.offset_at(one.queue, start), low), high)
+                before = offsets.get(one.queue, -1)
+                rows.append(
+                    {"queue": one.queue.queue_id, "from": before, "to": to, "min_offset": low, "max_offset": high}
+                )
         members = -1
         with suppress(DLedgerError):  # who is connected is not known, then
             connected = self._clients.consumers(group)
@@ -258,26 +253,35 @@ class BrokerChanges:
     def _reset_offsets(self, asked: Fields) -> Done:
         group, topic = _group_name(asked, "group"), _topic_name(asked, "topic", of_clients=False)
         places = asked.places("places", most=OFFSETS_MAX)
-        queues = self._admin.topic(topic).read_queues
+        info = self._admin.topic(topic)[0]
+        ranges = {one.queue.queue_id: one for one in self._admin.queue_ranges(topic)}
         for queue_id, offset in places.items():
-            if queue_id >= queues:
-                raise BadInputError(f"topic {topic} has {queues} read queues: there is no queue {queue_id}", "places")
-            found = self._admin.queue_range(topic, queue_id)
-            low = max(found.min_offset, 0)
-            if not low <= offset <= found.max_offset:
-                there = f"queue {queue_id} of {topic} now has offsets {low} to {found.max_offset}"
+            if queue_id >= info.read_queues or queue_id not in ranges:
+                there = f"topic {topic} has {info.read_queues} read queues: there is no queue {queue_id}"
+                raise BadInputError(there, "places")
+            low, high = ranges[queue_id].min_offset, ranges[queue_id].max_offset
+            if not low <= offset <= high:
+                there = f"queue {queue_id} of {topic} now has offsets {low} to {high}"
                 raise BadInputError(f"{there}, not {offset}: look again", "places")
-        self._admin.set_offsets(group, topic, places)
+        offsets = {MessageQueue(topic, info.broker, queue_id): offset for queue_id, offset in places.items()}
+        self._admin.set_offsets(group, offsets)
         shown = [f"queue {queue_id} to {offset}" for queue_id, offset in sorted(places.items())]
         more = f" and {len(shown) - NAMED_MAX} more" if len(shown) > NAMED_MAX else ""
         return Done(f"reset {group} in {topic}: {', '.join(shown[:NAMED_MAX])}{more}")
 
+    def _offsets(self, group: str, topic: str = "") -> dict[MessageQueue, int]:
+        """A group's offsets; none for one that has none."""
+        try:
+            return self._admin.offsets(group, topic)
+        except NotFoundError:
+            return {}
+
     def _delete_group(self, asked: Fields) -> Done:
         name = _group_name(asked, "name")
         if not asked.flag("confirmed"):
-            if name not in self._admin.groups():
+            if name not in {one.name for one in self._admin.groups()}:
                 raise NotFoundError(f"group {name} does not exist")
-            topics = sorted({topic for topic, _ in self._admin.offsets(name)})
+            topics = sorted({one.topic for one in self._offsets(name)})
             losses = f"Its offsets in {_named(topics)} are lost" if topics else "It has no offsets"
             losses += "; what it has to try again and its dead letters are deleted."
             with suppress(DLedgerError):  # who is connected only adds to the question

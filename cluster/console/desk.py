@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from cluster.console.browse import EntryBrowser, MessageBrowser
@@ -18,6 +18,7 @@ from cluster.console.letters import LetterBrowser
 from cluster.console.probe import BROKER_TIMEOUT_S, GroupProbe
 from cluster.console.sampler import SamplePace, Sampler, wall_ms
 from cluster.console.streams import Streams
+from rocketstore.client import Admin
 
 if TYPE_CHECKING:
     from cluster.broker_target import BrokerTarget
@@ -46,18 +47,21 @@ class Desk:
         name_servers: Sequence[str] = (),
     ) -> None:
         """``name_servers`` know other groups of brokers that have queues of the same topics."""
-        self.history: Final = History(target.bootstrap, lambda: self.streams.hurry())
-        self.sampler: Final = Sampler(
-            GroupProbe(target, replace(brokers, timeout_s=BROKER_TIMEOUT_S)), self.history, pace
+        security = brokers.security.for_client()
+        self._admin: Final = Admin(brokers.addresses, timeout_s=brokers.timeout_s, security=security)
+        asking = Admin(brokers.addresses, timeout_s=BROKER_TIMEOUT_S, security=security)
+        self._everywhere: Final = (
+            Admin(name_servers=name_servers, timeout_s=brokers.timeout_s, security=security) if name_servers else None
         )
+        self.history: Final = History(target.bootstrap, lambda: self.streams.hurry())
+        self.sampler: Final = Sampler(GroupProbe(target.connect_to_ask(), asking), self.history, pace)
         self.catalog: Final = Catalog(
-            brokers.admin(),
+            self._admin,
             lambda: self.history.kind in ("brokers", "broker"),
             lambda: self.streams.hurry(catalog=True),
         )
-        self.messages: Final = MessageBrowser(brokers.admin())
-        self._admin: Final = brokers.admin()
-        self.clients: Final = ClientLists(brokers, self._admin, name_servers)
+        self.messages: Final = MessageBrowser(self._admin)
+        self.clients: Final = ClientLists(self._admin, self._everywhere)
         self.changes: Final = BrokerChanges(brokers, self._admin, self.clients)
         self.letters: Final = LetterBrowser(self._admin)
         self.entries: Final = EntryBrowser(target)
@@ -78,10 +82,10 @@ class Desk:
         """Stop polling; waits for the threads. Idempotent."""
         self.sampler.stop()
         self.catalog.stop()
-        self.messages.close()
         self.changes.close()
-        self.clients.close()
         self._admin.close()
+        if self._everywhere is not None:
+            self._everywhere.close()
 
     def hang_up(self) -> None:
         """Close the streams of all pages, for a server that is about to end. On any thread."""

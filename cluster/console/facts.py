@@ -12,12 +12,12 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Literal
 
 from dledger.types import Role
-from rocketstore.remoting.bodies.ha import HaFacts
 
 if TYPE_CHECKING:
     from dledger.conditions import Condition
     from dledger.rpc.ports import NodeStatus
-    from rocketstore.client.admin import BrokerStatus
+    from rocketstore.client import BrokerStatus
+    from rocketstore.client.aio.routes import RoutedBroker
 
 FIGURE_MAX: Final = 1e15
 Unit = Literal["entries", "bytes"]
@@ -105,22 +105,25 @@ def facts_of_node(status: NodeStatus) -> NodeFacts:
     )
 
 
-def facts_of_plain_broker(status: BrokerStatus) -> NodeFacts:
+def facts_of_plain_broker(status: BrokerStatus, named: RoutedBroker) -> NodeFacts:
     """Facts of a broker without a group, which has no log service: positions are bytes."""
+    told = status.runtime
+    end = told.end or 0
+    written = end if told.written is None else told.written
     return NodeFacts(
-        node_id=status.broker_name or status.address,
-        group=status.cluster,
+        node_id=named.name or status.address,
+        group=named.cluster,
         state=NodeState.PLAIN,
         term=0,
         members=(),
-        begin=status.min_offset,
-        end=status.end_offset,
-        committed=status.max_offset,
-        flushed=status.max_offset,
-        end_position=status.end_offset,
+        begin=told.begin or 0,
+        end=written,
+        committed=end,
+        flushed=end,
+        end_position=written,
         unit="bytes",
-        version=status.version,
-        conditions=status.conditions,
+        version=told.release or told.version,
+        conditions=told.problems,
     )
 
 
@@ -129,17 +132,25 @@ def figure(told: float) -> float:
     return min(max(told, 0.0), FIGURE_MAX) if not math.isnan(told) else 0.0
 
 
-def broker_facts_of(status: BrokerStatus) -> BrokerFacts:
-    """The additional facts of either kind of broker."""
-    ha = HaFacts.of(status.runtime)
+def broker_facts_of(status: BrokerStatus, named: RoutedBroker) -> BrokerFacts:
+    """The additional facts of either kind of broker. ``named``: the brokers that it belongs to."""
+    told = status.runtime
     return BrokerFacts(
-        cluster=status.cluster,
-        broker_name=status.broker_name,
-        role=status.role,
-        put_tps=figure(status.put_tps),
-        get_tps=figure(status.get_tps),
-        behind_bytes=status.dispatch_behind_bytes,
-        disk_ratio=figure(status.disk_ratio),
-        boot_ms=status.boot_ms,
-        replication="" if ha is None else ha.words,
+        cluster=named.cluster,
+        broker_name=named.name,
+        role=told.store_role,
+        put_tps=figure(told.put_tps or 0.0),
+        get_tps=figure(told.get_tps or 0.0),
+        behind_bytes=told.dispatch_behind or 0,
+        disk_ratio=_number(status.table.get("commitLogDiskRatio", "")),
+        boot_ms=int(_number(status.table.get("bootTimestamp", ""))),
+        replication="" if told.ha is None else told.ha.words,
     )
+
+
+def _number(text: str) -> float:
+    """A figure that a broker tells as a text; 0 for what is no number."""
+    try:
+        return figure(float(text))
+    except ValueError:
+        return 0.0

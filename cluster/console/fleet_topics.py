@@ -19,23 +19,17 @@ from cluster.console.fleet import NAME_CHARS_MAX, Fleet
 from cluster.console.history import TEXT_MAX
 from cluster.console.listing import LIST_MAX, LookOrder, SortedBy, Wanted, list_page
 from cluster.console.sampler import wall_ms
-from dledger.client.security import ClientSecurity
-from dledger.errors import ConfigError, DLedgerError
-from dledger.remoting.client import RemotingClient, UnreachableError
-from dledger.remoting.connection import DisconnectedError, TooManyCallsError
+from dledger.errors import DLedgerError
 from dledger.remoting.errors import RequestError
-from dledger.remoting.frame import Frame
-from rocketstore.client.errors import NotFoundError
-from rocketstore.client.name_server_tls import check_plaintext
-from rocketstore.client.runtime import body_of, sign
+from rocketstore.client import BrokerUnreachableError, ClientError, NotFoundError
+from rocketstore.client.aio.connections import BrokerConnections
+from rocketstore.client.aio.route_servers import RouteServers
+from rocketstore.client.aio.routes import MASTER_ID, TopicQueues, parts_of
 from rocketstore.message.checks import is_internal
-from rocketstore.nameserver.aio_lookups import AsyncNameServers
-from rocketstore.nameserver.groups import TopicShare, shares_of
-from rocketstore.nameserver.tables import MASTER_ID
-from rocketstore.remoting.bodies.routes import TopicRouteData
+from rocketstore.remoting.bodies.routes import BrokerData, TopicRouteData
 from rocketstore.remoting.bodies.stats import TopicStatsTable
 from rocketstore.remoting.codes import RequestCode
-from rocketstore.remoting.headers import TopicHeader, write_header
+from rocketstore.remoting.headers import TopicHeader
 
 TIMEOUT_S: Final = 2.0
 SHARES_MAX: Final = 240
@@ -72,15 +66,13 @@ class FleetTopics:
         self,
         fleet: Fleet,
         name_servers: Sequence[str],
-        frames: RemotingClient,
-        security: ClientSecurity,
+        connections: BrokerConnections,
         on_change: Callable[[], None],
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fleet = fleet
-        self._frames = frames
-        self._security = security
-        self._names = AsyncNameServers(name_servers, frames, timeout_s=TIMEOUT_S)
+        self._connections = connections
+        self._names = RouteServers(connections, name_servers, are_name_servers=True, timeout_s=TIMEOUT_S)
         self._on_change = on_change
         self._clock_s = clock_s
         self._rows: dict[str, FleetTopicRow] = {}
@@ -135,7 +127,7 @@ class FleetTopics:
         """Run one round."""
         try:
             await self._look()
-        except (DLedgerError, TooManyCallsError) as failure:
+        except DLedgerError as failure:
             self._tell(error=safe_text(str(failure))[:TEXT_MAX])
         else:
             self._tell(error="")
@@ -171,7 +163,7 @@ class FleetTopics:
         shown = sorted(self._shown, key=lambda name: rows[name].seen_ms)
         changed = False
         for name in self._order.take(shown, ROUND_REQUESTS):
-            route = await self._names.route(name, refresh=True)
+            route = await self._names.route(name)
             shares = () if route is None else _shares(route)  # none: it was deleted meanwhile
             row = FleetTopicRow(name, rows[name].internal, shares, wall_ms())
             changed |= row != rows[name]
@@ -182,26 +174,24 @@ class FleetTopics:
     # --- one topic ---------------------------------------------------------------------------------------------------
 
     async def topic(self, name: str) -> dict[str, object]:
-        """A topic's queues in every group, as its masters tell. Raises ``NotFoundError`` and ``NameServerError``."""
-        route = await self._names.route(name, refresh=True)
+        """A topic's queues in every group, as its masters tell. Raises ``ClientError``."""
+        route = await self._names.route(name)
         if route is None:
             raise NotFoundError(f"topic {name} does not exist: no name server has a route to it")
-        shares = shares_of(route)[:SHARES_MAX]
-        masters = {one.broker_name: one.broker_addrs.get(MASTER_ID, "") for one in route.broker_datas}
-        looked = await asyncio.gather(*(self._group(name, one, masters[one.group.name]) for one in shares))
+        brokers = {one.broker_name: one for one in route.broker_datas}
+        shares = parts_of(route)[:SHARES_MAX]
+        looked = await asyncio.gather(*(self._group(name, one, brokers[one.broker]) for one in shares))
         return {"name": name, "groups": looked}
 
-    async def _group(self, topic: str, share: TopicShare, master: str) -> dict[str, object]:
+    async def _group(self, topic: str, share: TopicQueues, brokers: BrokerData) -> dict[str, object]:
         queues, error = [], ""
         try:
-            queues = await self._queues(topic, master)
-        except (RequestError, UnreachableError, ConfigError, DisconnectedError, TooManyCallsError) as failure:
+            queues = await self._queues(topic, brokers.broker_addrs.get(MASTER_ID, ""))
+        except (ClientError, RequestError) as failure:
             error = str(failure)
-        except TimeoutError:
-            error = f"{master} did not answer within {TIMEOUT_S:g} s"
         return {
-            "cluster": safe_text(share.group.cluster),
-            "name": share.group.name,
+            "cluster": safe_text(brokers.cluster),
+            "name": share.broker,
             "read_queues": share.read_queues,
             "write_queues": share.write_queues,
             "permission": share.permission,
@@ -212,11 +202,10 @@ class FleetTopics:
 
     async def _queues(self, topic: str, master: str) -> list[dict[str, int]]:
         if not master:
-            raise UnreachableError("no master is registered")
-        check_plaintext([master], self._security)
-        asked = Frame(RequestCode.GET_TOPIC_STATS_INFO, 0, write_header(TopicHeader(topic)))
-        answer = await self._frames.call(master, sign(asked, self._security, learned=True), TIMEOUT_S)
-        table = TopicStatsTable.decode(body_of(answer, self._security, learned=True)).offset_table
+            raise BrokerUnreachableError("no master is registered")
+        code = RequestCode.GET_TOPIC_STATS_INFO
+        answer = await self._connections.ask(master, code, TopicHeader(topic), timeout_s=TIMEOUT_S)
+        table = TopicStatsTable.decode(answer.body).offset_table
         return [
             {
                 "queue": queue.queue_id,
@@ -229,8 +218,8 @@ class FleetTopics:
 
 
 def _shares(route: TopicRouteData) -> tuple[tuple[str, int, int, int], ...]:
-    found = shares_of(route)[:SHARES_MAX]
-    return tuple((one.group.name, one.read_queues, one.write_queues, one.permission) for one in found)
+    found = parts_of(route)[:SHARES_MAX]
+    return tuple((one.broker, one.read_queues, one.write_queues, one.permission) for one in found)
 
 
 def _row(name: str, places: frozenset[str], old: FleetTopicRow | None) -> FleetTopicRow:

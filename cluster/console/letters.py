@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from cluster.console.browse import FIELD_MAX, PlainBodies, preview, read_back, safe_text
+from cluster.console.browse import FIELD_MAX, PlainBodies, bounds_of, preview, read_back, safe_text
 from dledger.access.permissions import DEAD_PREFIX
-from rocketstore.client.errors import NotFoundError
+from rocketstore.client import NotFoundError
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import PROPERTY_REAL_QUEUE_ID, PROPERTY_REAL_TOPIC, PROPERTY_RETRY_TOPIC, Message
 
 if TYPE_CHECKING:
-    from rocketstore.client.admin import Admin
+    from rocketstore.client import Admin
 
 PAGE: Final = 20
 _NO_DEAD: Final[dict[str, object]] = {"min_offset": 0, "max_offset": 0, "first": 0, "messages": []}
@@ -27,24 +27,23 @@ class LetterBrowser:
         """A page of a group's dead letters, newest first: offsets below ``before`` (negative: the newest)."""
         topic = f"{DEAD_PREFIX}{group}"
         try:
-            found = self._admin.queue_range(topic, 0)
+            low, high = bounds_of(self._admin, topic, 0)
         except NotFoundError:  # it is created with the first one
             return {"group": group, "topic": topic, **_NO_DEAD}
-        low = max(found.min_offset, 0)
-        end = found.max_offset if before < 0 else min(before, found.max_offset)
+        end = high if before < 0 else min(before, high)
         messages, first = read_back(self._admin, topic, 0, max(end - PAGE, low), end)
         bodies = PlainBodies()
-        about: dict[str, object] = {"min_offset": low, "max_offset": found.max_offset, "first": first}
+        about: dict[str, object] = {"min_offset": low, "max_offset": high, "first": first}
         return {
             "group": group,
             "topic": topic,
             **about,
-            "messages": [_dead(one, bodies.of(one)[0]) for one in (received.decode() for received in messages)],
+            "messages": [_dead(one, bodies.of(one)[0]) for one in messages],
         }
 
     def delayed(self, level: int, offset: int) -> dict[str, object]:
         """The delay levels; with a ``level``, a page of its messages from ``offset`` on (negative: the next ones)."""
-        levels, messages = self._admin.delayed(level, max(offset, -1), max_messages=PAGE if level else 0)
+        levels, messages = self._admin.delayed(level, max(offset, -1), max_messages=PAGE)
         bodies = PlainBodies()
         delays_ms = {one.level: one.delay_ms for one in levels}
         return {

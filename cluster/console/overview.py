@@ -13,7 +13,9 @@ from cluster.console.fleet_topics import FleetTopics
 from cluster.console.sampler import SamplePace, wall_ms
 from cluster.console.streams import Streams
 from cluster.console.watcher import FleetPace, FleetWatcher
-from rocketstore.client.errors import NotFoundError
+from rocketstore.client import NotFoundError
+from rocketstore.client.aio.cluster import check_signing
+from rocketstore.client.aio.connections import BrokerConnections
 
 if TYPE_CHECKING:
     from cluster.broker_target import BrokerTarget
@@ -26,7 +28,10 @@ class ForeignGroupError(Exception):
 
 
 class Overview:
-    """On the console's event loop. ``control`` None: leadership of each group can be transferred."""
+    """On the console's event loop. ``control`` None: leadership of each group can be transferred.
+
+    Raises ``ConfigError`` for name servers that an account must not trust.
+    """
 
     def __init__(
         self,
@@ -38,17 +43,17 @@ class Overview:
         fleet_pace: FleetPace | None = None,
     ) -> None:
         names, security = brokers.name_servers, brokers.security.for_client()
+        check_signing(security)
+        connections = BrokerConnections(names, security)
         self.fleet: Final = Fleet(names)
-        self.watcher: Final = FleetWatcher(self.fleet, names, security, fleet_pace)
+        self.watcher: Final = FleetWatcher(self.fleet, names, connections, fleet_pace)
         self.streams: Final = Streams(
             lambda: self.fleet.snapshot(wall_ms()),
             lambda after: self.fleet.update(after, wall_ms()),
             lambda: self.topics.state(),
             self._watch,
         )
-        self.topics: Final = FleetTopics(
-            self.fleet, names, self.watcher.frames, security, lambda: self.streams.hurry(catalog=True)
-        )
+        self.topics: Final = FleetTopics(self.fleet, names, connections, lambda: self.streams.hurry(catalog=True))
         self._desks = Desks(_desk_maker(target, brokers, control, pace))
 
     @property

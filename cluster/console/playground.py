@@ -71,15 +71,15 @@ def appending(group: LocalGroup, per_s: float = APPENDS_PER_S) -> Iterator[None]
 @contextmanager
 def trading(brokers: LocalBrokers, per_s: float = SENDS_PER_S) -> Iterator[None]:
     """Send orders during the block; two groups consume them, one of them slowly."""
-    from rocketstore.client.topics import TopicInfo
-    from rocketstore.message.message import Message
+    from rocketstore.client import Admin, Consumer, Message, Producer, TopicInfo
 
-    with brokers.admin() as admin:
+    addresses = brokers.addresses
+    with Admin(addresses) as admin:
         admin.put_topic(TopicInfo(TOPIC, QUEUES, QUEUES))
     with (
-        brokers.producer(allow_duplicates=True) as producer,
-        brokers.consumer("billing", TOPIC, auto_commit_s=1.0) as billing,
-        brokers.consumer("audit", TOPIC, auto_commit_s=2.0, pull_messages=4) as audit,
+        Producer(addresses, enable_idempotence=False) as producer,
+        Consumer(addresses, group="billing", topics=TOPIC, start="first", commit_s=1.0) as billing,
+        Consumer(addresses, group="audit", topics=TOPIC, start="first", commit_s=2.0, pull_messages=4) as audit,
     ):
 
         def send(number: int) -> None:

@@ -15,11 +15,12 @@ from cluster.console.facts import (
     facts_of_plain_broker,
 )
 from dledger.errors import DLedgerError, InvalidRequestError
+from rocketstore.client import RequestNotKnownError
 
 if TYPE_CHECKING:
-    from cluster.broker_target import BrokerTarget
-    from cluster.connection import GroupTarget
-    from rocketstore.client.admin import Admin
+    from dledger.client.calls import Calls
+    from rocketstore.client import Admin
+    from rocketstore.client.aio.routes import RoutedBroker
 
 BROKER_TIMEOUT_S: Final = 1.0
 BROKER_INTERVAL_S: Final = 2.0
@@ -47,12 +48,13 @@ class _Known:
 class GroupProbe:
     """Polls nodes; detects whether an address is a log node, a broker of a group or a plain broker.
 
-    Thread-safe.
+    Thread-safe; ``close`` closes both clients.
     """
 
-    def __init__(self, target: GroupTarget, brokers: BrokerTarget) -> None:
-        self._client = target.connect_to_ask()
-        self._admin: Admin = brokers.admin()
+    def __init__(self, client: Calls, admin: Admin) -> None:
+        self._client = client
+        self._admin = admin
+        self._named: RoutedBroker | None = None  # of all brokers here, once known
         self._connected: set[str] = set()  # set.add and discard are atomic
         self._no_broker: set[str] = set()
         self._broker_facts: dict[str, _Known] = {}  # so is setting an item
@@ -100,8 +102,9 @@ class GroupProbe:
             return known.facts
         asked_s, told = time.monotonic(), None
         try:
-            told = broker_facts_of(self._admin.status(address))
-        except InvalidRequestError:
+            status = self._admin.status(address)
+            told = broker_facts_of(status, self._name())
+        except RequestNotKnownError:
             self._no_broker.add(address)
         except DLedgerError:  # it is starting or stopping: the log service's status is enough
             return None
@@ -112,13 +115,20 @@ class GroupProbe:
         started = time.perf_counter()
         try:
             status = self._admin.status(address)
+            named = self._name()
         except DLedgerError:
             self._plain.discard(address)
             self._connected.discard(address)
             raise
         latency_ms = self._latency_ms(address, started)
-        if status.replicated:  # its log service is not up yet
+        if status.runtime.role:  # its log service is not up yet
             self._plain.discard(address)
             raise InvalidRequestError(f"{address} is a broker of a group, but its log does not answer")
         self._plain.add(address)
-        return Answer(facts_of_plain_broker(status), broker_facts_of(status), latency_ms)
+        return Answer(facts_of_plain_broker(status, named), broker_facts_of(status, named), latency_ms)
+
+    def _name(self) -> RoutedBroker:
+        """The name and the cluster of the brokers."""
+        if self._named is None:
+            (self._named,) = self._admin.brokers()
+        return self._named

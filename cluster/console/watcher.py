@@ -15,15 +15,13 @@ from typing import Final
 
 from cluster.console.fleet import Fleet
 from cluster.console.sampler import wall_ms
-from dledger.client.security import ClientSecurity
-from dledger.errors import ConfigError, DLedgerError
-from dledger.remoting.client import RemotingClient, UnreachableError
-from dledger.remoting.connection import DisconnectedError, TooManyCallsError
+from dledger.errors import DLedgerError
 from dledger.remoting.errors import RequestError
-from rocketstore.client.aio_frames import open_frames
-from rocketstore.client.name_server_tls import check_plaintext
-from rocketstore.client.runtime import question, read_answer
-from rocketstore.nameserver.aio_lookups import AsyncNameServers
+from rocketstore.client import BrokerUnreachableError, ClientError, RefusedError
+from rocketstore.client.aio.connections import BrokerConnections
+from rocketstore.client.aio.route_servers import RouteServers
+from rocketstore.remoting.bodies.runtime import RuntimeInfo
+from rocketstore.remoting.codes import RequestCode
 
 ASKED_PER_S_MAX: Final = 50
 
@@ -38,26 +36,19 @@ class FleetPace:
 
 
 class FleetWatcher:
-    """Between ``run``'s start and its cancellation. Everything on one loop."""
+    """Between ``run``'s start and its cancellation, which closes ``connections``. Everything on one loop."""
 
     def __init__(
-        self, fleet: Fleet, name_servers: Sequence[str], security: ClientSecurity, pace: FleetPace | None = None
+        self, fleet: Fleet, name_servers: Sequence[str], connections: BrokerConnections, pace: FleetPace | None = None
     ) -> None:
         self._fleet = fleet
         self._name_servers = tuple(name_servers)
-        self._security = security
         self._pace = pace or FleetPace()
-        self._frames = open_frames(name_servers, security)
-        self._question = question(security, learned=True)
+        self._connections = connections
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
         self._watched = False
         self._nudge = asyncio.Event()
-
-    @property
-    def frames(self) -> RemotingClient:
-        """The connections, for other requests on the same loop."""
-        return self._frames
 
     def watch(self, *, watched: bool) -> None:
         """Set whether a page is open; if so, everybody is asked at once."""
@@ -74,15 +65,15 @@ class FleetWatcher:
                 for address in self._name_servers:
                     group.create_task(self._follow_name_server(address))
         finally:
-            await self._frames.close(at_once=True)
+            await self._connections.close(at_once=True)
 
     async def _follow_name_server(self, address: str) -> None:
-        names = AsyncNameServers([address], self._frames, timeout_s=self._pace.timeout_s)
+        names = RouteServers(self._connections, [address], are_name_servers=True, timeout_s=self._pace.timeout_s)
         while True:
             nudge = self._nudge
             try:
                 found = await names.clusters()
-            except (DLedgerError, TooManyCallsError) as error:
+            except DLedgerError as error:
                 self._fleet.unheard(
                     address, _short(address, str(error).removeprefix("no name server answered: ")), wall_ms()
                 )
@@ -111,15 +102,13 @@ class FleetWatcher:
     async def _ask(self, address: str) -> None:
         fleet, timeout_s = self._fleet, self._pace.timeout_s
         try:
-            check_plaintext([address], self._security)
-            answer = await self._frames.call(address, self._question, timeout_s)
-            info = read_answer(answer, self._security, learned=True)
-        except RequestError as error:
-            fleet.refused(address, str(error), wall_ms())
-        except (UnreachableError, ConfigError) as error:
-            fleet.failed(address, _short(address, str(error)), wall_ms(), unreachable=True)
-        except (DisconnectedError, TimeoutError, TooManyCallsError) as error:
-            fleet.failed(address, str(error) or f"no answer within {timeout_s:g} s", wall_ms(), unreachable=False)
+            answer = await self._connections.ask(address, RequestCode.GET_BROKER_RUNTIME_INFO, timeout_s=timeout_s)
+            info = RuntimeInfo.decode(answer.body)
+        except (RefusedError, RequestError) as error:
+            fleet.refused(address, _short(address, str(error)), wall_ms())
+        except ClientError as error:
+            is_unreachable = isinstance(error, BrokerUnreachableError)
+            fleet.failed(address, _short(address, str(error)), wall_ms(), unreachable=is_unreachable)
         else:
             fleet.answered(address, info, wall_ms())
 
@@ -135,4 +124,4 @@ class FleetWatcher:
 
 def _short(address: str, error: str) -> str:
     """Without the address, which stands beside it."""
-    return error.removeprefix(f"cannot connect to {address}: ")
+    return error.removeprefix(f"cannot connect to {address}: ").removeprefix(f"{address}: ")

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from dledger.access.permissions import RETRY_PREFIX
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.store.message_store import MessageStore
 from rocketstore.store.stats import OTHERS, GroupTotals, TopicTotals
@@ -112,8 +111,7 @@ def _lags(store: MessageStore, state: BrokerState, groups: list[str]) -> Iterato
             end = store.max_offset(noted.topic, noted.queue_id)
             behind[noted.topic] = behind.get(noted.topic, 0) + max(0, end - noted.offset)
         for topic, messages in behind.items():
-            if messages or not topic.startswith(RETRY_PREFIX):  # every group is in its retry topic, used or not
-                yield GroupLag(group, topic, messages)
+            yield GroupLag(group, topic, messages)
 
 
 def first_topics(totals: dict[str, TopicTotals], topics_max: int) -> dict[str, TopicTotals]:

@@ -159,15 +159,10 @@ class Producer(BlockingClient):
         queue: MessageQueue | int | None = None,
     ) -> TransactionResult:
         """Store a message, call ``execute`` here, and end as that says: see ``aio.Producer.send_in_transaction``."""
-        transaction = self._producer.transaction(message, key=key, queue=queue)
-        self._run(transaction.begin())
-        state = TransactionState.UNKNOWN if transaction.is_safe else TransactionState.ROLLBACK
-        try:
+        with self.transaction(message, key=key, queue=queue) as transaction:
             if transaction.is_safe:
-                state = checked_state(execute(transaction.prepared))
-        finally:
-            result = self._run(transaction.end(state))
-        return result
+                transaction.state = checked_state(execute(transaction.prepared))
+        return transaction.result
 
     # -- on the clients' thread ----------------------------------------------------------------------------------------
 
@@ -356,8 +351,8 @@ class Admin(BlockingClient):
         """``progress`` of many groups, without those that have none or that this account may not use."""
         return self._run(self._admin.progress_of(groups))
 
-    def offsets(self, group: str, topic: str = "") -> dict[MessageQueue, int | None]:
-        """A group's committed offsets, None where it has none. Raises ``NotFoundError`` if it has none at all."""
+    def offsets(self, group: str, topic: str = "") -> dict[MessageQueue, int]:
+        """A group's committed offsets. Raises ``NotFoundError`` if it has none."""
         return self._run(self._admin.offsets(group, topic))
 
     def lag(self, group: str, topic: str = "") -> int:
@@ -372,9 +367,9 @@ class Admin(BlockingClient):
         """Move a group's offsets in a topic, forwards or backwards; returns where each queue is then."""
         return self._run(self._admin.reset_offsets(group, topic, start))
 
-    def message_by_id(self, offset_message_id: str, broker: str = "") -> Message:
-        """The message with this id (``SendResult.offset_message_id``). Raises ``NotFoundError``."""
-        return self._run(self._admin.message_by_id(offset_message_id, broker))
+    def message_by_id(self, offset_id: str, broker: str = "") -> Message:
+        """The message with this id (``SendResult.offset_id``). Raises ``NotFoundError``."""
+        return self._run(self._admin.message_by_id(offset_id, broker))
 
     def messages_by_key(
         self,
@@ -430,6 +425,6 @@ class Admin(BlockingClient):
         )
         return self._run(sent)
 
-    def resume_transaction(self, offset_message_id: str, broker: str = "") -> None:
+    def resume_transaction(self, offset_id: str, broker: str = "") -> None:
         """Begin a transaction again that was given up: its producers are asked again what became of it."""
-        return self._run(self._admin.resume_transaction(offset_message_id, broker))
+        return self._run(self._admin.resume_transaction(offset_id, broker))

@@ -15,16 +15,12 @@ from cluster.connection import GroupTarget
 from cluster.console import clients
 from cluster.console.control import NoControl
 from cluster.console.server import ConsoleServer, ListenAddress
-from rocketstore.client.admin import Admin
-from rocketstore.client.producer import Producer
-from rocketstore.client.topics import TopicInfo
-from rocketstore.message.message import Message
-from rocketstore.server import BrokerServer
+from rocketstore.client import Message, TopicInfo
 from tests.browser.chromium import Page
 from tests.browser.test_page import BROKEN_REFERENCES, DOUBLE_IDS, LOW_CONTRAST, NAMELESS, TOO_SMALL
 from tests.support.waiting import wait_until
+from tests.unit.cluster.console.desks import Broker, plain_broker
 from tests.unit.cluster.console.support import request
-from tests.unit.rocketstore.test_server import plain
 
 FOCUSED = "const one = document.activeElement; return one.id || one.getAttribute('aria-label') || one.textContent;"
 ASKED = """
@@ -45,24 +41,19 @@ return [...document.querySelectorAll('dialog[open], dialog[open] .tools, dialog[
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerServer]:
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """In this process; ``orders`` has four queues, a message, a group that is behind, and a dead letter."""
-    server = BrokerServer(plain(tmp_path_factory.mktemp("broker"))).start()
-    address = f"127.0.0.1:{server.port}"
-    try:
-        with Admin([address], timeout_s=20) as admin, Producer([address], timeout_s=20) as producer:
-            admin.put_topic(TopicInfo("orders", 4, 4))
-            sent = producer.send(Message("orders", b"one", keys="k-1"), queue_id=1)
-            producer.send(Message("orders", b"tea", delay_level=17))
-            admin.set_offsets("audit", "orders", {1: 0})
-            admin.send_back("audit", "orders", sent.offset, delay_level=-1, retries_max=0)
-        yield server
-    finally:
-        server.stop()
+    with plain_broker(tmp_path_factory.mktemp("broker")) as made:
+        made.add_topic("orders", 4)
+        made.put(Message("orders", b"one", keys="k-1"), 1)
+        made.producer.send(Message("orders", b"tea", delay_level=17))
+        made.commit("audit", "orders", 1, 0)
+        made.bury("audit", "orders", 1, 0)
+        yield made
 
 
-def console_of(broker: BrokerServer, *, read_only: bool = False) -> ConsoleServer:
-    target = GroupTarget((f"127.0.0.1:{broker.port}",), "", 20.0)
+def console_of(broker: Broker, *, read_only: bool = False) -> ConsoleServer:
+    target = GroupTarget((broker.address,), "", 20.0)
     control = NoControl() if read_only else None
     return ConsoleServer(target, BrokerTarget(target.bootstrap, 20.0), place=ListenAddress(port=0), control=control)
 
@@ -112,9 +103,9 @@ def flaws(page: Page) -> list[str]:
     return [str(one) for script in scripts for one in page.js(script)]
 
 
-def test_everything_can_be_done_by_keyboard(page: Page, broker: BrokerServer) -> None:
+def test_everything_can_be_done_by_keyboard(page: Page, broker: Broker) -> None:
     """Create a topic, send a message to it, move a group, delete the topic; every dialog gives the focus back."""
-    with console_of(broker) as console, Admin([f"127.0.0.1:{broker.port}"], timeout_s=20) as admin:
+    with console_of(broker) as console:
         page.open(console.url)
         until_says(page, "New topic…")
 
@@ -122,7 +113,7 @@ def test_everything_can_be_done_by_keyboard(page: Page, broker: BrokerServer) ->
         page.press(Keys.ENTER)
         page.press("made-by-hand", Keys.TAB, Keys.BACKSPACE, "2", Keys.TAB, Keys.BACKSPACE, "3", Keys.ENTER)
         until_says(page, "created topic made-by-hand: 2 write queues, 3 read queues, rw")
-        assert admin.topic("made-by-hand") == TopicInfo("made-by-hand", 3, 2)
+        assert broker.about("made-by-hand") == TopicInfo("made-by-hand", 3, 2)
         page.wait(lambda: page.js(FOCUSED) == "Create a topic", "the focus is back")
 
         page.wait(lambda: page.js("return document.querySelector('tr[data-row=made-by-hand]') !== null"), "its row")
@@ -147,9 +138,9 @@ def test_everything_can_be_done_by_keyboard(page: Page, broker: BrokerServer) ->
         page.leave()
 
 
-def test_a_reset_shows_what_it_does_before_it_does_it(page: Page, broker: BrokerServer) -> None:
+def test_a_reset_shows_what_it_does_before_it_does_it(page: Page, broker: Broker) -> None:
     """A changed choice hides the plan again; only the button of a plan resets."""
-    with console_of(broker) as console, Admin([f"127.0.0.1:{broker.port}"], timeout_s=20) as admin:
+    with console_of(broker) as console:
         page.open(console.url)
         page.click("#tab-groups")
         page.click("tr[data-row=audit] .expander")
@@ -157,7 +148,7 @@ def test_a_reset_shows_what_it_does_before_it_does_it(page: Page, broker: Broker
         assert page.js("return document.getElementById('form-to').value") == "first"  # nothing is skipped unasked
         page.click("#form-content button[type=submit]")
         until_says(page, "No message would be skipped or delivered again.")
-        assert admin.offsets("audit") == {("orders", 1): 0}
+        assert broker.offsets("audit") == {("orders", 1): 0}
 
         page.js(
             "const to = document.getElementById('form-to'); to.value = 'last'; to.dispatchEvent(new Event('input', {bubbles: true}))"
@@ -169,18 +160,16 @@ def test_a_reset_shows_what_it_does_before_it_does_it(page: Page, broker: Broker
         until_says(page, "Reset 4 queues")
         page.click("#form-content button[type=submit]")
         until_says(page, "reset audit in orders: queue 0 to 0, queue 1 to 1")
-        assert admin.offsets("audit")["orders", 1] == 1
-        admin.set_offsets("audit", "orders", {1: 0})
+        assert broker.offsets("audit")["orders", 1] == 1
+        broker.commit("audit", "orders", 1, 0)
         page.leave()
 
 
 @pytest.mark.parametrize(("permission", "chosen"), [(4, "r"), (2, "w"), (0, "none")])
-def test_a_change_of_a_topic_begins_with_what_it_is(
-    page: Page, broker: BrokerServer, permission: int, chosen: str
-) -> None:
+def test_a_change_of_a_topic_begins_with_what_it_is(page: Page, broker: Broker, permission: int, chosen: str) -> None:
     """Whoever changes the queues only, leaves the permission as it was."""
-    with console_of(broker) as console, Admin([f"127.0.0.1:{broker.port}"], timeout_s=20) as admin:
-        admin.put_topic(TopicInfo("limited", 3, 2, permission))
+    with console_of(broker) as console:
+        broker.admin.put_topic(TopicInfo("limited", 3, 2, permission))
         page.open(console.url)
         page.click("tr[data-row=limited] .expander")
         page.click("[aria-label='Change topic limited']")
@@ -190,19 +179,18 @@ def test_a_change_of_a_topic_begins_with_what_it_is(
         page.wait(lambda: page.js(given) == ["2", "3", chosen], "its shape")
         page.click("#form-content button[type=submit]")
         until_says(page, "changed topic limited")
-        assert admin.topic("limited") == TopicInfo("limited", 3, 2, permission)
-        admin.delete_topic("limited")
+        assert broker.about("limited") == TopicInfo("limited", 3, 2, permission)
+        broker.admin.delete_topic("limited")
         page.leave()
 
 
-def test_an_impatient_finger_does_it_once(page: Page, broker: BrokerServer) -> None:
+def test_an_impatient_finger_does_it_once(page: Page, broker: Broker) -> None:
     """A button that was pressed waits for its answer."""
-    address = f"127.0.0.1:{broker.port}"
-    with console_of(broker) as console, Admin([address], timeout_s=20) as admin, Producer([address]) as producer:
-        sent = producer.send(Message("orders", b"x"), queue_id=3)
-        admin.send_back("hasty", "orders", sent.offset, delay_level=-1, retries_max=0)
-        admin.set_offsets("hasty", "orders", {3: 0})
-        before = admin.queue_range("orders", 3).max_offset
+    with console_of(broker) as console:
+        broker.put(Message("orders", b"x"), 3)
+        broker.bury("hasty", "orders", 3, 0)
+        broker.commit("hasty", "orders", 3, 0)
+        before = broker.server.store.max_offset("orders", 3)
         page.open(console.url)
         page.click("tr[data-row=orders] .expander")
         page.click("[aria-label='Send a message to orders']")
@@ -221,23 +209,22 @@ def test_an_impatient_finger_does_it_once(page: Page, broker: BrokerServer) -> N
         until_says(page, "dead letter 0 of hasty goes to its consumers again, once")
         page.leave()
 
-        wait_until(lambda: admin.queue_range("orders", 3).max_offset > before, "the message")
-        wait_until(lambda: "%RETRY%hasty" in {one.name for one in admin.topics()}, "the retry topic")
-        wait_until(lambda: admin.queue_range("%RETRY%hasty", 0).max_offset > 0, "the copy, after a second")
-        assert admin.queue_range("orders", 3).max_offset == before + 1
+        wait_until(lambda: broker.server.store.max_offset("orders", 3) > before, "the message")
+        wait_until(lambda: broker.server.store.max_offset("%RETRY%hasty", 0) > 0, "the copy, after a second")
+        assert broker.server.store.max_offset("orders", 3) == before + 1
         state: Any = request(f"{console.url}api/state").json()
         assert sum("dead letter 0 of hasty" in one["text"] for one in state["events"]) == 1
-        admin.delete_group("hasty")
+        broker.admin.delete_group("hasty")
 
 
 def test_groups_with_clients_are_turned_page_by_page(
-    page: Page, broker: BrokerServer, monkeypatch: pytest.MonkeyPatch
+    page: Page, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No group is left out between two pages."""
     monkeypatch.setattr(clients, "GROUPS_PER_PAGE", 1)
-    with console_of(broker) as console, Admin([f"127.0.0.1:{broker.port}"], timeout_s=20) as admin:
+    with console_of(broker) as console:
         for group in ("turned-1", "turned-2", "turned-3"):
-            admin.set_offsets(group, "orders", {0: 0})
+            broker.commit(group, "orders", 0, 0)
         page.open(console.url)
         page.click("#tab-clients")
         until_says(page, "Groups 1 to 1 of ")
@@ -249,14 +236,14 @@ def test_groups_with_clients_are_turned_page_by_page(
             until_says(page, f"Groups {numbers} of ")
         page.leave()
         for group in ("turned-1", "turned-2", "turned-3"):
-            admin.delete_group(group)
+            broker.admin.delete_group(group)
 
 
-def test_a_yes_counts_for_one_question(page: Page, broker: BrokerServer) -> None:
+def test_a_yes_counts_for_one_question(page: Page, broker: Broker) -> None:
     """Escape is a no, whatever the answer to the question before was."""
-    with console_of(broker) as console, Admin([f"127.0.0.1:{broker.port}"], timeout_s=20) as admin:
+    with console_of(broker) as console:
         for name in ("gone", "kept"):
-            admin.put_topic(TopicInfo(name, 1, 1))
+            broker.admin.put_topic(TopicInfo(name, 1, 1))
         page.open(console.url)
         page.click("tr[data-row=gone] .expander")
         page.click("[aria-label='Delete topic gone']")
@@ -273,16 +260,16 @@ def test_a_yes_counts_for_one_question(page: Page, broker: BrokerServer) -> None
 
         assert page.js("return window.asked") == ['{"name":"kept"}']
         assert page.js(FOCUSED) == "Delete topic kept"
-        admin.delete_topic("kept")
+        broker.admin.delete_topic("kept")
         page.leave()
 
 
-def test_a_plan_that_comes_late_is_not_that_of_another_choice(page: Page, broker: BrokerServer) -> None:
+def test_a_plan_that_comes_late_is_not_that_of_another_choice(page: Page, broker: Broker) -> None:
     """Offsets of one topic would be set in another."""
-    with console_of(broker) as console, Admin([f"127.0.0.1:{broker.port}"], timeout_s=20) as admin:
-        admin.put_topic(TopicInfo("returns", 4, 4))
-        admin.set_offsets("both", "orders", {1: 0})
-        admin.set_offsets("both", "returns", {1: 0})
+    with console_of(broker) as console:
+        broker.admin.put_topic(TopicInfo("returns", 4, 4))
+        broker.commit("both", "orders", 1, 0)
+        broker.commit("both", "returns", 1, 0)
         page.open(console.url)
         page.click("#tab-groups")
         page.click("tr[data-row=both] .expander")
@@ -302,20 +289,19 @@ def test_a_plan_that_comes_late_is_not_that_of_another_choice(page: Page, broker
         )
         page.click("#form-content button[type=submit]")
         until_says(page, "Reset 4 queues")
-        assert admin.offsets("both") == {("orders", 1): 0, ("returns", 1): 0}
-        admin.delete_group("both")
-        admin.delete_topic("returns")
+        assert broker.offsets("both") == {("orders", 1): 0, ("returns", 1): 0}
+        broker.admin.delete_group("both")
+        broker.admin.delete_topic("returns")
         page.leave()
 
 
-def test_an_answer_that_comes_late_is_not_shown_as_that_of_another_question(page: Page, broker: BrokerServer) -> None:
+def test_an_answer_that_comes_late_is_not_shown_as_that_of_another_question(page: Page, broker: Broker) -> None:
     """Else one would resend the dead letters of a group that the dialog does not name, or read another message."""
-    with console_of(broker) as console, Admin([f"127.0.0.1:{broker.port}"], timeout_s=20) as admin:
-        admin.put_topic(TopicInfo("letters", 1, 1))
-        admin.set_offsets("billing", "letters", {0: 0})
-        with Producer([f"127.0.0.1:{broker.port}"], timeout_s=20) as producer:
-            for body in (b"first", b"second"):
-                producer.send(Message("letters", body), queue_id=0)
+    with console_of(broker) as console:
+        broker.admin.put_topic(TopicInfo("letters", 1, 1))
+        broker.commit("billing", "letters", 0, 0)
+        for body in (b"first", b"second"):
+            broker.put(Message("letters", body))
         page.open(console.url)
         page.click("#tab-groups")
         for name in ("audit", "billing"):
@@ -357,13 +343,13 @@ def test_an_answer_that_comes_late_is_not_shown_as_that_of_another_question(page
         page.wait(lambda: page.js("return told"), "it has come")
         assert page.text("detail-title") == "Message 1 of queue 0 of letters"
         assert "second" in page.text("detail-body")
-        admin.delete_topic("letters")
-        admin.delete_group("billing")
+        broker.admin.delete_topic("letters")
+        broker.admin.delete_group("billing")
         page.leave()
 
 
 @pytest.mark.parametrize(("theme", "width"), [("light", 1360), ("dark", 375)])
-def test_dialogs_and_lists_can_be_read_and_used(page: Page, broker: BrokerServer, theme: str, width: int) -> None:
+def test_dialogs_and_lists_can_be_read_and_used(page: Page, broker: Broker, theme: str, width: int) -> None:
     """Names, contrast, sizes of targets, nothing beyond the edge; a wrong field is marked and says why."""
     with console_of(broker) as console:
         page.open(console.url, theme=theme, width=width)
@@ -409,7 +395,7 @@ def test_dialogs_and_lists_can_be_read_and_used(page: Page, broker: BrokerServer
         page.leave()
 
 
-def test_a_read_only_console_offers_no_changes(page: Page, broker: BrokerServer) -> None:
+def test_a_read_only_console_offers_no_changes(page: Page, broker: Broker) -> None:
     """Looking stays possible."""
     with console_of(broker, read_only=True) as console:
         page.open(console.url)

@@ -9,14 +9,10 @@ from functools import partial
 
 import pytest
 
-from rocketstore.client.aio.admin_records import TopicInfo
-from rocketstore.client.blocking import Admin, Producer
-from rocketstore.message.message import Message
-from rocketstore.remoting.bodies.queues import MessageQueue
-from rocketstore.server import BrokerServer
+from rocketstore.client import Message
 from tests.browser.chromium import Page
 from tests.browser.test_changes import console_of, until_says
-from tests.unit.rocketstore.test_server import plain
+from tests.unit.cluster.console.desks import Broker, plain_broker
 
 HOLD = """
 const [part] = arguments;
@@ -33,25 +29,20 @@ HELD = "return window.held.length"
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerServer]:
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """In this process; ``audit`` is behind in ``orders`` and in ``bills``, which have two messages in queue 0 each."""
-    server = BrokerServer(plain(tmp_path_factory.mktemp("broker"))).start()
-    address = f"127.0.0.1:{server.port}"
-    try:
-        with Admin([address], timeout_s=20) as admin, Producer([address], timeout_s=20) as producer:
-            for topic, messages in (("bills", 1), ("orders", 2)):
-                admin.put_topic(TopicInfo(topic, 1, 1))
-                for _ in range(messages):
-                    sent = producer.send(Message(topic, b"one"), queue=0)
-                admin.set_offsets("audit", {MessageQueue(topic, sent.broker, 0): 0})
-        yield server
-    finally:
-        server.stop()
+    with plain_broker(tmp_path_factory.mktemp("broker")) as made:
+        for topic, messages in (("bills", 1), ("orders", 2)):
+            made.add_topic(topic, 1)
+            for _ in range(messages):
+                made.put(Message(topic, b"one"))
+            made.commit("audit", topic, 0, 0)
+        yield made
 
 
-def test_a_plan_resets_only_the_topic_it_is_of(page: Page, broker: BrokerServer) -> None:
+def test_a_plan_resets_only_the_topic_it_is_of(page: Page, broker: Broker) -> None:
     """A plan that arrives after another topic was chosen is not shown, and moves no offsets of that topic."""
-    with console_of(broker) as console, Admin([f"127.0.0.1:{broker.port}"], timeout_s=20) as admin:
+    with console_of(broker) as console:
         page.open(console.url)
         page.click("#tab-groups")
         page.click("tr[data-row=audit] .expander")
@@ -81,17 +72,16 @@ def test_a_plan_resets_only_the_topic_it_is_of(page: Page, broker: BrokerServer)
         until_says(page, "2 messages would be skipped and not delivered.")
         page.click("#form-content button[type=submit]")
         until_says(page, "reset audit in orders: queue 0 to 2")
-        offsets = {(one.topic, one.queue_id): offset for one, offset in admin.offsets("audit").items()}
-        assert offsets == {("bills", 0): 0, ("orders", 0): 2}
+        assert broker.offsets("audit") == {("bills", 0): 0, ("orders", 0): 2}
         page.leave()
 
 
-def test_every_question_has_its_own_answer(page: Page, broker: BrokerServer) -> None:
+def test_every_question_has_its_own_answer(page: Page, broker: Broker) -> None:
     """A question that arrives while another one is open does not replace it: one yes deletes one topic."""
-    with console_of(broker) as console, Admin([f"127.0.0.1:{broker.port}"], timeout_s=20) as admin:
+    with console_of(broker) as console:
         names = ("first-one", "second-one")
         for name in names:
-            admin.put_topic(TopicInfo(name, 1, 1))
+            broker.add_topic(name, 1)
         page.open(console.url)
         for name in names:
             page.click(f"tr[data-row={name}] .expander")
@@ -114,5 +104,5 @@ def test_every_question_has_its_own_answer(page: Page, broker: BrokerServer) -> 
         page.wait(lambda: page.js(HELD) == 1, "it is deleted")
         page.js(LET_GO)
         until_says(page, "deleted topic first-one")
-        assert {one.name for one in admin.topics()}.intersection(names) == {"second-one"}
+        assert {one.name for one in broker.admin.topics()}.intersection(names) == {"second-one"}
         page.leave()

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +15,13 @@ from cluster.broker_target import BrokerTarget
 from cluster.connection import GroupTarget
 from cluster.console.listing import PAGE_ROWS
 from cluster.console.server import ConsoleServer, ListenAddress
-from rocketstore.message.message import Message
+from rocketstore.client import Message
+from rocketstore.remoting.bodies.topics import TopicConfigData, TopicConfigList
+from rocketstore.remoting.codes import RequestCode
 from tests.browser.chromium import Page
 from tests.browser.test_page import BROKEN_REFERENCES, DOUBLE_IDS, LOW_CONTRAST, NAMELESS, TOO_SMALL
-from tests.support.fake_broker import FakeBrokers, fake_brokers
+from tests.support.remoting import RemotingSocket
+from tests.unit.cluster.console.desks import Broker, plain_broker
 from tests.unit.cluster.console.support import request
 
 TOPICS, GROUPS = 10_000, 1_000
@@ -27,22 +31,25 @@ HEAD = "[...document.querySelectorAll(`#${arguments[0]} th button`)].find((one) 
 
 
 @pytest.fixture(scope="module")
-def brokers() -> Iterator[FakeBrokers]:
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """Topics of one queue, of which the one called busy has messages; groups that consumed none of them."""
-    with fake_brokers(1) as made:
-        for number in range(TOPICS - 1):
-            made.add_topic(f"topic-{number:05}", 1)
-        made.add_topic("busy", 1)
-        made.add_topic("%RETRY%group-00007", 1)
+    with plain_broker(tmp_path_factory.mktemp("many")) as made:
+        names = ["busy", "%RETRY%group-00007", *(f"topic-{number:05}" for number in range(TOPICS - 1))]
+        with RemotingSocket(made.server.port) as asking:
+            for first in range(0, len(names), 1000):
+                some = tuple(TopicConfigData(name, 1, 1, 6) for name in names[first : first + 1000])
+                answer = asking.ask(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, None, TopicConfigList(some).encode())
+                assert answer.code == 0, answer.remark
         for _ in range(3):
-            made.put(Message("busy", b"x", 0))
+            made.put(Message("busy", b"x"))
         for number in range(GROUPS):
-            made.offsets[f"group-{number:05}", "busy" if number == 777 else f"topic-{number:05}", 0] = 1
+            at = 1 if number == 777 else 0
+            made.commit(f"group-{number:05}", "busy" if number == 777 else f"topic-{number:05}", 0, at)
         yield made
 
 
 @pytest.fixture
-def lists(page: Page, brokers: FakeBrokers) -> Iterator[ConsoleServer]:
+def lists(page: Page, brokers: Broker) -> Iterator[ConsoleServer]:
     """Their console, open."""
     target = GroupTarget(tuple(brokers.addresses), "", 20.0)
     with ConsoleServer(target, BrokerTarget(target.bootstrap, 20.0), place=ListenAddress(port=0)) as server:
@@ -53,9 +60,9 @@ def lists(page: Page, brokers: FakeBrokers) -> Iterator[ConsoleServer]:
 
 
 @pytest.fixture
-def quiet() -> Iterator[ConsoleServer]:
+def quiet(tmp_path: Path) -> Iterator[ConsoleServer]:
     """The console of a broker with one topic, in which nothing happens."""
-    with fake_brokers(1) as made:
+    with plain_broker(tmp_path) as made:
         made.add_topic("orders", 1)
         target = GroupTarget(tuple(made.addresses), "", 20.0)
         with ConsoleServer(target, BrokerTarget(target.bootstrap, 20.0), place=ListenAddress(port=0)) as server:

@@ -12,11 +12,15 @@ import pytest
 from cluster.broker_target import BrokerTarget
 from cluster.connection import GroupTarget
 from cluster.console.server import ConsoleServer, ListenAddress
-from rocketstore.message.message import Message
+from dledger.clock import Clock
+from rocketstore.client import Message
+from rocketstore.server import BrokerServer
 from tests.browser.chromium import Page
 from tests.browser.test_crossing import HELD, HOLD
 from tests.browser.test_page import find, press
-from tests.support.fake_broker import FakeBrokers, fake_brokers
+from tests.support.waiting import wait_until
+from tests.unit.cluster.console.desks import Broker
+from tests.unit.rocketstore.test_server import plain
 
 REMOVED, SENT, DEAD = 5, 70, 45
 OFFSETS = "return [...document.querySelectorAll(`#${arguments[0]} td button.linklike`)].map((one) => Number(one.textContent.split(':').pop()))"
@@ -36,24 +40,49 @@ return names.filter((one) => one.includes('/api/dead-letters')).length > argumen
 """Whether more than so many requests for dead letters have been answered."""
 
 
+class Seconds(Clock):
+    """Wall time that is set by hand."""
+
+    now_ms = 1_000
+
+    def wall_ms(self) -> int:
+        return self.now_ms
+
+
 @pytest.fixture(scope="module")
-def brokers() -> Iterator[FakeBrokers]:
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """A queue whose first messages were removed before a group had them, and the group's dead letters."""
-    with fake_brokers(1) as made:
-        for topic, count in (("orders", SENT), ("slow", 1), ("%DLQ%late", DEAD)):
-            made.add_topic(topic, 1)
-            for number in range(count):
-                made.put(Message(topic, b"%d" % number, 0, store_timestamp=1000 + number))
+    clock = Seconds()
+    made = Broker(BrokerServer(plain(tmp_path_factory.mktemp("broker")), clock=clock).start())
+    try:
+        made.add_topic("orders", 1)
+        fill(made, "orders", REMOVED)
+        made.admin.delete_topic("orders")
+        made.add_topic("orders", 1)
+        fill(made, "orders", SENT - REMOVED)
+        for offset in range(REMOVED, REMOVED + DEAD):
+            made.bury("late", "orders", 0, offset)
+        made.add_topic("slow", 1)
+        fill(made, "slow", 1)
         made.add_topic("timed", 1)
         for number in range(SENT):
-            made.put(Message("timed", b"%d" % number, 0, store_timestamp=1 + 1000 * number))
-        made.queues["orders", 0].base = REMOVED
-        made.offsets["late", "orders", 0] = 2
+            clock.now_ms = 1_000_001 + 1000 * number
+            fill(made, "timed", 1)
+        made.commit("late", "orders", 0, 2)
         yield made
+    finally:
+        made.stop()
+
+
+def fill(broker: Broker, topic: str, count: int) -> None:
+    """Send messages, and wait until they are in their queue."""
+    wanted = broker.server.store.max_offset(topic, 0) + count
+    broker.producer.send_many([Message(topic, b"x")] * count, queue=0)
+    wait_until(lambda: broker.server.store.max_offset(topic, 0) == wanted, "they are in their queue")
 
 
 @pytest.fixture
-def console(page: Page, brokers: FakeBrokers) -> Iterator[ConsoleServer]:
+def console(page: Page, brokers: Broker) -> Iterator[ConsoleServer]:
     """Their console, open."""
     target = GroupTarget(tuple(brokers.addresses), "", 20.0)
     with ConsoleServer(target, BrokerTarget(target.bootstrap, 20.0), place=ListenAddress(port=0)) as server:
@@ -95,7 +124,7 @@ def test_messages_of_a_time_come_in_the_order_that_is_chosen(page: Page, console
     """Without pressing Find; the buttons that turn the pages are named after the order."""
     page.click("#tab-messages")
     moment = "const at = new Date(arguments[0]); return new Date(at - at.getTimezoneOffset() * 60000).toISOString().slice(0, 19)"
-    find(page, by="time", topic="timed", queue="", since=page.js(moment, 3_000), before=page.js(moment, 50_000))
+    find(page, by="time", topic="timed", queue="", since=page.js(moment, 1_003_000), before=page.js(moment, 1_050_000))
     shows(page, 49, 30)
     change = "const one = document.getElementById('search-order'); one.value = 'oldest'; one.dispatchEvent(new Event('change'))"
     page.js(change)

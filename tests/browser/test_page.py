@@ -117,7 +117,7 @@ def sent(brokers: LocalBrokers) -> dict[str, Any]:
     with Producer(brokers.addresses) as producer:
         message = Message("orders", ATTACK.encode(), keys="attack-1", tags="<b>bold</b>")
         stored = producer.send(message, queue=1)
-    return {"offset": stored.offset, "id": stored.offset_message_id, "queue": stored.queue}
+    return {"offset": stored.offset, "id": stored.offset_id, "queue": stored.queue}
 
 
 # --- messages and entries --------------------------------------------------------------------------------------------

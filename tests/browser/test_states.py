@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
+from pathlib import Path
 
 import pytest
 
@@ -15,8 +16,8 @@ from cluster.console.sampler import SamplePace
 from cluster.console.server import ConsoleServer, ListenAddress
 from cluster.local.group import free_ports
 from tests.browser.chromium import Page
-from tests.support.fake_broker import fake_brokers
 from tests.support.fake_group import FakeGroup, fake_group
+from tests.unit.cluster.console.desks import plain_broker
 
 PACE = SamplePace(watched_s=0.1, unwatched_s=0.2, unsettled_s=0.1, unreachable_s=0.1, timeout_s=0.5)
 CLIPPED = """
@@ -145,9 +146,9 @@ def test_half_of_a_group_is_no_majority(page: Page) -> None:
         page.leave()
 
 
-def test_lists_stay_with_their_time_while_no_broker_answers(page: Page) -> None:
+def test_lists_stay_with_their_time_while_no_broker_answers(page: Page, tmp_path: Path) -> None:
     """And the reason."""
-    with fake_brokers(1) as brokers:
+    with plain_broker(tmp_path) as brokers:
         brokers.add_topic("orders", 2)
         with console_of(brokers.addresses) as console:
             page.open(console.url)

@@ -122,7 +122,7 @@ async def test_messages_of_all_kinds_are_stored(apache: Apache) -> None:
             assert found[first.queue][first.offset] == b"first"
             for number, one in enumerate(many):
                 assert found[one.queue][one.offset] == b"m%d" % number
-            assert (await admin.message_by_id(many[7].offset_message_id)).body == b"m7"
+            assert (await admin.message_by_id(many[7].offset_id)).body == b"m7"
 
             async def by_key() -> None:
                 assert len(await admin.messages_by_key("orders", "k2", max_messages=64)) == 40

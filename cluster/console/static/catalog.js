@@ -126,7 +126,6 @@ const fillTopic = (place, name) => fill(place, "/api/topic", name, (found) => {
   const left = [
     found.all_queues > found.queues.length ? `The first ${found.queues.length} of ${found.all_queues} queues.` : "",
     found.all_groups > groups.length ? `The first ${groups.length} of ${found.all_groups} groups that consume it.` : "",
-    found.groups_there > found.groups_asked ? `Only the first ${format.count(found.groups_asked)} of ${format.count(found.groups_there)} groups were asked whether they do.` : "",
   ];
   table.append(...left.filter(Boolean).map((words) => h("p", { class: "quiet" }, words)));
   return h("div", {}, changes.topicTools(found, () => close(lists.topics.table, name)), table);

@@ -22,7 +22,7 @@ from rocketstore.client.aio.admin_records import (
     QueueRange,
     TopicInfo,
 )
-from rocketstore.client.aio.cluster import Cluster, at_once, within
+from rocketstore.client.aio.cluster import Cluster, at_once
 from rocketstore.client.aio.connections import ATTEMPT_S_MAX, Deadline
 from rocketstore.client.aio.errors import (
     BadAnswerError,
@@ -34,10 +34,9 @@ from rocketstore.client.aio.errors import (
     refusal_of,
 )
 from rocketstore.client.aio.newest import PAGE_MAX, Page, QueueSpan, read_page, span_of
-from rocketstore.client.aio.offsets import BrokerOffsets
 from rocketstore.client.aio.outgoing import CREATING_TOPIC
 from rocketstore.client.aio.received import sent_expression, tags_of_expression
-from rocketstore.client.aio.routes import RoutedBroker, TopicRoute, no_such_topic
+from rocketstore.client.aio.routes import RoutedBroker
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import Message
 from rocketstore.remoting.bodies.clients import (
@@ -186,7 +185,7 @@ class Admin:
             lists = await self._read_all("", Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, TopicList, deadline)
             hidden = {name for one in lists.values() for name in one.topic_list} | {CREATING_TOPIC}
         found = [
-            TopicInfo(name, one.read_queue_nums, one.write_queue_nums, one.perm, broker, one.order)
+            TopicInfo(name, one.read_queue_nums, one.write_queue_nums, one.perm, broker)
             for broker, table in tables.items()
             for name, one in table.topic_config_table.items()
             if name not in hidden
@@ -194,21 +193,28 @@ class Admin:
         return sorted(found, key=lambda one: (one.name, one.broker))
 
     async def topic(self, name: str) -> list[TopicInfo]:
-        """One topic, at every broker that has it, as routes tell now. Raises ``NotFoundError``."""
-        route = await self._route(name, self._deadline())
+        """One topic, at every broker that has it, as routes tell. Raises ``NotFoundError``."""
+        route = await self._cluster.route(name, self._deadline())
         return [TopicInfo(name, one.read_queues, one.write_queues, one.permission, one.broker) for one in route.parts]
 
     async def put_topic(self, topic: TopicInfo) -> None:
         """Create a topic, or change its numbers of queues and its permission; at all brokers unless it names one."""
-        deadline = self._deadline()
-        names = [one.name for one in await self._named(topic.broker, deadline)]
-        asked = (self._put_topic(name, topic, deadline) for name in names)
-        await _all_of(await asyncio.gather(*asked, return_exceptions=True))
+        header = PutTopicHeader(
+            topic.name,
+            CREATING_TOPIC,
+            topic.read_queues,
+            topic.write_queues,
+            topic.permission,
+            "SINGLE_TAG",
+            False,
+        )
+        await self._change(topic.broker, Code.UPDATE_AND_CREATE_TOPIC, header)
+        self._cluster.routes.now_exists(topic.name)
 
     async def delete_topic(self, name: str, broker: str = "") -> None:
         """Delete a topic and its messages, at all brokers and name servers, or at one. Raises ``NotFoundError``."""
         deadline = self._deadline()
-        await self._route(name, deadline)
+        await self._cluster.route(name, deadline)
         await self._change(broker, Code.DELETE_TOPIC_IN_BROKER, TopicHeader(name), deadline=deadline)
         if self._cluster.by_name_servers and not broker:
             await self._at_name_servers(Code.DELETE_TOPIC_IN_NAMESRV, TopicHeader(name))
@@ -222,7 +228,7 @@ class Admin:
             for queue, one in table.offset_table.items()
         }
         # Brokers tell of those that may be written.
-        others = [one for one in (await self._route(topic, deadline)).readable if one not in found]
+        others = [one for one in (await self._cluster.route(topic, deadline)).readable if one not in found]
         for one in await at_once(self._range_of(queue, deadline) for queue in others):
             found[one.queue] = one
         return sorted(found.values(), key=lambda one: (one.queue.broker_name, one.queue.queue_id))
@@ -321,19 +327,9 @@ class Admin:
         """``progress`` of many groups, without those that have none or that this account may not use."""
         return await _those_there({name: self.progress(name) for name in groups})
 
-    async def offsets(self, group: str, topic: str = "") -> dict[MessageQueue, int | None]:
-        """A group's committed offsets in the queues of its topics, None where it has none: as masters know them.
-
-        RocketMQ's brokers before 5.0 tell 0 instead in a queue that has all its messages. Raises ``NotFoundError`` if
-        the group has none at all.
-        """
-        queues: dict[str, list[MessageQueue]] = {}
-        for one in await self.progress(group, topic):
-            queues.setdefault(one.queue.broker_name, []).append(one.queue)
-        kept = BrokerOffsets(self._cluster, group)
-        fetched = await asyncio.gather(*map(kept.fetch, queues.values()))
-        found = {queue: offset for one in fetched for queue, offset in one.offsets.items()}
-        return {queue: found.get(queue) for several in queues.values() for queue in several}
+    async def offsets(self, group: str, topic: str = "") -> dict[MessageQueue, int]:
+        """A group's committed offsets. Raises ``NotFoundError`` if it has none."""
+        return {one.queue: one.committed for one in await self.progress(group, topic)}
 
     async def lag(self, group: str, topic: str = "") -> int:
         """How many messages a group has yet to consume. Raises ``NotFoundError`` if it has no offsets."""
@@ -349,7 +345,7 @@ class Admin:
         Consumers that are online are told by their brokers, and go there at once.
         """
         deadline = self._deadline()
-        queues = (await self._route(topic, deadline)).readable
+        queues = (await self._cluster.route(topic, deadline)).readable
         places = await at_once(self._offset_at(one, start, deadline) for one in queues)
         offsets = dict(zip(queues, places, strict=True))
         at = {"first": 0, "last": -1}.get(start, start) if isinstance(start, str) else start
@@ -365,22 +361,22 @@ class Admin:
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
-    async def message_by_id(self, offset_message_id: str, broker: str = "") -> Message:
-        """The message with this id (``SendResult.offset_message_id``). Raises ``NotFoundError``.
+    async def message_by_id(self, offset_id: str, broker: str = "") -> Message:
+        """The message with this id (``SendResult.offset_id``). Raises ``NotFoundError``.
 
         ``broker``: the one to ask; otherwise the one whose address the id names.
         """
-        host, offset = parsed_id(offset_message_id)
+        host, offset = parsed_id(offset_id)
         deadline = self._deadline()
         broker = broker or broker_of(host, await self._named("", deadline))
         header = ViewMessageHeader(offset)
         try:
             answer = await self._cluster.ask_reader(broker, Code.VIEW_MESSAGE_BY_ID, header, deadline=deadline)
         except BrokerFailedError as error:  # RocketMQ has no other code for it
-            raise NotFoundError(f"no message with id {offset_message_id}: {error}") from error
+            raise NotFoundError(f"no message with id {offset_id}: {error}") from error
         message = next(iter(decoded(answer.body)), None)
         if message is None or message.store_host != host:
-            raise NotFoundError(f"no message with id {offset_message_id}")
+            raise NotFoundError(f"no message with id {offset_id}")
         return message
 
     async def messages_by_key(
@@ -401,7 +397,7 @@ class Admin:
         deadline = self._deadline()
         header = QueryMessageHeader(topic, key, min(max_messages, QUERIED_MAX), begin_ms, end_ms)
         request = Frame(Code.QUERY_MESSAGE, 0, write_header(header) | {_UNIQUE_QUERY: str(unique).lower()})
-        route = await self._route(topic, deadline)
+        route = await self._cluster.route(topic, deadline)
         found: list[Message] = []
         for name in [one.broker for one in route.parts if broker in ("", one.broker)]:
             answer = await self._call_reader(name, request, deadline)
@@ -439,7 +435,7 @@ class Admin:
         if not 0 < max_messages <= PAGE_MAX:
             raise MessageRefusedError(f"max_messages is {max_messages}: a page has 1 to {PAGE_MAX} messages")
         deadline = self._deadline()
-        readable = (await self._route(topic, deadline)).readable
+        readable = (await self._cluster.route(topic, deadline)).readable
         if not readable:
             raise ForbiddenError(f"topic {topic} does not allow reads")
         if queue is not None and queue not in readable:
@@ -509,20 +505,20 @@ class Admin:
             broker, Code.CONSUMER_SEND_MSG_BACK, header, deadline=self._deadline(), harmless=False
         )
 
-    async def resume_transaction(self, offset_message_id: str, broker: str = "") -> None:
+    async def resume_transaction(self, offset_id: str, broker: str = "") -> None:
         """Begin a transaction again that was given up: its producers are asked again what became of it.
 
-        ``offset_message_id`` is that of its message in the topic TRANS_CHECK_MAX_TIME_TOPIC. Raises ``NotFoundError``
-        for any other message, and for one that was resumed before.
+        ``offset_id`` is that of its message in the topic TRANS_CHECK_MAX_TIME_TOPIC. Raises ``NotFoundError`` for any
+        other message, and for one that was resumed before.
         """
-        host, _ = parsed_id(offset_message_id)
+        host, _ = parsed_id(offset_id)
         deadline = self._deadline()
         broker = broker or broker_of(host, await self._named("", deadline))
-        header, code = ResumeCheckHeader(offset_message_id), Code.RESUME_CHECK_HALF_MESSAGE
+        header, code = ResumeCheckHeader(offset_id), Code.RESUME_CHECK_HALF_MESSAGE
         try:
             await self._cluster.ask_master(broker, code, header, deadline=deadline, harmless=False)
         except BrokerFailedError as error:  # RocketMQ has no other code for it
-            raise NotFoundError(f"no transaction that was given up has the id {offset_message_id}: {error}") from error
+            raise NotFoundError(f"no transaction that was given up has the id {offset_id}: {error}") from error
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -548,36 +544,6 @@ class Admin:
         """The successful answer of the server at this address."""
         timeout_s = min(ATTEMPT_S_MAX, deadline.remaining_s)
         return await self._cluster.connections.ask(address, code, header, body, timeout_s=timeout_s)
-
-    async def _route(self, topic: str, deadline: Deadline) -> TopicRoute:
-        """Where a topic is now: whoever has just made or deleted it must not see the past. Raises ``NotFoundError``."""
-        route = await within(deadline, self._cluster.routes.look_up(topic), f"the route of topic {topic}")
-        if route is None:
-            raise no_such_topic(topic, by_name_servers=self._cluster.by_name_servers)
-        return route
-
-    async def _put_topic(self, broker: str, topic: TopicInfo, deadline: Deadline) -> None:
-        """A request has all settings of a topic: those that it is not about stay as they are."""
-        try:
-            answer = await self._cluster.ask_master(broker, Code.GET_ALL_TOPIC_CONFIG, deadline=deadline)
-            before = body_of(TopicConfigTable, answer, broker).topic_config_table.get(topic.name)
-        except ClientError as error:
-            error.outcome = "not_applied"
-            raise
-        is_ordered = topic.is_ordered
-        if is_ordered is None:
-            is_ordered = before is not None and before.order
-        header = PutTopicHeader(
-            topic.name,
-            CREATING_TOPIC,
-            topic.read_queues,
-            topic.write_queues,
-            topic.permission,
-            "SINGLE_TAG" if before is None else before.topic_filter_type,
-            is_ordered,
-            0 if before is None else before.topic_sys_flag,
-        )
-        await self._cluster.ask_master(broker, Code.UPDATE_AND_CREATE_TOPIC, header, deadline=deadline)
 
     async def _status(self, address: str, deadline: Deadline) -> BrokerStatus:
         answer = await self._ask(address, Code.GET_BROKER_RUNTIME_INFO, deadline)
@@ -616,7 +582,7 @@ class Admin:
 
     async def _of_topic(self, topic: str, code: int, kind: type[_B], deadline: Deadline) -> dict[str, _B]:
         """The body of the answer of each broker that has a topic. Raises ``NotFoundError``."""
-        names = [one.broker for one in (await self._route(topic, deadline)).parts]
+        names = [one.broker for one in (await self._cluster.route(topic, deadline)).parts]
         header = TopicHeader(topic)
         asked = (self._cluster.ask_reader(one, code, header, deadline=deadline) for one in names)
         answers = await asyncio.gather(*asked)

@@ -66,10 +66,10 @@ def header_of(kind: type[_H], answer: Frame) -> _H:
         raise BadAnswerError(f"an answer cannot be read: {error}") from error
 
 
-def parsed_id(offset_message_id: str) -> tuple[HostAddress, int]:
+def parsed_id(offset_id: str) -> tuple[HostAddress, int]:
     """The broker's address and the position in its log. Raises ``NotFoundError`` for a text that is no such id."""
     try:
-        return parse_offset_message_id(offset_message_id)
+        return parse_offset_message_id(offset_id)
     except InvalidRequestError as error:
         raise NotFoundError(str(error)) from error
 

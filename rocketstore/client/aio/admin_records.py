@@ -25,8 +25,7 @@ class BrokerStatus:
 class TopicInfo:
     """A topic at one broker: its numbers of queues, and RocketMQ's permission bits (4 read, 2 write).
 
-    ``broker`` is the broker's name; to put a topic at all of them, leave it empty. ``is_ordered``: RocketMQ's mark that
-    its messages are in a global order; None, as routes tell it: not known, and to put a topic: as it is.
+    ``broker`` is the broker's name; to put a topic at all of them, leave it empty.
     """
 
     name: str
@@ -34,7 +33,6 @@ class TopicInfo:
     write_queues: int = 4
     permission: int = PERMISSION_READ | PERMISSION_WRITE
     broker: str = ""
-    is_ordered: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,17 @@ def allocate(queues: Sequence[MessageQueue], client_ids: Iterable[str], me: str)
     ``queues`` must be in the same order for all members. A client that is no member gets none.
     """
     members = sorted(set(client_ids), key=_java_text)
-    if me not in members:
-        return []
-    least, larger = divmod(len(queues), len(members))
-    place = members.index(me)
+    return _run(queues, members.index(me), len(members)) if me in members else []
+
+
+def owners(queues: Sequence[MessageQueue], client_ids: Iterable[str]) -> dict[MessageQueue, str]:
+    """Every queue's member by the same rule; empty without members."""
+    members = sorted(set(client_ids), key=_java_text)
+    return {one: member for place, member in enumerate(members) for one in _run(queues, place, len(members))}
+
+
+def _run(queues: Sequence[MessageQueue], place: int, members: int) -> Sequence[MessageQueue]:
+    least, larger = divmod(len(queues), members)
     begin = place * least + min(place, larger)
     return queues[begin : begin + least + (place < larger)]
 

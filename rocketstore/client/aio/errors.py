@@ -16,7 +16,6 @@
     └── RefusedError                a broker or name server said no; ``answer_code`` is RocketMQ's number
         ├── NotMasterError          this broker takes no writes now: another one may
         ├── BrokerBusyError         overloaded: slow down, try again
-        ├── ProducerLimitError      no further numbered producers for minutes: fewer of them, or no numbers
         ├── BrokerFailedError       it failed by itself
         ├── NotFoundError           no such topic, group, queue, message or client
         ├── ForbiddenError          the account, or the topic, does not permit it
@@ -124,13 +123,6 @@ class NotMasterError(RefusedError):
 
 class BrokerBusyError(RefusedError):
     """Raised when a broker has too much to do, or this account uses up its share: slow down and try again."""
-
-
-class ProducerLimitError(RefusedError):
-    """Raised when a broker remembers no further numbered producers, which lasts minutes.
-
-    Make fewer producers that live longer, raise ``maxProducers``, or do without (``enable_idempotence=False``).
-    """
 
 
 class BrokerFailedError(RefusedError):

@@ -26,11 +26,11 @@ from rocketstore.client.aio.cluster import PAUSE_S, Cluster
 from rocketstore.client.aio.connections import ATTEMPT_S_MAX
 from rocketstore.client.aio.errors import (
     BadAnswerError,
+    BrokerBusyError,
     BrokerFailedError,
     BrokerUnreachableError,
     ClientError,
     MessageRefusedError,
-    ProducerLimitError,
     TimedOutError,
     may_repeat,
     refusal_of,
@@ -311,7 +311,7 @@ class NumberedStream:
         elif status == PutMessageStatus.UNKNOWN_PRODUCER:
             refusal = UnknownProducerError(str(refusal))
         elif status == PutMessageStatus.TOO_MANY_PRODUCERS:
-            refusal = ProducerLimitError(str(refusal), answer_code=answer.code, address=self.address)
+            refusal = BrokerBusyError(str(refusal), answer_code=answer.code, address=self.address)
         refusal.outcome = "unknown" if fields.get("outcome") == "unknown" else "not_applied"
         if "outcome" not in fields and isinstance(refusal, BrokerFailedError):
             refusal.outcome = "unknown"

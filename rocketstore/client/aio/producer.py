@@ -281,18 +281,12 @@ class Producer:
     ) -> TransactionResult:
         """Store a message, call ``execute``, and commit the message or roll it back as that says.
 
-        ``execute`` is not called, and the message rolled back, if it is stored less safely than the broker is set to.
         If ``execute`` raises, the transaction stays open, and the error is passed on: ``check`` will be asked.
         """
-        transaction = self.transaction(message, key=key, queue=queue)
-        await transaction.begin()
-        state = TransactionState.UNKNOWN if transaction.is_safe else TransactionState.ROLLBACK
-        try:
+        async with self.transaction(message, key=key, queue=queue) as transaction:
             if transaction.is_safe:
-                state = checked_state(await execute(transaction.prepared))
-        finally:
-            result = await transaction.end(state)
-        return result
+                transaction.state = checked_state(await execute(transaction.prepared))
+        return transaction.result
 
     # -- inside --------------------------------------------------------------------------------------------------------
 

@@ -90,12 +90,7 @@ class ReceivedMessage:
 
     @property
     def message_id(self) -> str:
-        """The id that its producer gave it, as in ``SendResult`` and Java's ``msgId``; else the offset message id."""
-        return self.unique_key or self.offset_message_id
-
-    @property
-    def offset_message_id(self) -> str:
-        """The host that stored it, and its position in the log: another one each time that it is stored."""
+        """The offset message id: the host that stored it, and its position in the log."""
         message = self.decode()
         return offset_message_id(message.store_host, message.offset)
 

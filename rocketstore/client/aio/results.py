@@ -39,9 +39,8 @@ class SendResult:
     """Where a message is stored.
 
     ``offset`` is its number in the queue (``NO_OFFSET``: not known). ``message_id`` is the id that this producer gave
-    it (UNIQ_KEY, Java's ``msgId``), by which consumers know it, too; ``offset_message_id`` names the broker's address
-    and the position in its log. For a delayed message and for one of a transaction, queue and offset are those of the
-    place where it waits.
+    it (UNIQ_KEY); ``offset_id`` names the broker's address and the position in its log. For a delayed message and for
+    one of a transaction, queue and offset are those of the place where it waits.
     """
 
     topic: str
@@ -49,7 +48,7 @@ class SendResult:
     queue: int
     offset: int
     message_id: str
-    offset_message_id: str = ""
+    offset_id: str = ""
     status: SendStatus = SendStatus.SEND_OK
 
 

@@ -24,7 +24,7 @@ from rocketstore.client.aio.errors import (
     refusal_of,
 )
 from rocketstore.client.aio.group_addresses import GroupAddresses
-from rocketstore.remoting.bodies.routes import BrokerData, ClusterInfo, TopicRouteData
+from rocketstore.remoting.bodies.routes import BrokerData, ClusterInfo, TopicList, TopicRouteData
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import RouteHeader, write_header
 
@@ -71,6 +71,14 @@ class RouteServers:
             raise _is_a_name_server(self._first)
         brokers = await self._reachable(tuple(info.broker_addr_table.values()))
         return ClusterInfo({one.broker_name: one for one in brokers}, info.cluster_addr_table)
+
+    async def topics(self) -> tuple[str, ...]:
+        """GET_ALL_TOPIC_LIST_FROM_NAMESERVER, of name servers: all names. Raises ``ClientError``."""
+        answer = await self._ask(Frame(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, 0))
+        try:
+            return TopicList.decode(answer.body if answer is not None and answer.body else b"{}").topic_list
+        except RequestError as error:
+            raise BadAnswerError(f"list of topics: {error}") from error
 
     def distrust(self) -> None:
         """Ask another server first next time."""

@@ -179,14 +179,6 @@ class RouteCache:
             raise known.failure
         return known.route
 
-    async def look_up(self, topic: str) -> TopicRoute | None:
-        """The route as servers tell it now, and nothing that was known before. Raises ``ClientError``."""
-        data = await self._source.route(topic)
-        if data is None:
-            return None
-        self._learn(data.broker_datas)
-        return TopicRoute(topic, parts_of(data))
-
     def doubt(self, topic: str) -> None:
         """Look the route up soon: something in it does not work."""
         known = self._known.get(topic)

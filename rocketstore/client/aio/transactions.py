@@ -22,7 +22,7 @@ from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
 from rocketstore.client.aio.cluster import Cluster
 from rocketstore.client.aio.connections import ATTEMPT_S_MAX
-from rocketstore.client.aio.errors import BrokerFailedError, ClientError
+from rocketstore.client.aio.errors import ClientError
 from rocketstore.client.aio.received import COMPRESSION_FLAGS, decompress
 from rocketstore.client.aio.results import (
     PreparedMessage,
@@ -55,8 +55,6 @@ Check: TypeAlias = Callable[[PreparedMessage], TransactionState | Awaitable[Tran
 class Transaction:
     """A transaction in progress: ``async with producer.transaction(message) as transaction:``.
 
-    The block is entered once the broker has the message as safely as it is set to store it; a message that is stored
-    less safely (``SendStatus``) is rolled back, as in RocketMQ, and ``BrokerFailedError`` raised.
     At the end of the block the message is committed. If the block raises, the transaction stays open and the broker
     asks ``check`` about it, because the local transaction may have succeeded before the error; call ``rollback`` in the
     block to say that it has not. ``id`` is the message's unique key: store it with what the transaction does.
@@ -85,8 +83,7 @@ class Transaction:
     @property
     def half(self) -> SendResult:
         """Where the message waits."""
-        if self._half is None:
-            raise RuntimeError("the transaction has not begun: use it with (async with producer.transaction(…))")
+        assert self._half is not None, "the transaction has not begun: use it with async with"
         return self._half
 
     @property
@@ -97,13 +94,12 @@ class Transaction:
     @property
     def result(self) -> TransactionResult:
         """What became of it; after the block."""
-        if self._result is None:
-            raise RuntimeError("the transaction has not ended: look at its result after the block")
+        assert self._result is not None, "the transaction has not ended: look after the block"
         return self._result
 
     @property
     def is_safe(self) -> bool:
-        """Whether the broker has the message as safely as it is set to."""
+        """Whether the broker has the message as safely as it is set to; otherwise it is rolled back, as in RocketMQ."""
         return self.half.status is SendStatus.SEND_OK
 
     def commit(self) -> None:
@@ -119,34 +115,20 @@ class Transaction:
         self.state = TransactionState.UNKNOWN
 
     async def __aenter__(self) -> Self:
-        await self.begin()
-        if not self.is_safe:
-            await self.end(TransactionState.ROLLBACK)
-            raise BrokerFailedError(
-                f"the transaction {self.id} was not carried out: its message is stored less safely than the broker is "
-                f"set to ({self.half.status}), and rolled back. Try again when the broker is well",
-                outcome="not_applied",
-            )
-        return self
-
-    async def begin(self) -> None:
-        """Store the message; then look whether it ``is_safe``, and ``end``. Raises ``ClientError``."""
         if self._half is not None:
             raise RuntimeError("a transaction is used once: call Producer.transaction again")
         self._half = await self._begin()
-
-    async def end(self, state: TransactionState) -> TransactionResult:
-        """Tell the broker."""
-        self._result = await self._transactions().end(self.half, state)
-        return self._result
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         state = self.state
-        if state is None:
+        if not self.is_safe:
+            state = TransactionState.ROLLBACK
+        elif state is None:
             state = TransactionState.COMMIT if error is None else TransactionState.UNKNOWN
-        await self.end(state)
+        self._result = await self._transactions().end(self.half, state)
 
 
 class _PendingCheck(NamedTuple):
@@ -224,7 +206,7 @@ class Transactions:
         return asyncio.get_running_loop().time() - ended_at < ENDED_S
 
     async def _tell_master(self, half: SendResult, state: TransactionState) -> None:
-        offset = parse_offset_message_id(half.offset_message_id)[1]
+        offset = parse_offset_message_id(half.offset_id)[1]
         header = EndTransactionHeader(
             self._group, half.offset, offset, _ENDS[state], half.message_id, False, half.message_id
         )

@@ -45,7 +45,7 @@ class Here:
         server = self.brokers[broker]
         with Producer(server.address, timeout_s=TIMEOUT_S) as producer:
             place = MessageQueue(topic, broker, queue)
-            ids = [producer.send(one, queue=place).offset_message_id for one in messages]
+            ids = [producer.send(one, queue=place).offset_id for one in messages]
         store = server.store
         position = int(ids[-1][-16:], 16)
         wait_until(

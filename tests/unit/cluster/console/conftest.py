@@ -1,9 +1,10 @@
-"""Consoles over fake groups: real HTTP, real gRPC, no processes."""
+"""Consoles over fake nodes and whole brokers: real HTTP, no processes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +12,9 @@ from cluster.broker_target import BrokerTarget
 from cluster.connection import GroupTarget
 from cluster.console.sampler import SamplePace
 from cluster.console.server import ConsoleServer, ListenAddress
-from tests.support.fake_broker import FakeBrokers, fake_brokers
 from tests.support.fake_group import FakeGroup, fake_group
 from tests.support.waiting import wait_until
+from tests.unit.cluster.console.desks import Broker, plain_broker
 
 MakeConsole = Callable[..., ConsoleServer]
 PACE = SamplePace(watched_s=0.05, unwatched_s=0.2, unsettled_s=0.05, unreachable_s=0.1, timeout_s=0.5)
@@ -27,11 +28,11 @@ def log_group() -> Iterator[FakeGroup]:
 
 
 @pytest.fixture
-def broker() -> Iterator[FakeBrokers]:
+def broker(tmp_path: Path) -> Iterator[Broker]:
     """One plain broker with a topic of two queues."""
-    with fake_brokers(1) as brokers:
-        brokers.add_topic("orders", 2)
-        yield brokers
+    with plain_broker(tmp_path) as one:
+        one.add_topic("orders", 2)
+        yield one
 
 
 def _leader_of(server: ConsoleServer) -> str:
@@ -76,11 +77,11 @@ def shared_console() -> Iterator[ConsoleServer]:
 
 
 @pytest.fixture(scope="module")
-def shared_broker_console() -> Iterator[ConsoleServer]:
+def shared_broker_console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleServer]:
     """The same over a broker of its own."""
-    with fake_brokers(1) as brokers, _consoles() as make:
-        brokers.add_topic("orders", 2)
-        yield make(brokers.addresses)
+    with plain_broker(tmp_path_factory.mktemp("broker")) as one, _consoles() as make:
+        one.add_topic("orders", 2)
+        yield make(one.addresses)
 
 
 @pytest.fixture

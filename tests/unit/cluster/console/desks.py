@@ -1,7 +1,8 @@
-"""A console over a whole broker in this process, as a page uses it."""
+"""A whole broker in this process, and a console over it, as a page uses it."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,10 +15,7 @@ from cluster.console.server import ConsoleServer, ListenAddress
 from cluster.security_options import CommandSecurity
 from dledger.client.security import ClientSecurity
 from dledger.config import AccessConfig
-from rocketstore.client.admin import Admin
-from rocketstore.client.producer import Producer
-from rocketstore.client.topics import TopicInfo
-from rocketstore.message.message import Message
+from rocketstore.client import Admin, Message, MessageQueue, Producer, TopicInfo
 from rocketstore.server import BrokerServer
 from tests.support.waiting import wait_until
 from tests.unit.cluster.console.support import Reply, request
@@ -34,13 +32,73 @@ RULES = """accounts:
 """
 
 
+class Broker:
+    """A broker that is used by its administrator, and gets messages one by one."""
+
+    def __init__(self, server: BrokerServer, security: ClientSecurity | None = None) -> None:
+        self.server = server
+        self.address = server.address
+        self.addresses = [self.address]
+        self.admin = Admin(self.address, timeout_s=20, security=security)
+        self.producer = Producer(self.address, timeout_s=20, security=security)
+
+    def stop(self) -> None:
+        """With its clients. Idempotent."""
+        self.producer.close()
+        self.admin.close()
+        self.server.stop()
+
+    def add_topic(self, name: str, queues: int = 2, permission: int = 6) -> None:
+        """Create it, or change it."""
+        self.admin.put_topic(TopicInfo(name, queues, queues, permission))
+
+    def put(self, message: Message, queue_id: int = 0) -> int:
+        """Store it in this queue, later than the one before, and return when that was."""
+        queue, store = (message.topic, queue_id), self.server.store
+        end, last = store.max_offset(*queue), int(time.time() * 1000)
+        wait_until(lambda: time.time() * 1000 > last + 1, "another millisecond")
+        self.producer.send(message, queue=queue_id)
+        wait_until(lambda: store.max_offset(*queue) == end + 1, "it is in its queue")
+        return store.store_time(*queue, end)
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Let a group be there."""
+        self.admin.set_offsets(group, {self.queue(topic, queue_id): offset})
+
+    def bury(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Make a message a dead letter of a group."""
+        position = self.server.store.position_of(topic, queue_id, offset)
+        assert position is not None
+        self.admin.send_back(group, topic, position, delay_level=-1, retries_max=0)
+
+    def offsets(self, group: str) -> dict[tuple[str, int], int]:
+        """A group's, by topic and queue."""
+        return {(one.topic, one.queue_id): one.offset for one in self.server.state.offsets(group)}
+
+    def about(self, topic: str) -> TopicInfo:
+        """The topic as the broker has it now."""
+        (found,) = [one for one in self.admin.topics() if one.name == topic]
+        return replace(found, broker="")
+
+    def queue(self, topic: str, queue_id: int) -> MessageQueue:
+        """One of its queues."""
+        return MessageQueue(topic, self.server.config.name, queue_id)
+
+
 @dataclass
 class Desk:
-    """A console, and an administrator's client for what it is about."""
+    """A console, and the broker that it is about."""
 
     console: ConsoleServer
-    admin: Admin
-    address: str
+    broker: Broker
+
+    @property
+    def admin(self) -> Admin:
+        return self.broker.admin
+
+    @property
+    def address(self) -> str:
+        return self.broker.address
 
     @property
     def session(self) -> dict[str, Any]:
@@ -66,15 +124,10 @@ class Desk:
 
     def topic(self, name: str, queues: int = 2, messages: Mapping[int, int] | None = None) -> None:
         """Create it, if it is not there, with so many messages in each queue."""
-        self.admin.put_topic(TopicInfo(name, queues, queues))
-        with Producer([self.address], timeout_s=20) as producer:
-            for queue_id, count in (messages or {}).items():
-                for number in range(self._end(name, queue_id), count):
-                    producer.send(Message(name, b"%d" % number), queue_id=queue_id)
-        wait_until(lambda: all(self._end(name, one) == count for one, count in (messages or {}).items()), "dispatch")
-
-    def _end(self, topic: str, queue_id: int) -> int:
-        return self.admin.queue_range(topic, queue_id).max_offset
+        self.broker.add_topic(name, queues)
+        for queue_id, count in (messages or {}).items():
+            for number in range(self.broker.server.store.max_offset(name, queue_id), count):
+                self.broker.put(Message(name, b"%d" % number), queue_id)
 
 
 def console_at(address: str, security: CommandSecurity | None = None, **options: Any) -> ConsoleServer:  # noqa: ANN401
@@ -86,36 +139,32 @@ def console_at(address: str, security: CommandSecurity | None = None, **options:
 
 
 @contextmanager
-def plain_broker(root: Path) -> Iterator[BrokerServer]:
+def plain_broker(root: Path) -> Iterator[Broker]:
     """Without access control."""
-    server = BrokerServer(plain(root)).start()
+    broker = Broker(BrokerServer(plain(root)).start())
     try:
-        yield server
+        yield broker
     finally:
-        server.stop()
+        broker.stop()
 
 
 @contextmanager
-def guarded_broker(root: Path) -> Iterator[str]:
-    """The address of a broker with access control; ``T`` has two queues."""
+def guarded_broker(root: Path) -> Iterator[Broker]:
+    """A broker with access control; ``T`` has two queues."""
     rules = root / "plain_acl.yml"
     rules.write_text(RULES)
     rules.chmod(0o600)
     server = BrokerServer(replace(plain(root), access=AccessConfig(acl_enable=True, acl_file=rules))).start()
+    broker = Broker(server, ClientSecurity(access_key="root", secret_key="root-secret"))
     try:
-        address = f"127.0.0.1:{server.port}"
-        with Admin(
-            [address], timeout_s=20, security=ClientSecurity(access_key="root", secret_key="root-secret")
-        ) as admin:
-            admin.put_topic(TopicInfo("T", 2, 2))
-        yield address
+        broker.add_topic("T")
+        yield broker
     finally:
-        server.stop()
+        broker.stop()
 
 
 @contextmanager
-def desk_at(broker: BrokerServer) -> Iterator[Desk]:
+def desk_at(broker: Broker, security: CommandSecurity | None = None, **options: Any) -> Iterator[Desk]:  # noqa: ANN401
     """A console of its own: the number of changes is limited."""
-    address = f"127.0.0.1:{broker.port}"
-    with Admin([address], timeout_s=20) as admin, console_at(address) as console:
-        yield Desk(console, admin, address)
+    with console_at(broker.address, security, **options) as console:
+        yield Desk(console, broker)

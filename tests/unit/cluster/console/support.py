@@ -14,7 +14,10 @@ from http.client import HTTPResponse
 from cluster.console.facts import BrokerFacts, NodeFacts, NodeState
 from cluster.console.probe import Answer, GroupProbe
 from dledger.errors import DLedgerError, UnavailableError
-from rocketstore.client.admin import BrokerStatus
+from rocketstore.client import BrokerStatus
+from rocketstore.client.aio.routes import RoutedBroker
+from rocketstore.remoting.bodies.routes import KVTable
+from rocketstore.remoting.bodies.runtime import RuntimeInfo
 
 MEMBERS = (("n0", "h:1"), ("n1", "h:2"), ("n2", "h:3"))
 
@@ -25,37 +28,13 @@ def facts(node: str, state: NodeState = NodeState.FOLLOWER, term: int = 1, **mor
     return replace(made, **more)  # type: ignore[arg-type]  # of whatever field a test names
 
 
-def broker_status(**more: object) -> BrokerStatus:
-    """A plain master's, idle and empty."""
-    made = BrokerStatus(
-        address="h:1",
-        cluster="c",
-        broker_name="b",
-        node_id="n0",
-        role="SYNC_MASTER",
-        broker_id=0,
-        replicated=False,
-        raft_role="",
-        term=-1,
-        leader="",
-        leader_address="",
-        members={},
-        min_offset=0,
-        max_offset=0,
-        end_offset=0,
-        dispatch_behind_bytes=0,
-        put_tps=0.0,
-        get_tps=0.0,
-        disk_ratio=0.0,
-        put_total=0,
-        get_total=0,
-        earliest_message_ms=-1,
-        version="",
-        boot_ms=0,
-        runtime={},
-        is_master=True,
-    )
-    return replace(made, **more)  # type: ignore[arg-type]  # of whatever field a test names
+NAMED = RoutedBroker("c", "b", {0: "h:1"})
+
+
+def broker_status(**told: object) -> BrokerStatus:
+    """What a broker says of itself: a plain master, idle and empty, unless it says something else."""
+    table = {"brokerRole": "SYNC_MASTER"} | {name: str(value) for name, value in told.items()}
+    return BrokerStatus("h:1", RuntimeInfo.decode(KVTable(table).encode()), table)
 
 
 def answer(made: NodeFacts, latency_ms: float = 1.0, broker: BrokerFacts | None = None) -> Answer:

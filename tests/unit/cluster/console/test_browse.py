@@ -6,18 +6,17 @@ And queues of which messages were removed are shown as they are.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
 
 from cluster.console import browse
 from cluster.console.browse import PLAIN_BYTES_MAX, MessageBrowser, WantedMessages, read_back
-from rocketstore.client.admin import Admin, QueueRange
-from rocketstore.client.aio.received import ReceivedMessage, plain_body, split_records
-from rocketstore.client.topics import TopicInfo
-from rocketstore.message.message import SYS_FLAG_COMPRESSED, Message
-from rocketstore.message.record import encode_record
+from rocketstore.client import Admin, Message, MessageQueue, NotFoundError, QueueProgress, QueueRange, TopicInfo
+from rocketstore.client.aio.newest import Page
+from rocketstore.client.aio.received import plain_body
+from rocketstore.message.message import SYS_FLAG_COMPRESSED
 
 
 class Brokers(Admin):
@@ -27,43 +26,41 @@ class Brokers(Admin):
         """``fit``: so many messages fit into one answer."""
         self.fit = fit
 
-    def topic(self, name: str) -> TopicInfo:
-        return TopicInfo(name, 2, 2)
+    def topic(self, name: str) -> list[TopicInfo]:
+        return [TopicInfo(name, 2, 2, broker="b")]
 
     def queue_ranges(self, topic: str) -> list[QueueRange]:
-        return [self.queue_range(topic, queue) for queue in range(2)]
+        return [QueueRange(queue_of(topic, number), 5, 12, 1) for number in range(2)]
 
-    def queue_range(self, topic: str, queue_id: int) -> QueueRange:
-        return QueueRange(queue_id, 5, 12, 1)
+    def topic_ranges(self, topics: Iterable[str]) -> dict[str, list[QueueRange]]:
+        return {name: Brokers.queue_ranges(self, name) for name in topics}
 
-    def topic_ranges(self, topics: Sequence[str]) -> dict[str, list[QueueRange]]:
-        return {name: [QueueRange(queue, 5, 12, 1) for queue in range(2)] for name in topics}
+    def groups_of_topic(self, topic: str) -> list[str]:
+        return ["g", "gone"]
 
-    def groups(self) -> list[str]:
-        return ["elsewhere", "g"]
+    def progress(self, group: str, topic: str = "") -> list[QueueProgress]:
+        if group == "gone":
+            raise NotFoundError("group gone has no offsets")
+        return [QueueProgress(queue_of("T", 1), 8, 12, 1)]
 
-    def offsets(self, group: str, topic: str = "") -> dict[tuple[str, int], int]:
-        return {("T", 1): 8} if group == "g" else {}
-
-    def group_offsets(self, groups: Sequence[str]) -> dict[str, dict[tuple[str, int], int]]:
-        return {group: {("T", 1): 8} if group == "g" else {("U", 0): 3} for group in groups}
+    def offsets(self, group: str, topic: str = "") -> dict[MessageQueue, int]:
+        return {one.queue: one.committed for one in self.progress(group, topic)}
 
     def newest(
         self,
         topic: str,
-        ends: Sequence[int] = (),
+        ends: Mapping[MessageQueue, int] | None = None,
         *,
         max_messages: int = 32,
-        queue_id: int | None = None,
+        queue: MessageQueue | None = None,
         stored: tuple[int, int] = (0, 0),
         oldest_first: bool = False,
-    ) -> tuple[list[ReceivedMessage], tuple[int, ...]]:
-        assert queue_id is not None
-        there = [one for one in range(10, 5, -2) if one < ends[queue_id]]
+    ) -> Page:
+        assert queue is not None
+        there = [one for one in range(10, 5, -2) if one < (ends or {})[queue]]
         shown = there[: min(max_messages, self.fit)]
-        records = [encode_record(Message(topic, b"x", queue_id), queue_offset=one) for one in shown]
-        left = (*[0] * queue_id, shown[-1]) if len(shown) < len(there) else ()
-        return split_records(b"".join(records)), left
+        found = [Message(topic, b"x", queue.queue_id, queue_offset=one) for one in shown]
+        return Page(found, {queue: shown[-1]} if len(shown) < len(there) else {})
 
 
 class Many(Brokers):
@@ -74,28 +71,30 @@ class Many(Brokers):
         self.requests = 0
         self.names = [f"name-{number:03}" for number in range(500)]
 
-    def topic(self, name: str) -> TopicInfo:
+    def topic(self, name: str) -> list[TopicInfo]:
         self.requests += 1
-        return TopicInfo(name, 1000, 1000)
+        return [TopicInfo(name, 1000, 1000, broker="b")]
 
-    def queue_range(self, topic: str, queue_id: int) -> QueueRange:
+    def queue_ranges(self, topic: str) -> list[QueueRange]:
         self.requests += 1
-        return super().queue_range(topic, queue_id)
+        return super().queue_ranges(topic)
 
-    def topic_ranges(self, topics: Sequence[str]) -> dict[str, list[QueueRange]]:
+    def topic_ranges(self, topics: Iterable[str]) -> dict[str, list[QueueRange]]:
         self.requests += 1
-        return {name: [QueueRange(queue, 0, 1, 1) for queue in range(4)] for name in topics}
+        return {name: [QueueRange(queue_of(name, number), 0, 1, 1) for number in range(4)] for name in topics}
 
-    def groups(self) -> list[str]:
+    def groups_of_topic(self, topic: str) -> list[str]:
+        self.requests += 1
         return self.names
 
-    def offsets(self, group: str, topic: str = "") -> dict[tuple[str, int], int]:
+    def progress(self, group: str, topic: str = "") -> list[QueueProgress]:
         self.requests += 1
-        return {(name, queue): 1 for name in ([topic] if topic else self.names) for queue in range(4)}
+        topics = [topic] if topic else self.names
+        return [QueueProgress(queue_of(name, number), 1, 1, 1) for name in topics for number in range(4)]
 
-    def group_offsets(self, groups: Sequence[str]) -> dict[str, dict[tuple[str, int], int]]:
-        self.requests += 1
-        return {group: {("T", 0): 1} for group in groups}
+
+def queue_of(topic: str, number: int) -> MessageQueue:
+    return MessageQueue(topic, "b", number)
 
 
 def test_what_a_group_costs_does_not_grow_with_its_topics() -> None:
@@ -112,7 +111,7 @@ def test_what_a_topic_costs_does_not_grow_with_its_queues_and_groups() -> None:
     brokers = Many()
     found: Any = MessageBrowser(brokers).topic("T")
 
-    assert brokers.requests <= 4
+    assert brokers.requests <= browse.COLUMNS_MAX + 4
     assert (len(found["groups"]), found["all_groups"]) == (browse.COLUMNS_MAX, 500)
 
 
@@ -126,13 +125,13 @@ def test_large_messages_are_read_back_as_far_as_one_answer_goes() -> None:
     assert ([one.queue_offset for one in rest], end) == ([6], 5)
 
 
-@pytest.mark.parametrize(("queues", "has_place"), [(500, True), (2000, False)])
+@pytest.mark.parametrize(("queues", "has_place"), [(500, True), (1000, False)])
 def test_a_page_names_the_next_one_only_if_a_request_can(queues: int, has_place: bool) -> None:
     """Of a topic with very many queues it says that there are more, and no place that would be refused."""
 
     class Wide(Brokers):
-        def newest(self, *_: object, **__: object) -> tuple[list[ReceivedMessage], tuple[int, ...]]:
-            return [], (10**9,) * queues
+        def newest(self, *_: object, **__: object) -> Page:
+            return Page([], {queue_of("T", number): 10**9 for number in range(queues)})
 
     browser = MessageBrowser(Wide())
 
@@ -141,6 +140,8 @@ def test_a_page_names_the_next_one_only_if_a_request_can(queues: int, has_place:
     assert (bool(page["next"]), page["has_next"]) == (has_place, True)
     assert browser.by_time(WantedMessages("T", after=page["next"]), 20) is not None
 
+
+def test_only_messages_of_a_span_are_read_back() -> None:
     """Also if those in between were removed, and brokers give older ones instead: these are on another page."""
     assert [one.queue_offset for one in read_back(Brokers(), "T", 0, 7, 9)[0]] == [8]
     assert [one.queue_offset for one in read_back(Brokers(), "T", 1, 5, 12)[0]] == [10, 8, 6]
@@ -152,7 +153,7 @@ def test_removed_dead_letters_are_not_counted() -> None:
 
 
 def test_a_queue_in_which_a_group_committed_nothing_has_no_place_of_it() -> None:
-    """That is no offset 0; and a group without any in the topic is not listed."""
+    """That is no offset 0; and a group that is gone meanwhile is not listed."""
     found: Any = MessageBrowser(Brokers()).topic("T")
 
     assert found["groups"] == {"g": [-1, 8]}
@@ -224,11 +225,19 @@ class Compressed(Admin):
         self.found = [Message("T", zlib.compress(one), sys_flag=sys_flag) for one in bodies]
 
     def messages_by_key(
-        self, topic: str, key: str, *, max_messages: int = 32, begin_ms: int = 0, end_ms: int = 0, unique: bool = False
+        self,
+        topic: str,
+        key: str,
+        *,
+        max_messages: int = 32,
+        begin_ms: int = 0,
+        end_ms: int = 0,
+        unique: bool = False,
+        broker: str = "",
     ) -> list[Message]:
         return self.found[::-1]
 
-    def message_by_id(self, message_id: str) -> Message:
+    def message_by_id(self, offset_id: str, broker: str = "") -> Message:
         return self.found[0]
 
 

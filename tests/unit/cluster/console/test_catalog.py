@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -11,8 +11,7 @@ from cluster.console import catalog
 from cluster.console.catalog import Catalog
 from cluster.console.listing import PAGE_ROWS, Wanted
 from dledger.errors import UnavailableError
-from rocketstore.client.admin import Admin, QueueRange
-from rocketstore.client.topics import TopicInfo
+from rocketstore.client import Admin, GroupInfo, MessageQueue, QueueProgress, QueueRange, TopicInfo
 from tests.support.waiting import wait_until
 
 
@@ -30,7 +29,7 @@ class Brokers(Admin):
     """Topics of some queues, each with as many messages as its name says; groups that consumed none of them."""
 
     def __init__(self, topics: dict[str, int], groups: Mapping[str, Sequence[str]] | None = None) -> None:
-        self.there, self.members = topics, groups or {}
+        self.there, self.consuming = topics, groups or {}
         self.unreadable: set[str] = set()
         self.asked_topics: list[list[str]] = []
         self.asked_groups: list[list[str]] = []
@@ -38,7 +37,7 @@ class Brokers(Admin):
         self.error: UnavailableError | None = None
         self.permissions: dict[str, int] = {}
 
-    def topics(self) -> list[TopicInfo]:
+    def topics(self, *, system: bool = False) -> list[TopicInfo]:
         if self.error is not None:
             raise self.error
         self.lists += 1
@@ -47,27 +46,39 @@ class Brokers(Admin):
             for name, queues in sorted(self.there.items())
         ]
 
-    def groups(self) -> list[str]:
-        return sorted(self.members)
+    def groups(self) -> list[GroupInfo]:
+        return [GroupInfo(name) for name in sorted(self.consuming)]
 
     def close(self) -> None:
         pass
 
-    def topic_ranges(self, topics: Sequence[str]) -> dict[str, list[QueueRange]]:
-        self.asked_topics.append(list(topics))
-        readable = [name for name in topics if name in self.there and name not in self.unreadable]
+    def topic_ranges(self, topics: Iterable[str]) -> dict[str, list[QueueRange]]:
+        names = list(topics)
+        self.asked_topics.append(names)
+        readable = [name for name in names if name in self.there and name not in self.unreadable]
         return {
-            name: [QueueRange(queue, 1, 1 + messages_of(name), 7) for queue in range(self.there[name])]
+            name: [
+                QueueRange(queue_of(name, number), 1, 1 + messages_of(name), 7) for number in range(self.there[name])
+            ]
             for name in readable
         }
 
-    def group_offsets(self, groups: Sequence[str]) -> dict[str, dict[tuple[str, int], int]]:
-        self.asked_groups.append(list(groups))
-        return {name: {(topic, 0): 1 for topic in self.members[name]} for name in groups if name in self.members}
+    def progress_of(self, groups: Iterable[str]) -> dict[str, list[QueueProgress]]:
+        names = list(groups)
+        self.asked_groups.append(names)
+        return {
+            name: [QueueProgress(queue_of(topic, 0), 1, 1, 0) for topic in self.consuming[name]]
+            for name in names
+            if name in self.consuming
+        }
 
     @property
     def queues_looked_at(self) -> list[int]:
         return [sum(self.there[name] for name in names) for names in self.asked_topics]
+
+
+def queue_of(topic: str, number: int) -> MessageQueue:
+    return MessageQueue(topic, "b", number)
 
 
 def messages_of(name: str) -> int:
@@ -252,8 +263,9 @@ def test_the_newest_message_of_a_topic_is_that_of_all_its_queues() -> None:
     """However long ago another queue got its last one; an empty queue has none."""
 
     class Uneven(Brokers):
-        def topic_ranges(self, topics: Sequence[str]) -> dict[str, list[QueueRange]]:
-            return {name: [QueueRange(queue, 0, 1, ms) for queue, ms in enumerate((-1, 9, 3))] for name in topics}
+        def topic_ranges(self, topics: Iterable[str]) -> dict[str, list[QueueRange]]:
+            times = enumerate((0, 9, 3))
+            return {name: [QueueRange(queue_of(name, number), 0, 1, ms) for number, ms in times] for name in topics}
 
     looked, _, _ = watching(Uneven({"a1": 3}))
     looked.look()

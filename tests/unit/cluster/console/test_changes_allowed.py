@@ -12,40 +12,36 @@ from cluster.console.catalog import Catalog
 from cluster.console.changes import BrokerChange, BrokerChanges, Done
 from cluster.console.control import NoControl
 from cluster.security_options import CommandSecurity
-from dledger.client.security import ClientSecurity
 from dledger.errors import UnavailableError
-from rocketstore.client.admin import Admin
-from rocketstore.client.topics import TopicInfo
-from rocketstore.server import BrokerServer
-from tests.unit.cluster.console.desks import Desk, console_at, desk_at, guarded_broker, plain_broker
+from rocketstore.client import TopicInfo
+from tests.unit.cluster.console.desks import Broker, Desk, desk_at, guarded_broker, plain_broker
 from tests.unit.cluster.console.support import request
+
+ADMIN_ONLY = "requires an account with admin: true"
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerServer]:
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     with plain_broker(tmp_path_factory.mktemp("broker")) as server:
         yield server
 
 
 @pytest.fixture
-def desk(broker: BrokerServer) -> Iterator[Desk]:
+def desk(broker: Broker) -> Iterator[Desk]:
     with desk_at(broker) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with guarded_broker(tmp_path_factory.mktemp("guarded")) as address:
-        yield address
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with guarded_broker(tmp_path_factory.mktemp("guarded")) as server:
+        yield server
 
 
 @pytest.mark.parametrize("change", list(BrokerChange))
-def test_a_read_only_console_changes_nothing(broker: BrokerServer, change: BrokerChange) -> None:
+def test_a_read_only_console_changes_nothing(broker: Broker, change: BrokerChange) -> None:
     """Nor does it offer to."""
-    address = f"127.0.0.1:{broker.port}"
-    with Admin([address], timeout_s=20) as admin, console_at(address, control=NoControl()) as console:
-        desk = Desk(console, admin, address)
-
+    with desk_at(broker, control=NoControl()) as desk:
         reply = desk.do(change, name="x", confirmed=True)
 
         assert (reply.status, reply.json()["error"]) == (
@@ -71,7 +67,7 @@ def test_other_sites_change_nothing(desk: Desk, headers: dict[str, str], words: 
 
     assert reply.status == 403
     assert words in str(reply.json()["error"])
-    assert desk.admin.topic("safe").name == "safe"
+    assert desk.broker.about("safe").name == "safe"
 
 
 @pytest.mark.parametrize(
@@ -81,40 +77,42 @@ def test_other_sites_change_nothing(desk: Desk, headers: dict[str, str], words: 
         (
             "put-topic",
             {"name": "T", "read_queues": 4, "write_queues": 4, "permission": "rw"},
-            "PutTopic requires an account with admin: true",
+            f"UPDATE_AND_CREATE_TOPIC {ADMIN_ONLY}",
         ),
-        ("delete-topic", {"name": "T", "confirmed": True}, "DeleteTopic requires an account with admin: true"),
-        ("delete-group", {"name": "g", "confirmed": True}, "DeleteGroup requires an account with admin: true"),
+        (
+            "delete-topic",
+            {"name": "T", "confirmed": True},
+            f"DELETE_TOPIC_IN_BROKER {ADMIN_ONLY}",
+        ),
+        (
+            "delete-group",
+            {"name": "g", "confirmed": True},
+            f"DELETE_SUBSCRIPTIONGROUP {ADMIN_ONLY}",
+        ),
     ],
 )
 def test_the_brokers_refuse_what_the_consoles_account_may_not(
-    guarded: str, change: str, fields: dict[str, Any], words: str
+    guarded: Broker, change: str, fields: dict[str, Any], words: str
 ) -> None:
     """In their words; and that it was tried is an event."""
     alice = CommandSecurity(access_key="alice", secret_key="alice-secret")
-    root = ClientSecurity(access_key="root", secret_key="root-secret")
-    with Admin([guarded], timeout_s=20, security=root) as admin, console_at(guarded, alice) as console:
-        desk = Desk(console, admin, guarded)
-
+    with desk_at(guarded, alice) as desk:
         reply = desk.do(change, **fields)
 
         assert reply.status == 403
         assert words in str(reply.json()["error"])
         assert [text for kind, text in desk.events() if kind == "refused" and words in text]
-        assert admin.topic("T") == TopicInfo("T", 2, 2)
+        assert desk.broker.about("T") == TopicInfo("T", 2, 2)
 
 
-def test_lists_of_clients_need_the_same_rights_as_elsewhere(guarded: str) -> None:
+def test_lists_of_clients_need_the_same_rights_as_elsewhere(guarded: Broker) -> None:
     """Delayed messages of all topics are for administrators; a signed request lists a group's members."""
     alice = CommandSecurity(access_key="alice", secret_key="alice-secret")
-    root = ClientSecurity(access_key="root", secret_key="root-secret")
-    with Admin([guarded], timeout_s=20, security=root) as admin, console_at(guarded, alice) as console:
-        desk = Desk(console, admin, guarded)
-
-        refused = request(f"{console.url}api/delayed?level=0&offset=-1")
+    with desk_at(guarded, alice) as desk:
+        refused = request(f"{desk.console.url}api/delayed?level=0&offset=-1")
 
         assert refused.status == 403
-        assert "Delayed requires an account with admin: true" in str(refused.json()["error"])
+        assert "requires an account with admin: true" in str(refused.json()["error"])
         assert desk.get("members?group=g")["members"] == []
 
 
@@ -150,14 +148,11 @@ def test_what_was_changed_is_looked_at_anew(desk: Desk, monkeypatch: pytest.Monk
     assert nudges == [None]
 
 
-def test_changes_are_limited_in_number(broker: BrokerServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_are_limited_in_number(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page that goes wild, or another that has the token, is slowed down. What is no request does not count."""
     monkeypatch.setattr(app, "CHANGES_MAX", 2)
     monkeypatch.setattr(app, "CHANGES_S", 3600.0)
-    address = f"127.0.0.1:{broker.port}"
-    with Admin([address], timeout_s=20) as admin, console_at(address) as console:
-        desk = Desk(console, admin, address)
-
+    with desk_at(broker) as desk:
         asked = (b"{", b'{"name": "none"}', b'{"name": "a b"}', b'{"name": "none"}')
         statuses = [desk.post("delete-topic", one).status for one in asked]
 

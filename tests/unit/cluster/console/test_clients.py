@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +11,20 @@ from cluster.broker_target import BrokerTarget
 from cluster.connection import GroupTarget
 from cluster.console.clients import ClientLists
 from cluster.console.server import ConsoleServer, ListenAddress
-from rocketstore.client.admin import Admin, BrokerStatus, QueueRange
-from rocketstore.client.cluster_admin import ClusterAdmin
-from rocketstore.client.errors import NotFoundError
-from rocketstore.client.group_consumer import GroupConsumer
-from rocketstore.client.group_options import GroupOptions
-from rocketstore.client.topics import TopicInfo
-from rocketstore.nameserver.groups import BrokerGroup
+from rocketstore.client import (
+    Admin,
+    ClientError,
+    Consumer,
+    GroupMembers,
+    MessageQueue,
+    NotFoundError,
+    QueueProgress,
+    QueueRange,
+    TopicInfo,
+)
 from rocketstore.server import BrokerServer
 from tests.support.waiting import wait_until
-from tests.unit.cluster.console.support import broker_status, request
+from tests.unit.cluster.console.support import request
 from tests.unit.cluster.console.test_overview import FAST
 from tests.unit.rocketstore.nameserver.wire import config_in, running
 from tests.unit.rocketstore.test_server import plain
@@ -28,12 +32,12 @@ from tests.unit.rocketstore.test_server import plain
 NAMES = ("a", "b")
 
 
-def registered(admin: ClusterAdmin, topic: str = "") -> tuple[BrokerGroup, ...]:
-    """The groups of brokers, or those that have a topic, as name servers know them by now."""
+def registered(admin: Admin, topic: str = "") -> int:
+    """How many groups of brokers there are, or have a topic, as name servers know by now."""
     try:
-        return admin.groups_with(topic) if topic else admin.groups()
-    except NotFoundError:
-        return ()
+        return len(admin.topic(topic)) if topic else len(admin.brokers())
+    except ClientError:
+        return 0
 
 
 def test_queues_of_all_groups_of_brokers_are_divided(tmp_path: Path) -> None:
@@ -43,19 +47,18 @@ def test_queues_of_all_groups_of_brokers_are_divided(tmp_path: Path) -> None:
         for name in NAMES:
             config = plain(tmp_path / name, namesrvAddr=names.address, brokerName=name)
             stack.callback(BrokerServer(config).start().stop)
-        admin = stack.enter_context(ClusterAdmin([names.address], timeout_s=20))
-        wait_until(lambda: len(registered(admin)) == 2, "both are registered")
-        for place in registered(admin):
-            admin.at(place).put_topic(TopicInfo("T", 3, 3))
-        wait_until(lambda: len(registered(admin, "T")) == 2, "the topic is registered")
-        options = GroupOptions(start="first", timeout_s=20)
-        members = [GroupConsumer(name_servers=[names.address], group="g", options=options) for _ in range(4)]
-        for one in members:
-            stack.enter_context(one)
-            one.subscribe("T")
-            one.start()
+        admin = stack.enter_context(Admin(name_servers=names.address, timeout_s=20))
+        wait_until(lambda: registered(admin) == 2, "both are registered")
+        admin.put_topic(TopicInfo("T", 3, 3))
+        wait_until(lambda: registered(admin, "T") == 2, "the topic is registered")
+        members = [
+            stack.enter_context(
+                Consumer(name_servers=names.address, group="g", topics="T", start="first", timeout_s=20)
+            )
+            for _ in range(4)
+        ]
 
-        def own(one: GroupConsumer) -> set[tuple[str, int]]:
+        def own(one: Consumer) -> set[tuple[str, int]]:
             return {(queue.broker_name, queue.queue_id) for queue in one.queues if queue.topic == "T"}
 
         wait_until(lambda: sorted(len(own(one)) for one in members) == [1, 1, 2, 2], "they share all queues")
@@ -84,30 +87,20 @@ class Brokers(Admin):
     def __init__(self) -> None:
         pass
 
-    def status(self, address: str | None = None) -> BrokerStatus:
-        return broker_status()
+    def members(self, group: str) -> GroupMembers:
+        raise NotFoundError("nobody is online")
 
-    def offsets(self, group: str, topic: str = "") -> dict[tuple[str, int], int]:
-        return {("T", 0): 2, ("T", 1): 7}
+    def progress(self, group: str, topic: str = "") -> list[QueueProgress]:
+        places = (2, 7, 0)
+        return [QueueProgress(MessageQueue("T", "b", number), at, 9, 0) for number, at in enumerate(places)]
 
-    def topics(self) -> list[TopicInfo]:
-        return [TopicInfo("T", 3, 3)]
-
-    def topic_ranges(self, topics: Sequence[str]) -> dict[str, list[QueueRange]]:
-        assert list(topics) == ["T"]
-        return {"T": [QueueRange(queue, 5, 9, 1) for queue in range(3)]}
-
-
-class Nobody(ClientLists):
-    """Of a group without members."""
-
-    def consumers(self, group: str, address: str = "") -> None:
-        return None
+    def topic_ranges(self, topics: Iterable[str]) -> dict[str, list[QueueRange]]:
+        assert list(topics) == ["%RETRY%g", "T"]
+        return {"T": [QueueRange(MessageQueue("T", "b", number), 5, 9, 1) for number in range(3)]}
 
 
 def test_removed_messages_are_nobodys_lag() -> None:
     """They cannot be consumed any more."""
-    with closing(Nobody(BrokerTarget(("127.0.0.1:1",), 1.0), Brokers())) as lists:
-        found: Any = lists.members("g")
+    found: Any = ClientLists(Brokers()).members("g")
 
-    assert [(one["queue"], one["committed"], one["lag"]) for one in found["rows"]] == [(0, 2, 4), (1, 7, 2), (2, -1, 4)]
+    assert [(one["queue"], one["committed"], one["lag"]) for one in found["rows"]] == [(0, 2, 4), (1, 7, 2), (2, 0, 4)]

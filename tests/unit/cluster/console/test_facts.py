@@ -7,14 +7,26 @@ from dataclasses import asdict
 
 import pytest
 
-from cluster.console.facts import broker_facts_of
+from cluster.console.facts import broker_facts_of, facts_of_plain_broker
 from cluster.console.streams import event
-from tests.unit.cluster.console.support import broker_status
+from tests.unit.cluster.console.support import NAMED, broker_status
 
 
-@pytest.mark.parametrize("told", [math.nan, math.inf, -math.inf])
-def test_no_figure_of_a_broker_ends_the_console(told: float) -> None:
+@pytest.mark.parametrize("told", [math.nan, math.inf, -math.inf, "", "much"])
+def test_no_figure_of_a_broker_ends_the_console(told: object) -> None:
     """JSON has neither NaN nor infinity: what encodes the events for all pages would fail, and end the console."""
-    facts = broker_facts_of(broker_status(put_tps=told, get_tps=told, disk_ratio=told))
+    told_ = broker_status(putTps=told, getTransferredTps=told, commitLogDiskRatio=told, bootTimestamp=told)
+    facts = broker_facts_of(told_, NAMED)
 
     assert event("state", asdict(facts)).startswith(b"event: state\n")
+
+
+def test_a_plain_broker_has_its_own_place_in_bytes() -> None:
+    """What is written and not readable yet is between the two ends; what it does not tell is 0."""
+    told = broker_status(commitLogMinOffset=10, commitLogMaxOffset=20, dledgerLogEnd=30, dledgerVersion="1.0")
+
+    facts, silent = facts_of_plain_broker(told, NAMED), facts_of_plain_broker(broker_status(), NAMED)
+
+    assert (facts.node_id, facts.group, facts.unit, facts.version) == ("b", "c", "bytes", "1.0")
+    assert (facts.begin, facts.committed, facts.end) == (10, 20, 30)
+    assert (silent.begin, silent.committed, silent.end) == (0, 0, 0)

@@ -13,30 +13,31 @@ from cluster.console.catalog import INTERVAL_S, SHOWN_S
 from cluster.console.fleet import Fleet
 from cluster.console.fleet_topics import ROUND_REQUESTS, FleetTopics
 from cluster.console.listing import Wanted
-from dledger.client.security import ClientSecurity
-from dledger.remoting.client import RemotingClient, UnreachableError
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame
+from rocketstore.client import BrokerUnreachableError
+from rocketstore.client.aio.connections import BrokerConnections
 from rocketstore.remoting.bodies.routes import BrokerData, ClusterInfo, QueueData, TopicList, TopicRouteData
 from rocketstore.remoting.codes import RequestCode
 
-SERVER = "s:1"
+SERVER = "127.0.0.1:1"
 
 
-class NameServerFrames(RemotingClient):
+class NameServerFrames(BrokerConnections):
     """A name server that knows some topics, each with four queues in one group."""
 
     def __init__(self, *topics: str) -> None:
-        super().__init__()
+        super().__init__([])
         self.topics = topics
         self.asked: list[str] = []
         self.is_there = True
         self.dialled: set[str] = set()
 
     async def call(self, address: str, request: Frame, timeout_s: float) -> Frame:
+        self._check(address)
         self.dialled.add(address)
         if not self.is_there:
-            raise UnreachableError("cannot connect to s:1: Connection refused")
+            raise BrokerUnreachableError("cannot connect to 127.0.0.1:1: Connection refused")
         if request.code == RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER:
             return request.answer(body=TopicList(self.topics).encode())
         self.asked.append(request.fields["topic"])
@@ -49,9 +50,7 @@ class NameServerFrames(RemotingClient):
 def watching(frames: NameServerFrames) -> tuple[FleetTopics, list[None]]:
     changes: list[None] = []
     clock = itertools.count(step=INTERVAL_S)  # each look is a round later
-    topics = FleetTopics(
-        Fleet([SERVER]), [SERVER], frames, ClientSecurity(), lambda: changes.append(None), lambda: next(clock)
-    )
+    topics = FleetTopics(Fleet([SERVER]), [SERVER], frames, lambda: changes.append(None), lambda: next(clock))
     return topics, changes
 
 
@@ -108,7 +107,7 @@ def test_what_is_shown_no_longer_is_nobodys_first() -> None:
 
     async def look() -> list[str]:
         nonlocal now
-        topics = FleetTopics(Fleet([SERVER]), [SERVER], frames, ClientSecurity(), lambda: None, lambda: now)
+        topics = FleetTopics(Fleet([SERVER]), [SERVER], frames, lambda: None, lambda: now)
         await topics.look()
         shown = [one["name"] for one in listed(topics)["rows"]]
         now += SHOWN_S + 1
@@ -127,7 +126,7 @@ def test_topics_named_after_brokers_are_internal_whenever_those_become_known() -
     async def look() -> list[tuple[dict[str, bool], object]]:
         fleet = Fleet([SERVER])
         clock = itertools.count(step=INTERVAL_S)
-        topics = FleetTopics(fleet, [SERVER], frames, ClientSecurity(), lambda: None, lambda: next(clock))
+        topics = FleetTopics(fleet, [SERVER], frames, lambda: None, lambda: next(clock))
         found = []
         for _ in range(2):
             await topics.look()

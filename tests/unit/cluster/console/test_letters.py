@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from cluster.console import browse
 from cluster.console.letters import PAGE, LetterBrowser
-from rocketstore.client.admin import Admin, DelayLevelStatus, QueueRange
-from rocketstore.client.aio.received import ReceivedMessage, split_records
-from rocketstore.message.message import SYS_FLAG_COMPRESSED, Message
-from rocketstore.message.record import encode_record
+from rocketstore.client import Admin, Message, MessageQueue, QueueRange, TopicInfo
+from rocketstore.client.aio.admin_records import DelayLevelStatus
+from rocketstore.client.aio.newest import Page
+from rocketstore.message.message import SYS_FLAG_COMPRESSED
 
 LEVEL = DelayLevelStatus(3, 10_000, 7, 9, 20_000)
 
@@ -25,32 +25,34 @@ class Brokers(Admin):
         self.low, self.end, self.properties = low, end, properties
         self.body, self.sys_flag, self.late = b"x", 0, 1
 
-    def queue_range(self, topic: str, queue_id: int) -> QueueRange:
-        assert (topic, queue_id) == ("%DLQ%g", 0)
-        return QueueRange(0, self.low, self.end, 1)
+    def topic(self, name: str) -> list[TopicInfo]:
+        return [TopicInfo(name, 1, 1, broker="b")]
+
+    def queue_ranges(self, topic: str) -> list[QueueRange]:
+        assert topic == "%DLQ%g"
+        return [QueueRange(MessageQueue(topic, "b", 0), self.low, self.end, 1)]
 
     def newest(
         self,
         topic: str,
-        ends: Sequence[int] = (),
+        ends: Mapping[MessageQueue, int] | None = None,
         *,
         max_messages: int = 32,
-        queue_id: int | None = None,
+        queue: MessageQueue | None = None,
         stored: tuple[int, int] = (0, 0),
         oldest_first: bool = False,
-    ) -> tuple[list[ReceivedMessage], tuple[int, ...]]:
-        assert queue_id == 0
-        first = max(ends[0] - max_messages, self.low)
-        records = [
-            encode_record(
-                Message(topic, self.body, properties=self.properties, sys_flag=self.sys_flag), queue_offset=one
-            )
-            for one in range(ends[0] - 1, first - 1, -1)
+    ) -> Page:
+        assert queue is not None
+        end = (ends or {})[queue]
+        first = max(end - max_messages, self.low)
+        found = [
+            Message(topic, self.body, properties=dict(self.properties), sys_flag=self.sys_flag, queue_offset=one)
+            for one in range(end - 1, first - 1, -1)
         ]
-        return split_records(b"".join(records)), (first,) if first > self.low else ()
+        return Page(found, {queue: first} if first > self.low else {})
 
     def delayed(
-        self, level: int = 0, offset: int = -1, *, max_messages: int = 0
+        self, level: int = 0, offset: int = -1, *, max_messages: int = 32, broker: str = ""
     ) -> tuple[list[DelayLevelStatus], list[Message]]:
         late = Message("SCHEDULE_TOPIC_XXXX", self.body, properties=self.properties, sys_flag=self.sys_flag)
         late.born_timestamp, late.store_timestamp = 1, 5_000

@@ -24,10 +24,10 @@ from cluster.console.server import ConsoleServer, ListenAddress
 from cluster.console.watcher import FleetPace
 from dledger.errors import DLedgerError
 from rocketstore.nameserver.server import NameServer
-from tests.support.fake_broker import FakeBrokers, fake_brokers
 from tests.support.runtime_broker import RuntimeBroker, ours, runtime_broker
 from tests.support.waiting import wait_until
 from tests.unit.cluster.console.conftest import PACE
+from tests.unit.cluster.console.desks import Broker, plain_broker
 from tests.unit.cluster.console.support import Reply, request, stream
 from tests.unit.rocketstore.nameserver.wire import calling, config_in, running
 
@@ -44,11 +44,11 @@ def server(tmp_path: Path) -> Iterator[NameServer]:
 
 
 @pytest.fixture
-def inside() -> Iterator[FakeBrokers]:
-    """A plain broker of ours that answers what the page of one group asks, and remoting not at all."""
-    with fake_brokers(1) as brokers:
-        brokers.add_topic("orders", 2)
-        yield brokers
+def inside(tmp_path: Path) -> Iterator[Broker]:
+    """A plain broker of ours, which has not registered."""
+    with plain_broker(tmp_path / "inside") as broker:
+        broker.add_topic("orders", 2)
+        yield broker
 
 
 @pytest.fixture
@@ -229,7 +229,7 @@ def test_topics_and_their_queues_in_all_groups(make: MakeOverview, server: NameS
         (0, 1, 10),
         (1, 1, 11),
     ]
-    assert (one["error"], other["error"], other["queues"]) == ("", "no", [])
+    assert (one["error"], other["error"], other["queues"]) == ("", f"{b.address}: SYSTEM_ERROR: no", [])
 
 
 def test_a_topic_that_is_nowhere_or_has_no_master_says_so(make: MakeOverview, server: NameServer) -> None:
@@ -255,7 +255,7 @@ def known(console: ConsoleServer, *names: str) -> None:
     wait_until(lambda: set(names) <= {one["name"] for one in state(console)["groups"]}, f"{names} have registered")
 
 
-def test_one_group_can_be_looked_into(make: MakeOverview, server: NameServer, inside: FakeBrokers) -> None:
+def test_one_group_can_be_looked_into(make: MakeOverview, server: NameServer, inside: Broker) -> None:
     """As by a console for that group alone: its page, its state, its events, its messages."""
     with joined(server, a=inside.addresses):
         console = make()
@@ -273,7 +273,7 @@ def test_one_group_can_be_looked_into(make: MakeOverview, server: NameServer, in
 
 
 def test_a_group_that_hangs_keeps_nobody_from_looking_into_another(
-    make: MakeOverview, server: NameServer, inside: FakeBrokers
+    make: MakeOverview, server: NameServer, inside: Broker
 ) -> None:
     """However many pages wait for its brokers, which accept connections and say nothing."""
     with ExitStack() as stack:
@@ -312,7 +312,7 @@ def test_what_cannot_be_looked_into_is_refused_with_a_reason(make: MakeOverview,
         assert refused(request(f"{console.url}api/entries?index=0")) == (400, "name the group: broker=NAME")
 
 
-def test_actions_are_about_one_group(make: MakeOverview, server: NameServer, inside: FakeBrokers) -> None:
+def test_actions_are_about_one_group(make: MakeOverview, server: NameServer, inside: Broker) -> None:
     """And a console that is read-only stays so for each."""
     with joined(server, a=inside.addresses):
         console, reader = make(), make(control=NoControl())
@@ -333,11 +333,11 @@ def act(console: ConsoleServer, query: str) -> Reply:
 
 
 def test_groups_looked_into_are_limited(
-    monkeypatch: pytest.MonkeyPatch, make: MakeOverview, server: NameServer, inside: FakeBrokers
+    monkeypatch: pytest.MonkeyPatch, make: MakeOverview, server: NameServer, inside: Broker, tmp_path: Path
 ) -> None:
     """One without a page makes room; if all have one, the next is refused with 503."""
     monkeypatch.setattr(desk, "DESKS_MAX", 1)
-    with fake_brokers(1) as other, joined(server, a=inside.addresses, b=other.addresses):
+    with plain_broker(tmp_path / "other") as other, joined(server, a=inside.addresses, b=other.addresses):
         console = make()
         known(console, "a", "b")
         assert request(f"{console.url}api/state?broker=a").status == 200
@@ -348,7 +348,7 @@ def test_groups_looked_into_are_limited(
 
 
 def test_a_group_that_nobody_looks_into_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch, make: MakeOverview, server: NameServer, inside: FakeBrokers
+    monkeypatch: pytest.MonkeyPatch, make: MakeOverview, server: NameServer, inside: Broker
 ) -> None:
     """Its threads end; they are there again when somebody comes back."""
     monkeypatch.setattr(desk, "IDLE_S", 0.0)
@@ -385,7 +385,7 @@ def test_a_token_guards_everything_here_too(make: MakeOverview) -> None:
         assert request(f"{console.url}{path}").status == 401
 
 
-def test_it_stops_with_pages_open(make: MakeOverview, server: NameServer, inside: FakeBrokers) -> None:
+def test_it_stops_with_pages_open(make: MakeOverview, server: NameServer, inside: Broker) -> None:
     """Of all groups, and of one."""
     with joined(server, a=inside.addresses):
         console = make()

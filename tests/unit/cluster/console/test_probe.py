@@ -6,16 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.broker_target import BrokerTarget
-from cluster.connection import GroupTarget
 from cluster.console import probe
 from cluster.console.probe import GroupProbe
 from dledger.client.calls import Calls
 from dledger.errors import UnavailableError
 from dledger.rpc.ports import NodeStatus
 from dledger.types import LogIndex, NodeId, Position, Role, Term
-from rocketstore.client.admin import Admin, BrokerStatus
-from tests.unit.cluster.console.support import broker_status
+from rocketstore.client import Admin, BrokerStatus
+from rocketstore.client.aio.routes import RoutedBroker
+from tests.unit.cluster.console.support import NAMED, broker_status
 
 FOLLOWS = NodeStatus(
     cluster_id="c",
@@ -50,9 +49,12 @@ class Node(Calls, Admin):
             raise UnavailableError("h:1 is unreachable")
         return self.node
 
-    def status(self, address: str | None = None) -> BrokerStatus:
+    def status(self, address: str) -> BrokerStatus:
         self.asked += 1
-        return broker_status(replicated=True, role="SYNC_MASTER" if self.is_master else "SLAVE")
+        return broker_status(dledgerRole="LEADER", brokerRole="SYNC_MASTER" if self.is_master else "SLAVE")
+
+    def brokers(self) -> tuple[RoutedBroker, ...]:
+        return (NAMED,)
 
     @property
     def is_master(self) -> bool:
@@ -63,15 +65,7 @@ class Node(Calls, Admin):
 
 
 def probe_of(node: Node) -> GroupProbe:
-    class Nodes(GroupTarget):
-        def connect_to_ask(self) -> Calls:
-            return node
-
-    class Brokers(BrokerTarget):
-        def admin(self) -> Admin:
-            return node
-
-    return GroupProbe(Nodes(("h:1",), "g", 1.0), Brokers(("h:1",), 1.0))
+    return GroupProbe(node, node)
 
 
 def role(asked: GroupProbe) -> str:

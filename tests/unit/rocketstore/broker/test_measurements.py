@@ -89,15 +89,6 @@ def test_lag_is_what_a_group_has_not_consumed_over_all_queues() -> None:
     assert (found.topic_count, found.group_count, found.flush_behind_bytes) == (3, 1, 7)
 
 
-def test_a_retry_topic_is_a_series_only_while_something_waits_in_it() -> None:
-    """Each group has one: nobody wants twice as many series, most of them 0 for ever."""
-    offsets = [QueueOffset("a", 0, 100), QueueOffset("%RETRY%g", 0, 100), QueueOffset("%RETRY%h", 0, 98)]
-
-    found = measure(FakeStore(), FakeState({"g": offsets}), ServiceCounters(), topics_max=10)
-
-    assert found.lags == (GroupLag("g", "a", 0), GroupLag("g", "%RETRY%h", 2))
-
-
 def test_lags_are_bounded_and_say_what_they_leave_out() -> None:
     """Neither many groups nor a group of many topics makes more series than allowed."""
     many = {f"g{number}": [QueueOffset(f"t{topic}", 0, 0) for topic in range(3)] for number in range(5)}

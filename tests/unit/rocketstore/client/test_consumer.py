@@ -46,7 +46,7 @@ def test_a_message_knows_its_place_and_properties(brokers: FakeBrokers) -> None:
     assert (message.tags, message.keys, message.unique_key) == ("a", ["k1", "k2"], "U")
     assert message.properties["x"] == "y"
     assert message.store_timestamp > 0
-    assert message.offset_message_id.startswith("7F000001")
+    assert message.message_id.startswith("7F000001")
     assert "orders" in repr(message)
 
 

@@ -14,7 +14,6 @@ from rocketstore.client import Message, aio
 PARTS = {
     "Producer": {"prepared", "has_room", "wait_for_room", "add", "add_all"},
     "Consumer": {"take_singly", "return_unused", "finish"},
-    "Transaction": {"begin", "end"},
 }
 """What the asyncio ones offer to the blocking ones, which take such steps on two threads."""
 WITH = {"__enter__": "__aenter__", "__exit__": "__aexit__", "__iter__": "__aiter__"}

@@ -72,36 +72,18 @@ async def test_topics_are_created_changed_listed_and_deleted(broker: BrokerServe
         name = broker.config.name
         await admin.put_topic(TopicInfo("orders", 2, 3))
         assert await admin.topic("orders") == [TopicInfo("orders", 2, 3, 6, name)]
-        assert await admin.topics() == [TopicInfo("orders", 2, 3, 6, name, is_ordered=False)]
+        assert await admin.topics() == [TopicInfo("orders", 2, 3, 6, name)]
         assert {one.name for one in await admin.topics(system=True)} >= {"orders", "TBW102"}
         await admin.put_topic(TopicInfo("orders", 4, 4, 4, name))
-        assert await admin.topic("orders") == [TopicInfo("orders", 4, 4, 4, name)]
-        assert await admin.topics() == [TopicInfo("orders", 4, 4, 4, name, is_ordered=False)]
+        assert await admin.topics() == [TopicInfo("orders", 4, 4, 4, name)]
         await admin.delete_topic("orders")
         assert await admin.topics() == []
-        with pytest.raises(errors.NotFoundError, match="topic orders does not exist"):
-            await admin.topic("orders")
         await asyncio.sleep(routes.UNKNOWN_REFRESH_S)  # a route that was looked up is used for so long at least
     async with admin_of(broker) as admin:
         with pytest.raises(errors.NotFoundError, match="topic orders does not exist"):
             await admin.delete_topic("orders")
         with pytest.raises(errors.ClientError, match="queue"):
             await admin.put_topic(TopicInfo("bad", 0, 0))
-
-
-@on_loop
-async def test_a_topic_that_is_changed_stays_ordered_unless_it_is_said(broker: BrokerServer) -> None:
-    """The request has all settings; RocketMQ's tool resets what one does not repeat."""
-    async with admin_of(broker) as admin:
-
-        async def is_ordered() -> list[bool | None]:
-            return [one.is_ordered for one in await admin.topics()]
-
-        await admin.put_topic(TopicInfo("orders", 2, 2, is_ordered=True))
-        await admin.put_topic(TopicInfo("orders", 4, 4))
-        assert await is_ordered() == [True]
-        await admin.put_topic(TopicInfo("orders", 4, 4, is_ordered=False))
-        assert await is_ordered() == [False]
 
 
 @on_loop
@@ -139,7 +121,7 @@ async def test_messages_are_found_by_id_by_key_and_by_place(broker: BrokerServer
         ]
         queue = MessageQueue("orders", broker.config.name, 0)
         await until(lambda: broker.store.max_offset("orders", 0) == 5, "all are in their queue")
-        assert (await admin.message_by_id(sent[2].offset_message_id)).body == b"2"
+        assert (await admin.message_by_id(sent[2].offset_id)).body == b"2"
         last = broker.store.position_of("orders", 0, 4)
         await until(lambda: broker.store.index_end().offset == last, "all are in the index")
         assert [one.body for one in await admin.messages_by_key("orders", "k1")] == [b"%d" % one for one in range(5)]
@@ -151,7 +133,7 @@ async def test_messages_are_found_by_id_by_key_and_by_place(broker: BrokerServer
         messages, following = await admin.messages(queue, 1, max_messages=2)
         assert ([one.body for one in messages], following) == ([b"1", b"2"], 3)
         assert await admin.messages(queue, 5) == ([], 5)
-        other = sent[0].offset_message_id[:-16] + f"{1 << 40:016X}"
+        other = sent[0].offset_id[:-16] + f"{1 << 40:016X}"
         for nothing in (other, "junk", "7F000001" + "FFFFFFFF" + "0" * 16):
             with pytest.raises(errors.NotFoundError):
                 await admin.message_by_id(nothing)
@@ -205,19 +187,6 @@ async def test_offsets_of_a_group_are_set_reset_and_compared(broker: BrokerServe
 
 
 @on_loop
-async def test_a_queue_in_which_nothing_was_committed_has_no_offset(broker: BrokerServer) -> None:
-    """Which is not the same as offset 0: a new member may begin elsewhere."""
-    async with admin_of(broker) as admin, Producer(broker.address, timeout_s=30) as producer:
-        await admin.put_topic(TopicInfo("orders", 2, 2))
-        first, second = (MessageQueue("orders", broker.config.name, number) for number in range(2))
-        await producer.send(Message("orders", b"x"), queue=0)
-        await until(lambda: broker.store.max_offset("orders", 0) == 1, "it is in its queue")
-        await admin.put_group(GroupInfo("billing"))
-        await admin.set_offsets("billing", {first: 0})
-        assert await admin.offsets("billing") == {first: 0, second: None}
-
-
-@on_loop
 async def test_who_is_online_is_listed_and_told_of_a_reset(broker: BrokerServer) -> None:
     async with admin_of(broker) as admin, Producer(broker.address, timeout_s=30) as producer:
         await admin.put_topic(TopicInfo("orders", 1, 1))
@@ -264,8 +233,6 @@ def agrees(server: ScriptedServer, *codes: int) -> None:
 async def test_changes_go_to_all_brokers_also_if_one_of_them_refuses() -> None:
     code = RequestCode.UPDATE_AND_CREATE_TOPIC
     async with pair() as (admin, _, (first, second, _name_server)):
-        for one in (first, second):
-            agrees(one, RequestCode.GET_ALL_TOPIC_CONFIG)  # which topics there are
         first.scripts[code] = refuses(AnswerCode.NO_PERMISSION, "not you")
         agrees(second, code)
         with pytest.raises(errors.ForbiddenError, match="not you"):

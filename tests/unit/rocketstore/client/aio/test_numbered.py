@@ -116,21 +116,6 @@ async def test_lost_answers_and_connections_store_nothing_twice_and_nothing_out_
 
 
 @on_loop
-async def test_a_broker_with_too_many_producers_is_not_asked_until_the_deadline() -> None:
-    """It lasts minutes, as the broker says: the application learns that at once, and nothing is stored twice later."""
-    async with world() as here, here.producer(timeout_s=30) as producer:
-        fields = {"status": "TOO_MANY_PRODUCERS", "outcome": "not_applied"}
-        remark = "100 producers were active in the last 15 minutes"
-        here.store.answers.extend([lambda frame: frame.answer(AnswerCode.SYSTEM_ERROR, remark, fields)] * 9)
-        with pytest.raises(errors.ProducerLimitError, match="in the last 15 minutes") as caught:
-            await producer.send(message(b"0"))
-        assert caught.value.outcome == "not_applied"
-        assert len(here.numbered()) == 1
-        here.store.answers.clear()
-        assert (await producer.send(message(b"1"))).offset == 0
-
-
-@on_loop
 async def test_who_wants_to_know_is_told_of_a_connection_that_broke_although_nothing_is_lost() -> None:
     told: list[str] = []
     async with world() as here, here.producer(on_failure=lambda broker, _: told.append(broker)) as producer:

@@ -87,7 +87,7 @@ async def test_a_result_says_where_the_message_is_and_how_safely() -> None:
         assert (first.topic, first.broker, first.queue, first.offset) == ("A", "a", 3, 0)
         assert second.offset == 1
         assert first.status is SendStatus.FLUSH_SLAVE_TIMEOUT
-        assert first.offset_message_id == f"{7:032X}"
+        assert first.offset_id == f"{7:032X}"
         assert first.message_id != second.message_id
         assert here.stores[0].messages[0].properties == f"UNIQ_KEY\x01{first.message_id}"
 

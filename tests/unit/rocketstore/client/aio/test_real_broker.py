@@ -78,7 +78,7 @@ async def test_messages_of_all_kinds_are_stored(make: Callable[[Path], BrokerCon
                 assert bodies[result.queue][result.offset] == b"%d" % body
             assert bodies[first.queue][first.offset] == b"first"
             position = broker.store.position_of("T", first.queue, first.offset)
-            assert position == parse_offset_message_id(first.offset_message_id)[1]
+            assert position == parse_offset_message_id(first.offset_id)[1]
             delayed = await producer.send(Message("T", b"later", delay_level=1))
             assert delayed.message_id
             await until(lambda: any(b"later" in one for one in stored(broker, "T").values()), "it is delivered")

@@ -13,7 +13,6 @@ from rocketstore.client.aio.errors import BadAnswerError
 from rocketstore.client.aio.received import sent_expression, split_records, tags_of_expression
 from rocketstore.client.consumer import Consumer
 from rocketstore.client.group_consumer import GroupConsumer
-from rocketstore.message.ids import parse_offset_message_id
 from rocketstore.message.message import SYS_FLAG_COMPRESSED, HostAddress, Message
 from rocketstore.message.record import HEAD_V4_BYTES, MESSAGE_MAGIC_V2, encode_record
 from tests.unit.rocketstore.message.samples import resized
@@ -40,15 +39,6 @@ def test_hosts_of_both_kinds(born: HostAddress, store: HostAddress) -> None:
     assert len(first.message_id) == (56 if store is V6 else 32)
     assert first.born_timestamp == 0
     assert (first.unique_key, first.keys) == ("", ["k"])
-
-
-def test_a_message_has_the_id_that_its_producer_gave_it() -> None:
-    """As in the producer's result, and as Java's ``getMsgId``; where it is stored is another."""
-    named, without = split_records(record_of(properties={"UNIQ_KEY": "A1"}) + record_of())
-
-    assert named.message_id == "A1"
-    assert without.message_id == without.offset_message_id == named.offset_message_id
-    assert parse_offset_message_id(named.offset_message_id)[1] == 100
 
 
 def test_blanks_alone_separate_keys() -> None:

@@ -189,26 +189,6 @@ async def test_a_half_message_that_is_not_safe_is_rolled_back_without_the_local_
 
 
 @on_loop
-async def test_a_block_is_not_entered_if_the_half_message_is_not_safe() -> None:
-    """It is rolled back, and an error says why; what was not begun or ended says so, too."""
-    async with world() as here:
-        here.store.status = AnswerCode.FLUSH_DISK_TIMEOUT
-        transaction = here.producer.transaction(MESSAGE)
-        with pytest.raises(RuntimeError, match="the transaction has not begun"):
-            _ = transaction.id
-        with pytest.raises(errors.BrokerFailedError, match="FLUSH_DISK_TIMEOUT") as caught:
-            async with transaction:
-                pytest.fail("it was carried out")
-        assert caught.value.outcome == "not_applied"
-        assert [one.commit_or_rollback for one in here.ends] == [ROLLBACK]
-        assert transaction.result.state is TransactionState.ROLLBACK
-        here.store.status = 0
-        async with here.producer.transaction(MESSAGE) as other:
-            with pytest.raises(RuntimeError, match="the transaction has not ended"):
-                _ = other.result
-
-
-@on_loop
 async def test_a_message_that_cannot_be_prepared_begins_nothing() -> None:
     async with world() as here:
         here.store.answers.append(refuses(AnswerCode.MESSAGE_ILLEGAL, "no"))
