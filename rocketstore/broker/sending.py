@@ -224,10 +224,15 @@ class Sending:
 
     def _route(self, send: _Send) -> None:
         """Wait for a topic that is missing, or go on."""
-        messages, find = send.batch.messages, self._topics.find
-        first = messages[0].topic
-        topics = {first: find(first)} if len(messages) == 1 else {one: find(one) for one in {m.topic for m in messages}}
-        being_made = self._creations
+        messages, find, being_made = send.batch.messages, self._topics.find, self._creations
+        if len(messages) == 1 and not being_made and (send.caller is None or not send.caller.denied):
+            message = messages[0]
+            topic = find(message.topic)
+            queues = 0 if topic is None else self._writable_queues(message.topic, topic)
+            if self._is_usual(message, queues, self._live.now.store.message_keys_max):
+                self._accept(send)
+                return
+        topics = {name: find(name) for name in {one.topic for one in messages}}
         if None in topics.values() or (being_made and not being_made.keys().isdisjoint(topics)):
             for name, topic in topics.items():
                 if (topic is None or name in being_made) and self._waits(send, name):
@@ -252,12 +257,10 @@ class Sending:
             if denied and name in denied:
                 refused[at] = denied[name]
                 continue
-            if 0 <= message.queue_id < queues and not message.sys_flag & SYS_FLAG_TRANSACTION:
-                text = message.property_string
-                if len(text) < 2 * keys_max and not message.properties and TIMED_MARK not in text:
-                    continue  # the usual case: everything below costs ten times as much
-                problem = None
-            else:
+            if self._is_usual(message, queues, keys_max):
+                continue  # everything below costs ten times as much
+            problem = None
+            if not 0 <= message.queue_id < queues or message.sys_flag & SYS_FLAG_TRANSACTION:
                 if chosen >= 0 and message.queue_id < 0:
                     message.queue_id = chosen
                 problem = self._place(message)
@@ -270,6 +273,18 @@ class Sending:
             if problem is not None:
                 refused[at] = problem
         return refused
+
+    @staticmethod
+    def _is_usual(message: Message, queues: int, keys_max: int) -> bool:
+        """Whether it is for a queue of a topic with so many, and there is nothing in it to look at."""
+        text = message.property_string
+        return (
+            0 <= message.queue_id < queues
+            and len(text) < 2 * keys_max
+            and not message.sys_flag & SYS_FLAG_TRANSACTION
+            and not message.properties
+            and TIMED_MARK not in text
+        )
 
     def _writable_queues(self, name: str, topic: TopicConfig | None) -> int:
         """Remembers the last topic: most messages are for the same one, which is another object after a change."""
