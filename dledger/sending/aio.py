@@ -150,13 +150,14 @@ class AsyncSender(Generic[ItemT, ResultT]):
         return spans
 
     def add_many_at_once(
-        self, payloads: Sequence[bytes], items: Sequence[ItemT]
+        self, payloads: Sequence[bytes], items: Sequence[ItemT], *, sequence: int | None = None
     ) -> list[tuple[OutgoingBatch[ItemT, ResultT], int, int]]:
-        """As ``add_many``, without waiting for room: the caller counts what is pending."""
+        """As ``add_many``, without waiting for room: the caller counts what is pending, and checks ``sequence``."""
         spans: list[tuple[OutgoingBatch[ItemT, ResultT], int, int]] = []
         at = 0
         while at < len(payloads):
-            span = self._window.add_some(payloads, at, _now_ms(), items=items)
+            number = None if sequence is None else sequence + at
+            span = self._window.add_some(payloads, at, _now_ms(), items=items, sequence=number)
             spans.append(span)
             at += span[2]
         self._go_on()

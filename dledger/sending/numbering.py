@@ -82,7 +82,7 @@ class ProducerNumbering:
             return
         if sequence is None or sequence < 0:
             raise InvalidRequestError(
-                f"the producer {self._name!r} must give every sequence number itself, starting at next_sequence()"
+                f"the producer {self._name!r} must give every sequence number itself, starting at its next one"
             )
         if self._following is not None and sequence != self._following:
             raise OutOfOrderSequenceError(
@@ -146,7 +146,7 @@ class ProducerNumbering:
         """Accept any number next; returns the error with which all waiting items fail."""
         why, self._broken, self._following = self._broken, None, None
         return OutOfOrderSequenceError(
-            f"an earlier item was not stored ({why}): call next_sequence({self._name!r}) and continue from there"
+            f"an earlier item was not stored ({why}): ask for the next number of {self._name!r} and continue from there"
         )
 
     def regroup(self, waiting: Sequence[AnyBatch], now_ms: float) -> None:

@@ -35,16 +35,18 @@ if TYPE_CHECKING:
         MessageRefusedError,
         NotFoundError,
         NotMasterError,
+        NumberOutOfOrderError,
         OffsetOutOfRangeError,
         PartlySentError,
+        ProducerForgottenError,
         RefusedError,
         RequestNotKnownError,
         SendQueueFullError,
         TimedOutError,
         UnreadableBodyError,
     )
+    from rocketstore.client.aio.pending import PipelineLimits
     from rocketstore.client.aio.producer import ProducerOptions
-    from rocketstore.client.aio.queue_sends import PipelineLimits
     from rocketstore.client.aio.results import (
         PreparedMessage,
         SendResult,
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
         TransactionResult,
         TransactionState,
     )
-    from rocketstore.client.blocking import Admin, Producer, Transaction
+    from rocketstore.client.blocking import Admin, NumberedProducer, Producer, Transaction
     from rocketstore.client.blocking_consumer import Consumer
     from rocketstore.message.message import Message
     from rocketstore.remoting.bodies.queues import MessageQueue
@@ -81,11 +83,14 @@ __all__ = [
     "MessageRefusedError",
     "NotFoundError",
     "NotMasterError",
+    "NumberOutOfOrderError",
+    "NumberedProducer",
     "OffsetOutOfRangeError",
     "PartlySentError",
     "PipelineLimits",
     "PreparedMessage",
     "Producer",
+    "ProducerForgottenError",
     "ProducerOptions",
     "QueueProgress",
     "QueueRange",
@@ -130,11 +135,14 @@ __getattr__ = late_names(
         "MessageRefusedError": "rocketstore.client.aio.errors",
         "NotFoundError": "rocketstore.client.aio.errors",
         "NotMasterError": "rocketstore.client.aio.errors",
+        "NumberOutOfOrderError": "rocketstore.client.aio.errors",
+        "NumberedProducer": "rocketstore.client.blocking",
         "OffsetOutOfRangeError": "rocketstore.client.aio.errors",
         "PartlySentError": "rocketstore.client.aio.errors",
-        "PipelineLimits": "rocketstore.client.aio.queue_sends",
+        "PipelineLimits": "rocketstore.client.aio.pending",
         "PreparedMessage": "rocketstore.client.aio.results",
         "Producer": "rocketstore.client.blocking",
+        "ProducerForgottenError": "rocketstore.client.aio.errors",
         "ProducerOptions": "rocketstore.client.aio.producer",
         "QueueProgress": "rocketstore.client.aio.admin_records",
         "QueueRange": "rocketstore.client.aio.admin_records",

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Literal, Self
+from typing import TYPE_CHECKING, Final, Literal, Self, TypeVar
 
 from rocketstore.client.aio import admin as aio_admin
+from rocketstore.client.aio import numbered_producer as aio_numbered
 from rocketstore.client.aio import producer as aio_producer
 from rocketstore.client.aio import transactions as aio_transactions
 from rocketstore.client.aio.admin import FOREVER_MS
@@ -23,7 +24,7 @@ from rocketstore.client.aio.outgoing import OutgoingMessage
 from rocketstore.client.aio.producer import TIMEOUT_S, ProducerOptions
 from rocketstore.client.aio.results import PreparedMessage, SendResult, TransactionResult, TransactionState
 from rocketstore.client.aio.transactions import checked_state
-from rocketstore.client.loop_thread import BlockingClient
+from rocketstore.client.loop_thread import BlockingClient, ClientThread
 
 if TYPE_CHECKING:
     from dledger.client.security import ClientSecurity
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 HANDED_OVER_MAX: Final = 1024
 """Messages that are on their way to the clients' thread."""
+_T = TypeVar("_T")
 LARGE_BYTES: Final = 16 * 1024
 """A larger message waits until the thread has counted those before it."""
 
@@ -77,12 +79,8 @@ class Producer(BlockingClient):
         )
         self.group: Final = group
         self.client_id: Final = self._producer.client_id
-        self._handed_over: deque[OutgoingMessage] = deque()
-        self._condition = threading.Condition()
-        """Of the futures of what is handed over together."""
-        self._is_told = False
-        """Whether the thread was told that there are some, and has not looked yet."""
         super().__init__(self._producer)
+        self._handed_over = HandOver(self._thread, self._producer.add_all)
 
     def __enter__(self) -> Self:
         try:
@@ -115,15 +113,9 @@ class Producer(BlockingClient):
         """
         self._check()
         prepared = self._producer.prepared(message, key, queue)
-        is_much = prepared.size > LARGE_BYTES or len(self._handed_over) >= HANDED_OVER_MAX
-        if is_much or not self._producer.has_room:
+        if self._handed_over.is_much(prepared) or not self._producer.has_room:
             self._run(self._producer.wait_for_room())
-        prepared.future = future = BatchedFuture(self._condition)
-        self._handed_over.append(prepared)
-        if not self._is_told:
-            self._is_told = True
-            self._thread.post(self._take)
-        return future
+        return self._handed_over.add(prepared)
 
     def send_many(
         self, messages: Iterable[Message], *, key: str | None = None, queue: MessageQueue | int | None = None
@@ -164,18 +156,96 @@ class Producer(BlockingClient):
                 transaction.state = checked_state(execute(transaction.prepared))
         return transaction.result
 
-    # -- on the clients' thread ----------------------------------------------------------------------------------------
+    def numbered(self, name: str, *, broker: str = "") -> NumberedProducer:
+        """For a program that numbers its messages, so that it can go on after a crash: see ``aio.Producer.numbered``.
 
-    def _take(self) -> None:
-        """Send what was handed over."""
-        self._is_told = False  # first: of what comes from now on the thread is told again
-        self._condition = threading.Condition()
-        take = self._handed_over.popleft
-        self._producer.add_all([take() for _ in range(len(self._handed_over))])
+        Use it before the producer is closed.
+        """
+        return NumberedProducer(self, self._producer.numbered(name, broker=broker))
 
     async def _flush(self) -> None:
-        self._take()
+        self._handed_over.take()
         await self._producer.flush()
+
+
+class HandOver:
+    """Messages on their way from callers' threads to the clients' thread, which takes many at a time."""
+
+    def __init__(self, thread: ClientThread, add_all: Callable[[Sequence[OutgoingMessage]], None]) -> None:
+        self._thread = thread
+        self._add_all = add_all
+        self._messages: deque[OutgoingMessage] = deque()
+        self._condition = threading.Condition()
+        """Of the futures of messages that are taken together."""
+        self._is_told = False
+        """Whether the thread was told that there are some, and has not looked yet."""
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def is_much(self, message: OutgoingMessage) -> bool:
+        """Whether a caller should wait for the thread before it adds this one."""
+        return message.size > LARGE_BYTES or len(self._messages) >= HANDED_OVER_MAX
+
+    def add(self, message: OutgoingMessage) -> BatchedFuture:
+        """Hand a message over. Raises ``ClientClosedError``."""
+        message.future = future = BatchedFuture(self._condition)
+        self._messages.append(message)
+        if not self._is_told:
+            self._is_told = True
+            self._thread.post(self.take)
+        return future
+
+    def take(self) -> None:
+        """Send what was handed over. On the clients' thread."""
+        self._is_told = False  # first: of what comes from now on the thread is told again
+        self._condition = threading.Condition()
+        take = self._messages.popleft
+        self._add_all([take() for _ in range(len(self._messages))])
+
+
+class NumberedProducer:
+    """A producer whose messages have numbers that the application gives: see ``aio.NumberedProducer``."""
+
+    def __init__(self, producer: Producer, numbered: aio_numbered.NumberedProducer) -> None:
+        self._producer = producer
+        self._numbered = numbered
+        self._handed_over = HandOver(producer._thread, numbered.add_all)
+        self.name: Final = numbered.name
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def next_number(self) -> int:
+        """The number after those that are stored by now, once all that was submitted has an outcome."""
+        return self._producer._run(self._after_taking(self._numbered.next_number))
+
+    def submit(
+        self, message: Message, number: int, *, key: str | None = None, queue: MessageQueue | int | None = None
+    ) -> Future[SendResult]:
+        """Send a message soon: see ``aio.NumberedProducer.submit``. Blocks while too much is pending."""
+        self._producer._check()
+        prepared = self._numbered.prepared(message, number, key, queue)
+        if self._handed_over.is_much(prepared) or not self._producer._producer.has_room:
+            self._producer._run(self._producer._producer.wait_for_room())
+        return self._handed_over.add(prepared)
+
+    def flush(self) -> None:
+        """Return once every message submitted so far has an outcome."""
+        self._producer._run(self._after_taking(self._numbered.flush))
+
+    def close(self) -> None:
+        """Send what was submitted; another one may use the name then. Idempotent."""
+        self._producer._run(self._after_taking(self._numbered.close))
+
+    async def _after_taking(self, call: Callable[[], Awaitable[_T]]) -> _T:
+        self._handed_over.take()
+        return await call()
 
 
 class Transaction:

@@ -7,13 +7,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 
 import pytest
 
-from dledger.errors import DLedgerError
-from rocketstore.client.producer import Producer
-from rocketstore.client.sends import SendFuture
+from rocketstore.client.aio.errors import ClientError
+from rocketstore.client.aio.pending import PipelineLimits
+from rocketstore.client.aio.producer import ProducerOptions
+from rocketstore.client.aio.results import NO_OFFSET, SendResult
+from rocketstore.client.blocking import Producer
 from rocketstore.message.message import Message
 from tests.integration.broker_harness import QUEUES, BrokerGroup
 from tests.support.broker_load import TOPIC
@@ -28,16 +31,13 @@ TIMEOUT_S = 30.0
 NUMBERED = 8_000
 APPLICATION = """
 import sys
-from rocketstore.client.producer import Producer
-from rocketstore.message.message import Message
+from rocketstore.client import Message, Producer
 
 *addresses, name, topic, count = sys.argv[1:]
-with Producer(addresses, timeout_s=30, producer_name=name) as producer:
-    first = producer.next_sequence()
-    with producer.sender(batch_messages=100) as sender:
-        for number in range(first, int(count)):
-            future = sender.send(Message(topic, b"%d" % number), queue_id=number % 4, sequence=number)
-            future.add_done_callback(lambda done, number=number: print(number, flush=True) if done.result() else None)
+with Producer(addresses, timeout_s=30) as producer, producer.numbered(name) as numbered:
+    for number in range(numbered.next_number(), int(count)):
+        future = numbered.submit(Message(topic, b"%d" % number), number, queue=number % 4)
+        future.add_done_callback(lambda done, number=number: print(number, flush=True) if done.result() else None)
 """
 
 
@@ -64,8 +64,8 @@ def in_background(work: Callable[[], None]) -> Iterator[None]:
 @pytest.mark.slow
 def test_every_message_is_stored_once_while_masters_are_killed(brokers: BrokerGroup) -> None:
     """Pipelined, by a producer as anybody makes it: nothing fails, nothing is stored twice, each queue is in order."""
-    failures: list[DLedgerError] = []
-    futures: list[SendFuture] = []
+    failures: list[ClientError] = []
+    futures: list[Future[SendResult]] = []
     numbers = itertools.count()
 
     def was_hit() -> bool:
@@ -73,15 +73,12 @@ def test_every_message_is_stored_once_while_masters_are_killed(brokers: BrokerGr
 
     def send() -> None:
         for number in itertools.islice(numbers, MESSAGES_PER_KILL):
-            future = sender.send(Message(TOPIC, b"%d" % number), queue_id=number % QUEUES)
+            future = producer.submit(Message(TOPIC, b"%d" % number), queue=number % QUEUES)
             futures.append(future)
 
-    with (
-        Producer(
-            brokers.addresses, timeout_s=TIMEOUT_S, on_failure=lambda _, error: failures.append(error)
-        ) as producer,
-        producer.sender(batch_messages=100) as sender,
-    ):
+    limits = PipelineLimits(batch_messages_max=100)  # so that many requests are under way
+    options = ProducerOptions(limits=limits, on_failure=lambda _, error: failures.append(error))
+    with Producer(brokers.addresses, timeout_s=TIMEOUT_S, options=options) as producer:
         for kill in itertools.takewhile(lambda kill: kill < KILLS or not was_hit(), range(KILLS_MAX)):
             wanted = kill * MESSAGES_PER_KILL + DONE_BEFORE_KILL
             with in_background(send):
@@ -90,14 +87,15 @@ def test_every_message_is_stored_once_while_masters_are_killed(brokers: BrokerGr
                 brokers.kill(master)
                 brokers.master(other_than=master)
                 brokers.start(master)
-        sender.flush()
+        producer.flush()
 
     bodies = brokers.verified_bodies()
     assert [future.exception() for future in futures if future.exception()] == []
     for queue, stored in bodies.items():
         assert stored == [b"%d" % number for number in range(queue, len(futures), QUEUES)]
-    for number, receipt in enumerate(future.result() for future in futures):
-        assert (receipt.queue_id, receipt.queue_offset) == (number % QUEUES, number // QUEUES)
+    for number, result in enumerate(future.result() for future in futures):
+        assert result.queue == number % QUEUES
+        assert result.offset in (NO_OFFSET, number // QUEUES)
     assert was_hit(), "no kill hit a request under way"
 
 
@@ -121,7 +119,7 @@ def test_an_application_goes_on_with_its_numbers_after_it_was_killed(brokers: Br
             acknowledged |= {int(line) for line in application.stdout if line.endswith("\n")}
     brokers.start(master)
     with Producer(brokers.addresses, timeout_s=TIMEOUT_S) as producer:
-        assert producer.next_sequence("writer/0") > max(acknowledged)
+        assert producer.numbered("writer/0").next_number() > max(acknowledged)
     with start() as application:
         application.communicate(timeout=TIMEOUT_S)
         assert application.returncode == 0

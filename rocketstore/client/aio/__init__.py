@@ -12,7 +12,9 @@ The parts, from the bottom up; each is made by the one above it, and used on one
   ``ask_reader``, ``repeat``). Each client has one, and gives it ``requests`` (brokers ask clients, too) and ``lost``.
 - ``heartbeats.Heartbeats``: how brokers know a client's groups: ``make`` returns what the client belongs to now.
 - ``errors``: every error, with its ``outcome``; ``may_repeat`` and ``may_send_elsewhere`` are the rules of retries.
-- ``outgoing``, ``queue_selection``, ``pipeline.SendPipeline``: a producer's messages, where they go, and their batches.
+- ``outgoing``, ``queue_selection``, ``pipeline.SendPipeline``: a producer's messages, in blocks, and where they go:
+  ``numbered`` (to brokers of this project), ``named_sends`` (under numbers of the application's), ``queue_sends`` (by
+  RocketMQ's own requests). ``pending``, ``futures``: those without an outcome, and who waits for it.
 - ``transactions``: half messages, their ends, and the checks of brokers.
 - ``producer.Producer``, ``admin.Admin`` (what it takes and returns: ``admin_records``).
 
@@ -29,16 +31,18 @@ from dledger.late_names import late_names
 if TYPE_CHECKING:
     from rocketstore.client.aio.admin import Admin
     from rocketstore.client.aio.consumer import Consumer
+    from rocketstore.client.aio.numbered_producer import NumberedProducer
     from rocketstore.client.aio.producer import Producer
     from rocketstore.client.aio.transactions import Transaction
 
-__all__ = ["Admin", "Consumer", "Producer", "Transaction"]
+__all__ = ["Admin", "Consumer", "NumberedProducer", "Producer", "Transaction"]
 
 __getattr__ = late_names(
     __name__,
     {
         "Admin": "rocketstore.client.aio.admin",
         "Consumer": "rocketstore.client.aio.consumer",
+        "NumberedProducer": "rocketstore.client.aio.numbered_producer",
         "Producer": "rocketstore.client.aio.producer",
         "Transaction": "rocketstore.client.aio.transactions",
     },

@@ -12,6 +12,8 @@
     ├── BadAnswerError              an answer that cannot be understood
     │   └── UnreadableBodyError     a body compressed by a method that is not installed
     ├── OffsetOutOfRangeError       of a consumer that must not skip: the next message is gone
+    ├── NumberOutOfOrderError       an earlier number of a numbered producer is missing: ask for the next one
+    ├── ProducerForgottenError      the brokers do not know the numbered producer any more: take a new name
     ├── PartlySentError             some messages of one call are stored: ``results`` says which
     └── RefusedError                a broker or name server said no; ``answer_code`` is RocketMQ's number
         ├── NotMasterError          this broker takes no writes now: another one may
@@ -91,6 +93,14 @@ class UnreadableBodyError(BadAnswerError):
 
 class OffsetOutOfRangeError(ClientError):
     """Raised when the next message of a queue is gone, for a consumer that must not skip any: ``seek``."""
+
+
+class NumberOutOfOrderError(ClientError):
+    """Raised for a message of a ``NumberedProducer`` whose number is not the next one, or behind one that failed."""
+
+
+class ProducerForgottenError(ClientError):
+    """Raised when brokers no longer remember a name's numbers: begin at 0, under a new name."""
 
 
 class PartlySentError(ClientError):

@@ -31,13 +31,18 @@ from rocketstore.client.aio.errors import (
     BrokerUnreachableError,
     ClientError,
     MessageRefusedError,
+    NumberOutOfOrderError,
+    ProducerForgottenError,
+    RequestNotKnownError,
     TimedOutError,
     may_repeat,
     refusal_of,
 )
 from rocketstore.client.aio.outgoing import CREATING_TOPIC, OutgoingMessage
+from rocketstore.client.aio.pending import PipelineLimits
 from rocketstore.client.aio.queue_selection import OnFailure
 from rocketstore.client.aio.results import NO_OFFSET, STORED, SendResult, SendStatus
+from rocketstore.client.aio.routes import RoutedBroker
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import HostAddress
 from rocketstore.remoting.codes import OwnCode, RequestCode
@@ -59,6 +64,7 @@ REQUESTS_MAX: Final = 12
 NUMBERED_BYTES_MAX: Final = 16 * 1024 * 1024
 """Of messages that are numbered and have no outcome yet. Those behind them wait."""
 BATCH_MESSAGES: Final = 1024
+ONLY_OURS: Final = "as only brokers of this project do"
 _Batch: TypeAlias = OutgoingBatch[OutgoingMessage, SendResult]
 Settle: TypeAlias = Callable[[str, Sequence[OutgoingMessage], Sequence[SendResult | ClientError]], None]
 """Gives messages for a broker name their outcomes."""
@@ -73,14 +79,38 @@ async def numbers_messages(cluster: Cluster, address: str) -> bool:
     return connections.protocol_version(address) > 0
 
 
+async def check_numbers_messages(cluster: Cluster, broker: RoutedBroker) -> None:
+    """Raises ``RequestNotKnownError`` if the master of a broker name does not recognize numbered messages."""
+    if not await numbers_messages(cluster, broker.master):
+        raise RequestNotKnownError(f"the broker {broker.name} does not number messages, {ONLY_OURS}")
+
+
+def behind(failure: ClientError) -> NumberOutOfOrderError:
+    """The error of messages behind one that was not stored, under numbers of the application."""
+    if isinstance(failure, NumberOutOfOrderError):
+        return failure
+    why = f"an earlier message was not stored ({failure}): call next_number() and go on from there"
+    return NumberOutOfOrderError(why, outcome="not_applied")
+
+
 class NumberedSender:
-    """The numbered producer of one broker name. ``settle`` is called with each message and its outcome."""
+    """The numbered producer of one broker name. ``settle`` is called with messages and their outcomes.
+
+    ``name``: that of an application's producer, which has given its messages their numbers.
+    """
 
     def __init__(
-        self, cluster: Cluster, broker: str, timeout_s: float, settle: Settle, note_failure: OnFailure
+        self,
+        cluster: Cluster,
+        broker: str,
+        timeout_s: float,
+        limits: PipelineLimits,
+        settle: Settle,
+        note_failure: OnFailure,
+        name: str = "",
     ) -> None:
         self._cluster = cluster
-        self._broker = broker
+        self.broker: Final = broker
         self._settle = settle
         self._note_failure = note_failure
         self._loop = asyncio.get_running_loop()
@@ -96,14 +126,16 @@ class NumberedSender:
         )
         options = WindowOptions(
             linger_ms=0.0,
-            batch_bytes=768 * 1024,
+            batch_bytes=limits.batch_bytes_max,
+            batch_items=limits.batch_messages_max,
             pending_bytes_max=NUMBERED_BYTES_MAX,
             inflight_requests_max=REQUESTS_MAX,
             inflight_items_max=1 << 16,
             timeout_ms=timeout_s * 1000.0,
         )
         links = AsyncLinks(self._connect, self._find_master, self._failed)
-        self._window: Window[OutgoingMessage, SendResult] = Window(options, rules, ProducerNumbering())
+        self._window: Window[OutgoingMessage, SendResult] = Window(options, rules, ProducerNumbering(name))
+        self._name = name
         self._sender = AsyncSender(links, self._window, f"messages for {broker}")
 
     def add(self, messages: Sequence[OutgoingMessage]) -> None:
@@ -124,10 +156,14 @@ class NumberedSender:
         self._is_scheduled = False
         while self._added and not self._window.is_full:
             messages, payloads = self._next()
+            if not messages:
+                continue
+            number = messages[0].number if self._name else None
             try:
-                spans = self._sender.add_many_at_once(payloads, messages)
-            except DLedgerError as error:  # it is closed
-                self._settle(self._broker, messages, [_own(error)] * len(messages))
+                self._window.check_number(number)
+                spans = self._sender.add_many_at_once(payloads, messages, sequence=number)
+            except DLedgerError as error:  # it is closed, or numbers are missing
+                self._settle(self.broker, messages, [_own(error)] * len(messages))
                 continue
             for batch, first, _ in spans:
                 if not first:
@@ -140,6 +176,8 @@ class NumberedSender:
         payloads: list[bytes] = []
         added = self._added
         while added and len(taken) < BATCH_MESSAGES:
+            if taken and self._name and added[0].number != taken[-1].number + 1:
+                break
             message = added.popleft()
             future, queue, sent = message.future, message.queue, message.message
             problem: ClientError
@@ -160,30 +198,35 @@ class NumberedSender:
                     taken.append(message)
                     payloads.append(payload)
                     continue
-            self._settle(self._broker, (message,), (problem,))
+            self._settle(self.broker, (message,), (problem,))
         return taken, payloads
 
     def _done(self, batch: _Batch) -> None:
         outcomes = batch.outcomes
         if isinstance(outcomes, tuple):  # all of one answer
             self._failure = None
-            self._settle(self._broker, batch.items, outcomes)
+            self._settle(self.broker, batch.items, outcomes)
         else:
             own = [_own(one) for one in outcomes]
             self._failure = next((one for one in own if isinstance(one, ClientError) and may_repeat(one)), None)
-            self._settle(self._broker, batch.items, own)
+            self._settle(self.broker, batch.items, own)
+            failure = next((one for one in own if isinstance(one, ClientError)), None)
+            if self._name and failure is not None and self._added:
+                left = list(self._added)
+                self._added.clear()
+                self._settle(self.broker, left, [behind(failure)] * len(left))
         if self._added and not self._is_scheduled:
             self._is_scheduled = True
             self._loop.call_soon(self._send_added)
 
     def _failed(self, _address: str, error: DLedgerError) -> None:
         if isinstance(error, ClientError) and may_repeat(error, harmless=True):
-            self._note_failure(self._broker, error)
+            self._note_failure(self.broker, error)
 
     async def _find_master(self) -> str | None:
         with suppress(ClientError):
             await self._cluster.routes.refresh_brokers()
-        broker = self._cluster.routes.broker(self._broker)
+        broker = self._cluster.routes.broker(self.broker)
         return (broker.master or None) if broker is not None else None
 
     async def _connect(
@@ -195,19 +238,19 @@ class NumberedSender:
         """A stream to the master. Raises ``ClientError`` if there is none by then: nothing was sent."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        broker = self._cluster.routes.broker(self._broker)
+        broker = self._cluster.routes.broker(self.broker)
         address = broker.master if broker is not None else ""
         while True:
             failure: ClientError
             try:
                 if address:
                     return await self._opened(address, deadline - loop.time(), on_answer, on_end)
-                failure = BrokerUnreachableError(f"brokers {self._broker} have no master now")
+                failure = BrokerUnreachableError(f"brokers {self.broker} have no master now")
             except ClientError as error:
                 failure = error
                 if not may_repeat(error, harmless=True):
                     raise
-            self._note_failure(self._broker, failure)
+            self._note_failure(self.broker, failure)
             if deadline - loop.time() <= PAUSE_S:
                 failure.outcome = "not_applied"
                 raise failure
@@ -359,6 +402,10 @@ def _own(outcome: SendResult | DLedgerError | None) -> SendResult | ClientError:
         return outcome
     if outcome is None:
         return TimedOutError("the message has no outcome")
+    if isinstance(outcome, OutOfOrderSequenceError):
+        return NumberOutOfOrderError(f"{outcome}: call next_number() and go on from there", outcome=outcome.outcome)
+    if isinstance(outcome, UnknownProducerError):
+        return ProducerForgottenError(f"{outcome}: begin at 0, under a new name", outcome=outcome.outcome)
     if outcome.outcome == "unknown":
         return TimedOutError(str(outcome))
     return BrokerUnreachableError(str(outcome))

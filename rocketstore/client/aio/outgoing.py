@@ -96,6 +96,8 @@ class OutgoingMessage:
     born_ms = 0
     deadline = 0.0
     """By the loop's clock."""
+    number = -1
+    """The one that the application has given it, if so."""
     doubtful: ClientError | None = None
     """Why it may be stored already, if so."""
     future: AnyFuture = None

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Final
 
+from dledger.records import record
 from rocketstore.client.aio.errors import ClientError, SendQueueFullError
 from rocketstore.client.aio.futures import settle
 from rocketstore.client.aio.outgoing import OutgoingMessage
 from rocketstore.client.aio.results import SendResult
 
 
+@record(frozen=True, slots=True)
+class PipelineLimits:
+    """What a producer may keep, and send at once."""
+
+    pending_bytes_max: int = 32 * 1024 * 1024
+    pending_messages_max: int = 65_536
+    batch_bytes_max: int = 768 * 1024
+    batch_messages_max: int = 1024
+    requests_max: int = 64
+    """In progress, of all queues together."""
+
+
 class PendingMessages:
     """Use it on one loop; ``is_full`` may be read anywhere."""
 
-    def __init__(self, messages_max: int, bytes_max: int) -> None:
-        self._messages_max = messages_max
-        self._bytes_max = bytes_max
+    def __init__(self, limits: PipelineLimits) -> None:
+        self.limits: Final = limits
         self._messages: set[OutgoingMessage] = set()
         self._waiting: list[asyncio.Future[None]] = []  # for room
         self._flushes: list[tuple[set[OutgoingMessage], asyncio.Future[None]]] = []
@@ -97,7 +110,8 @@ class PendingMessages:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        self.is_full = len(self._messages) >= self._messages_max or self.bytes >= self._bytes_max
+        limits = self.limits
+        self.is_full = len(self._messages) >= limits.pending_messages_max or self.bytes >= limits.pending_bytes_max
         if self._waiting and not self.is_full:
             self._wake()
 

@@ -14,26 +14,29 @@ from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import Final, Literal
 
+from dledger.errors import ConfigError
 from rocketstore.client.aio.cluster import PAUSE_S, PAUSE_S_MAX, Cluster
 from rocketstore.client.aio.errors import (
     BrokerUnreachableError,
     ClientClosedError,
     ClientError,
-    NotFoundError,
     RequestNotKnownError,
     may_repeat,
     may_send_elsewhere,
 )
-from rocketstore.client.aio.numbered import NumberedSender, numbers_messages
+from rocketstore.client.aio.named_sends import NamedSends
+from rocketstore.client.aio.numbered import ONLY_OURS, NumberedSender, numbers_messages
 from rocketstore.client.aio.outgoing import CREATING_TOPIC, OutgoingMessage, identify
-from rocketstore.client.aio.pending import PendingMessages
-from rocketstore.client.aio.queue_selection import OnFailure, QueueSelector
-from rocketstore.client.aio.queue_sends import PipelineLimits, QueueSends, in_time
+from rocketstore.client.aio.pending import PendingMessages, PipelineLimits
+from rocketstore.client.aio.queue_selection import OnFailure, QueueSelector, no_queues_yet
+from rocketstore.client.aio.queue_sends import QueueSends, in_time
 from rocketstore.client.aio.results import SendResult
 from rocketstore.client.aio.routes import TopicRoute, no_such_topic
 from rocketstore.message.message import SYS_FLAG_PREPARED
 
 _log = logging.getLogger(__name__)
+NAMED_MAX: Final = 1024
+"""Producers with names of the application, of one ``Producer``."""
 _UNKNOWN: Final = object()
 
 
@@ -53,7 +56,7 @@ class SendPipeline:
         self._cluster = cluster
         self._idempotence = idempotence
         self._loop = asyncio.get_running_loop()
-        self.pending: Final = PendingMessages(limits.pending_messages_max, limits.pending_bytes_max)
+        self.pending: Final = PendingMessages(limits)
         self.selector: Final = QueueSelector(cluster.routes, on_failure)
         self._queue_sends = QueueSends(
             cluster, self.selector, self.pending, group, limits, allow_duplicates=allow_duplicates
@@ -61,6 +64,7 @@ class SendPipeline:
         self._numbered: dict[str, NumberedSender | None] = {}  # by broker name; None: it does not number messages
         self._undecided: dict[str, list[OutgoingMessage]] = {}
         """Messages for brokers of which it is being found out whether they do."""
+        self._named: dict[str, NamedSends] = {}  # under numbers of the application
         self._added: list[OutgoingMessage] = []  # in this turn of the loop
         self._unplaced: dict[str, list[OutgoingMessage]] = {}  # by topic: its route is being looked up
         self._tasks: set[asyncio.Task[None]] = set()
@@ -103,11 +107,28 @@ class SendPipeline:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._queue_sends.close()
-        for sender in self._numbered.values():
+        for sender in (*self._numbered.values(), *self._named.values()):
             if sender is not None:
                 await sender.close()
         self.pending.fail_all(ClientClosedError("the producer was closed before the message was sent"))
         self._unplaced.clear()
+
+    def named(self, name: str, broker: str) -> NamedSends:
+        """The messages under numbers of the application's producer ``name``. Raises ``ConfigError`` for too many."""
+        self._check()
+        found = self._named.get(name)
+        if found is None:
+            if len(self._named) >= NAMED_MAX:
+                raise ConfigError([f"{NAMED_MAX} numbered producers are open: close those that are done"])
+            found = self._named[name] = NamedSends(self._cluster, self.selector, self.pending, name, broker)
+        return found
+
+    async def close_named(self, name: str) -> None:
+        """Send what was submitted under a name, and forget it. Idempotent."""
+        await self.pending.flush()
+        found = self._named.pop(name, None)
+        if found is not None:
+            await found.close()
 
     @property
     def is_idle(self) -> bool:
@@ -176,8 +197,7 @@ class SendPipeline:
         elif found is None:
             self.pending.fail(unplaced, no_such_topic(topic, by_name_servers=self._cluster.by_name_servers))
         elif route is None:
-            reason = f"topic {topic} does not exist, so neither a key nor a number can choose one of its queues"
-            self.pending.fail([one for one in unplaced if not one.is_free], NotFoundError(reason))
+            self.pending.fail([one for one in unplaced if not one.is_free], no_queues_yet(topic))
             self._place([one for one in unplaced if one.is_free], found)
         else:
             self._place(unplaced, found)
@@ -262,10 +282,7 @@ class SendPipeline:
                     message.first, message.queue = message.queue, None
             self._queue_sends.add(messages)
         else:
-            reason = (
-                f"the broker {name} does not number messages, as only brokers of this project do: use "
-                'enable_idempotence="auto" or False'
-            )
+            reason = f'the broker {name} does not number messages, {ONLY_OURS}: use enable_idempotence="auto" or False'
             self.pending.fail(messages, RequestNotKnownError(reason))
 
     async def _find_out(self, name: str) -> None:
@@ -295,7 +312,8 @@ class SendPipeline:
             return None
         several = len(self._cluster.routes.brokers) > 1  # then there is time for another one
         timeout_s = self._cluster.timeout_s / (2 if several else 1)
-        return NumberedSender(self._cluster, name, timeout_s, self._numbered_done, self.selector.note_failure)
+        limits = self.pending.limits
+        return NumberedSender(self._cluster, name, timeout_s, limits, self._numbered_done, self.selector.note_failure)
 
     def _move_undecided(self, name: str, error: ClientError) -> None:
         self.selector.avoid(name)

@@ -9,17 +9,19 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self
 
-from dledger.errors import ConfigError
+from dledger.core.producer_payload import check_name
+from dledger.errors import ConfigError, InvalidRequestError
 from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import FLAG_ONEWAY, Frame
 from rocketstore.client.aio.cluster import Cluster
 from rocketstore.client.aio.errors import BrokerUnreachableError, ClientClosedError, ClientError, PartlySentError
 from rocketstore.client.aio.futures import begin, settle
 from rocketstore.client.aio.heartbeats import Heartbeats
+from rocketstore.client.aio.numbered_producer import NumberedProducer
 from rocketstore.client.aio.outgoing import OutgoingMessage, identify, outgoing, request_of
+from rocketstore.client.aio.pending import PipelineLimits
 from rocketstore.client.aio.pipeline import SendPipeline
 from rocketstore.client.aio.queue_selection import OnFailure
-from rocketstore.client.aio.queue_sends import PipelineLimits
 from rocketstore.client.aio.results import PreparedMessage, SendResult, TransactionResult, TransactionState
 from rocketstore.client.aio.transactions import Check, Transaction, Transactions, checked_state
 from rocketstore.message.ids import ids_of_client, new_client_id
@@ -228,6 +230,18 @@ class Producer:
         """Messages that were submitted and have no outcome yet."""
         return 0 if self._pipeline is None else len(self._pipeline.pending)
 
+    def numbered(self, name: str, *, broker: str = "") -> NumberedProducer:
+        """For a program that numbers its messages, so that it can go on after a crash: see ``NumberedProducer``.
+
+        ``broker``: the name of the brokers that keep the numbers and store the messages; not needed if there are no
+        others. Raises ``ConfigError`` for a name that cannot be one.
+        """
+        try:
+            check_name(name)
+        except InvalidRequestError as error:
+            raise ConfigError([str(error)]) from error
+        return NumberedProducer(name, broker, self._opened, self.prepared)
+
     # -- the parts of ``submit``, which the blocking producer takes on two threads -------------------------------------
 
     def prepared(self, message: Message, key: str | None, queue: MessageQueue | int | None) -> OutgoingMessage:
@@ -267,7 +281,8 @@ class Producer:
         """``async with producer.transaction(message) as transaction:``, see ``Transaction``.
 
         The message is stored where nobody sees it before the block begins. If that fails, the block is not entered;
-        with ``outcome="unknown"`` there may be a message that nobody commits, and ``check`` will be asked.
+        with ``outcome="unknown"`` there may be a message that nobody commits, and ``check`` will be asked. It is not
+        numbered, whatever ``enable_idempotence`` says.
         """
         return Transaction(lambda: self._begin_transaction(message, key, queue), self._find_transactions, message)
 

@@ -129,6 +129,11 @@ class QueueSelector:
         return name not in self._avoided and self._has_master(name)
 
 
+def no_queues_yet(topic: str) -> NotFoundError:
+    """The error for a key, or a number, of a queue of a topic that the first message creates."""
+    return NotFoundError(f"topic {topic} does not exist, so neither a key nor a number can choose one of its queues")
+
+
 def creating_route(topic: str, default: TopicRoute) -> TopicRoute:
     """The route of a topic that does not exist yet, by that of the topic that others are created from."""
     parts = tuple(

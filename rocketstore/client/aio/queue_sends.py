@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from dledger.records import record
 from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
 from rocketstore.client.aio.cluster import PAUSE_S, PAUSE_S_MAX, Cluster
@@ -31,7 +30,7 @@ from rocketstore.client.aio.errors import (
     refusal_of,
 )
 from rocketstore.client.aio.outgoing import OutgoingMessage, fit_together, request_of
-from rocketstore.client.aio.pending import PendingMessages
+from rocketstore.client.aio.pending import PendingMessages, PipelineLimits
 from rocketstore.client.aio.queue_selection import QueueSelector
 from rocketstore.client.aio.results import STORED, SendResult
 from rocketstore.remoting.bodies.queues import MessageQueue
@@ -41,18 +40,6 @@ FREE_REQUESTS_MAX: Final = 12
 """Requests in progress for messages of one topic that may go to any queue."""
 _ELSEWHERE_ONLY: Final = (ForbiddenError, NotFoundError)
 """Refusals that the same broker would repeat."""
-
-
-@record(frozen=True, slots=True)
-class PipelineLimits:
-    """What a producer may keep, and send at once."""
-
-    pending_bytes_max: int = 32 * 1024 * 1024
-    pending_messages_max: int = 65_536
-    batch_bytes_max: int = 768 * 1024
-    batch_messages_max: int = 1024
-    requests_max: int = 64
-    """In progress, of all queues together."""
 
 
 class _Waiting:

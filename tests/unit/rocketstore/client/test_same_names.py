@@ -13,6 +13,7 @@ from rocketstore.client import Message, aio
 
 PARTS = {
     "Producer": {"prepared", "has_room", "wait_for_room", "add", "add_all"},
+    "NumberedProducer": {"prepared", "add_all"},
     "Consumer": {"take_singly", "return_unused", "finish"},
 }
 """What the asyncio ones offer to the blocking ones, which take such steps on two threads."""
@@ -42,7 +43,8 @@ def parameters(member: object) -> list[tuple[str, str, object]]:
 async def asynchronous() -> list[object]:
     """One of each; none of them asks a broker for anything."""
     async with aio.Producer(NOWHERE) as producer, aio.Admin(NOWHERE) as admin:
-        return [producer, producer.transaction(Message("T", b"")), admin, aio.Consumer(NOWHERE, **READS)]
+        transaction, numbered = producer.transaction(Message("T", b"")), producer.numbered("n")
+        return [producer, transaction, numbered, admin, aio.Consumer(NOWHERE, **READS)]
 
 
 def blocking() -> list[object]:
@@ -50,7 +52,8 @@ def blocking() -> list[object]:
     with client.Producer(NOWHERE) as producer, client.Admin(NOWHERE) as admin:
         consumer = client.Consumer(NOWHERE, **READS)
         consumer.close()
-        return [producer, producer.transaction(Message("T", b"")), admin, consumer]
+        transaction, numbered = producer.transaction(Message("T", b"")), producer.numbered("n")
+        return [producer, transaction, numbered, admin, consumer]
 
 
 def test_both_kinds_have_the_same_members() -> None:
@@ -61,12 +64,13 @@ def test_both_kinds_have_the_same_members() -> None:
         assert members(one) == members(other) - PARTS.get(name, set()), name
 
 
-@pytest.mark.parametrize("name", ["Admin", "Consumer", "Producer"])
+@pytest.mark.parametrize("name", ["Admin", "Consumer", "NumberedProducer", "Producer"])
 def test_both_kinds_take_the_same_arguments(name: str) -> None:
     """Names, order, which are keywords, and defaults, of the constructors too."""
     one, other = getattr(client, name), getattr(aio, name)
-    assert parameters(one) == parameters(other)
-    assert len(methods(one)) >= 8
+    if name != "NumberedProducer":  # which producers make
+        assert parameters(one) == parameters(other)
+    assert len(methods(one)) >= 4
     for method, member in methods(one).items():
         extra = INTERNAL_PARAMETERS.get((name, method), set())
         expected = [part for part in parameters(getattr(other, method)) if part[0] not in extra]
@@ -76,4 +80,4 @@ def test_both_kinds_take_the_same_arguments(name: str) -> None:
 def test_both_kinds_have_all_the_classes_of_asyncio() -> None:
     """The others are the same objects for both, and are imported from one place."""
     assert set(aio.__all__) <= set(client.__all__)
-    assert len(client.__all__) <= 45
+    assert len(client.__all__) <= 48

@@ -14,8 +14,8 @@ from dledger.errors import ConfigError
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import FLAG_ONEWAY
 from rocketstore.client.aio import errors, queue_selection, routes
+from rocketstore.client.aio.pending import PipelineLimits
 from rocketstore.client.aio.producer import Producer, ProducerOptions
-from rocketstore.client.aio.queue_sends import PipelineLimits
 from rocketstore.client.aio.results import SendStatus
 from rocketstore.message.message import Message
 from rocketstore.message.tags import java_hash
