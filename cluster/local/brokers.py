@@ -19,9 +19,10 @@ from dledger.values import CLIENT_PORT_OFFSET
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from rocketstore.client.admin import Admin, BrokerStatus
-    from rocketstore.client.consumer import Consumer, ConsumerSettings
-    from rocketstore.client.producer import Producer
+    from rocketstore.client.aio.admin_records import BrokerStatus
+    from rocketstore.client.aio.consumer_options import ConsumerSettings
+    from rocketstore.client.blocking import Admin, Producer
+    from rocketstore.client.blocking_consumer import Consumer
 
 ASK_TIMEOUT_S: Final = 1.0
 _FLUSH: Final = {"sync": "SYNC_FLUSH", "async": "ASYNC_FLUSH"}
@@ -63,9 +64,9 @@ class LocalBrokers(LocalGroup):
 
         def someone_is() -> bool:
             masters = {
-                node: status
+                node: status.runtime
                 for node, status in self.broker_statuses().items()
-                if status.is_master and node != other_than
+                if status.runtime.is_master and node != other_than
             }
             found[:] = sorted(masters, key=lambda node: masters[node].term)[-1:]
             return bool(found)
@@ -76,39 +77,39 @@ class LocalBrokers(LocalGroup):
     def broker_statuses(self) -> dict[NodeId, BrokerStatus]:
         """The statuses of the running brokers; those that do not respond are left out."""
         answers: dict[NodeId, BrokerStatus] = {}
-        for node in self.nodes.values():
-            if not self.is_running(node.node_id):
-                continue
-            with self.admin(ASK_TIMEOUT_S, node=node.node_id) as admin:
-                try:
-                    answers[node.node_id] = admin.status(node.client_address)
-                except DLedgerError:
-                    continue
+        with self.admin(ASK_TIMEOUT_S) as admin:
+            for node in self.nodes.values():
+                if self.is_running(node.node_id):
+                    try:
+                        answers[node.node_id] = admin.status(node.client_address)
+                    except DLedgerError:
+                        continue
         return answers
 
     # --- clients, to be closed by the caller -------------------------------------------------------------------------
 
     def producer(self, timeout_s: float = 5.0, *, allow_duplicates: bool = False) -> Producer:
         """A producer that knows all brokers."""
-        from rocketstore.client.producer import Producer
+        from rocketstore.client.aio.producer import ProducerOptions
+        from rocketstore.client.blocking import Producer
 
-        return Producer(self.addresses, timeout_s=timeout_s, allow_duplicates=allow_duplicates, security=self.security)
+        options = ProducerOptions(allow_duplicates=allow_duplicates)
+        return Producer(self.addresses, timeout_s=timeout_s, security=self.security, options=options)
 
     def consumer(self, group: str, topic: str, **options: Unpack[ConsumerSettings]) -> Consumer:
         """A consumer that knows all brokers. ``options`` are ``ConsumerOptions``'s; without ``start``: from the first
         message on.
         """
-        from rocketstore.client.consumer import Consumer
+        from rocketstore.client.blocking_consumer import Consumer
 
         options.setdefault("start", "first")
-        return Consumer(self.addresses, group=group, topic=topic, security=self.security, **options)
+        return Consumer(self.addresses, group=group, topics=topic, security=self.security, **options)
 
-    def admin(self, timeout_s: float = 5.0, *, node: NodeId | None = None) -> Admin:
-        """An admin client that knows all brokers, or initially only one (it discovers the others)."""
-        from rocketstore.client.admin import Admin
+    def admin(self, timeout_s: float = 5.0) -> Admin:
+        """An admin client that knows all brokers."""
+        from rocketstore.client.blocking import Admin
 
-        addresses = self.addresses if node is None else [self.nodes[node].client_address]
-        return Admin(addresses, timeout_s=timeout_s, security=self.security)
+        return Admin(self.addresses, timeout_s=timeout_s, security=self.security)
 
     # --- files -------------------------------------------------------------------------------------------------------
 

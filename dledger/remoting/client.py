@@ -17,6 +17,8 @@ from dledger.rpc import loops
 from dledger.values import parse_address
 
 CONNECT_TIMEOUT_S: Final = 3.0
+CLOSE_S_MAX: Final = 1.0
+"""How long the other side has to end a connection over TLS with us."""
 ADDRESSES_MAX: Final = 256
 """Maximum open connections; beyond that, the least recently active one is closed."""
 _PART_BYTES_MAX: Final = 4 * FRAME_BYTES_MAX
@@ -98,11 +100,14 @@ class RemotingClient:
         for task in opening:
             task.cancel()
         await asyncio.gather(*opening, return_exceptions=True)
-        for connection in tuple(self._open.values()):
+        connections = tuple(self._open.values())
+        for connection in connections:
             if at_once:
                 connection.close("this client is closed")
             else:
                 connection.finish()
+        if not at_once:
+            await asyncio.gather(*(one.lost(CLOSE_S_MAX) for one in connections))
 
     async def _send(self, address: str, send: Callable[[RemotingConnection], _T], timeout_s: float) -> _T:
         """The result of ``send``, which is called in turn: nothing overtakes what waits for the connection."""

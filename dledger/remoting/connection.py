@@ -131,6 +131,7 @@ class RemotingConnection(asyncio.Protocol):
         self._under_way_bytes = 0
         self._taken: asyncio.Future[None] | None = None
         self._quiet: asyncio.Future[None] | None = None
+        self._lost: asyncio.Future[None] | None = None
         self._backlog = False  # whether complete frames wait in the buffer
         self._dispatching = False  # whether their dispatch is scheduled
         self._taking = False  # whether frames are being dispatched now
@@ -237,6 +238,9 @@ class RemotingConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """The connection has ended, whichever side closed it."""
         self._end(str(error) if error is not None else "the other side hung up")
+        self._transport = None
+        if self._lost is not None and not self._lost.done():
+            self._lost.set_result(None)
 
     def pause_writing(self) -> None:
         """Too much is unsent."""
@@ -438,6 +442,24 @@ class RemotingConnection(asyncio.Protocol):
             self._linger(_CLOSE)
             if self._transport is not None:
                 self._transport.close()
+
+    async def lost(self, timeout_s: float) -> None:
+        """After ``finish``: wait until nothing of the connection is left, which over TLS takes the other side.
+
+        One that is not gone by then is closed at once. A loop must not be closed before.
+        """
+        if self._transport is None:
+            return
+        self._lost = self._loop.create_future()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._lost
+        except TimeoutError:
+            transport = self._transport
+            if transport is not None:
+                self._lost = self._loop.create_future()
+                transport.abort()
+                await self._lost
 
     def reset_if_killed(self) -> None:
         """Let the kernel reset the connection if this process is killed.

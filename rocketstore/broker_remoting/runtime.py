@@ -84,6 +84,7 @@ class RunningBroker:
             "sendThreadPoolQueueCapacity": str(broker.config.send_pending_messages_max),
             "pullThreadPoolQueueSize": str(broker.loop.readers.waiting),
             "pullThreadPoolQueueCapacity": str(broker.config.pulls_waiting_max),
+            "pullsWaiting": str(len(broker.pulling.waiting)),
             "queryThreadPoolQueueSize": str(self._admin.waiting),
             "queryThreadPoolQueueCapacity": str(READS_WAITING_MAX),
             "EndTransactionQueueSize": "0",

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         DelayLevelStatus,
         GroupInfo,
         GroupMembers,
+        QueuePart,
         QueueProgress,
         QueueRange,
         TopicInfo,
@@ -344,6 +345,14 @@ class Admin(BlockingClient):
     def statuses(self) -> dict[str, BrokerStatus | ClientError]:
         """Every broker's status by address, or why it does not tell. Raises ``ClientError`` if there are no brokers."""
         return self._run(self._admin.statuses())
+
+    def topics_at(self, address: str) -> list[str]:
+        """The topics that one broker knows, whatever its role."""
+        return self._run(self._admin.topics_at(address))
+
+    def read_at(self, address: str, topic: str, queue_id: int, offset: int, *, max_messages: int = 1000) -> QueuePart:
+        """What one broker holds of a queue from ``offset`` on, whatever its role: see ``aio.Admin.read_at``."""
+        return self._run(self._admin.read_at(address, topic, queue_id, offset, max_messages=max_messages))
 
     def broker_config(self, address: str) -> dict[str, str]:
         """One broker's settings by RocketMQ's names."""

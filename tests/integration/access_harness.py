@@ -7,16 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from dledger.client import ClientSecurity, DLedgerClient
 from dledger.errors import DLedgerError
 from dledger.types import NodeId
-from rocketstore.client.admin import Admin
+from rocketstore.client import Admin, Consumer, Message, Producer, ProducerOptions
 from rocketstore.client.connection import BrokerConnection
-from rocketstore.client.consumer import Consumer
-from rocketstore.client.producer import Producer
-from rocketstore.message.message import Message
 from tests.integration.broker_harness import BrokerGroup
 from tests.integration.harness import Group, WatchedGroup
 from tests.support.waiting import wait_until
@@ -24,7 +21,7 @@ from tests.support.waiting import wait_until
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from rocketstore.client.consumer import ConsumerSettings
+    from rocketstore.client.aio.consumer_options import ConsumerSettings
 
 ROOT: Final = ClientSecurity(access_key="root", secret_key="root-secret")
 ALICE: Final = ClientSecurity(access_key="alice", secret_key="alice-secret")
@@ -105,21 +102,22 @@ class SecuredBrokers(BrokerGroup):
     def security(self) -> ClientSecurity:
         return ROOT
 
-    def admin(self, timeout_s: float = 5.0, *, node: NodeId | None = None, security: ClientSecurity = ROOT) -> Admin:
-        addresses = self.addresses if node is None else [self.nodes[node].client_address]
-        return Admin(addresses, timeout_s=timeout_s, security=security)
+    def admin(self, timeout_s: float = 5.0, *, security: ClientSecurity = ROOT) -> Admin:
+        return Admin(self.addresses, timeout_s=timeout_s, security=security)
 
     def producer(
         self, timeout_s: float = 5.0, *, allow_duplicates: bool = False, security: ClientSecurity = ROOT
     ) -> Producer:
-        return Producer(self.addresses, timeout_s=timeout_s, allow_duplicates=allow_duplicates, security=security)
+        options = ProducerOptions(allow_duplicates=allow_duplicates)
+        return Producer(self.addresses, timeout_s=timeout_s, security=security, options=options)
 
     def consumer_of(
         self, security: ClientSecurity, group: str, topic: str, **options: Unpack[ConsumerSettings]
     ) -> Consumer:
         """With somebody's key."""
         options.setdefault("start", "first")
-        return Consumer(self.addresses, group=group, topic=topic, security=security, **options)
+        assign: Literal["all"] | None = None if group else "all"
+        return Consumer(self.addresses, group=group, topics=topic, assign=assign, security=security, **options)
 
     def pinned(self, node: NodeId, timeout_s: float = 5.0) -> closing[BrokerConnection]:
         address = self.nodes[node].client_address
@@ -166,7 +164,7 @@ class Load:
     def _run(self) -> None:
         if isinstance(self._group, SecuredBrokers):
             with self._group.producer(10, security=ALICE) as producer:
-                self._repeat(lambda: producer.send(Message("orders", b"load"), queue_id=0))
+                self._repeat(lambda: producer.send(Message("orders", b"load"), queue=0))
         elif isinstance(self._group, SecuredGroup):
             with closing(self._group.client(10, security=ALICE)) as client:
                 self._repeat(lambda: client.append(b"load %d" % self.acknowledged))

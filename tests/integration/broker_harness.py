@@ -13,12 +13,9 @@ from cluster.cli import main
 from cluster.local.brokers import LocalBrokers
 from cluster.local.detours import DetouredGroup
 from dledger.types import NodeId
+from rocketstore.client import DLedgerError, TopicInfo
 from rocketstore.client.aio.received import split_records
 from rocketstore.client.connection import BrokerConnection
-from rocketstore.client.errors import NotMasterError
-from rocketstore.client.methods import LIST_TOPICS, PULL
-from rocketstore.client.topics import TopicInfo
-from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import BROKER_STATE_TOPIC
 from tests.integration.harness import WatchedGroup
 from tests.support.broker_history import BrokerHistory
@@ -52,9 +49,19 @@ class BrokerGroup(WatchedGroup, LocalBrokers):
         self.history = BrokerHistory()
         self.allowed_to_fail: set[NodeId] = set()
 
-    def load(self, *, consumers: int = 2, pace_s: float = 0.004, timeout_s: float = 5.0) -> BrokerLoad:
+    def load(
+        self, *, consumers: int = 2, pace_s: float = 0.004, timeout_s: float = 5.0, numbered: bool = False
+    ) -> BrokerLoad:
         """A background load on all brokers, recorded in this group's history; one after the other."""
-        return BrokerLoad(self.addresses, self.history, consumers=consumers, pace_s=pace_s, timeout_s=timeout_s)
+        return BrokerLoad(
+            self.addresses,
+            self.history,
+            queues=QUEUES,
+            consumers=consumers,
+            pace_s=pace_s,
+            timeout_s=timeout_s,
+            numbered=numbered,
+        )
 
     def create_topic(self, name: str = TOPIC, queues: int = QUEUES) -> None:
         """Create it and wait until every broker knows."""
@@ -68,13 +75,11 @@ class BrokerGroup(WatchedGroup, LocalBrokers):
 
     def topics_of(self, node: NodeId) -> list[str]:
         """The topics that this one broker knows; none before it serves reads."""
-        with self.pinned(node) as connection:
-            address = self.nodes[node].client_address
+        with self.admin(1.0) as admin:
             try:
-                answer = connection.ask(LIST_TOPICS, pb.ListTopicsRequest(), address, connection.deadline())
-            except NotMasterError:
+                return admin.topics_at(self.nodes[node].client_address)
+            except DLedgerError:
                 return []
-        return [topic.name for topic in answer.topics]
 
     def pinned(self, node: NodeId, timeout_s: float = 5.0) -> closing[BrokerConnection]:
         """A connection for ``ask`` at this broker, whatever its role."""
@@ -84,31 +89,23 @@ class BrokerGroup(WatchedGroup, LocalBrokers):
         """Every record of a queue as this broker has it; their queue offsets have neither gap nor repeat."""
         records: list[bytes] = []
         address = self.nodes[node].client_address
-        with self.pinned(node) as connection:
+        with self.admin() as admin:
             while True:
-                request = pb.PullRequest(topic=topic, queue_id=queue_id, offset=len(records), max_messages=1000)
-                answer = self._pull(connection, address, request)
-                messages = split_records(answer.records)
-                if not messages:
-                    assert len(records) == answer.max_offset, f"{node}: the queue ends at {answer.max_offset}"
+                part = admin.read_at(address, topic, queue_id, len(records))
+                if not part.messages:
+                    assert len(records) == part.max_offset, f"{node}: the queue ends at {part.max_offset}"
                     return records
-                offsets = [one.queue_offset for one in messages]
-                expected = list(range(len(records), len(records) + len(messages)))
+                offsets = [one.queue_offset for one in part.messages]
+                expected = list(range(len(records), len(records) + len(offsets)))
                 assert offsets == expected, f"{node}: queue {queue_id} of {topic} holds {offsets}, not {expected}"
-                records += [one.record for one in messages]
-
-    @staticmethod
-    def _pull(connection: BrokerConnection, address: str, request: pb.PullRequest) -> pb.PullResponse:
-        """Again while the broker, just started, does not know what is committed."""
-        deadline = connection.deadline()
-        return connection.retry(deadline, lambda: connection.ask(PULL, request, address, deadline))
+                records += [one.record for one in part.messages]
 
     def wait_dispatched(self) -> None:
         """Every broker runs, and has all that is committed in its queues."""
         wait_until(
             lambda: (
                 len(all_ := self.broker_statuses()) == len(self.nodes)
-                and not any(one.dispatch_behind_bytes for one in all_.values())
+                and not any(one.runtime.dispatch_behind for one in all_.values())
             ),
             "every broker has dispatched",
             20,

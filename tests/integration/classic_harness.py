@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -19,12 +20,8 @@ from dledger.conditions import ConditionKind
 from dledger.errors import DLedgerError
 from dledger.remoting.codes import AnswerCode
 from dledger.types import NodeId
+from rocketstore.client import Message, Producer, SendResult, SendStatus
 from rocketstore.client.aio.received import split_records
-from rocketstore.client.producer import Producer
-from rocketstore.client.receipts import SendReceipt
-from rocketstore.client.sends import SendFuture
-from rocketstore.message.message import Message
-from rocketstore.types import PutMessageStatus
 from tests.integration.broker_harness import QUEUES, SMALL_FILES, BrokerGroup
 from tests.integration.harness import N0
 from tests.support.broker_history import BrokerHistory, SendOp
@@ -110,7 +107,7 @@ class ClassicBrokers(DetouredGroup, BrokerGroup):
         wait_until(
             lambda: (
                 (status := self.broker_statuses().get(node)) is not None
-                and ConditionKind.NOT_REPLICATING not in {one.kind for one in status.conditions}
+                and ConditionKind.NOT_REPLICATING not in status.runtime.conditions
             ),
             f"{node} says that all is well",
             CATCH_UP_S,
@@ -123,13 +120,13 @@ class ClassicBrokers(DetouredGroup, BrokerGroup):
     def problem_of(self, node: NodeId) -> str:
         """What it says of replication; empty if nothing."""
         status = self.broker_statuses().get(node)
-        conditions = [] if status is None else status.conditions
-        return " ".join(one.message for one in conditions if one.kind == ConditionKind.NOT_REPLICATING)
+        problems = () if status is None else status.runtime.problems
+        return " ".join(one.message for one in problems if one.kind == ConditionKind.NOT_REPLICATING)
 
     def end_of(self, node: NodeId) -> int:
         """The end of its log; -1 if it does not answer."""
         status = self.broker_statuses().get(node)
-        return -1 if status is None else status.max_offset
+        return -1 if status is None or status.runtime.end is None else status.runtime.end
 
     def promote(self, node: NodeId) -> None:
         """Make this slave the master, by a restart; the old one must not run."""
@@ -148,7 +145,7 @@ class ClassicBrokers(DetouredGroup, BrokerGroup):
         wait_until(
             lambda: (
                 (status := self.broker_statuses().get(node)) is not None
-                and not status.dispatch_behind_bytes
+                and status.runtime.dispatch_behind == 0
                 and TOPIC in self.topics_of(node)
             ),
             f"{node} has dispatched",
@@ -228,52 +225,52 @@ class ClassicLoad:
                 return
             yield number, f"{who}/{number} ".encode() + b"." * (number % 700)
 
-    def _answered(self, body: bytes, began: float, receipt: SendReceipt, stream: str = "", number: int = -1) -> None:
-        self.statuses.add(str(receipt.status))
-        if receipt.status == PutMessageStatus.PUT_OK:
-            place = (receipt.queue_id, receipt.queue_offset)
+    def _answered(self, body: bytes, began: float, result: SendResult, stream: str = "", number: int = -1) -> None:
+        self.statuses.add(str(result.status))
+        if result.status is SendStatus.SEND_OK:
+            place = (result.queue, result.offset)
             self.history.record(
                 SendOp(body, began, time.monotonic(), Outcome.ACKED, *place, stream=stream, number=number)
             )
         else:  # it is stored at the master, and perhaps nowhere else
-            self._failed(body, began, Outcome.UNKNOWN, str(receipt.status), stream, number)
+            self._failed(body, began, Outcome.UNKNOWN, str(result.status), stream, number)
 
     def _failed(
         self, body: bytes, began: float, outcome: Outcome, why: str, stream: str = "", number: int = -1
     ) -> None:
         self.history.record(SendOp(body, began, time.monotonic(), outcome, stream=stream, number=number, error=why))
 
+    def _producer(self) -> Producer:
+        return Producer([self._node.client_address], timeout_s=5, enable_idempotence=False)
+
     def _send_singly(self, who: str) -> None:
-        with Producer([self._node.client_address], timeout_s=5) as producer:
+        with self._producer() as producer:
             for number, body in self._bodies(who):
                 began = time.monotonic()
                 try:
-                    receipt = producer.send(Message(TOPIC, body, keys=f"n{number}"))
+                    result = producer.send(Message(TOPIC, body, keys=f"n{number}"))
                 except DLedgerError as error:
                     self._failed(body, began, Outcome(error.outcome), str(error))
                 else:
-                    self._answered(body, began, receipt)
+                    self._answered(body, began, result)
 
     def _send_pipelined(self, who: str) -> None:
-        in_flight: deque[tuple[int, bytes, float, SendFuture]] = deque()
+        in_flight: deque[tuple[int, bytes, float, Future[SendResult]]] = deque()
 
         def finish_one() -> None:
             number, body, began, future = in_flight.popleft()
             try:
-                receipt = future.result()
+                result = future.result()
             except DLedgerError as error:
                 self._failed(body, began, Outcome(error.outcome), str(error), who, number)
             else:
-                self._answered(body, began, receipt, who, number)
+                self._answered(body, began, result, who, number)
 
-        with (
-            Producer([self._node.client_address], timeout_s=5) as producer,
-            producer.sender(ordered=True) as sender,
-        ):
+        with self._producer() as producer:
             for number, body in self._bodies(who):
                 began = time.monotonic()
                 try:
-                    in_flight.append((number, body, began, sender.send(Message(TOPIC, body), key=f"k{number % 7}")))
+                    in_flight.append((number, body, began, producer.submit(Message(TOPIC, body), key=f"k{number % 7}")))
                 except DLedgerError as error:
                     self._failed(body, began, Outcome(error.outcome), str(error), who, number)
                 while in_flight and (in_flight[0][3].done() or len(in_flight) > IN_FLIGHT_MAX):

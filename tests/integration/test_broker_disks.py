@@ -8,12 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from dledger.errors import DLedgerError
-from rocketstore.client.aio.received import split_records
-from rocketstore.client.methods import PULL
-from rocketstore.client.producer import Producer
-from rocketstore.message.message import Message
-from rocketstore.pb import broker_pb2 as pb
+from rocketstore.client import DLedgerError, Message
+from rocketstore.message.ids import parse_offset_message_id
 from tests.integration.broker_harness import BrokerGroup
 from tests.support.waiting import wait_until
 
@@ -33,10 +29,11 @@ def test_a_master_with_a_new_disk_goes_on_counting_in_queues_whose_messages_have
     brokers.start_all()
     brokers.create_topic("rare", 1)
     brokers.create_topic("busy", 1)
-    with Producer(brokers.addresses, timeout_s=30) as producer:
+    with brokers.producer(timeout_s=30) as producer:
         last = [producer.send(Message("rare", b"old")) for _ in range(5)][-1]
-        assert last.queue_offset == 4
-        while min(one.min_offset for one in brokers.broker_statuses().values()) <= last.offset:
+        assert last.offset == 4
+        _, at = parse_offset_message_id(last.offset_id)
+        while min(one.runtime.begin or 0 for one in brokers.broker_statuses().values()) <= at:
             for _ in range(8):
                 producer.send(Message("busy", b"x" * 100_000))
     victim = brokers.followers(brokers.master())[0]
@@ -51,12 +48,11 @@ def test_a_master_with_a_new_disk_goes_on_counting_in_queues_whose_messages_have
         return brokers.master() == victim
 
     wait_until(leads, "the one with the new disk is master", 60)
-    with Producer(brokers.addresses, timeout_s=30) as producer:
-        assert producer.send(Message("rare", b"new")).queue_offset == 5
+    with brokers.producer(timeout_s=30) as producer:
+        assert producer.send(Message("rare", b"new")).offset == 5
     brokers.wait_dispatched()
     for node in brokers.nodes:
-        with brokers.pinned(node) as connection:
-            request = pb.PullRequest(topic="rare", queue_id=0, offset=5, max_messages=9)
-            answer = connection.ask(PULL, request, brokers.nodes[node].client_address, connection.deadline())
-        assert [one.queue_offset for one in split_records(answer.records)] == [5]
-        assert "misnumbered" not in {one.kind for one in brokers.broker_statuses()[node].conditions}
+        with brokers.admin() as admin:
+            part = admin.read_at(brokers.nodes[node].client_address, "rare", 0, 5)
+        assert [one.queue_offset for one in part.messages] == [5]
+        assert "misnumbered" not in brokers.broker_statuses()[node].runtime.conditions

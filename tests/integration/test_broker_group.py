@@ -92,7 +92,7 @@ def test_a_slave_refuses_every_write_and_names_the_master(brokers: BrokerGroup) 
     master = brokers.master()
     address = brokers.nodes[master].client_address
     wait_until(
-        lambda: all(one.leader_address == address for one in brokers.broker_statuses().values()),
+        lambda: all(one.runtime.leader == master for one in brokers.broker_statuses().values()),
         "everybody knows the master",
     )
     for slave in brokers.followers(master):

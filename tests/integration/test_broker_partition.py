@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from dledger.errors import DLedgerError
-from rocketstore.client.producer import Producer
-from rocketstore.message.message import Message
+from dledger.remoting.codes import AnswerCode
 from tests.integration.broker_harness import ProxiedBrokers
 from tests.integration.conftest import Adopt
 from tests.support.broker_load import TOPIC
+from tests.support.remoting import RemotingSocket
 from tests.support.waiting import wait_until
 
 
@@ -27,25 +26,19 @@ def proxied_brokers(adopt: Adopt, tmp_path: Path) -> ProxiedBrokers:
 def test_parted_master_acknowledges_nothing(proxied_brokers: ProxiedBrokers) -> None:
     """Its queue offsets are given out again by the next master, and what it had taken is gone or nowhere doubled."""
     brokers = proxied_brokers
-    outcomes: list[str] = []
     with brokers.load() as load:
         load.history.wait_for_acks(100)
         old = brokers.master()
         brokers.network.partition([old])
-        with Producer([brokers.nodes[old].client_address], timeout_s=1.0) as lonely:
-            lonely._connection.directory.learn = lambda *_: None  # type: ignore[method-assign]  # it knows only this one
-            for number in range(3):
-                try:
-                    lonely.send(Message(TOPIC, b"lonely/%d" % number), queue_id=number)
-                    outcomes.append("stored")
-                except DLedgerError as error:
-                    outcomes.append(error.outcome)
-        brokers.master(other_than=old)
-        load.history.wait_for_acks(100)
-        wait_until(lambda: not brokers.broker_statuses()[old].is_master, "the old master gives up")
+        with RemotingSocket(brokers.nodes[old].client_port) as lonely:
+            sent = [lonely.begin_send(TOPIC, b"lonely/%d" % number, number) for number in range(3)]
+            brokers.master(other_than=old)
+            load.history.wait_for_acks(100)
+            answers = [lonely.answer_to(opaque).code for opaque in sent]
+        wait_until(lambda: not brokers.broker_statuses()[old].runtime.is_master, "the old master gives up")
         brokers.network.heal_all()
         load.history.wait_for_acks(100)
 
-    assert "stored" not in outcomes
+    assert AnswerCode.SUCCESS not in answers
     bodies = brokers.verify()
     assert not [body for queue in bodies.values() for body in queue if body.startswith(b"lonely/")]

@@ -17,7 +17,7 @@ USUAL_GAPS = 3
 
 def test_stopped_master_hands_over(brokers: BrokerGroup) -> None:
     """No send fails, none takes much longer than a second, and nobody is left with an unknown outcome."""
-    with brokers.load(timeout_s=PATIENCE_S) as load:
+    with brokers.load(timeout_s=PATIENCE_S, numbered=True) as load:
         load.history.wait_for_acks(200)
         master = brokers.master()
         usual_s = longest_gap_s(one.ended for one in load.history.sends if one.outcome is Outcome.ACKED)
@@ -40,7 +40,7 @@ def test_stopped_slave_is_not_missed(make_brokers: Callable[..., BrokerGroup]) -
     brokers = make_brokers(settings=STEADY)
     brokers.start_all()
     brokers.create_topic()
-    with brokers.load(timeout_s=PATIENCE_S) as load:
+    with brokers.load(timeout_s=PATIENCE_S, numbered=True) as load:
         load.history.wait_for_acks(100)
         term, slave = brokers.term(), brokers.followers(brokers.master())[0]
 

@@ -15,11 +15,11 @@ import pytest
 
 from cluster.local.brokers import LocalBrokers
 from dledger.errors import DLedgerError
+from rocketstore.client import TopicInfo
 from rocketstore.client.cluster_admin import ClusterAdmin
 from rocketstore.client.cluster_producer import ClusterProducer
 from rocketstore.client.group_consumer import GroupConsumer
 from rocketstore.client.shares import GroupDelivery
-from rocketstore.client.topics import TopicInfo
 from rocketstore.message.message import Message
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.nameserver.wire import config_in, running
@@ -63,7 +63,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         for one in (a, b):
             one.master()
             with one.admin(20.0) as admin:
-                admin.put_topic(TopicInfo(TOPIC, 4, 4, 6))
+                admin.put_topic(TopicInfo(TOPIC, 4, 4))
         known = stack.enter_context(ClusterAdmin(server.address))
 
         def is_known() -> bool:

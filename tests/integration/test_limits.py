@@ -189,7 +189,7 @@ def test_an_account_cannot_take_all_waiting_pulls(adopt: Adopt, tmp_path: Path) 
             connection.ask(PULL, pb.PullRequest(topic="orders", queue_id=1), master, connection.deadline())
             waiting += [call.future(wish.SerializeToString(), timeout=30) for _ in range(2)]
         with brokers.admin() as root:
-            wait_until(lambda: root.status(master).runtime["pullsWaiting"] == "4", "two of each wait", 20)
+            wait_until(lambda: root.status(master).table["pullsWaiting"] == "4", "two of each wait", 20)
 
         with pytest.raises(PendingFullError, match="alice has 2 waiting pulls"):
             connections[0].ask(PULL, wish, master, connections[0].deadline())

@@ -18,7 +18,7 @@ from rocketstore.client.transactional_producer import TransactionalProducer
 from rocketstore.client.transactions import PreparedMessage, TransactionEnd, TransactionState
 from rocketstore.message.message import Message
 from rocketstore.pb import broker_pb2 as pb
-from tests.integration.broker_harness import QUEUES, BrokerGroup
+from tests.integration.broker_harness import BrokerGroup
 from tests.support.broker_load import TOPIC
 from tests.support.waiting import wait_until
 
@@ -69,10 +69,10 @@ def delivered(brokers: BrokerGroup) -> Counter[bytes]:
     """What consumers get, from the master."""
     with brokers.admin(20.0) as admin:
         found: Counter[bytes] = Counter()
-        for queue_id in range(QUEUES):
-            at = admin.queue_range(TOPIC, queue_id).min_offset
+        for one in admin.queue_ranges(TOPIC):
+            at = one.min_offset
             while True:
-                messages, next_at = admin.messages(TOPIC, queue_id, at)
+                messages, next_at = admin.messages(one.queue, at)
                 found.update(one.body for one in messages)
                 if next_at <= at:
                     break
@@ -82,7 +82,7 @@ def delivered(brokers: BrokerGroup) -> Counter[bytes]:
 
 def open_count(brokers: BrokerGroup) -> int:
     """Transactions that the master knows as open; -1 while it does not know."""
-    info = brokers.broker_statuses()[brokers.master()].runtime
+    info = brokers.broker_statuses()[brokers.master()].table
     return int(info["transactionsOpen"]) if info.get("transactionsReady") == "true" else -1
 
 

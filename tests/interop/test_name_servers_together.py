@@ -13,8 +13,8 @@ import pytest
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import free_ports
 from dledger.remoting.blocking import BlockingRemotingClient
+from rocketstore.client import TopicInfo
 from rocketstore.client.cluster_producer import ClusterProducer
-from rocketstore.client.topics import TopicInfo
 from rocketstore.message.message import Message
 from rocketstore.nameserver.errors import NameServerError
 from rocketstore.nameserver.lookups import NameServers

@@ -14,7 +14,7 @@ import pytest
 from cluster.local.brokers import LocalBrokers
 from dledger.errors import DLedgerError
 from dledger.remoting.blocking import BlockingRemotingClient
-from rocketstore.client.admin import Admin
+from rocketstore.client import Admin
 from rocketstore.nameserver.errors import NameServerError
 from rocketstore.nameserver.lookups import NameServers
 from rocketstore.nameserver.server import NameServer

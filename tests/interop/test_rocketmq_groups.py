@@ -10,12 +10,12 @@ from typing import Final
 import pytest
 
 from cluster.local.brokers import LocalBrokers
+from rocketstore.client import TopicInfo
 from rocketstore.client.cluster_admin import ClusterAdmin
 from rocketstore.client.cluster_producer import ClusterProducer
 from rocketstore.client.errors import NotFoundError
 from rocketstore.client.group_consumer import GroupConsumer
 from rocketstore.client.shares import GroupDelivery
-from rocketstore.client.topics import TopicInfo
 from rocketstore.message.message import Message
 from tests.interop import java, rocketmq
 from tests.support.waiting import wait_until
@@ -40,7 +40,7 @@ def name_server(tmp_path: Path) -> Iterator[str]:
             brokers = LocalBrokers(tmp_path / name, size=size, plain=size == 1, name=name, settings=settings)
             stack.enter_context(brokers).master()
             with brokers.admin(20.0) as admin:
-                admin.put_topic(TopicInfo(TOPIC, 3, 3, 6))
+                admin.put_topic(TopicInfo(TOPIC, 3, 3))
         known = stack.enter_context(ClusterAdmin(server.address))
 
         def is_known() -> bool:

@@ -13,9 +13,8 @@ import pytest
 from cluster.local.brokers import LocalBrokers
 from dledger.errors import DLedgerError
 from dledger.remoting.blocking import BlockingRemotingClient
-from rocketstore.client.admin import Admin
+from rocketstore.client import Admin, TopicInfo
 from rocketstore.client.cluster_transactions import ClusterTransactionalProducer
-from rocketstore.client.topics import TopicInfo
 from rocketstore.client.transactions import PreparedMessage, TransactionState
 from rocketstore.message.message import Message
 from rocketstore.nameserver.errors import NameServerError
@@ -53,7 +52,7 @@ def _stored(admin: Admin) -> int:
 
 def _none_open(brokers: LocalBrokers) -> bool:
     """Of the master: others do not know."""
-    told = (status.runtime for status in brokers.broker_statuses().values() if status.is_master)
+    told = (status.table for status in brokers.broker_statuses().values() if status.runtime.is_master)
     return any((one.get("transactionsReady"), one.get("transactionsOpen")) == ("true", "0") for one in told)
 
 

@@ -6,16 +6,13 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
 
-from dledger.errors import DLedgerError
-from rocketstore.client.consumer import Consumer
-from rocketstore.client.producer import Producer
-from rocketstore.client.sends import SendFuture
-from rocketstore.message.message import Message
+from rocketstore.client import Consumer, DLedgerError, Message, MessageQueue, Producer, SendResult
 from tests.support.broker_history import BrokerHistory, SendOp, Session
 from tests.support.history import Outcome
 
@@ -36,10 +33,14 @@ class BrokerLoad:
         addresses: Sequence[str],
         history: BrokerHistory,
         *,
+        queues: int,
         consumers: int = 2,
         pace_s: float = 0.004,
         timeout_s: float = 5.0,
+        numbered: bool = False,
     ) -> None:
+        """``numbered``: whether all producers number their messages, and not only one."""
+        self._numbered = numbered
         self.history = history
         self._addresses = list(addresses)
         self._pace_s = pace_s
@@ -53,10 +54,11 @@ class BrokerLoad:
             ("many", self._send_many),
             ("pipeline", self._send_pipelined),
             ("ordered", lambda who: self._send_pipelined(who, ordered=True)),
+            ("numbered", lambda who: self._send_pipelined(who, ordered=True, numbered=True)),
         ]
         self._producers = [self._thread(who, role) for who, role in producers]
         self._consumers = [
-            self._thread(f"consumer-{n}", lambda who, n=n: self._consume(who, (n, consumers)))  # type: ignore[misc]
+            self._thread(f"consumer-{n}", lambda who, n=n: self._consume(who, range(n, queues, consumers)))  # type: ignore[misc]
             for n in range(consumers)
         ]
 
@@ -98,8 +100,8 @@ class BrokerLoad:
                 return
             yield number, f"{who}/{number} ".encode() + b"." * (number % 100)
 
-    def _producer(self) -> Producer:
-        return Producer(self._addresses, timeout_s=self._timeout_s)
+    def _producer(self, *, numbered: bool = False) -> Producer:
+        return Producer(self._addresses, timeout_s=self._timeout_s, enable_idempotence=numbered or self._numbered)
 
     def _send_singly(self, who: str, *, keyed: bool = False) -> None:
         with self._producer() as producer:
@@ -107,36 +109,36 @@ class BrokerLoad:
                 key = f"key-{number % KEYS}" if keyed else None
                 began = time.monotonic()
                 try:
-                    receipt = producer.send(_message(body, number), key=key)
+                    result = producer.send(_message(body, number), key=key)
                 except DLedgerError as error:
                     self._failed(body, began, error)
                 else:
-                    place = (receipt.queue_id, receipt.queue_offset)
+                    place = (result.queue, result.offset)
                     self.history.record(SendOp(body, began, time.monotonic(), Outcome.ACKED, *place))
 
     def _send_many(self, who: str) -> None:
-        """Several messages of one call, which shares its request."""
-        with self._producer() as producer, producer.sender(linger_ms=0) as sender:
+        """Several messages at once, of which those for one queue share a request."""
+        with self._producer() as producer:
             bodies = self._bodies(who)
             while batch := list(itertools.islice(bodies, 10)):
                 began = time.monotonic()
-                futures = [sender.send(_message(body, number), queue_id=number % 3) for number, body in batch]
+                futures = [producer.submit(_message(body, number), queue=number % 3) for number, body in batch]
                 for (_, body), future in zip(batch, futures, strict=True):
                     self._finish(body, began, future)
 
-    def _send_pipelined(self, who: str, *, ordered: bool = False) -> None:
-        in_flight: deque[tuple[int, bytes, float, SendFuture]] = deque()
+    def _send_pipelined(self, who: str, *, ordered: bool = False, numbered: bool = False) -> None:
+        in_flight: deque[tuple[int, bytes, float, Future[SendResult]]] = deque()
 
         def finish_one() -> None:
             number, body, began, future = in_flight.popleft()
             self._finish(body, began, future, stream=who if ordered else "", number=number)
 
-        with self._producer() as producer, producer.sender(ordered=ordered) as sender:
+        with self._producer(numbered=numbered) as producer:
             for number, body in self._bodies(who):
                 key = f"key-{number % KEYS}" if ordered else None
                 began = time.monotonic()
                 try:
-                    in_flight.append((number, body, began, sender.send(_message(body, number), key=key)))
+                    in_flight.append((number, body, began, producer.submit(_message(body, number), key=key)))
                 except DLedgerError as error:
                     self._failed(body, began, error)
                 while in_flight and (in_flight[0][3].done() or len(in_flight) > IN_FLIGHT_MAX):
@@ -144,13 +146,15 @@ class BrokerLoad:
             while in_flight:
                 finish_one()
 
-    def _finish(self, body: bytes, began: float, future: SendFuture, *, stream: str = "", number: int = -1) -> None:
+    def _finish(
+        self, body: bytes, began: float, future: Future[SendResult], *, stream: str = "", number: int = -1
+    ) -> None:
         try:
-            receipt = future.result()
+            result = future.result()
         except DLedgerError as error:
             self._failed(body, began, error, stream=stream, number=number)
             return
-        place = (receipt.queue_id, receipt.queue_offset)
+        place = (result.queue, result.offset)
         self.history.record(SendOp(body, began, time.monotonic(), Outcome.ACKED, *place, stream=stream, number=number))
 
     def _failed(self, body: bytes, began: float, error: DLedgerError, *, stream: str = "", number: int = -1) -> None:
@@ -160,19 +164,19 @@ class BrokerLoad:
 
     # -- consumers -----------------------------------------------------------------------------------------------
 
-    def _consume(self, who: str, instance: tuple[int, int]) -> None:
+    def _consume(self, who: str, queues: Sequence[int]) -> None:
         """Sessions of a second or two, so that committed offsets matter."""
         give_up_at = float("inf")
         while not self._drained.is_set() and time.monotonic() < give_up_at:
             consumer = Consumer(
                 self._addresses,
                 group=GROUP,
-                topic=TOPIC,
+                topics=TOPIC,
+                assign=queues,
                 start="first",
-                instance=instance,
-                auto_commit_s=None,
+                commit_s=None,
                 timeout_s=self._timeout_s,
-                pull_wait_ms=1000,
+                pull_wait_s=1.0,
             )
             try:
                 self._consume_once(who, consumer)
@@ -189,11 +193,12 @@ class BrokerLoad:
         ends_at = time.monotonic() + SESSION_S
         while time.monotonic() < ends_at and not self._drained.is_set():
             if session is None:
-                session = self.history.begin_session(who, consumer.positions())
+                consumer.start()
+                session = self.history.begin_session(who, _by_number(consumer.positions()))
             messages = consumer.poll(100, 0.2)
-            self.history.delivered(session, [(one.queue_id, one.queue_offset, one.body) for one in messages])
+            self.history.delivered(session, [(one.queue.queue_id, one.queue_offset, one.body) for one in messages])
             if messages:
-                places = consumer.positions()
+                places = _by_number(consumer.positions())
                 consumer.commit()
                 session.committed.update(places)
 
@@ -207,9 +212,10 @@ def _message(body: bytes, number: int) -> Message:
     return Message(TOPIC, body, tags=f"tag-{number % 3}", keys=f"n{number}")
 
 
+def _by_number(places: Mapping[MessageQueue, int]) -> dict[int, int]:
+    return {queue.queue_id: offset for queue, offset in places.items()}
+
+
 def _close(consumer: Consumer) -> None:
-    try:
-        with closing(consumer):
-            pass
-    except DLedgerError:
-        pass  # what could not be committed is delivered again
+    with suppress(DLedgerError):  # what could not be committed is delivered again
+        consumer.close()

@@ -18,12 +18,14 @@ from rocketstore.client.aio.admin_records import (
     DelayLevelStatus,
     GroupInfo,
     GroupMembers,
+    QueuePart,
     QueueProgress,
     QueueRange,
     TopicInfo,
 )
 from rocketstore.client.aio.cluster import Cluster, at_once
 from rocketstore.client.aio.connections import ATTEMPT_S_MAX, Deadline
+from rocketstore.client.aio.consumed_message import split_pulled
 from rocketstore.client.aio.errors import (
     BadAnswerError,
     BrokerFailedError,
@@ -159,6 +161,42 @@ class Admin:
                 raise one
             statuses[address] = one
         return statuses
+
+    async def topics_at(self, address: str) -> list[str]:
+        """The topics that one broker knows, whatever its role."""
+        deadline = self._deadline()
+
+        async def attempt() -> Frame:
+            return await self._ask(address, Code.GET_ALL_TOPIC_CONFIG, deadline)
+
+        answer = await self._cluster.repeat(attempt, deadline, harmless=True)
+        return sorted(body_of(TopicConfigTable, answer, address).topic_config_table)
+
+    async def read_at(
+        self, address: str, topic: str, queue_id: int, offset: int, *, max_messages: int = 1000
+    ) -> QueuePart:
+        """What one broker holds of a queue from ``offset`` on, whatever its role: to compare copies.
+
+        Waits until it knows what is committed. Raises ``NotFoundError`` for a topic that it does not know.
+        """
+        deadline = self._deadline()
+        header = PullHeader(
+            _TOOLS_GROUP, topic, queue_id, offset, max_messages, _SUBSCRIPTION_FLAG, 0, 0, 0, "*", "TAG"
+        )
+        request = Frame(Code.PULL_MESSAGE, 0, write_header(header))
+
+        async def attempt() -> Frame:
+            timeout_s = min(ATTEMPT_S_MAX, deadline.remaining_s)
+            answer = await self._cluster.connections.call(address, request, timeout_s)
+            if answer.code != AnswerCode.SUCCESS and answer.code not in _NOTHING_THERE:
+                raise refusal_of(answer, address)
+            return answer
+
+        answer = await self._cluster.repeat(attempt, deadline, harmless=True)
+        told = header_of(PullAnswer, answer)
+        records = answer.body if answer.code == AnswerCode.SUCCESS else b""
+        messages = split_pulled(records, MessageQueue(topic, "", queue_id))
+        return QueuePart(tuple(messages), told.next_begin_offset, told.min_offset, told.max_offset)
 
     async def broker_config(self, address: str) -> dict[str, str]:
         """One broker's settings by RocketMQ's names."""
@@ -403,6 +441,8 @@ class Admin:
             answer = await self._call_reader(name, request, deadline)
             if answer.code == AnswerCode.SUCCESS:
                 found += decoded(answer.body)
+            elif answer.code != AnswerCode.QUERY_NOT_FOUND:
+                raise refusal_of(answer, name)
         found = [one for one in found if (one.unique_key == key if unique else key in one.keys)]  # not only its hash
         return sorted(found, key=lambda one: one.store_timestamp)[:max_messages]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rocketstore.client.aio.consumed_message import ConsumedMessage
 from rocketstore.client.aio.routes import PERMISSION_READ, PERMISSION_WRITE
 from rocketstore.remoting.bodies.clients import ClientConnection
 from rocketstore.remoting.bodies.queues import MessageQueue
@@ -67,6 +68,16 @@ class QueueRange:
     min_offset: int
     max_offset: int
     last_update_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePart:
+    """Messages of one broker's copy of a queue, the offset for the next call, and the copy's first offset and end."""
+
+    messages: tuple[ConsumedMessage, ...]
+    next_offset: int
+    min_offset: int
+    max_offset: int
 
 
 @dataclass(frozen=True, slots=True)

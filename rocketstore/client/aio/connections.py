@@ -52,6 +52,8 @@ _TLS_HINT: Final = (
     "security=ClientSecurity(tls=TlsFiles(…)))"
 )
 
+_CERTIFICATE_HINT: Final = "; if it requires certificates of its clients, give one: cert=… and key=… of TlsFiles"
+
 
 class Deadline:
     """The end of one call, by the loop's clock."""
@@ -94,6 +96,9 @@ class BrokerConnections:
         self._signed_for = signed_for(security, given)
         self._may_be_plain = security is not None and (security.tls is not None or security.insecure)
         self._contexts = None if security is None or security.tls is None else tls.ContextSource(security.tls)
+        self._hint = _TLS_HINT if self._contexts is None else ""
+        if security is not None and security.tls is not None and security.tls.cert is None:
+            self._hint = _CERTIFICATE_HINT
         self._lost = lost
         if problems := self._plaintext_problems(given):
             raise ConfigError(problems)
@@ -116,7 +121,7 @@ class BrokerConnections:
         except UnreachableError as error:
             raise self._unreachable(error, address) from error
         except DisconnectedError as error:
-            hint = _TLS_HINT if self._contexts is None and address not in self._heard else ""
+            hint = "" if address in self._heard else self._hint
             raise ConnectionEndedError(f"{error}{hint}") from error
         except TimeoutError as error:
             raise TimedOutError(f"{address} did not answer within {timeout_s:.3g} s") from error

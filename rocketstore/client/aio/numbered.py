@@ -68,6 +68,8 @@ ONLY_OURS: Final = "as only brokers of this project do"
 _Batch: TypeAlias = OutgoingBatch[OutgoingMessage, SendResult]
 Settle: TypeAlias = Callable[[str, Sequence[OutgoingMessage], Sequence[SendResult | ClientError]], None]
 """Gives messages for a broker name their outcomes."""
+_BUSY: Final = frozenset({PutMessageStatus.TOO_MANY_PRODUCERS, PutMessageStatus.OS_PAGECACHE_BUSY})
+"""Statuses that pass, although RocketMQ's code for them is that of any failure."""
 
 
 async def numbers_messages(cluster: Cluster, address: str) -> bool:
@@ -353,7 +355,7 @@ class NumberedStream:
             refusal = OutOfOrderSequenceError(str(refusal))
         elif status == PutMessageStatus.UNKNOWN_PRODUCER:
             refusal = UnknownProducerError(str(refusal))
-        elif status == PutMessageStatus.TOO_MANY_PRODUCERS:
+        elif status in _BUSY:
             refusal = BrokerBusyError(str(refusal), answer_code=answer.code, address=self.address)
         refusal.outcome = "unknown" if fields.get("outcome") == "unknown" else "not_applied"
         if "outcome" not in fields and isinstance(refusal, BrokerFailedError):

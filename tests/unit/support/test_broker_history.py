@@ -29,6 +29,18 @@ def true_history() -> BrokerHistory:
     return history
 
 
+def test_an_acknowledgement_without_a_place_is_held_to_its_queue_and_to_its_time() -> None:
+    """A broker knows that it has a message, and not where; it is there nevertheless, and in order."""
+    history = BrokerHistory()
+    history.record(SendOp(b"a", 1, 2, Outcome.ACKED, 0, -1))
+    history.record(SendOp(b"b", 3, 4, Outcome.ACKED, 0, -1))
+
+    assert history.complaints({0: [b"a", b"b"]}) == []
+    assert history.complaints({0: [b"b", b"a"]}) != []
+    assert history.complaints({1: [b"a", b"b"]}) != []
+    assert history.complaints({0: [b"a"]}) != []
+
+
 def lost(_history: BrokerHistory, queues: dict[int, list[bytes]]) -> None:
     queues[0].pop()
 

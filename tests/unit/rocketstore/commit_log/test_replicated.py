@@ -206,7 +206,7 @@ def test_a_refused_batch_takes_no_queue_offsets(replica: Replica) -> None:
     refused = replica.put(message(), message())
 
     assert [(one.status, one.outcome, one.stored) for one in refused] == [
-        (PutMessageStatus.OS_PAGECACHE_BUSY, "not_applied", None)
+        (PutMessageStatus.SERVICE_NOT_AVAILABLE, "not_applied", None)
     ] * 2
     change(replica, lambda node, _now_ms: setattr(node.state.role, "transferring", False))
     assert stored(replica.put(message())[0]).queue_offset == 1
@@ -428,7 +428,7 @@ SLOW = replace(node_config(Path(), members_of(1)).election, election_timeout_ms_
         (errors.LeaderNotReadyError("x"), "SERVICE_NOT_AVAILABLE"),
         (errors.DiskFullError("x"), "SERVICE_NOT_AVAILABLE"),
         (errors.PendingFullError("x"), "OS_PAGECACHE_BUSY"),
-        (errors.LeaderTransferringError("x"), "OS_PAGECACHE_BUSY"),
+        (errors.LeaderTransferringError("x"), "SERVICE_NOT_AVAILABLE"),
         (errors.QuorumAckTimeoutError("x"), "OS_PAGECACHE_BUSY"),
         (errors.TermChangedError("x"), "UNKNOWN_ERROR"),
         (errors.DiskError("x"), "UNKNOWN_ERROR"),

@@ -10,6 +10,7 @@ import pytest
 from cluster.certs import make_authority, make_node
 from dledger.client.security import ClientSecurity
 from dledger.errors import ConfigError, DLedgerError
+from dledger.remoting import client as remoting_client
 from dledger.remoting.acl import is_signed
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame
@@ -62,6 +63,14 @@ def test_each_code_has_a_class_and_an_outcome(code: int, kind: type[errors.Refus
     assert (found.outcome, found.answer_code, found.address) == (outcome, code, "b:1")
     assert len(str(found)) < 600
     assert isinstance(found, DLedgerError)
+
+
+def test_a_broker_that_knows_who_asks_and_refuses_is_understood_without_a_code_for_it() -> None:
+    """RocketMQ 4.9 answers SYSTEM_ERROR with the exception's name."""
+    remark = "AclException: No default permission for T, org.apache.rocketmq.acl.plain"
+    found = errors.refusal_of(Frame(0, 1).answer(AnswerCode.SYSTEM_ERROR, remark), "b:1")
+    assert type(found) is errors.ForbiddenError
+    assert found.outcome == "not_applied"
 
 
 @on_loop
@@ -274,6 +283,30 @@ async def test_with_tls_a_learnt_address_needs_a_certificate_that_names_it(tmp_p
             await connections.ask(learnt.address, CODE, QueueHeader("T", 7), timeout_s=10)
         assert len(learnt.requests) == 1
         await connections.close()
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["the server reads", "the server is frozen"])
+@on_loop
+async def test_a_closed_client_leaves_nothing_on_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, reads: bool
+) -> None:
+    """A program may close its loop then; over TLS the other side takes part, but is not waited for without end."""
+    if not reads:
+        monkeypatch.setattr(remoting_client, "CLOSE_S_MAX", 0.05)
+    make_authority(tmp_path)
+    make_node(tmp_path, "n0", ["localhost"])
+    files = certificates.files(tmp_path, "n0")
+    async with scripted_server(tls.server_context(tls.read(files))) as server:
+        server.scripts[CODE] = lambda frame: frame.answer(fields={"offset": "7"})
+        connections = BrokerConnections(["n9:1"], ClientSecurity(files))
+        port = server.address.rpartition(":")[2]
+        await connections.ask(f"localhost:{port}", CODE, QueueHeader("T", 7), timeout_s=10)
+        opened = tuple(connections._client._open.values())
+        for one in server.connections if not reads else ():
+            assert one._transport is not None
+            one._transport.pause_reading()
+        await connections.close()
+        assert [one._transport for one in opened] == [None]
 
 
 @on_loop

@@ -133,6 +133,8 @@ async def test_a_broker_that_is_busy_or_not_the_master_gets_them_in_order_later(
     async with world() as here, here.producer() as producer:
         codes = AnswerCode.SYSTEM_BUSY, AnswerCode.SERVICE_NOT_AVAILABLE, AnswerCode.SYSTEM_BUSY
         here.store.answers.extend(map(refuses, codes))
+        busy = {"status": "OS_PAGECACHE_BUSY", "outcome": "not_applied", "message": "0"}
+        here.store.answers.append(lambda frame: frame.answer(AnswerCode.SYSTEM_ERROR, "too much is pending", busy))
         futures = [await producer.submit(message(one), key="k") for one in bodies(300)]
         await asyncio.gather(*futures)
         assert here.store.bodies() == bodies(300)
