@@ -124,7 +124,7 @@ def main(context: click.Context, chosen: str | None) -> None:
     """
     context.meta[CHOSEN] = chosen
     # Otherwise gRPC's C core prints a message for every connection closed by a stopped node.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE" if context.invoked_subcommand == "health" else "ERROR")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 if __name__ == "__main__":

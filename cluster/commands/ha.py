@@ -7,8 +7,7 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -20,15 +19,14 @@ from cluster.broker_target import BrokerTarget, broker_options
 from cluster.reporting import ErrorReportingGroup
 from cluster.security_options import CommandSecurity, security_options
 from dledger import flag_values
-from dledger.errors import ConfigError
 from dledger.values import address_text, parse_address
 from rocketstore.ha.promotion import Loss, Master, OtherSlave, PromotionCheck, checks
 from rocketstore.remoting.bodies.ha import NEVER, HaFacts
 from rocketstore.types import BrokerRole
 
 if TYPE_CHECKING:
-    from dledger.remoting.blocking import BlockingRemotingClient
     from rocketstore.broker_config import BrokerConfig
+    from rocketstore.client.blocking import Admin
     from rocketstore.remoting.bodies.runtime import RuntimeInfo
 
 _COLUMNS: Final = ("broker", "id", "address", "role", "epoch", "end", "lag", "behind", "contact", "notes")
@@ -104,49 +102,26 @@ def status(as_json: bool, target: BrokerTarget) -> None:
 
 
 def _ask_all(target: BrokerTarget) -> list[_Asked]:
-    from dledger.remoting.blocking import BlockingRemotingClient
-    from rocketstore.client.name_server_tls import context_maker
-    from rocketstore.nameserver.lookups import NameServers
-
-    security = target.security.for_client()
-    asked = target.name_servers or target.addresses
-    with closing(BlockingRemotingClient(tls=context_maker(asked, security))) as frames:
+    with target.brokers() as brokers:
         if target.name_servers:
-            clusters = NameServers(target.name_servers, frames, timeout_s=target.timeout_s).clusters()
             chosen = [
-                _Asked(address, one.broker_name, broker_id)
-                for one in sorted(clusters.broker_addr_table.values(), key=lambda one: (one.cluster, one.broker_name))
-                if target.broker_name in ("", one.broker_name)
-                for broker_id, address in sorted(one.broker_addrs.items())
+                _Asked(address, one.name, number)
+                for one in sorted(brokers.found(), key=lambda one: (one.cluster, one.name))
+                for number, address in sorted(one.addresses.items())
             ]
         else:
             chosen = [_Asked(one) for one in target.addresses]
-        if not chosen:
-            raise click.ClickException("no broker has registered")
         with ThreadPoolExecutor(_ASKED_AT_ONCE) as threads:
-            ask = partial(_ask, frames, target.security, target.timeout_s, learned=bool(target.name_servers))
-            return list(threads.map(ask, chosen))
+            return list(threads.map(partial(_ask, brokers.admin), chosen))
 
 
-def _ask(
-    frames: BlockingRemotingClient, security: CommandSecurity, timeout_s: float, one: _Asked, *, learned: bool
-) -> _Asked:
-    from dledger.remoting.client import UnreachableError
-    from dledger.remoting.connection import DisconnectedError
-    from dledger.remoting.errors import FrameError, RequestError
-    from rocketstore.client.name_server_tls import check_plaintext
-    from rocketstore.client.runtime import question, read_answer
+def _ask(admin: Admin, one: _Asked) -> _Asked:
+    from rocketstore.client.aio.errors import ClientError  # here, so that --help does not load it
 
-    known = security.for_client()
     try:
-        check_plaintext([one.address], known)
-        answer = frames.call(one.address, question(known, learned=learned), timeout_s)
-        info = read_answer(answer, known, learned=learned)
-    except TimeoutError:
-        return _Asked(one.address, one.broker, one.broker_id, error=f"no answer within {timeout_s:g} s")
-    except (ConfigError, UnreachableError, DisconnectedError, RequestError, FrameError) as error:
-        return _Asked(one.address, one.broker, one.broker_id, error=str(error))
-    return _Asked(one.address, one.broker, one.broker_id, info)
+        return replace(one, info=admin.status(one.address).runtime)
+    except ClientError as error:
+        return replace(one, error=str(error))
 
 
 def _rows(one: _Asked) -> Iterator[tuple[str, ...]]:
@@ -334,26 +309,24 @@ def _own_address(config: BrokerConfig) -> str:
 
 def _asked_itself(config: BrokerConfig, timeout_s: float, security: CommandSecurity) -> _Asked:
     """What the broker with these settings says of itself, if it runs."""
-    from dledger.remoting.blocking import BlockingRemotingClient
-    from rocketstore.client.name_server_tls import context_maker
+    from rocketstore.client.blocking import Admin
 
-    own_address = _own_address(config)
-    with closing(BlockingRemotingClient(tls=context_maker([own_address], security.for_client()))) as frames:
-        return _ask(frames, security, timeout_s, _Asked(own_address), learned=False)
+    address = _own_address(config)
+    with Admin(address, timeout_s=timeout_s, security=security.for_client()) as admin:
+        return _ask(admin, _Asked(address))
 
 
 def _look_around(
     config: BrokerConfig, others: Sequence[str], timeout_s: float, security: CommandSecurity
 ) -> tuple[tuple[PromotionCheck, ...], HaFacts]:
     """Ask everybody. Raises ``ClickException`` if this slave itself does not answer."""
-    from dledger.remoting.blocking import BlockingRemotingClient
-    from rocketstore.client.name_server_tls import context_maker
+    from rocketstore.client.blocking import Admin
 
     own_address = _own_address(config)
     own_names = {own_address, config.address(config.listen_port)}
-    tls = context_maker([own_address], security.for_client())
-    with closing(BlockingRemotingClient(tls=tls)) as frames:
-        own = _ask(frames, security, timeout_s, _Asked(own_address), learned=False)
+    given = set(others) - own_names
+    with Admin([own_address, *sorted(given)], timeout_s=timeout_s, security=security.for_client()) as admin:
+        own = _ask(admin, _Asked(own_address))
         if own.facts is None:
             raise click.ClickException(
                 f"this slave does not answer at {own_address} ({own.error or 'it tells nothing'}): start it. It needs "
@@ -361,17 +334,14 @@ def _look_around(
             )
         if not own.facts.is_slave:
             raise click.ClickException(f"the broker at {own_address} is a master already")
-        registered, unanswered = _registered(config, frames, timeout_s)
+        registered, unanswered = _registered(config, timeout_s, security)
         masters = {address for broker_id, address in registered if broker_id == 0} - own_names
-        given = set(others) - own_names
-        slaves = {address for broker_id, address in registered if broker_id} - own_names - masters - given
-        ask = partial(_ask, frames, security, timeout_s, learned=True)
-        ask_other = partial(_ask, frames, security, timeout_s, learned=False)
+        slaves = {address for broker_id, address in registered if broker_id} - own_names - masters
+        ask = partial(_ask, admin)
         ports = {own.facts.master, config.store.ha_master_address} - {""}
         with ThreadPoolExecutor(_ASKED_AT_ONCE) as threads:
             by_master = list(threads.map(ask, [_Asked(one) for one in sorted(masters)]))
-            by_slave = list(threads.map(ask, [_Asked(one) for one in sorted(slaves)]))
-            by_slave += threads.map(ask_other, [_Asked(one) for one in sorted(given - masters)])
+            by_slave = list(threads.map(ask, [_Asked(one) for one in sorted(slaves | given - masters)]))
             by_port = list(threads.map(partial(_knock, timeout_s), sorted(ports)))
     told = [
         *map(_registered_master, by_master),
@@ -383,21 +353,27 @@ def _look_around(
 
 
 def _registered(
-    config: BrokerConfig, frames: BlockingRemotingClient, timeout_s: float
+    config: BrokerConfig, timeout_s: float, security: CommandSecurity
 ) -> tuple[list[tuple[int, str]], list[str]]:
     """Ids and addresses of this broker's name, of all name servers; and those that do not answer, with the reason."""
-    from rocketstore.nameserver.errors import NameServerError
-    from rocketstore.nameserver.lookups import NameServers
+    from rocketstore.client.aio.errors import ClientError, NoBrokersError
+    from rocketstore.client.blocking import Admin
 
+    unsigned = replace(security, access_key="", secret_key="").for_client()  # name servers ask for no account
     found: dict[tuple[int, str], None] = {}
     unanswered = []
     for one in config.name_servers:
         try:
-            known = NameServers([one], frames, timeout_s=timeout_s).clusters().broker_addr_table.get(config.name)
-        except NameServerError as error:
+            with Admin(name_servers=one, timeout_s=timeout_s, security=unsigned) as admin:
+                brokers = admin.brokers()
+        except NoBrokersError:
+            continue
+        except ClientError as error:
             unanswered.append(f"{one} does not answer ({error})")
             continue
-        found |= dict.fromkeys([] if known is None else known.broker_addrs.items())
+        for known in brokers:
+            if known.name == config.name:
+                found |= dict.fromkeys(known.addresses.items())
     return list(found), unanswered
 
 

@@ -1,9 +1,9 @@
-"""``dledger health``: one request of gRPC's health protocol, for containers and process managers."""
+"""``dledger health``: whether servers answer, for containers and process managers."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +22,9 @@ from dledger.values import address_text
 if TYPE_CHECKING:
     import ssl
 
-    import grpc
-
     from dledger.config import SecurityConfig
+
+    MakeContext = Callable[[], ssl.SSLContext]
 
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
@@ -34,18 +34,17 @@ class OwnServer:
     """The server configured in the environment: its address, certificates and CA."""
 
     address: str
-    name: str
     security: SecurityConfig
 
-    def channel(self) -> grpc.Channel:
-        """A channel to it, using the node's own certificate, which contains the node's id, not the address dialled."""
-        import grpc
+    def tls(self) -> MakeContext | None:
+        """With the server's own certificate, which has the node's id, not the address dialled."""
+        from dledger.rpc.tls import TlsFiles, client_context, read
 
-        files = (self.security.tls_trust_cert_path, self.security.tls_key_path, self.security.tls_cert_path)
-        if not self.security.has_tls:
-            return grpc.insecure_channel(self.address)
-        credentials = grpc.ssl_channel_credentials(*(file.read_bytes() for file in files if file is not None))
-        return grpc.secure_channel(self.address, credentials, [("grpc.ssl_target_name_override", self.name)])
+        ca = self.security.tls_trust_cert_path
+        if not self.security.has_tls or ca is None:
+            return None
+        context = client_context(read(TlsFiles(ca, self.security.tls_cert_path, self.security.tls_key_path)))
+        return lambda: context
 
 
 @click.command(
@@ -55,7 +54,7 @@ Examples:
   dledger health                      the server that this environment's settings describe (DLEDGER_…)
   dledger health 127.0.0.1:10911
   dledger health -b $DLEDGER_BOOTSTRAP    each of a group
-  dledger health 127.0.0.1:10911 --service dledger.v1.LogService
+  dledger health 127.0.0.1:9876       a name server, ours or RocketMQ's
   dledger health --nameserver         the name server that this environment's settings describe
 
 Exit codes: 0 serving, 1 not serving or no answer, 2 wrong usage or settings.""",
@@ -69,8 +68,7 @@ Exit codes: 0 serving, 1 not serving or no answer, 2 wrong usage or settings."""
     callback=flag_values.addresses,
     help="The same as the argument, as for other commands; default: the context's.",
 )
-@click.option("--service", default="", help="Check one gRPC service; default: the whole server.")
-@click.option("--nameserver", is_flag=True, help="Ask a name server, which has RocketMQ's protocol and no gRPC.")
+@click.option("--nameserver", is_flag=True, help="Without an address: the settings are those of a name server.")
 @click.option(
     "--timeout",
     "timeout_s",
@@ -85,31 +83,34 @@ Exit codes: 0 serving, 1 not serving or no answer, 2 wrong usage or settings."""
 def health(  # one parameter per option
     addresses: tuple[str, ...] | None,
     bootstrap: tuple[str, ...] | None,
-    service: str,
     nameserver: bool,
     timeout_s: float,
     as_json: bool,
     security: CommandSecurity,
 ) -> None:
-    """Check with gRPC's health protocol whether servers are serving; without an address, the one in this container."""
-    if nameserver and service:
-        raise click.UsageError("a name server has no gRPC services: omit --service")
+    """Check whether servers answer requests of clients; without an address, the one in this container.
+
+    They are asked over RocketMQ's protocol, at the port of clients, without an account. gRPC's health protocol, for
+    other probes, is served at the gRPC port.
+    """
     of_context = click.get_current_context().get_parameter_source("bootstrap") is ParameterSource.DEFAULT_MAP
     if addresses and bootstrap and not of_context:
         raise click.UsageError("addresses are given twice: with --bootstrap and without")
     if not nameserver or not of_context:  # a context's are those of nodes
         addresses = addresses or bootstrap
     problems = 0
-    for address in addresses or (None,):
-        if nameserver:
-            asked, problem = _check_name_server(address, timeout_s, security)
-        else:
-            asked, problem = _check_server(address, service, timeout_s, security)
+    if addresses:
+        asked = [(one, security_context([one], security)) for one in addresses]
+    else:
+        own = own_name_server(os.environ) if nameserver else own_server(os.environ)
+        asked = [(own.address, own.tls())]
+    for address, tls in asked:
+        problem = problem_of(address, tls, timeout_s)
         problems += bool(problem)
         if as_json:
-            terminal.print_json({"address": asked, "serving": not problem, "problem": problem})
+            terminal.print_json({"address": address, "serving": not problem, "problem": problem})
         else:
-            click.echo(f"error: {asked}: {problem}" if problem else f"{asked}: serving", err=bool(problem))
+            click.echo(f"error: {address}: {problem}" if problem else f"{address}: serving", err=bool(problem))
     if problems and not addresses and (group := os.environ.get("DLEDGER_BOOTSTRAP")):
         click.echo(
             f"This was the server of this environment's settings. For the group: dledger health -b {group}", err=True
@@ -118,51 +119,56 @@ def health(  # one parameter per option
         raise SystemExit(1)
 
 
-def _check_server(address: str | None, service: str, timeout_s: float, security: CommandSecurity) -> tuple[str, str]:
-    """Whom it asked, and the problem, if any."""
-    if address is None:
-        own = own_server(os.environ)
-        address, channel = own.address, own.channel()
-    else:
-        from dledger.client.channel_maker import ChannelMaker
+def security_context(addresses: Sequence[str], security: CommandSecurity) -> MakeContext | None:
+    """How to connect; None: plaintext. Raises ``ConfigError`` for unusable files, and plaintext to other machines."""
+    from dledger.rpc.tls import ContextSource
+    from dledger.values import plaintext_problems
 
-        channel = ChannelMaker(security.for_client(), [address]).open(address)
-    with channel:
-        return address, ask(channel, service, timeout_s)
+    known = security.for_client()
+    if known.tls is not None:
+        return ContextSource(known.tls)
+    problems = plaintext_problems(addresses, "use TLS (--tls-ca)", "pass --insecure")
+    if problems and not known.insecure:
+        raise ConfigError(problems)
+    return None
 
 
-def _check_name_server(address: str | None, timeout_s: float, security: CommandSecurity) -> tuple[str, str]:
-    """Whom it asked, and the problem, if any."""
+def problem_of(address: str, tls: MakeContext | None, timeout_s: float) -> str:
+    """The problem with a server; empty if it answers: whatever it is, and whatever it says to somebody unknown."""
+    import ssl
+
     from dledger.remoting.blocking import BlockingRemotingClient
     from dledger.remoting.client import UnreachableError
+    from dledger.remoting.codes import AnswerCode
     from dledger.remoting.connection import DisconnectedError
-    from dledger.remoting.errors import FrameError
     from dledger.remoting.frame import Frame
-    from rocketstore.client.name_server_tls import context_maker
+    from dledger.rpc.tls import explain
     from rocketstore.remoting.codes import RequestCode
 
-    tls: Callable[[], ssl.SSLContext] | None
-    if address is None:
-        address, tls = own_name_server(os.environ)
-    else:
-        tls = context_maker([address], security.for_client())
-    with closing(BlockingRemotingClient(tls=tls)) as frames:
+    with closing(BlockingRemotingClient(tls=tls)) as client:
         try:
-            answer = frames.call(address, Frame(RequestCode.GET_BROKER_CLUSTER_INFO, 0), timeout_s)
-        except (UnreachableError, DisconnectedError, TimeoutError, FrameError) as error:
-            return address, str(error) or f"no answer within {timeout_s:g} s"
-    return address, f"it answered {answer.code}: {answer.remark}" if answer.code else ""
+            answer = client.call(address, Frame(RequestCode.GET_BROKER_CLUSTER_INFO, 0), timeout_s)
+        except UnreachableError as error:
+            if isinstance(error.__cause__, ssl.SSLError):
+                return explain(error.__cause__, address)
+            return str(error).removeprefix(f"cannot connect to {address}: ")
+        except TimeoutError:
+            return f"no answer within {timeout_s:g} s"
+        except DisconnectedError as error:
+            hint = "" if tls is not None else ": it may require TLS (--tls-ca), or not be a port for clients"
+            return f"{str(error).removeprefix(f'the connection to {address} ended: ')}{hint}"
+    if answer.code == AnswerCode.SERVICE_NOT_AVAILABLE:
+        return answer.remark or "it says that it is not available"
+    return ""
 
 
-def own_name_server(environ: Mapping[str, str]) -> tuple[str, Callable[[], ssl.SSLContext] | None]:
+def own_name_server(environ: Mapping[str, str]) -> OwnServer:
     """The name server with these settings, as its own machine reaches it. Raises ``ConfigError``."""
-    from dledger.rpc.tls_keeper import TlsKeeper
     from rocketstore.nameserver.settings import load_name_server_settings
 
     file = Path(environ["DLEDGER_CONFIG"]) if environ.get("DLEDGER_CONFIG") else None
     config, _warnings = load_name_server_settings(file, environ, {})
-    keeper = TlsKeeper(config.security, name="name server", member=None) if config.security.has_tls else None
-    return _reachable(config.listen_host, config.listen_port), None if keeper is None else keeper.connecting
+    return OwnServer(_reachable(config.listen_host, config.listen_port), config.security)
 
 
 def own_server(environ: Mapping[str, str]) -> OwnServer:
@@ -176,32 +182,11 @@ def own_server(environ: Mapping[str, str]) -> OwnServer:
         from dledger import settings
 
         node = settings.load(file, environ, {}).config  # no broker's settings: a node's, or neither's
-        return OwnServer(_reachable(node.client_bind_host, node.client_bind_port), node.node_id, node.security)
+        return OwnServer(_reachable(node.client_bind_host, node.client_bind_port), node.security)
     security = config.security if config.dledger is None else config.dledger.security
-    return OwnServer(_reachable(config.bind_host, config.listen_port), config.node_id, security)
+    return OwnServer(_reachable(config.bind_host, config.listen_port), security)
 
 
 def _reachable(host: str, port: int) -> str:
     host = _ANY_HOST.get(host, host)
     return address_text(host, port)
-
-
-def ask(channel: grpc.Channel, service: str, timeout_s: float) -> str:
-    """The problem with the server; empty if it is serving."""
-    import grpc
-    from grpc_health.v1 import health_pb2
-
-    request, answer_type = health_pb2.HealthCheckRequest(service=service), health_pb2.HealthCheckResponse
-    # Bytes both ways, not the generated stub: a request can be signed only as the bytes that are sent.
-    check = channel.unary_unary(f"/{health_pb2.DESCRIPTOR.services_by_name['Health'].full_name}/Check", None, None)
-    try:
-        answer = answer_type.FromString(check(request.SerializeToString(), timeout=timeout_s))
-    except grpc.RpcError as error:
-        from dledger.client.rpc_failures import reason_of
-        from dledger.rpc.tls import is_silent_refusal
-
-        details = error.details() or error.code().name
-        if is_silent_refusal(details):
-            return "it closed the connection: it may require TLS (--tls-ca), or be a name server (--nameserver)"
-        return reason_of(details)
-    return "" if answer.status == answer_type.SERVING else answer_type.ServingStatus.Name(answer.status)

@@ -19,6 +19,7 @@ from rocketstore.client.aio.errors import (
     BrokerUnreachableError,
     ClientClosedError,
     ClientError,
+    NoBrokersError,
     NotFoundError,
     TimedOutError,
     may_repeat,
@@ -111,7 +112,7 @@ class Cluster:
         await within(deadline, self.routes.find_brokers(), "the list of brokers")
         found = self.routes.brokers
         if not found:
-            raise BrokerUnreachableError("no broker has registered with the name server")
+            raise NoBrokersError("no broker has registered with the name server")
         return found
 
     async def broker(self, name: str, deadline: Deadline) -> RoutedBroker:

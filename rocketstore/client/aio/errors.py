@@ -5,6 +5,7 @@
     ClientError                     any of them
     ├── ClientClosedError           the client was closed: make another one
     ├── BrokerUnreachableError      no connection, or no master yet: nothing was sent
+    │   └── NoBrokersError          name servers answer, and know no broker yet
     ├── TimedOutError               no answer by the deadline
     ├── ConnectionEndedError        the connection ended before the answer
     ├── SendQueueFullError          too much is waiting to be sent: slow down
@@ -59,6 +60,10 @@ class ClientClosedError(ClientError):
 
 class BrokerUnreachableError(ClientError):
     """Raised when no connection to a server could be made, or no broker is the master: nothing was sent."""
+
+
+class NoBrokersError(BrokerUnreachableError):
+    """Raised when name servers know no broker: none has registered since they were started."""
 
 
 class TimedOutError(ClientError):

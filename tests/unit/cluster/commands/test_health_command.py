@@ -5,15 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import grpc
 import pytest
 from click.testing import CliRunner
-from grpc_health.v1 import health_pb2
-from grpc_health.v1.health import HealthServicer
-from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from cluster.certs import make_authority, make_node
 from cluster.cli import main
@@ -21,20 +16,44 @@ from cluster.commands.health import own_server
 from cluster.local.group import free_ports
 from dledger.config import SecurityConfig
 from rocketstore.nameserver.config import NameServerConfig
+from rocketstore.remoting.codes import RequestCode
 from tests.support.fake_group import fake_group
+from tests.support.scripted_server import silence
+from tests.unit.cluster.commands.brokers_here import one_broker, scripted
 from tests.unit.rocketstore.nameserver.wire import running
+from tests.unit.rocketstore.test_server import plain
+from tests.unit.rocketstore.test_server import running as running_broker
 
 INSECURE = {"DLEDGER_INSECURE": "true"}
 MEMBERS = "n0-n0:20911;n1-n1:20911;n2-n2:20911"
 
 
-def test_a_server_that_serves_is_healthy() -> None:
-    """By gRPC's own protocol, so that any probe can ask the same."""
-    with fake_group(1) as group:
-        result = CliRunner().invoke(main, ["health", group.addresses[0]])
+def test_a_server_that_serves_is_healthy(tmp_path: Path) -> None:
+    """A node, a broker, a name server: all answer at their ports for clients."""
+    kept = tmp_path / "kv.json"
+    with (
+        fake_group(1) as group,
+        one_broker(tmp_path) as here,
+        running(NameServerConfig(listen_port=0, kv_config_path=kept)) as names,
+    ):
+        addresses = [group.addresses[0], here.environment["DLEDGER_BROKER"], names.address]
+        result = CliRunner().invoke(main, ["health", ",".join(addresses)])
 
-    assert result.output == f"{group.addresses[0]}: serving\n"
+    assert result.output == "".join(f"{one}: serving\n" for one in addresses)
     assert result.exit_code == 0
+
+
+def test_a_server_that_does_not_answer_is_not_healthy() -> None:
+    """Its port may be open all the same; and one that says it is not available is not healthy either."""
+    code = RequestCode.GET_BROKER_CLUSTER_INFO
+    with scripted() as server:
+        server.scripts[code] = silence
+        late = CliRunner().invoke(main, ["health", server.address, "--timeout", "0.1"])
+        server.scripts[code] = lambda frame: frame.answer(14, "it is being stopped")
+        stopping = CliRunner().invoke(main, ["health", server.address])
+
+    assert (late.exit_code, late.output) == (1, f"error: {server.address}: no answer within 0.1 s\n")
+    assert (stopping.exit_code, stopping.output) == (1, f"error: {server.address}: it is being stopped\n")
 
 
 def test_access_keys_do_no_harm() -> None:
@@ -53,7 +72,7 @@ def test_the_answer_of_each_server_is_also_json() -> None:
         result = CliRunner().invoke(main, ["health", f"{gone},{group.addresses[0]}", "--json"])
 
     assert [json.loads(line) for line in result.stdout.splitlines()] == [
-        {"address": gone, "serving": False, "problem": "connection refused"},
+        {"address": gone, "serving": False, "problem": "Connection refused"},
         {"address": group.addresses[0], "serving": True, "problem": ""},
     ]
     assert (result.exit_code, result.stderr) == (1, "")
@@ -79,7 +98,7 @@ def test_several_servers_are_asked_and_one_that_is_not_healthy_decides() -> None
     assert (good.exit_code, good.output) == (0, f"{group.addresses[0]}: serving\n" * 2)
     assert result.exit_code == 1
     assert result.stdout == f"{group.addresses[0]}: serving\n"
-    assert result.stderr == f"error: {gone}: connection refused\n"
+    assert result.stderr == f"error: {gone}: Connection refused\n"
 
 
 def test_a_group_is_named_as_for_other_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,14 +117,6 @@ def test_a_group_is_named_as_for_other_commands(tmp_path: Path, monkeypatch: pyt
     assert "given twice" in twice.output
     assert (by_context.exit_code, by_context.output) == (0, f"{address}: serving\n")
     assert (other.exit_code, other.output.startswith("error: 127.0.0.1:1: ")) == (1, True)
-
-
-def test_a_service_that_is_not_there_is_not_healthy() -> None:
-    """A typing error must not look like health."""
-    with fake_group(1) as group:
-        result = CliRunner().invoke(main, ["health", group.addresses[0], "--service", "no.such.Service"])
-
-    assert result.exit_code == 1
 
 
 @pytest.mark.parametrize(
@@ -142,33 +153,20 @@ def test_a_server_with_tls_is_asked_with_its_own_certificate(tmp_path: Path) -> 
     """Which names the node, and need not name the address that is dialled inside a container."""
     make_authority(tmp_path)
     node = make_node(tmp_path, "n1", ["n1.example"])
-    ca = (tmp_path / "ca.crt").read_bytes()
-    server = grpc.server(ThreadPoolExecutor(1))
-    servicer = HealthServicer()
-    servicer.set("", health_pb2.HealthCheckResponse.SERVING)
-    add_HealthServicer_to_server(servicer, server)
-    credentials = grpc.ssl_server_credentials([(node.key.read_bytes(), node.cert.read_bytes())], ca, True)
-    port = server.add_secure_port("127.0.0.1:0", credentials)
-    server.start()
-    environ = {
-        "DLEDGER_ENABLEDLEGERCOMMITLOG": "true",
-        "DLEDGER_GROUP": "orders",
-        "DLEDGER_MEMBERS": MEMBERS,
-        "DLEDGER_NODE_ID": "n1",
-        "DLEDGER_BIND_HOST": "0.0.0.0",
-        "DLEDGER_LISTEN_PORT": str(port),
-        "DLEDGER_TLS_CERT_PATH": str(node.cert),
-        "DLEDGER_TLS_KEY_PATH": str(node.key),
-        "DLEDGER_TLS_TRUST_CERT_PATH": str(tmp_path / "ca.crt"),
+    files = {
+        "tls_cert_path": str(node.cert),
+        "tls_key_path": str(node.key),
+        "tls_trust_cert_path": str(tmp_path / "ca.crt"),
     }
-    try:
-        result = CliRunner().invoke(main, ["health"], env=environ)
-        refused = CliRunner().invoke(main, ["health", f"127.0.0.1:{port}"])
-    finally:
-        server.stop(None).wait()
+    with running_broker(plain(tmp_path / "store", **files)) as broker:
+        address = broker.address
+        environ = {f"DLEDGER_{name.upper()}": value for name, value in files.items()}
+        result = CliRunner().invoke(main, ["health"], env=environ | {"DLEDGER_LISTEN_PORT": address.rpartition(":")[2]})
+        refused = CliRunner().invoke(main, ["health", address])
 
-    assert result.output == f"127.0.0.1:{port}: serving\n"
+    assert result.output == f"{address}: serving\n"
     assert refused.exit_code == 1, "it shows no certificate"
+    assert "it may require TLS (--tls-ca)" in refused.output
 
 
 def test_wrong_settings_are_told() -> None:
@@ -184,7 +182,8 @@ def test_asking_loads_no_other_command() -> None:
     with fake_group(1) as group:
         script = (
             "import atexit, sys; from cluster.entry import main;"
-            "atexit.register(lambda: print(sorted({'rich', 'numpy', 'cluster.commands.serve'} & set(sys.modules))));"
+            "others = {'rich', 'numpy', 'grpc', 'cluster.commands.serve'};"
+            "atexit.register(lambda: print(sorted(others & set(sys.modules))));"
             f"sys.argv = ['dledger', 'health', {group.addresses[0]!r}]; main()"
         )
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
@@ -193,7 +192,7 @@ def test_asking_loads_no_other_command() -> None:
 
 
 def test_a_name_server_that_serves_is_healthy(tmp_path: Path) -> None:
-    """It has no gRPC; without an address, the environment that started it says where it is."""
+    """Without an address, the environment that started it says where it is."""
     environ = {"DLEDGER_LISTEN_PORT": "0", "DLEDGER_KV_CONFIG_PATH": str(tmp_path / "kv.json")}
     with running(NameServerConfig(listen_port=0, kv_config_path=tmp_path / "kv.json")) as server:
         asked = CliRunner().invoke(main, ["health", "--nameserver", server.address])
@@ -205,16 +204,6 @@ def test_a_name_server_that_serves_is_healthy(tmp_path: Path) -> None:
     assert (own.output, own.exit_code) == (f"{server.address}: serving\n", 0)
     assert gone.exit_code == 1
     assert server.address in gone.output
-
-
-def test_a_name_server_asked_as_a_server_says_what_to_do(tmp_path: Path) -> None:
-    """It hangs up without a word, as a server that wants TLS does; gRPC's own words would name neither."""
-    with running(NameServerConfig(listen_port=0, kv_config_path=tmp_path / "kv.json")) as server:
-        asked = CliRunner().invoke(main, ["health", server.address])
-
-    assert asked.exit_code == 1
-    assert asked.output.startswith(f"error: {server.address}: it closed the connection: ")
-    assert "--nameserver" in asked.output
 
 
 def test_a_name_server_with_tls_is_asked_with_its_own_certificate(tmp_path: Path) -> None:
@@ -242,7 +231,7 @@ def test_a_name_server_with_tls_is_asked_with_its_own_certificate(tmp_path: Path
     "words", [("status",), ("append", "x"), ("topic", "list"), ("message", "print", "-t", "orders")]
 )
 def test_a_name_server_given_as_a_node_or_broker_is_recognized(tmp_path: Path, words: tuple[str, ...]) -> None:
-    """Over gRPC it hangs up, as a server that requires TLS does; the error says where its address belongs."""
+    """The error says where its address belongs."""
     with running(NameServerConfig(listen_port=0, kv_config_path=tmp_path / "kv.json")) as server:
         result = CliRunner().invoke(main, [*words, "-b", server.address, "--timeout", "5"])
 
