@@ -15,7 +15,7 @@ from dledger.contexts import ContextOption, check_place
 from dledger.errors import IdentityError
 
 if TYPE_CHECKING:
-    from dledger.client import DLedgerClient
+    from dledger.client import DLedgerClient, blocking
     from dledger.client.calls import Calls
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:30911"
@@ -30,6 +30,18 @@ class GroupTarget:
     group: str
     timeout_s: float
     security: CommandSecurity = NO_SECURITY
+
+    def client(self, *, enable_idempotence: bool = True) -> blocking.DLedgerClient:
+        """A client for it, which the caller closes; see there for ``enable_idempotence``."""
+        from dledger.client import blocking  # here, so that --help does not load it
+
+        return blocking.DLedgerClient(
+            self.bootstrap,
+            group=self.group,
+            timeout_s=self.timeout_s,
+            security=self.security.for_client(),
+            enable_idempotence=enable_idempotence,
+        )
 
     def connect_to_ask(self) -> Calls:
         """A client that only asks and reads, so that nothing that appends is loaded. The caller closes it."""

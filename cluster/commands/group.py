@@ -20,7 +20,7 @@ from dledger.types import NodeId, Role
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from dledger.client.calls import Calls
+    from dledger.client.blocking import DLedgerClient
 
 _COLUMNS = ("node", "role", "term", "begin", "end", "committed", "flushed", "lag", "clients", "notes")
 _STYLES = {Role.LEADER.value: "green", Role.CANDIDATE.value: "yellow", "unreachable": "red"}
@@ -48,7 +48,7 @@ def status(
     target: GroupTarget,
 ) -> None:
     """Show every member: role, term and how far its log reaches."""
-    with closing(target.connect_to_ask()) as client:
+    with closing(target.client()) as client:
         if not watch:
             if not _show(ask_members(client), as_json):
                 raise click.ClickException("no leader: appends wait until a majority elects one")
@@ -56,7 +56,7 @@ def status(
         _watch(client, interval, as_json)
 
 
-def _watch(client: Calls, interval: float, as_json: bool) -> None:
+def _watch(client: DLedgerClient, interval: float, as_json: bool) -> None:
     never = threading.Event()
     if as_json or not terminal.on_terminal():
         while True:
@@ -72,7 +72,7 @@ def _watch(client: Calls, interval: float, as_json: bool) -> None:
             never.wait(interval)
 
 
-def ask_members(client: Calls) -> dict[NodeId, NodeStatus | DLedgerError]:
+def ask_members(client: DLedgerClient) -> dict[NodeId, NodeStatus | DLedgerError]:
     """Every member's own status, or the error. Raises ``UnavailableError`` if nobody answers."""
     return dict(client.members_status())
 
@@ -187,7 +187,7 @@ Examples:
 @group_options
 def transfer_leader(node: str | None, as_json: bool, target: GroupTarget) -> None:
     """Transfer leadership to TARGET without losing an acknowledged append."""
-    with closing(target.connect_to_ask()) as client:
+    with closing(target.client()) as client:
         leader = client.transfer_leadership(NodeId(node) if node else None)
     if as_json:
         terminal.print_json({"leader": leader.node_id, "address": leader.address})

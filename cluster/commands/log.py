@@ -22,7 +22,8 @@ from dledger.core.producer_payload import describe_payload
 from dledger.types import Entry, LogIndex, Magic
 
 if TYPE_CHECKING:
-    from dledger.client import AppendResult, DLedgerClient
+    from dledger.client.blocking import DLedgerClient
+    from dledger.client.shared import AppendResult
 
 READ_PAGE = 1000
 OWN_AMONG_THEM = 16
@@ -75,7 +76,7 @@ def append(
 
     bodies = [os.fsencode(text) for text in texts] if texts != ("-",) else []
     one_request = len(list(split(bodies))) == 1
-    with closing(target.connect(enable_idempotence=not one_request)) as client:
+    with closing(target.client(enable_idempotence=not one_request)) as client:
         if file is not None:
             with file.open("rb") as stream:
                 total = terminal.count_lines(stream)
@@ -101,7 +102,7 @@ def _append_stream(client: DLedgerClient, stream: BinaryIO, as_json: bool, total
     tally = LineTally(("acknowledged", "not appended"))
     indexes: list[LogIndex] = []  # the first and the last one
     started = time.monotonic()
-    with terminal.progress("appending", total) as advance, client.appender() as appender:
+    with terminal.progress("appending", total) as advance:
 
         def tell(result: AppendResult) -> None:
             indexes[1:] = [result.index]
@@ -109,7 +110,7 @@ def _append_stream(client: DLedgerClient, stream: BinaryIO, as_json: bool, total
                 _print_appended(result, as_json)
             advance(1)
 
-        send_lines(stream, tally, appender.append, appender.flush, tell)
+        send_lines(stream, tally, client.submit, client.flush, tell)
     took_s = time.monotonic() - started
     if not as_json and indexes:
         several = f"{tally.applied} entries, index {indexes[0]} to {indexes[-1]}"
@@ -160,10 +161,10 @@ def get(
     target: GroupTarget,
 ) -> None:
     """Print entries, starting at INDEX."""
-    from dledger.client import ReadMode
+    from dledger.rpc.clients.codec import ReadMode
 
     read_mode = ReadMode[mode.upper()] if mode else ReadMode.COMMITTED if node else ReadMode.LINEARIZABLE
-    with closing(target.connect_to_ask()) as client:
+    with closing(target.client()) as client:
         read = partial(client.read, mode=read_mode, address=node)
         if count is None:
             _print_entry_at(read, index, show_all=show_all, as_json=as_json)
@@ -221,9 +222,9 @@ def tail(
     """Print the end of the log."""
     if follow and first_index is not None and lines is not None:
         raise click.UsageError("-f has no end: give -n, or --from, not both")
-    from dledger.client import ReadMode
+    from dledger.rpc.clients.codec import ReadMode
 
-    with closing(target.connect_to_ask()) as client:
+    with closing(target.client()) as client:
         leader = find_leader(client.members_status())
         status = leader or client.metadata()
         end = status.committed_index + 1

@@ -189,7 +189,7 @@ class NodeConnections:
         if any(answer.fields.get(name) != value for name, value in ANNOUNCED.items()):
             raise InvalidRequestError(
                 f"{address} answers, but is no node of this project in its present version: give the addresses of "
-                "nodes of the group"
+                "nodes of the group (that of a name server is for --namesrv, which commands about brokers have)"
             )
         if answer.code == AnswerCode.REQUEST_CODE_NOT_SUPPORTED:
             raise InvalidRequestError(f"{address} is a broker without a replicated log: there is no group to talk to")
@@ -223,4 +223,5 @@ class NodeConnections:
             return UnavailableError("the client is closed")
         if isinstance(error.__cause__, ssl.SSLError):
             return TlsError(tls.explain(error.__cause__, address))
-        return UnavailableError(f"{address} is unreachable: {error}")
+        reason = str(error).removeprefix(f"cannot connect to {address}: ")
+        return UnavailableError(f"{address} is unreachable: {reason}")

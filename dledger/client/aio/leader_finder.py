@@ -27,6 +27,8 @@ class AsyncSeeker(Generic[_StatusT]):
         self._ask_all = ask_all
         self._report_of = report_of
         self._seeking: asyncio.Task[tuple[str | None, Search]] | None = None
+        self._failure: DLedgerError | None = None
+        """Why the last search found nobody, for those who have no time for another one."""
 
     def close(self) -> None:
         """Cancel a search in progress."""
@@ -39,7 +41,9 @@ class AsyncSeeker(Generic[_StatusT]):
         if found is None:
             found, search = await self._sought(deadline)
             if found is None:
-                raise search.failure("no leader at present")
+                self._failure = search.failure("no leader at present")
+                raise self._failure
+        self._failure = None
         return found
 
     async def reader(self, deadline: Deadline) -> str:
@@ -68,8 +72,14 @@ class AsyncSeeker(Generic[_StatusT]):
         seeking = self._seeking  # shared by all waiting callers, such as thousands of appends
         await asyncio.wait((seeking,), timeout=deadline.remaining_s)
         if not seeking.done() or seeking.cancelled():
-            raise UnavailableError(f"no {self._directory.leader_is} found within {deadline.timeout_s:g} s")
-        return seeking.result()
+            nobody = f"no {self._directory.leader_is} found"
+            why = "" if self._failure is None else f": {str(self._failure).removeprefix(f'{nobody}: ')}"
+            raise UnavailableError(f"{nobody} within {deadline.timeout_s:.3g} s{why}")
+        try:
+            return seeking.result()
+        except DLedgerError as error:
+            self._failure = error
+            raise
 
     async def _seek(self) -> tuple[str | None, Search]:
         search = Search(self._directory)

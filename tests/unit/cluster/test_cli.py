@@ -78,16 +78,7 @@ class FakeClient:
                 raise self.failures[body]
         return [self.put(body) for body in bodies]
 
-    def appender(self) -> FakeClient:
-        return self
-
-    def __enter__(self) -> FakeClient:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.flush()
-
-    def append(self, body: bytes) -> FakeFuture:
+    def submit(self, body: bytes) -> FakeFuture:
         return FakeFuture(self.failures[body] if body in self.failures else self.put(body))
 
     def flush(self) -> None:
@@ -152,8 +143,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
         fake.numbers = enable_idempotence
         return fake
 
-    monkeypatch.setattr(connection.GroupTarget, "connect", connect)
-    monkeypatch.setattr(connection.GroupTarget, "connect_to_ask", lambda _target: fake)
+    monkeypatch.setattr(connection.GroupTarget, "client", connect)
     return fake
 
 
@@ -223,7 +213,7 @@ def test_the_bootstrap_reaches_the_client(monkeypatch: pytest.MonkeyPatch, run: 
         seen.append(target)
         return FakeClient()
 
-    monkeypatch.setattr(connection.GroupTarget, "connect", connect)
+    monkeypatch.setattr(connection.GroupTarget, "client", connect)
     monkeypatch.setenv("DLEDGER_BOOTSTRAP", "a:1, b:2")
     run("append", "x")
     run("append", "x", "-b", "c:3", "-g", "orders", "--timeout", "2")
@@ -705,7 +695,7 @@ def test_watching_repeats_until_ctrl_c(
 ) -> None:
     """Ctrl-C is the normal end, and a missing leader is no reason to stop looking."""
     client = WatchedClient(members={NodeId("n0"): status_of("n0")})
-    monkeypatch.setattr(connection.GroupTarget, "connect_to_ask", lambda _target: client)
+    monkeypatch.setattr(connection.GroupTarget, "client", lambda _target: client)
     monkeypatch.setattr("cluster.terminal.on_terminal", lambda: terminal)
 
     shown = run("status", "--watch", "--interval", "0.1", *words)

@@ -76,11 +76,11 @@ def test_a_group_of_commands_alone_shows_its_help(words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "asked"),
     [
-        (["status"], "dledger.client.calls.Calls.members_status"),
-        (["status", "--watch", "--json"], "dledger.client.calls.Calls.members_status"),
+        (["status"], "dledger.client.blocking.DLedgerClient.members_status"),
+        (["status", "--watch", "--json"], "dledger.client.blocking.DLedgerClient.members_status"),
         (["topic", "list"], "rocketstore.client.blocking.Admin.topics"),
         (["consumer", "progress"], "rocketstore.client.blocking.Admin.brokers"),
-        (["transfer-leader"], "dledger.client.calls.Calls.transfer_leadership"),
+        (["transfer-leader"], "dledger.client.blocking.DLedgerClient.transfer_leadership"),
     ],
 )
 def test_ctrl_c_and_a_closed_pipe_have_one_code_in_every_command(

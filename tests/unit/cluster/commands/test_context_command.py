@@ -206,7 +206,7 @@ def test_a_secret_in_the_environment_wins_over_the_file_of_the_context(
     (tmp_path / "ops.key").write_text("secret of ops")
     run("context", "add", "prod", "-b", "127.0.0.1:1", "--access-key", "ops", "--secret-key-file", "ops.key")
     seen: list[CommandSecurity] = []
-    monkeypatch.setattr(GroupTarget, "connect", lambda target, **_: seen.append(target.security))
+    monkeypatch.setattr(GroupTarget, "client", lambda target, **_: seen.append(target.security))
 
     run("append", "hello")
     monkeypatch.setenv("DLEDGER_ACCESS_KEY", "alice")

@@ -228,14 +228,22 @@ def test_a_name_server_with_tls_is_asked_with_its_own_certificate(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "words", [("status",), ("append", "x"), ("topic", "list"), ("message", "print", "-t", "orders")]
+    ("words", "sentence"),
+    [
+        (("status",), "answers, but is no node of this project"),
+        (("append", "x"), "answers, but is no node of this project"),
+        (("topic", "list"), "is a name server"),
+        (("message", "print", "-t", "orders"), "is a name server"),
+    ],
 )
-def test_a_name_server_given_as_a_node_or_broker_is_recognized(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_a_name_server_given_as_a_node_or_broker_is_recognized(
+    tmp_path: Path, words: tuple[str, ...], sentence: str
+) -> None:
     """The error says where its address belongs."""
     with running(NameServerConfig(listen_port=0, kv_config_path=tmp_path / "kv.json")) as server:
         result = CliRunner().invoke(main, [*words, "-b", server.address, "--timeout", "5"])
 
     assert result.exit_code == 1
-    assert f"{server.address} is a name server" in result.stderr
+    assert f"{server.address} {sentence}" in result.stderr
     assert "--namesrv" in result.stderr
     assert "TLS" not in result.stderr

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import aclosing
 
 import pytest
 
-from dledger.client.aio_channels import AsyncChannels, AsyncSeeker
+from dledger.client.aio_channels import AsyncChannels
 from dledger.client.channels import Channels, Seeker, Service
 from dledger.client.discovery import Directory, ServerReport
 from dledger.client.shared import Deadline
@@ -213,35 +213,3 @@ def test_whoever_waited_for_anothers_search_takes_what_it_found() -> None:
 
     assert seeker.leader(Deadline(30)) == "n1:1"
     assert asked == []
-
-
-def test_async_look_does_not_end_with_the_word_of_the_present_leader() -> None:
-    """It is what is in doubt: another one may have been elected without it."""
-    directory = Directory(("n0:1", "n1:1"))
-    directory.set_leader("n0:1")
-
-    async def ask(_addresses: object, _: Deadline) -> AsyncGenerator[tuple[str, ServerReport | DLedgerError], None]:
-        yield "n0:1", LEADER
-        yield "n1:1", ServerReport("n1", True, 2, None, {})
-
-    assert asyncio.run(AsyncSeeker(directory, ask, lambda report: report).look()) == "n1:1"
-
-
-def test_whoever_gives_up_waiting_for_a_search_does_not_end_it_for_the_others() -> None:
-    """Its time is over, not theirs."""
-
-    async def test() -> None:
-        answer = asyncio.Event()
-
-        async def ask(_addresses: object, _: Deadline) -> AsyncGenerator[tuple[str, ServerReport | DLedgerError], None]:
-            await answer.wait()
-            yield "n0:1", LEADER
-
-        seeker = AsyncSeeker(Directory(("n0:1",)), ask, lambda report: report)
-        patient = asyncio.create_task(seeker.leader(Deadline(30)))
-        with pytest.raises(UnavailableError, match="no leader found within"):
-            await seeker.leader(Deadline(0.01))
-        answer.set()
-        assert await patient == "n0:1"
-
-    asyncio.run(test())
