@@ -1,4 +1,4 @@
-"""How commands find brokers, and parse times.
+"""How commands find brokers.
 
 Brokers are given (``-b HOST:PORT,…``, ``DLEDGER_BROKER``), or name servers that know them (``--namesrv HOST:PORT;…``,
 ``DLEDGER_NAMESRV``). Options precede the environment; in both, brokers precede name servers.
@@ -6,14 +6,11 @@ Brokers are given (``-b HOST:PORT,…``, ``DLEDGER_BROKER``), or name servers th
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -21,10 +18,8 @@ from cluster.chosen_brokers import ChosenBrokers
 from cluster.security_options import NO_SECURITY, CommandSecurity, security_options
 from dledger import flag_values
 from dledger.contexts import ContextOption, check_place
-from dledger.values import parse_duration_ms
 
 if TYPE_CHECKING:
-    from rocketstore.client.admin import Admin
     from rocketstore.client.aio.consumer_options import ConsumerOptions
     from rocketstore.client.aio.rebalancer import Assign
     from rocketstore.client.blocking import Producer
@@ -47,20 +42,19 @@ class BrokerTarget:
     broker_name: str = ""
     """Only this group of those that the name servers know."""
 
+    @property
+    def given_brokers(self) -> tuple[str, ...]:
+        """The addresses of brokers that were given; none if name servers were."""
+        return () if self.name_servers else self.addresses
+
     # Imported in the methods, so that --help does not load them.
-
-    def admin(self) -> Admin:
-        """An admin client of ``addresses`` over gRPC; the caller closes it."""
-        from rocketstore.client.admin import Admin
-
-        return Admin(list(self.addresses), timeout_s=self.timeout_s, security=self.security.for_client())
 
     @contextmanager
     def brokers(self) -> Iterator[ChosenBrokers]:
         """The brokers over RocketMQ's protocol; the connections are closed after the block."""
-        from rocketstore.client import blocking
+        from rocketstore.client.blocking import Admin
 
-        with blocking.Admin(
+        with Admin(
             None if self.name_servers else self.addresses,
             name_servers=self.name_servers or None,
             timeout_s=self.timeout_s,
@@ -189,51 +183,3 @@ def precede(context: click.Context, ones: Sequence[str], others: Sequence[str]) 
         return max(_STRENGTH.index(one) if one in _STRENGTH else -1 for one in sources)
 
     return strength(ones) > strength(others)
-
-
-class Moment(click.ParamType[str | int]):
-    """A time: milliseconds since 1970, ISO 8601 (local time unless it has an offset), or an age (``30m``).
-
-    With ``ends``, also ``first`` and ``last``, which stay text.
-    """
-
-    name = "time"
-
-    def __init__(self, *, ends: bool = False) -> None:
-        self._ends = ends
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str | int:
-        """Milliseconds since 1970, or the word."""
-        if isinstance(value, int):
-            return value
-        text = str(value).strip()
-        if self._ends and text in ("first", "last"):
-            return text
-        if text.isascii() and text.isdigit():
-            return int(text)
-        try:
-            return _moment_ms(text)
-        except ValueError:
-            words = "first, last, " if self._ends else ""
-            self.fail(f"invalid time {text!r}: use {words}2026-01-31T12:00, 30m (ago) or milliseconds", param, ctx)
-
-
-def _moment_ms(text: str) -> int:
-    with contextlib.suppress(ValueError):
-        if (ago_ms := parse_duration_ms(text, unit="")) >= 0:
-            return int(time.time() * 1000 - ago_ms)
-    return int(datetime.fromisoformat(text).timestamp() * 1000)
-
-
-def start_of(moment: str | int) -> Literal["first", "last"] | int:
-    """Converts the value of ``Moment(ends=True)`` to a consumer's start."""
-    if isinstance(moment, int):
-        return moment
-    return "last" if moment == "last" else "first"
-
-
-def time_text(moment_ms: int) -> str:
-    """Local time to the millisecond; empty for no time."""
-    if moment_ms <= 0:
-        return ""
-    return datetime.fromtimestamp(moment_ms / 1000).astimezone().isoformat(" ", "milliseconds")[:23]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import click
 
 from cluster import terminal
-from cluster.broker_target import BrokerTarget, broker_options, time_text
+from cluster.broker_target import BrokerTarget, broker_options
 from cluster.commands.broker import broker as start
+from cluster.moments import time_text
 from cluster.reporting import ErrorReportingGroup
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ Examples:
 def status(node: str | None, as_json: bool, target: BrokerTarget) -> None:
     """Show everything a broker reports: role, offsets, rates and the figures of its store."""
     with target.brokers() as brokers:
-        found = _broker_at(brokers, node) if node is not None else _only_one(brokers)
+        found = _broker_at(brokers, node) if node is not None else _only_one(brokers, target.given_brokers)
     if found.status is None:
         raise found.failure or click.ClickException(f"{found.address} does not answer")
     facts = _facts(found)
@@ -143,8 +144,11 @@ class _Broker:
         return self.failure is not None and not isinstance(self.failure, RefusedError)
 
 
-def _listed(brokers: ChosenBrokers) -> list[_Broker]:
-    """Every address of the chosen names. Raises ``ClientError`` if nobody says which brokers there are."""
+def _listed(brokers: ChosenBrokers, given: Sequence[str]) -> list[_Broker]:
+    """Every address of the chosen names, and those of ``given`` that the broker that was asked does not know yet.
+
+    Raises ``ClientError`` if nobody says which brokers there are.
+    """
     from rocketstore.client.aio.errors import ClientError
 
     routed = sorted(brokers.found(), key=lambda one: (one.cluster, one.name))
@@ -157,13 +161,30 @@ def _listed(brokers: ChosenBrokers) -> list[_Broker]:
                 found.append(_Broker(one.cluster, one.name, number, address, failure=answer))
             elif answer is not None:
                 found.append(_Broker(one.cluster, one.name, number, address, answer))
+    for address in given:
+        if address not in answers:
+            found += _unlisted(brokers, address, found)
     return found
 
 
-def _only_one(brokers: ChosenBrokers) -> _Broker:
+def _unlisted(brokers: ChosenBrokers, address: str, known: Sequence[_Broker]) -> list[_Broker]:
+    """A given broker that is none of those known; nothing if it is one of them at another address."""
+    from rocketstore.client.aio.errors import ClientError
+
+    last = known[-1]
+    place = (last.cluster, last.name, last.id + 1, address)
+    try:
+        status = brokers.admin.status(address)
+    except ClientError as error:
+        return [_Broker(*place, failure=error)]
+    nodes = {one.status.runtime.node for one in known if one.status is not None}
+    return [] if status.runtime.node in nodes else [_Broker(*place, status)]
+
+
+def _only_one(brokers: ChosenBrokers, given: Sequence[str]) -> _Broker:
     """The master of the only name, otherwise one that answers. Raises ``UsageError`` for several names."""
     brokers.only_one()
-    return max(_listed(brokers), key=lambda one: (one.status is not None, one.is_master, one.term))
+    return max(_listed(brokers, given), key=lambda one: (one.status is not None, one.is_master, one.term))
 
 
 def _broker_at(brokers: ChosenBrokers, address: str) -> _Broker:
@@ -256,7 +277,7 @@ have no master.""",
 def list_brokers(as_json: bool, target: BrokerTarget) -> None:
     """Show every broker that the given ones know, one line each."""
     with target.brokers() as brokers:
-        found = _listed(brokers)
+        found = _listed(brokers, target.given_brokers)
     masters = sorted((one for one in found if one.is_master), key=lambda one: one.term)
     without = sorted({one.name for one in found} - {one.name for one in masters})
     if as_json:

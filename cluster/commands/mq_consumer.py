@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from cluster import terminal
-from cluster.broker_target import BrokerTarget, Moment, broker_options, start_of
+from cluster.broker_target import BrokerTarget, broker_options
 from cluster.commands import by_broker
+from cluster.moments import Moment, start_of
 from cluster.reporting import ErrorReportingGroup
 from dledger import flag_values
 from dledger.conditions import Condition, ConditionKind

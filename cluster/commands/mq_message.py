@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from cluster import terminal
-from cluster.broker_target import BrokerTarget, Moment, broker_options, start_of
+from cluster.broker_target import BrokerTarget, broker_options
 from cluster.commands.mq_print import print_message
 from cluster.commands.mq_query import print_messages, query_by_id, query_by_key
 from cluster.commands.mq_resume import resume
 from cluster.line_sending import LineTally, send_lines
+from cluster.moments import Moment, start_of
 from cluster.reporting import ErrorReportingGroup
 from dledger import flag_values
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cluster import terminal
-from cluster.broker_target import time_text
+from cluster.moments import time_text
 from dledger.escapes import escaped
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from cluster import terminal
-from cluster.broker_target import BrokerTarget, Moment, broker_options, start_of, time_text
+from cluster.broker_target import BrokerTarget, broker_options
 from cluster.commands.mq_print import body_of, message_json, print_details, print_message
+from cluster.moments import Moment, start_of, time_text
 from dledger import flag_values
 from dledger.errors import IndexOutOfRangeError, InvalidRequestError
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from cluster import terminal
-from cluster.broker_target import BrokerTarget, broker_options, time_text
+from cluster.broker_target import BrokerTarget, broker_options
 from cluster.commands import by_broker
+from cluster.moments import time_text
 from cluster.reporting import ErrorReportingGroup
 from dledger import flag_values
 from dledger.errors import DLedgerError

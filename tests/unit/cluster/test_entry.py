@@ -146,8 +146,7 @@ def test_asking_for_the_status_loads_no_server_no_broker_and_nothing_that_append
     assert not [
         one
         for one in loaded
-        if one.startswith(heavy)
-        or one in {"dledger.config", "dledger.core.messages", "dledger.sending.window", "dledger.server"}
+        if one.startswith(heavy) or one in {"dledger.config", "dledger.core.messages", "dledger.server"}
     ]
 
 

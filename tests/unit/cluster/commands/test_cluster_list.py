@@ -12,7 +12,10 @@ from click.testing import CliRunner, Result
 from cluster import cli
 from dledger.remoting.acl import is_signed
 from rocketstore.nameserver.server import NameServer
+from rocketstore.remoting.bodies.routes import KVTable
+from rocketstore.remoting.codes import RequestCode
 from tests.support.runtime_broker import ours, runtime_broker
+from tests.unit.cluster.commands.brokers_here import scripted
 from tests.unit.rocketstore.nameserver.wire import calling, config_in, running
 
 
@@ -114,3 +117,15 @@ def test_what_cannot_be_asked_is_told() -> None:
     assert (files := run("--namesrv", "10.0.0.1:9876", "--tls-ca", "/no/such/file")).exit_code == 2
     assert "/no/such/file" in files.output
     assert run("--namesrv", "nowhere").exit_code == 2
+
+
+def test_a_given_broker_that_the_others_do_not_know_yet_is_listed() -> None:
+    """A member learns others' addresses one by one; the same broker at another address is not listed twice."""
+    with scripted() as asked, runtime_broker(ours("n1", "FOLLOWER", 7, {})) as other:
+        asked.scripts[RequestCode.GET_BROKER_RUNTIME_INFO] = lambda frame: frame.answer(
+            body=KVTable(ours("n0", "LEADER", 7, {})).encode()
+        )
+        alias = asked.address.replace("127.0.0.1", "localhost")
+        listed = run("-b", f"{asked.address},{other.address},{alias}", "--json")
+
+    assert [one["address"] for one in json.loads(listed.stdout)["brokers"]] == [asked.address, other.address]

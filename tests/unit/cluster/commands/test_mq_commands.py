@@ -12,8 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cluster import cli
-from cluster.broker_target import DEFAULT_BROKER, Moment, time_text
+from cluster.broker_target import DEFAULT_BROKER
 from cluster.commands import mq_broker
+from cluster.moments import Moment, time_text
 from rocketstore.client.aio.admin_records import GroupInfo
 from rocketstore.client.blocking import Admin
 from rocketstore.client.blocking_consumer import Consumer
