@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, dataclass, fields, replace
+from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
 
 import pytest
 
@@ -52,3 +52,46 @@ def test_a_field_is_refused_by_mypy_and_not_at_run_time() -> None:
         frozen.x = 2  # type: ignore[misc]
 
     assert point.x == 2
+
+
+@record(frozen=True, slots=True)
+class _Account:
+    name: str
+    secret: str = field(default="", repr=False)
+    seen: int = field(default=0, compare=False)
+
+
+@record(frozen=True, slots=True)
+class _Own:
+    """Says itself what is equal, and how it is shown."""
+
+    text: str
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Own) and self.text.lower() == other.text.lower()
+
+    def __hash__(self) -> int:
+        return hash(self.text.lower())
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def test_what_is_compiled_late_is_what_a_dataclass_has_at_once() -> None:
+    """Fields that are not shown, or not compared; and no record equals another kind with the same fields."""
+    one, other = _Account("alice", "s3cret", 1), _Account("alice", "s3cret", 2)
+    same_fields: object = ("alice", "s3cret")
+
+    for _ in range(2):  # the first use compiles it
+        assert one == other != _Account("bob", "s3cret", 1)
+        assert one != same_fields
+        assert hash(one) == hash(other) == hash(same_fields)
+        assert repr(one).endswith("_Account(name='alice', seen=1)")
+    assert len({one, other, _Point(1), _Frozen(1)}) == 3
+
+
+def test_what_a_record_defines_itself_stays() -> None:
+    """As with a dataclass."""
+    assert _Own("A") == _Own("a")
+    assert len({_Own("A"), _Own("a")}) == 1
+    assert repr(_Own("x")) == "x"
