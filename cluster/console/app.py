@@ -25,12 +25,11 @@ from cluster.console.changes import FIELDS, BrokerChange, UnconfirmedError
 from cluster.console.control import Action, ActionRefusedError
 from cluster.console.desk import DESKS_MAX, Desk, TooManyDesksError
 from cluster.console.fleet_topics import SORTS as FLEET_TOPIC_SORTS
-from cluster.console.guard import ConsoleGuard, ConsoleRules, same
+from cluster.console.guard import ConsoleGuard, ConsoleRules, RateBound, same
 from cluster.console.history import TEXT_MAX
 from cluster.console.inputs import BadInputError, Fields
 from cluster.console.listing import Wanted
 from cluster.console.overview import ForeignGroupError, Overview
-from cluster.console.rate import RateBound
 from cluster.console.sampler import wall_ms
 from cluster.console.streams import QUEUE_MAX, TooManyStreamsError
 from dledger.errors import AccessDeniedError, DLedgerError, InvalidRequestError

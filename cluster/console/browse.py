@@ -21,6 +21,8 @@ from dledger.access.permissions import DEAD_PREFIX
 from rocketstore.client import ForbiddenError, MessageQueue, NotFoundError
 from rocketstore.client.aio.admin import QUERIED_MAX
 from rocketstore.client.aio.received import plain_body
+from rocketstore.message.ids import offset_message_id
+from rocketstore.message.message import PROPERTY_REAL_QUEUE_ID, PROPERTY_REAL_TOPIC, PROPERTY_RETRY_TOPIC
 
 if TYPE_CHECKING:
     from cluster.connection import GroupTarget
@@ -33,6 +35,8 @@ ANSWER_BYTES_MAX: Final = 1 << 20
 PREVIEW_CHARACTERS: Final = 160
 TEXT_BYTES_MAX: Final = 64 * 1024
 HEX_BYTES_MAX: Final = 4 * 1024
+LETTERS_PAGE: Final = 20
+"""Dead letters, or delayed messages, of one page."""
 QUEUES_MAX: Final = 256
 COLUMNS_MAX: Final = 32
 """Groups shown beside the queues of a topic."""
@@ -98,6 +102,9 @@ def _text_of(data: bytes, *, cut_off: bool) -> str | None:
         controls = sum(unicodedata.category(one) == "Cc" and one not in "\n\r\t" for one in text)
         return None if controls > len(text) // 10 else safe_text(text)
     return None
+
+
+_NO_DEAD: Final[dict[str, object]] = {"min_offset": 0, "max_offset": 0, "first": 0, "messages": []}
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,8 +302,6 @@ def _listed(messages: Iterable[Message]) -> list[dict[str, object]]:
 
 
 def _message_json(message: Message, body: bytes, note: str) -> dict[str, object]:
-    from rocketstore.message.ids import offset_message_id
-
     return {
         "topic": message.topic,
         "queue": message.queue_id,
@@ -328,6 +333,74 @@ def _whole(message: Message, body: bytes, note: str) -> dict[str, object]:
     }
 
 
+class LetterBrowser:
+    """Messages that no consumer gets now: a group's dead letters, and those that wait for their delivery time.
+
+    Thread-safe; raises ``DLedgerError``.
+    """
+
+    def __init__(self, admin: Admin) -> None:
+        self._admin = admin
+
+    def dead(self, group: str, before: int) -> dict[str, object]:
+        """A page of a group's dead letters, newest first: offsets below ``before`` (negative: the newest)."""
+        topic = f"{DEAD_PREFIX}{group}"
+        try:
+            low, high = bounds_of(self._admin, topic, 0)
+        except NotFoundError:  # it is created with the first one
+            return {"group": group, "topic": topic, **_NO_DEAD}
+        end = high if before < 0 else min(before, high)
+        messages, first = read_back(self._admin, topic, 0, max(end - LETTERS_PAGE, low), end)
+        bodies = PlainBodies()
+        about: dict[str, object] = {"min_offset": low, "max_offset": high, "first": first}
+        return {
+            "group": group,
+            "topic": topic,
+            **about,
+            "messages": [_dead(one, *bodies.of(one)) for one in messages],
+        }
+
+    def delayed(self, level: int, offset: int) -> dict[str, object]:
+        """The delay levels; with a ``level``, a page of its messages from ``offset`` on (negative: the next ones)."""
+        levels, messages = self._admin.delayed(level, max(offset, -1), max_messages=LETTERS_PAGE)
+        bodies = PlainBodies()
+        delays_ms = {one.level: one.delay_ms for one in levels}
+        return {
+            "levels": [
+                {
+                    "level": one.level,
+                    "delay_ms": one.delay_ms,
+                    "count": max(one.end_offset - one.next_offset, 0),
+                    "next_offset": one.next_offset,
+                    "end_offset": one.end_offset,
+                    "next_due_ms": one.next_due_ms,
+                }
+                for one in levels
+            ],
+            "level": level,
+            "messages": [_delayed(one, *bodies.of(one), delays_ms[level]) for one in messages],
+        }
+
+
+def _dead(message: Message, body: bytes, note: str) -> dict[str, object]:
+    return {
+        **_message_json(message, body, note),
+        "origin": safe_text(message.properties.get(PROPERTY_RETRY_TOPIC, ""))[:FIELD_MAX],
+        "deliveries": message.reconsume_times,
+        "born_ms": message.born_timestamp,
+    }
+
+
+def _delayed(message: Message, body: bytes, note: str, delay_ms: int) -> dict[str, object]:
+    queue = message.properties.get(PROPERTY_REAL_QUEUE_ID, "")
+    return {
+        **_message_json(message, body, note),
+        "to_topic": safe_text(message.properties.get(PROPERTY_REAL_TOPIC, ""))[:FIELD_MAX],
+        "to_queue": safe_text(queue)[:FIELD_MAX],
+        "due_ms": message.store_timestamp + delay_ms,
+    }
+
+
 class EntryBrowser:
     """Reads entries of a log without brokers."""
 
@@ -336,7 +409,7 @@ class EntryBrowser:
 
     def by_index(self, group: str, index: int, count: int) -> dict[str, object]:
         """Committed entries from ``index`` backwards, the newest first; a negative one is the end. Fewer if large."""
-        with closing(replace(self._target, group=group).connect_to_ask()) as client:
+        with closing(replace(self._target, group=group).client()) as client:
             status = client.metadata()
             begin, last = max(status.begin_index, 0), status.committed_index
             newest = last if index < 0 else min(index, last)
@@ -352,7 +425,7 @@ class EntryBrowser:
 
     def one(self, group: str, index: int) -> dict[str, object] | None:
         """All details of one entry."""
-        with closing(replace(self._target, group=group).connect_to_ask()) as client:
+        with closing(replace(self._target, group=group).client()) as client:
             entries = client.read(index, count=1)
         if not entries or entries[0].index != index:
             return None

@@ -100,7 +100,7 @@ class GroupControl:
             raise ActionRefusedError("no node has answered yet")
         started = time.monotonic()
         whole = dataclasses.replace(self._target, group=group, timeout_s=TRANSFER_TIMEOUT_S)
-        with closing(whole.connect_to_ask()) as client:
+        with closing(whole.client()) as client:
             try:
                 leader = client.transfer_leadership(target)
             except InvalidRequestError as error:

@@ -8,13 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from cluster.console.browse import EntryBrowser, MessageBrowser
+from cluster.console.browse import EntryBrowser, LetterBrowser, MessageBrowser
 from cluster.console.catalog import Catalog
 from cluster.console.changes import BrokerChanges
 from cluster.console.clients import ClientLists
 from cluster.console.control import ClusterControl, GroupControl
 from cluster.console.history import History
-from cluster.console.letters import LetterBrowser
 from cluster.console.probe import BROKER_TIMEOUT_S, GroupProbe
 from cluster.console.sampler import SamplePace, Sampler, wall_ms
 from cluster.console.streams import Streams
@@ -54,7 +53,7 @@ class Desk:
             Admin(name_servers=name_servers, timeout_s=brokers.timeout_s, security=security) if name_servers else None
         )
         self.history: Final = History(target.bootstrap, lambda: self.streams.hurry())
-        self.sampler: Final = Sampler(GroupProbe(target.connect_to_ask(), asking), self.history, pace)
+        self.sampler: Final = Sampler(GroupProbe(target.client(), asking), self.history, pace)
         self.catalog: Final = Catalog(
             self._admin,
             lambda: self.history.kind in ("brokers", "broker"),

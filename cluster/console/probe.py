@@ -18,7 +18,7 @@ from dledger.errors import DLedgerError, InvalidRequestError
 from rocketstore.client import RequestNotKnownError
 
 if TYPE_CHECKING:
-    from dledger.client.calls import Calls
+    from dledger.client.blocking import DLedgerClient
     from rocketstore.client import Admin
     from rocketstore.client.aio.routes import RoutedBroker
 
@@ -51,7 +51,7 @@ class GroupProbe:
     Thread-safe; ``close`` closes both clients.
     """
 
-    def __init__(self, client: Calls, admin: Admin) -> None:
+    def __init__(self, client: DLedgerClient, admin: Admin) -> None:
         self._client = client
         self._admin = admin
         self._named: RoutedBroker | None = None  # of all brokers here, once known

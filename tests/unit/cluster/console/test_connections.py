@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from cluster.console import connections
+from cluster.console import server
 from cluster.console.server import ConsoleServer
 from tests.unit.cluster.console.support import request
 
@@ -28,7 +28,7 @@ def connect(console: ConsoleServer) -> socket.socket:
 )
 def test_half_a_request_is_hung_up_on(console: ConsoleServer, monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
     """After some seconds, also if a byte comes now and then."""
-    monkeypatch.setattr(connections, "REQUEST_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(server, "REQUEST_TIMEOUT_S", 0.5)
     with closing(connect(console)) as link:
         link.sendall(said)
         link.settimeout(0.3)
@@ -47,7 +47,7 @@ def test_half_a_request_is_hung_up_on(console: ConsoleServer, monkeypatch: pytes
 def test_those_that_ask_nothing_keep_nobody_out(console: ConsoleServer) -> None:
     """More of them than there is room for: the oldest go."""
     with ExitStack() as held:
-        silent = [held.enter_context(closing(connect(console))) for _ in range(connections.CONNECTIONS_MAX + 20)]
+        silent = [held.enter_context(closing(connect(console))) for _ in range(server.CONNECTIONS_MAX + 20)]
         assert request(f"{console.url}healthz").status == 200
         assert has_ended(silent[0])
 

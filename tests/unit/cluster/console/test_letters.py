@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.console import browse
-from cluster.console.letters import PAGE, LetterBrowser
+from cluster.console.browse import LETTERS_PAGE, LetterBrowser
 from rocketstore.client import Admin, Message, MessageQueue, QueueRange, TopicInfo
 from rocketstore.client.aio.admin_records import DelayLevelStatus
 from rocketstore.client.aio.newest import Page
@@ -61,7 +61,7 @@ class Brokers(Admin):
 
 def test_dead_letters_that_were_removed_are_not_asked_for() -> None:
     """A page ends where the queue now begins, and says so: the page then has nothing older to offer."""
-    brokers = Brokers(low=30, end=30 + PAGE + 5)
+    brokers = Brokers(low=30, end=30 + LETTERS_PAGE + 5)
 
     newest: Any = LetterBrowser(brokers).dead("g", -1)
     older: Any = LetterBrowser(brokers).dead("g", newest["first"])

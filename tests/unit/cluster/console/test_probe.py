@@ -8,7 +8,7 @@ import pytest
 
 from cluster.console import probe
 from cluster.console.probe import GroupProbe
-from dledger.client.calls import Calls
+from dledger.client.blocking import DLedgerClient
 from dledger.errors import UnavailableError
 from dledger.rpc.ports import NodeStatus
 from dledger.types import LogIndex, NodeId, Position, Role, Term
@@ -37,35 +37,38 @@ FOLLOWS = NodeStatus(
 )
 
 
-class Node(Calls, Admin):
+class Log(DLedgerClient):
+    """A node; ``status`` None: it is silent."""
+
+    status: NodeStatus | None = FOLLOWS
+
+    def __init__(self) -> None:
+        pass
+
+    def metadata(self, address: str | None = None, *, timeout_s: float | None = None) -> NodeStatus:
+        if self.status is None:
+            raise UnavailableError("h:1 is unreachable")
+        return self.status
+
+
+class Node(Admin):
     """A broker of a group, which counts how often it is asked for a broker's own figures."""
 
     def __init__(self) -> None:
-        self.node: NodeStatus | None = FOLLOWS
+        self.log = Log()
         self.asked = 0
-
-    def metadata(self, address: str | None = None, timeout_s: float | None = None) -> NodeStatus:
-        if self.node is None:
-            raise UnavailableError("h:1 is unreachable")
-        return self.node
 
     def status(self, address: str) -> BrokerStatus:
         self.asked += 1
-        return broker_status(dledgerRole="LEADER", brokerRole="SYNC_MASTER" if self.is_master else "SLAVE")
+        is_master = self.log.status is not None and self.log.status.role is Role.LEADER
+        return broker_status(dledgerRole="LEADER", brokerRole="SYNC_MASTER" if is_master else "SLAVE")
 
     def brokers(self) -> tuple[RoutedBroker, ...]:
         return (NAMED,)
 
-    @property
-    def is_master(self) -> bool:
-        return self.node is not None and self.node.role is Role.LEADER
-
-    def close(self) -> None:
-        pass
-
 
 def probe_of(node: Node) -> GroupProbe:
-    return GroupProbe(node, node)
+    return GroupProbe(node.log, node)
 
 
 def role(asked: GroupProbe) -> str:
@@ -94,7 +97,7 @@ def test_a_new_role_is_asked_about_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     asked = probe_of(node)
     role(asked)
     for status in (replace(FOLLOWS, role=Role.LEADER), replace(FOLLOWS, role=Role.LEADER, term=Term(2))):
-        node.node, before = status, node.asked
+        node.log.status, before = status, node.asked
         assert role(asked) == "SYNC_MASTER"
         assert node.asked == before + 1
 
@@ -105,10 +108,10 @@ def test_what_a_broker_said_before_it_fell_silent_is_forgotten(monkeypatch: pyte
     node = Node()
     asked = probe_of(node)
     role(asked)
-    node.node = None
+    node.log.status = None
     with pytest.raises(UnavailableError):
         asked.ask("h:1", 1.0)
-    node.node = FOLLOWS
+    node.log.status = FOLLOWS
     role(asked)
 
     assert node.asked == 2

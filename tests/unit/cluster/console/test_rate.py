@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.console.rate import RateBound
+from cluster.console.guard import RateBound
 
 
 def test_only_so_many_within_any_period() -> None:
