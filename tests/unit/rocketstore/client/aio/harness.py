@@ -6,12 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from rocketstore.client.admin import Admin
-from rocketstore.client.aio.consumed_message import ConsumedMessage
-from rocketstore.client.aio.consumer import Consumer
-from rocketstore.client.producer import Producer
-from rocketstore.client.topics import TopicInfo
-from rocketstore.message.message import Message
+from rocketstore.client import Admin, ConsumedMessage, Message, Producer, TopicInfo
+from rocketstore.client.aio import Consumer
 from rocketstore.server import BrokerServer
 
 TOPIC: Final = "orders"
@@ -19,7 +15,7 @@ DEADLINE_S: Final = 30.0
 
 
 class Sender:
-    """Sends to one queue or another of ``TOPIC``, with today's client."""
+    """Sends to one queue or another of ``TOPIC``."""
 
     def __init__(self, broker: BrokerServer) -> None:
         self.producer = Producer(broker.address)
@@ -28,7 +24,7 @@ class Sender:
     async def send(self, *bodies: bytes, queue: int = 0, tags: str = "", topic: str = TOPIC) -> None:
         messages = [Message(topic, body, tags=tags) for body in bodies]
         for one in messages:
-            await asyncio.to_thread(self.producer.send, one, queue_id=queue)
+            await asyncio.to_thread(self.producer.send, one, queue=queue)
 
     async def topic(self, name: str = TOPIC, queues: int = 2, permission: int = 6) -> None:
         info = TopicInfo(name, read_queues=queues, write_queues=queues, permission=permission)

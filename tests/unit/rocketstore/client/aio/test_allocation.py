@@ -7,8 +7,17 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketstore.client.allocation import allocate, in_java_order, owners, queues_in_java_order
-from rocketstore.client.shares import QueueName
+from rocketstore.client.aio.allocation import allocate, in_java_order_of_queues
+from rocketstore.remoting.bodies.queues import MessageQueue
+
+
+def queues_of(count: int) -> list[MessageQueue]:
+    return [MessageQueue("T", "b", number) for number in range(count)]
+
+
+def share(count: int, members: list[str], me: str) -> list[int]:
+    """The numbers of a member's queues."""
+    return [one.queue_id for one in allocate(queues_of(count), members, me)]
 
 
 def rocketmqs_rule(queues: int, members: int, index: int) -> list[int]:
@@ -25,7 +34,7 @@ def rocketmqs_rule(queues: int, members: int, index: int) -> list[int]:
 def test_every_member_gets_what_rocketmq_gives_it(queues: int, members: int) -> None:
     """Also with more members than queues; together exactly all queues."""
     names = [f"c{number:03}" for number in range(members)]
-    shares = [list(allocate(range(queues), names, name)) for name in names]
+    shares = [share(queues, names, name) for name in names]
 
     assert shares == [rocketmqs_rule(queues, members, index) for index in range(members)]
     assert sorted(itertools.chain.from_iterable(shares)) == list(range(queues))
@@ -35,30 +44,22 @@ def test_every_member_gets_what_rocketmq_gives_it(queues: int, members: int) -> 
 def test_the_order_of_the_list_does_not_matter(names: list[str], queues: int) -> None:
     """Brokers list members as they joined, and one twice that has just connected anew."""
     for name in names:
-        assert list(allocate(range(queues), [*names, "c"], name)) == list(allocate(range(queues), "abcde", name))
+        assert share(queues, [*names, "c"], name) == share(queues, list("abcde"), name)
 
 
 def test_members_are_sorted_as_java_sorts_them() -> None:
     """By UTF-16 code units: a character beyond the first 65,536 comes before U+E000."""
-    assert in_java_order(["\ue000", "\U00010000", "b", "a"]) == ["a", "b", "\U00010000", "\ue000"]
+    members = ["\ue000", "\U00010000", "b", "a"]
+    assert [share(4, members, one) for one in ("a", "b", "\U00010000", "\ue000")] == [[0], [1], [2], [3]]
 
 
 def test_queues_are_sorted_as_java_sorts_them() -> None:
     """RocketMQ's ``MessageQueue``: by topic, then by the name of the brokers, then by number."""
     java = [("a", "x", 1), ("a", "x", 10), ("a", "\U00010000", 0), ("a", "\ue000", 0), ("b", "a", 0)]
-    queues = [QueueName(topic, queue_id, name) for topic, name, queue_id in java]
-    assert queues_in_java_order([*reversed(queues), queues[0]]) == queues
-
-
-@given(st.integers(0, 64), st.integers(0, 80))
-def test_owners_are_who_the_queues_are_given_to(queues: int, members: int) -> None:
-    """By the same rule."""
-    names = [f"c{number:03}" for number in range(members)]
-
-    assert owners(range(queues), names) == {one: name for name in names for one in allocate(range(queues), names, name)}
+    queues = [MessageQueue(*one) for one in java]
+    assert in_java_order_of_queues([*reversed(queues), queues[0]]) == queues
 
 
 def test_who_is_no_member_gets_nothing() -> None:
     """It would take another one's queues."""
-    assert list(allocate(range(4), ["a", "b"], "c")) == []
-    assert list(allocate(range(4), [], "c")) == []
+    assert share(4, ["a", "b"], "c") == share(4, [], "c") == []
