@@ -1,7 +1,8 @@
 """Heartbeats: how brokers know this client, so that they can ask it about transactions or tell it about its group.
 
 RocketMQ's clients send one every 30 s to each broker; a broker forgets a client that is silent for two minutes, or
-whose connection has ended. So a broker also gets one as soon as it becomes known or its connection was lost.
+whose connection has ended. So a broker also gets one as soon as it becomes known or its connection was lost. Brokers
+are looked up as often, as RocketMQ's clients look up routes (``pollNameServerInterval``).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from rocketstore.client.aio.cluster import Cluster
@@ -43,6 +45,7 @@ class Heartbeats:
         self._changes = 0  # of groups, and lost connections: a heartbeat from before one does not count
         self._wanted = asyncio.Event()
         self._turn = asyncio.Lock()
+        self._looked_at = float("-inf")
 
     @property
     def known_at(self) -> frozenset[str]:
@@ -107,6 +110,7 @@ class Heartbeats:
         while True:
             self._wanted.clear()
             try:
+                await self._look_for_masters()
                 await self.send_now()
             except Exception:  # noqa: BLE001  # without this task brokers would forget this client
                 _log.exception("heartbeats cannot be sent; retrying")
@@ -117,6 +121,14 @@ class Heartbeats:
                 pass
             else:
                 await asyncio.sleep(LOOK_S / 20)  # a broker that hangs up again and again
+
+    async def _look_for_masters(self) -> None:
+        """A client that asks for nothing would not hear of another master, which does not know it."""
+        now = asyncio.get_running_loop().time()
+        if now - self._looked_at >= INTERVAL_S:
+            with suppress(ClientError):  # nobody answers: again soon
+                await self._cluster.routes.find_brokers()
+                self._looked_at = now
 
     async def _send(self, address: str, body: bytes) -> None:
         sent_at, changes = asyncio.get_running_loop().time(), self._changes

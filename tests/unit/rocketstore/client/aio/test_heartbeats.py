@@ -72,6 +72,19 @@ async def test_a_broker_whose_connection_was_lost_is_told_again_at_once() -> Non
 
 
 @on_loop
+async def test_another_master_is_noticed_although_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else an idle producer would not be asked about the transactions that it left open with the old one."""
+    monkeypatch.setattr(module, "INTERVAL_S", 0.02)
+    monkeypatch.setattr(module, "LOOK_S", 0.02)
+    async with beating() as (_, beats, (master, slave)):
+        beats.start()
+        await until(lambda: beats.known_at == {master.address}, "the first one")
+        for one in (master, slave):
+            Topics({"a": {0: slave.address, 1: master.address}}, {}).serve(one)
+        await until(lambda: beats.known_at == {slave.address}, "the new master knows it")
+
+
+@on_loop
 async def test_a_change_of_groups_is_told_to_all_at_once() -> None:
     async with beating() as (_, beats, (master, _slave)):
         beats.start()
