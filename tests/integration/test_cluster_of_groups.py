@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from click.testing import CliRunner
 
 from cluster import cli
 from cluster.local.brokers import LocalBrokers
-from rocketstore.client.cluster_admin import ClusterAdmin
-from rocketstore.client.cluster_consumer import ClusterConsumer
-from rocketstore.client.cluster_producer import ClusterProducer
-from rocketstore.client.errors import NotFoundError
-from rocketstore.message.message import Message
+from rocketstore.client import Admin, BrokerUnreachableError, Consumer, Message, NotFoundError, Producer
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.nameserver.wire import config_in, running
 
@@ -33,17 +30,20 @@ def test_a_topic_is_spread_over_two_brokers(tmp_path: Path) -> None:
             assert done.exit_code == 0, done.output
             return done.stdout
 
-        with started("a"), ClusterAdmin(server.address) as admin:
-
-            def names() -> list[str]:
-                return [one.name for one in admin.groups() if one.has_master]
-
-            def places() -> list[str]:
+        def asking(ask: Callable[[Admin], list[str]]) -> list[str]:
+            with Admin(name_servers=server.address) as admin:
                 try:
-                    return [one.name for one in admin.groups_with(TOPIC)]
-                except NotFoundError:  # created, but not registered yet
+                    return ask(admin)
+                except (BrokerUnreachableError, NotFoundError):  # nothing has registered yet
                     return []
 
+        def names() -> list[str]:
+            return asking(lambda admin: [one.name for one in admin.brokers() if one.master])
+
+        def places() -> list[str]:
+            return asking(lambda admin: sorted(one.broker for one in admin.topic(TOPIC)))
+
+        with started("a"):
             wait_until(lambda: names() == ["a"], "the first has registered", TIMEOUT_S)
             run("topic", "create", TOPIC)
             with started("b") as second:
@@ -51,20 +51,20 @@ def test_a_topic_is_spread_over_two_brokers(tmp_path: Path) -> None:
                 run("topic", "create", TOPIC, "--broker-name", "b")
                 wait_until(lambda: places() == ["a", "b"], "the topic is in both", TIMEOUT_S)
                 sent = {b"%d" % number for number in range(40)}
-                with ClusterProducer(server.address) as producer:
+                with Producer(name_servers=server.address) as producer:
                     for body in sorted(sent):
                         producer.send(Message(TOPIC, body))
                     run("message", "send", "-t", TOPIC, "from the command line")
                     sent.add(b"from the command line")
                 second.kill(second.master())  # without unregistering
-                with ClusterProducer(server.address) as producer:
+                with Producer(name_servers=server.address) as producer:
                     for number in range(40, 50):
                         producer.send(Message(TOPIC, b"%d" % number))
                         sent.add(b"%d" % number)
                 second.start(next(iter(second.nodes)))
 
                 received: list[bytes] = []
-                with ClusterConsumer(server.address, group="billing", topic=TOPIC, start="first") as consumer:
+                with Consumer(name_servers=server.address, group="billing", topics=TOPIC, start="first") as consumer:
 
                     def is_complete() -> bool:
                         received.extend(one.body for one in consumer.poll(timeout_s=1.0))

@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Unpack
 
 import pytest
 
-from rocketstore.client.group_consumer import GroupConsumer
-from rocketstore.client.group_options import GroupOptions
-from rocketstore.client.shares import GroupDelivery
-from rocketstore.message.message import Message
+from rocketstore.client import Message
+from rocketstore.client.aio.consumer_options import ConsumerSettings
 from tests.integration.broker_harness import QUEUES, BrokerGroup
+from tests.support.running_consumer import RunningConsumer
 from tests.support.waiting import wait_until
 
 
@@ -53,31 +53,15 @@ def quick(running: BrokerGroup, request: pytest.FixtureRequest) -> Quick:
     return Quick(running, name)
 
 
-class Member(GroupConsumer):
-    """Remembers what it got."""
+class Member(RunningConsumer):
+    """One of this test's group; ``mine``: the numbers of its queues."""
 
-    def __init__(self, quick: Quick, *, fails: str = "", **settings: object) -> None:
-        options = GroupOptions(**{"start": "first", "timeout_s": 20.0, "commit_s": 0.5, **settings})  # type: ignore[arg-type]
-        super().__init__(quick.brokers.addresses, group=quick.name, options=options)
-        self.got: list[tuple[int, str]] = []
-        self._fails = fails
-        self._topic = quick.name
-        self.subscribe(self._topic)
-        self.start(self._take)
-
-    def _take(self, delivery: GroupDelivery) -> None:
-        text = delivery.body.decode()
-        self.got.append((delivery.message.queue_id, text))
-        if self._fails and text.startswith(self._fails):
-            raise ValueError("scripted")
-
-    @property
-    def bodies(self) -> list[str]:
-        return [text for _, text in self.got]
+    def __init__(self, quick: Quick, *, fails: str = "", **options: Unpack[ConsumerSettings]) -> None:
+        super().__init__(quick.brokers.addresses, quick.name, quick.name, fails=fails, **options)
 
     @property
     def mine(self) -> list[int]:
-        return [one.queue_id for one in self.queues if one.topic == self._topic]
+        return [number for _, number in self.queues]
 
 
 def put(quick: Quick, what: str, count: int = 40) -> set[str]:

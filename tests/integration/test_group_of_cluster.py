@@ -15,12 +15,8 @@ import pytest
 
 from cluster.local.brokers import LocalBrokers
 from dledger.errors import DLedgerError
-from rocketstore.client import TopicInfo
-from rocketstore.client.cluster_admin import ClusterAdmin
-from rocketstore.client.cluster_producer import ClusterProducer
-from rocketstore.client.group_consumer import GroupConsumer
-from rocketstore.client.shares import GroupDelivery
-from rocketstore.message.message import Message
+from rocketstore.client import Admin, Message, Producer, TopicInfo
+from tests.support.running_consumer import RunningConsumer
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.nameserver.wire import config_in, running
 
@@ -39,11 +35,8 @@ class Cluster:
 
     def lag(self) -> int:
         """Messages not committed yet, of both."""
-        total = 0
-        with ClusterAdmin(self.name_server, timeout_s=20.0) as cluster:
-            for one in cluster.groups_with(TOPIC):
-                total += sum(each.lag for each in cluster.at(one).progress(GROUP, TOPIC))
-        return total
+        with Admin(name_servers=self.name_server, timeout_s=20.0) as admin:
+            return admin.lag(GROUP, TOPIC)
 
     def consume(self, file: Path) -> subprocess.Popen[bytes]:
         """A member that is a command of its own."""
@@ -64,33 +57,27 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
             one.master()
             with one.admin(20.0) as admin:
                 admin.put_topic(TopicInfo(TOPIC, 4, 4))
-        known = stack.enter_context(ClusterAdmin(server.address))
 
         def is_known() -> bool:
-            try:
-                return [one.name for one in known.groups_with(TOPIC)] == ["a", "b"]
-            except DLedgerError:
-                return False
+            with Admin(name_servers=server.address) as admin:
+                try:
+                    return sorted(one.broker for one in admin.topic(TOPIC)) == ["a", "b"]
+                except DLedgerError:
+                    return False
 
         wait_until(is_known, "the topic is known to be in both", TIMEOUT_S)
         yield Cluster(server.address, a, b)
 
 
-class Member(GroupConsumer):
-    """Remembers what it got."""
+class Member(RunningConsumer):
+    """``mine``: its queues, by the brokers' name and number."""
 
     def __init__(self, cluster: Cluster) -> None:
-        super().__init__(name_servers=cluster.name_server, group=GROUP, start="first", timeout_s=20.0, commit_s=0.5)
-        self.bodies: list[str] = []
-        self.subscribe(TOPIC)
-        self.start(self._take)
-
-    def _take(self, delivery: GroupDelivery) -> None:
-        self.bodies.append(delivery.body.decode())
+        super().__init__(None, GROUP, TOPIC, name_servers=cluster.name_server)
 
     @property
     def mine(self) -> list[str]:
-        return [f"{one.broker_name}{one.queue_id}" for one in self.queues if one.topic == TOPIC]
+        return [f"{name}{number}" for name, number in self.queues]
 
 
 class Load:
@@ -120,7 +107,7 @@ class Load:
         wait_until(lambda: len(self.sent) >= enough, "messages are acknowledged", TIMEOUT_S)
 
     def _run(self) -> None:
-        with ClusterProducer(self._cluster.name_server, timeout_s=1.0) as producer:
+        with Producer(name_servers=self._cluster.name_server, timeout_s=1.0) as producer:
             number = 0
             while not self._stop.wait(0.005):
                 number += 1

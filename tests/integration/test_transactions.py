@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import DLedgerError
-from rocketstore.client.methods import END_TRANSACTION
-from rocketstore.client.transactional_producer import TransactionalProducer
-from rocketstore.client.transactions import PreparedMessage, TransactionEnd, TransactionState
-from rocketstore.message.message import Message
-from rocketstore.pb import broker_pb2 as pb
+from dledger.remoting.codes import AnswerCode
+from rocketstore.broker_remoting.transactions import ROLLBACK as ROLLED_BACK
+from rocketstore.client import Message, PreparedMessage, Producer, TransactionState
+from rocketstore.message.ids import parse_offset_message_id
+from rocketstore.remoting.codes import RequestCode
 from tests.integration.broker_harness import BrokerGroup
 from tests.support.broker_load import TOPIC
+from tests.support.remoting import RemotingSocket
 from tests.support.waiting import wait_until
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState
@@ -27,16 +28,12 @@ SOON = {"transactionCheckInterval": "500", "transactionTimeOut": "500", "transac
 WAIT_S = 60.0
 DIES = """\
 import sys
-from rocketstore.client.transactional_producer import TransactionalProducer
-from rocketstore.client.transactions import TransactionState
-from rocketstore.message.message import Message
+from rocketstore.client import Message, Producer, TransactionState
 
-def execute(prepared):
-    print(prepared.transaction_id, flush=True)
-    sys.stdin.read()
-
-with TransactionalProducer(sys.argv[1], group="shop", check=lambda _: TransactionState.UNKNOWN) as producer:
-    producer.send_in_transaction(Message(sys.argv[2], b"of the dead"), execute)
+with Producer(sys.argv[1], group="shop", check=lambda _: TransactionState.UNKNOWN) as producer:
+    with producer.transaction(Message(sys.argv[2], b"of the dead")) as transaction:
+        print(transaction.id, flush=True)
+        sys.stdin.read()
 """
 
 
@@ -56,9 +53,7 @@ class Shop:
         self.notes = notes
         self.asked: list[str] = []
         self.unnoted = UNKNOWN
-        self.producer = TransactionalProducer(
-            brokers.addresses, group="shop", check=self._check, timeout_s=timeout_s, check_workers=2
-        )
+        self.producer = Producer(brokers.addresses, group="shop", check=self._check, timeout_s=timeout_s)
 
     def _check(self, prepared: PreparedMessage) -> TransactionState:
         self.asked.append(prepared.transaction_id)
@@ -98,37 +93,39 @@ def test_the_master_dies_between_half_and_end(brokers: BrokerGroup, state: Trans
         return state
 
     with Shop(brokers, notes).producer as producer:
-        receipt = producer.send_in_transaction(Message(TOPIC, b"one"), execute, queue_id=1)
-        assert receipt.end in (TransactionEnd.ENDED, TransactionEnd.ENDED_BEFORE), receipt
+        result = producer.send_in_transaction(Message(TOPIC, b"one"), execute, queue=1)
+        assert result.problem is None, result
         producer.send_in_transaction(Message(TOPIC, b"then"), lambda _: COMMIT)
     expected = Counter({b"then": 1, b"one": 1} if state is COMMIT else {b"then": 1})
     wait_until(lambda: delivered(brokers) == expected, "what was committed is there once", WAIT_S)
 
 
 def test_a_deposed_master_ends_nothing(brokers: BrokerGroup) -> None:
-    """Told to roll back while it sleeps, it hears that when it wakes up; meanwhile its successor has committed."""
+    """Told to roll back while it sleeps, it refuses that when it wakes up; meanwhile its successor has committed."""
     with Shop(brokers, {}).producer as producer, ThreadPoolExecutor(1) as pool:
-        sent = producer.prepare(Message(TOPIC, b"one"), queue_id=1)
         deposed = brokers.master()
-        brokers.pause(deposed)
-        request = pb.EndTransactionRequest(
-            group="shop", offset=sent.receipt.offset, queue_offset=sent.receipt.queue_offset, state="ROLLBACK"
-        )
+        with RemotingSocket(brokers.nodes[deposed].client_port) as client:
+            with producer.transaction(Message(TOPIC, b"one"), queue=1) as transaction:
+                brokers.pause(deposed)
+                fields = {
+                    "producerGroup": "shop",
+                    "tranStateTableOffset": transaction.half.offset,
+                    "commitLogOffset": parse_offset_message_id(transaction.half.offset_id)[1],
+                    "commitOrRollback": ROLLED_BACK,
+                    "msgId": transaction.id,
+                }
 
-        def say_otherwise() -> str:
-            with brokers.pinned(deposed, WAIT_S) as connection:
-                address = brokers.nodes[deposed].client_address
-                try:
-                    return connection.ask(END_TRANSACTION, request, address, connection.deadline()).result
-                except DLedgerError as error:
-                    return str(error)
+                def say_otherwise() -> int | None:
+                    try:
+                        return client.ask(RequestCode.END_TRANSACTION, fields).code
+                    except EOFError:  # it has hung up instead
+                        return None
 
-        said = pool.submit(say_otherwise)
-        brokers.master(other_than=deposed)
-        end = producer.conclude(sent, lambda _: COMMIT).end
-        assert end in (TransactionEnd.ENDED, TransactionEnd.ENDED_BEFORE)  # the latter if it was told twice
-        brokers.resume(deposed)
-        assert said.result(WAIT_S) != "ENDED"
+                said = pool.submit(say_otherwise)
+                brokers.master(other_than=deposed)
+            assert transaction.result.problem is None, transaction.result
+            brokers.resume(deposed)
+            assert said.result(WAIT_S) != AnswerCode.SUCCESS
         wait_until(lambda: delivered(brokers) == Counter([b"one"]), "it is delivered", WAIT_S)
         wait_until(lambda: open_count(brokers) == 0, "nothing is open", WAIT_S)
     stored = brokers.verified_bodies()
