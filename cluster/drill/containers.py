@@ -16,7 +16,6 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from typing import Final
 
 import docker
@@ -41,7 +40,7 @@ from cluster.drill.target import (
 from cluster.drill.watch import wait_until
 from dledger.errors import DLedgerError
 from dledger.types import NodeId
-from rocketstore.client.admin import Admin
+from rocketstore.client import Admin
 
 LISTEN_PORT: Final = 10911
 PEER_PORT: Final = 20911
@@ -195,7 +194,7 @@ class ContainerTarget:
     def _wait_ready(self, node: NodeId) -> None:
         """Wait until its status is available, or it has exited."""
         address = self.address(node)
-        with closing(Admin([address], timeout_s=1.0, security=SECURITY)) as admin:
+        with Admin([address], timeout_s=1.0, security=SECURITY) as admin:
 
             def answers() -> bool:
                 try:

@@ -1,14 +1,15 @@
 """The clients of a drill: a producer of numbered messages and a consumer of one group, both recorded.
 
-The producer is ordered and keyed. It resends messages that were certainly not stored until its deadline, and never
-those that may be stored (both are rules of ``rocketstore.client``). The drill itself retries nothing: it gives each
-number to the producer once.
+The producer gives each message a key. It resends messages that were certainly not stored until its deadline, and
+never those that may be stored: both are rules of ``rocketstore.client`` for producers that do not number their
+messages, as RocketMQ's do not. The drill itself retries nothing: it gives each number to the producer once.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Final
 
@@ -16,12 +17,9 @@ from cluster.drill.history import DrillDelivery, DrillSend, EventKind, HistoryRe
 from cluster.drill.target import SECURITY, DrillError
 from cluster.drill.watch import wait_until
 from dledger.errors import DLedgerError
-from rocketstore.client.consumer import Consumer
-from rocketstore.client.producer import MessageSender, Producer
-from rocketstore.client.sends import SendFuture
-from rocketstore.message.message import Message
+from rocketstore.client import Consumer, Message, Producer, ProducerOptions, SendResult
 
-TOPIC: Final = "drill"
+TOPIC: Final = "drill-messages"
 GROUP: Final = "drill-readers"
 QUEUES: Final = 4
 KEYS: Final = 16
@@ -118,13 +116,13 @@ class Load:
     def _produce(self) -> None:
         recorder = self._recorder
 
-        def note(address: str, error: DLedgerError) -> None:
-            recorder.attempt_failed(f"{address}: {_short(error)}")
+        def note(_broker: str, error: DLedgerError) -> None:
+            recorder.attempt_failed(f"{type(error).__name__}: {_short(error)}")
 
-        with (
-            Producer(self._addresses, timeout_s=SEND_TIMEOUT_S, on_failure=note, security=SECURITY) as producer,
-            producer.sender(ordered=True) as sender,
-        ):
+        options = ProducerOptions(on_failure=note)
+        with Producer(
+            self._addresses, timeout_s=SEND_TIMEOUT_S, enable_idempotence=False, security=SECURITY, options=options
+        ) as producer:
             due_s = recorder.now_s
             while not self._stopping.wait(TICK_S):
                 now_s = recorder.now_s
@@ -136,27 +134,27 @@ class Load:
                 while due_s <= now_s:
                     due_s += 1 / self._rate
                     self._given += 1
-                    self._send_one(sender, self._given - 1)
+                    self._send_one(producer, self._given - 1)
 
-    def _send_one(self, sender: MessageSender, number: int) -> None:
+    def _send_one(self, producer: Producer, number: int) -> None:
         body = f"{self._name}/{number} ".encode().ljust(BODY_BYTES, b".")
         message = Message(TOPIC, body, keys=f"number-{number}")
         sent_s = self._recorder.now_s
         try:
-            future = sender.send(message, key=f"key-{number % KEYS}")
+            future = producer.submit(message, key=f"key-{number % KEYS}")
         except DLedgerError as error:
             self._recorder.sent(_failed(number, body, sent_s, self._recorder.now_s, error))
         else:
             future.add_done_callback(partial(self._on_done, number, body, sent_s))
 
-    def _on_done(self, number: int, body: bytes, sent_s: float, future: SendFuture) -> None:
+    def _on_done(self, number: int, body: bytes, sent_s: float, future: Future[SendResult]) -> None:
         ended_s = self._recorder.now_s
         try:
-            receipt = future.result()
+            result = future.result()
         except DLedgerError as error:
             self._recorder.sent(_failed(number, body, sent_s, ended_s, error))
         else:
-            place = (receipt.queue_id, receipt.queue_offset)
+            place = (result.queue, result.offset)
             self._recorder.sent(DrillSend(number, body, sent_s, ended_s, SendOutcome.ACKNOWLEDGED, *place))
 
     # --- the consumer ------------------------------------------------------------------------------------------------
@@ -168,11 +166,12 @@ class Load:
             consumer = Consumer(
                 self._addresses,
                 group=GROUP,
-                topic=TOPIC,
+                topics=TOPIC,
+                assign="all",
                 start="first",
-                auto_commit_s=0.5,
+                commit_s=0.5,
                 timeout_s=SEND_TIMEOUT_S,
-                pull_wait_ms=1000,
+                pull_wait_s=1.0,
                 security=SECURITY,
             )
             try:
@@ -187,7 +186,7 @@ class Load:
             messages = consumer.poll(1000, POLL_S)
             now_s = self._recorder.now_s
             self._recorder.delivered(
-                [DrillDelivery(life, now_s, one.queue_id, one.queue_offset, one.body) for one in messages]
+                [DrillDelivery(life, now_s, one.queue.queue_id, one.queue_offset, one.body) for one in messages]
             )
 
 

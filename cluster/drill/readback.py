@@ -9,13 +9,11 @@ from typing import Final
 
 from cluster.drill.history import NodeCopy, ServedMessage
 from cluster.drill.target import SECURITY, DrillError
-from dledger.client import DLedgerClient, ReadMode
+from dledger.client import ReadMode
+from dledger.client.blocking import DLedgerClient
 from dledger.errors import DLedgerError
 from dledger.types import LogIndex, NodeId
-from rocketstore.client.aio.received import split_records
-from rocketstore.client.connection import BrokerConnection
-from rocketstore.client.methods import PULL
-from rocketstore.pb import broker_pb2 as pb
+from rocketstore.client import Admin
 
 TIMEOUT_S: Final = 10.0
 PAGE: Final = 1000
@@ -30,34 +28,27 @@ def read_node(
     Only the log before ``end_position`` is read: brokers also write to it on their own, even between two reads.
     """
     try:
-        with closing(BrokerConnection([address], timeout_s=TIMEOUT_S, security=SECURITY)) as connection:
-            pulled = {one: pull_all(connection, address, topic, one) for one in range(queues)}
+        with Admin([address], timeout_s=TIMEOUT_S, security=SECURITY) as admin:
+            pulled = {one: pull_all(admin, address, topic, one) for one in range(queues)}
         return NodeCopy(NodeId(name or node), pulled, _log(address, group, end_position))
     except DLedgerError as error:
         raise DrillError(f"cannot read back what {node} holds: {error}") from error
 
 
-def pull_all(connection: BrokerConnection, address: str, topic: str, queue_id: int) -> tuple[ServedMessage, ...]:
+def pull_all(admin: Admin, address: str, topic: str, queue_id: int) -> tuple[ServedMessage, ...]:
     """One broker's own copy of a queue, after waiting until it knows what is committed. Raises ``DLedgerError``."""
     stored: list[ServedMessage] = []
     offset = 0
     while True:
-        request = pb.PullRequest(topic=topic, queue_id=queue_id, offset=offset, max_messages=PAGE)
-        answer = _pull(connection, address, request)
-        messages = split_records(answer.records)
-        if not messages:
-            if offset != answer.max_offset:
+        part = admin.read_at(address, topic, queue_id, offset, max_messages=PAGE)
+        if not part.messages:
+            if offset != part.max_offset:
                 raise DrillError(
-                    f"{address}: queue {queue_id} ends at {answer.max_offset}, but nothing is returned from {offset}"
+                    f"{address}: queue {queue_id} ends at {part.max_offset}, but nothing is returned from {offset}"
                 )
             return tuple(stored)
-        stored += [ServedMessage(one.queue_offset, one.body, zlib.crc32(one.record)) for one in messages]
-        offset = answer.next_offset
-
-
-def _pull(connection: BrokerConnection, address: str, request: pb.PullRequest) -> pb.PullResponse:
-    deadline = connection.deadline()
-    return connection.retry(deadline, lambda: connection.ask(PULL, request, address, deadline))
+        stored += [ServedMessage(one.queue_offset, one.body, zlib.crc32(one.record)) for one in part.messages]
+        offset = part.next_offset
 
 
 def _log(address: str, group: str, end_position: int) -> str:

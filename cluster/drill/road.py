@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from typing import Any, Final
 
 from cluster.drill.drills import Drill
@@ -23,7 +22,7 @@ from cluster.drill.verdict import Station, judge_road
 from cluster.drill.watch import Watch
 from dledger.errors import DLedgerError
 from dledger.types import NodeId
-from rocketstore.client.connection import BrokerConnection
+from rocketstore.client import Admin
 
 _SAID_MAX: Final = 2000
 
@@ -165,8 +164,8 @@ class _Road:
         """A plain broker's copy."""
         address = self._target.address(node)
         try:
-            with closing(BrokerConnection([address], timeout_s=TIMEOUT_S, security=SECURITY)) as connection:
-                queues = {one: pull_all(connection, address, TOPIC, one) for one in range(QUEUES)}
+            with Admin([address], timeout_s=TIMEOUT_S, security=SECURITY) as admin:
+                queues = {one: pull_all(admin, address, TOPIC, one) for one in range(QUEUES)}
         except DLedgerError as error:
             raise DrillError(f"cannot read back what {name} holds: {error}") from error
         return NodeCopy(NodeId(name), queues, "")

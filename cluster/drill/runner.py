@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,11 +18,7 @@ from cluster.drill.verdict import DrillVerdict, judge
 from cluster.drill.watch import Watch, wait_until
 from dledger.errors import DLedgerError
 from dledger.types import NodeId
-from rocketstore.client.admin import Admin
-from rocketstore.client.connection import BrokerConnection
-from rocketstore.client.methods import LIST_TOPICS
-from rocketstore.client.topics import TopicInfo
-from rocketstore.pb import broker_pb2 as pb
+from rocketstore.client import Admin, TopicInfo
 
 GROUP_NAME: Final = "drill"
 READY_TIMEOUT_S: Final = 90.0
@@ -155,16 +150,15 @@ def create_topic(target: DrillTarget, nodes: Sequence[NodeId]) -> None:
 def _create_topic(addresses: list[str]) -> None:
     try:
         with Admin(addresses, timeout_s=READY_TIMEOUT_S, security=SECURITY) as admin:
-            admin.put_topic(TopicInfo(TOPIC, QUEUES, QUEUES, 6))
+            admin.put_topic(TopicInfo(TOPIC, QUEUES, QUEUES))
     except DLedgerError as error:
         raise DrillError(f"the group cannot create the topic: {error}") from error
     wait_until(lambda: all(map(_knows_topic, addresses)), READY_TIMEOUT_S, "not every broker knows the topic")
 
 
 def _knows_topic(address: str) -> bool:
-    with closing(BrokerConnection([address], timeout_s=1.0, security=SECURITY)) as connection:
+    with Admin([address], timeout_s=1.0, security=SECURITY) as admin:
         try:
-            answer = connection.ask(LIST_TOPICS, pb.ListTopicsRequest(), address, connection.deadline())
+            return TOPIC in admin.topics_at(address)
         except DLedgerError:
             return False
-    return TOPIC in [topic.name for topic in answer.topics]

@@ -13,7 +13,7 @@ from cluster.drill.timeline import Round
 from cluster.drill.watch import Watch, wait_until
 from dledger.conditions import ConditionKind
 from dledger.types import NodeId
-from rocketstore.client.admin import BrokerStatus
+from rocketstore.remoting.bodies.runtime import RuntimeInfo
 
 SERVICE_TIMEOUT_S: Final = 60.0
 CATCH_UP_TIMEOUT_S: Final = 90.0
@@ -120,9 +120,9 @@ class Stage:
         chosen = nodes or self.target.nodes
         leader = self.leader()
         status = self.watch.statuses.get(leader)
-        if status is None:
+        if status is None or status.written is None:
             raise DrillError(f"{leader} was the leader and stopped answering")
-        mark = status.end_offset
+        mark = status.written
 
         def all_have() -> bool:
             statuses = {node: one for node, one in self.watch.statuses.items() if node in chosen}
@@ -130,7 +130,7 @@ class Stage:
             return (
                 len(statuses) == len(chosen)
                 and len(terms) == 1
-                and all(status.max_offset >= mark and _has_standing(status) for status in statuses.values())
+                and all(_has(status, mark) for status in statuses.values())
             )
 
         wait_until(all_have, CATCH_UP_TIMEOUT_S, "not every node has caught up")
@@ -150,13 +150,13 @@ class Stage:
 
         def alike() -> bool:
             statuses = [one for node, one in self.watch.statuses_since(began_s).items() if node in chosen]
-            ends = {(status.max_offset, status.end_offset) for status in statuses}
-            found[:] = [end for _, end in ends]
+            ends = {(status.end, status.written) for status in statuses}
+            found[:] = [end for _, end in ends if end is not None]
             return (
                 len(statuses) == len(chosen)
-                and len(ends) == 1
+                and len(ends) == len(found) == 1
                 and all(top == end for top, end in ends)
-                and not any(status.dispatch_behind_bytes for status in statuses)
+                and all(status.dispatch_behind == 0 for status in statuses)
             )
 
         wait_until(alike, CATCH_UP_TIMEOUT_S, "the nodes' logs differ")
@@ -172,5 +172,6 @@ class Stage:
         )
 
 
-def _has_standing(status: BrokerStatus) -> bool:
-    return all(one.kind != ConditionKind.NO_STANDING for one in status.conditions)
+def _has(status: RuntimeInfo, mark: int) -> bool:
+    """Whether it has everything up to there, and counts for elections."""
+    return status.end is not None and status.end >= mark and ConditionKind.NO_STANDING not in status.conditions

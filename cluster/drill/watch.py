@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from contextlib import closing
 from functools import partial
 from types import TracebackType
 from typing import Final, Self
@@ -14,7 +13,8 @@ from cluster.drill.target import SECURITY, DrillError
 from cluster.local.group import wait_until as poll_until
 from dledger.errors import DLedgerError
 from dledger.types import NodeId
-from rocketstore.client.admin import Admin, BrokerStatus
+from rocketstore.client import Admin
+from rocketstore.remoting.bodies.runtime import RuntimeInfo
 
 INTERVAL_S: Final = 0.05
 STALL_S: Final = 0.5
@@ -31,7 +31,7 @@ class Watch:
     def __init__(self, addresses: Mapping[NodeId, str], recorder: HistoryRecorder) -> None:
         self._recorder = recorder
         self._lock = threading.Lock()  # guards the fields below
-        self._statuses: dict[NodeId, tuple[float, BrokerStatus]] = {}
+        self._statuses: dict[NodeId, tuple[float, RuntimeInfo]] = {}
         """With the time of the request."""
         self._views: dict[NodeId, NodeView] = {}
         self._stopping = threading.Event()
@@ -54,11 +54,11 @@ class Watch:
             thread.join()
 
     @property
-    def statuses(self) -> dict[NodeId, BrokerStatus]:
+    def statuses(self) -> dict[NodeId, RuntimeInfo]:
         """The statuses of responding nodes."""
         return self.statuses_since(float("-inf"))
 
-    def statuses_since(self, asked_s: float) -> dict[NodeId, BrokerStatus]:
+    def statuses_since(self, asked_s: float) -> dict[NodeId, RuntimeInfo]:
         """The statuses requested at ``asked_s`` (the recorder's time) or later."""
         with self._lock:
             return {node: status for node, (at_s, status) in self._statuses.items() if at_s >= asked_s}
@@ -76,11 +76,11 @@ class Watch:
         return found[0][1]
 
     def _look_at(self, node: NodeId, address: str) -> None:
-        with closing(Admin([address], timeout_s=ANSWER_TIMEOUT_S, security=SECURITY)) as admin:
+        with Admin([address], timeout_s=ANSWER_TIMEOUT_S, security=SECURITY) as admin:
             while not self._stopping.wait(INTERVAL_S):
                 asked_s = self._recorder.now_s
                 try:
-                    status: BrokerStatus | None = admin.status(address)
+                    status: RuntimeInfo | None = admin.status(address).runtime
                 except DLedgerError:
                     status = None
                 self._take(node, asked_s, status)
@@ -93,7 +93,7 @@ class Watch:
                 self._recorder.stalled(before_s, now_s)
             before_s = now_s
 
-    def _take(self, node: NodeId, asked_s: float, status: BrokerStatus | None) -> None:
+    def _take(self, node: NodeId, asked_s: float, status: RuntimeInfo | None) -> None:
         view = NodeView() if status is None else _view(status)
         with self._lock:
             if status is None:
@@ -106,8 +106,8 @@ class Watch:
             self._recorder.saw(node, view)
 
 
-def _view(status: BrokerStatus) -> NodeView:
+def _view(status: RuntimeInfo) -> NodeView:
     """A plain broker has no term."""
-    if status.raft_role:
-        return NodeView(status.raft_role, status.term, status.is_master)
-    return NodeView(status.role, is_master=status.is_master)
+    if status.role:
+        return NodeView(status.role, status.term, status.is_master)
+    return NodeView(status.store_role, is_master=status.is_master)

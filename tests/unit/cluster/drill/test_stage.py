@@ -12,29 +12,18 @@ from cluster.drill.timeline import Round
 from cluster.drill.watch import Watch
 from dledger.conditions import Condition, ConditionKind
 from dledger.types import NodeId
+from rocketstore.remoting.bodies.runtime import RuntimeInfo
 
 if TYPE_CHECKING:
     from cluster.drill.target import DrillTarget
-    from rocketstore.client.admin import BrokerStatus
 
 NODES = [NodeId(f"n{number}") for number in range(3)]
 ACKNOWLEDGED = 5000
 
 
-def alike(end: int, *conditions: Condition) -> BrokerStatus:
+def alike(end: int, *conditions: Condition) -> RuntimeInfo:
     """What each of the nodes says of itself."""
-    return cast(
-        "BrokerStatus",
-        SimpleNamespace(
-            max_offset=end,
-            end_offset=end,
-            dispatch_behind_bytes=0,
-            raft_role="FOLLOWER",
-            term=1,
-            is_master=False,
-            conditions=conditions,
-        ),
-    )
+    return RuntimeInfo(role="FOLLOWER", term=1, problems=conditions, end=end, written=end, dispatch_behind=0)
 
 
 class LateWatch(Watch):
@@ -50,7 +39,7 @@ class LateWatch(Watch):
         for node in NODES:
             self._take(node, asked_s, alike(end))
 
-    def statuses_since(self, asked_s: float) -> dict[NodeId, BrokerStatus]:
+    def statuses_since(self, asked_s: float) -> dict[NodeId, RuntimeInfo]:
         """As of the look before."""
         found = super().statuses_since(asked_s)
         self.say(ACKNOWLEDGED, self.recorder.now_s)
@@ -81,7 +70,7 @@ class NewDiskWatch(Watch):
 
     looks = 0
 
-    def statuses_since(self, asked_s: float) -> dict[NodeId, BrokerStatus]:
+    def statuses_since(self, asked_s: float) -> dict[NodeId, RuntimeInfo]:
         self.looks += 1
         lacking = Condition(ConditionKind.NO_STANDING, "its vote does not count", 0)
         return {node: alike(1, *([lacking] if node == NODES[-1] and self.looks < 5 else [])) for node in NODES}

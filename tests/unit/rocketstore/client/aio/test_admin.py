@@ -139,6 +139,38 @@ async def test_messages_are_found_by_id_by_key_and_by_place(broker: BrokerServer
                 await admin.message_by_id(nothing)
 
 
+@on_loop
+async def test_a_brokers_own_copy_is_read_at_it_whatever_others_have(broker: BrokerServer) -> None:
+    async with admin_of(broker) as admin, Producer(broker.address, timeout_s=30) as producer:
+        await admin.put_topic(TopicInfo("orders", 1, 1))
+        assert "orders" in await admin.topics_at(broker.address)
+        for number in range(3):
+            await producer.send(Message("orders", b"%d" % number))
+        await until(lambda: broker.store.max_offset("orders", 0) == 3, "all are in their queue")
+        part = await admin.read_at(broker.address, "orders", 0, 1, max_messages=1)
+        assert [(one.body, one.queue_offset) for one in part.messages] == [(b"1", 1)]
+        assert (part.next_offset, part.min_offset, part.max_offset) == (2, 0, 3)
+        assert (await admin.read_at(broker.address, "orders", 0, 3)).messages == ()
+        with pytest.raises(errors.NotFoundError):
+            await admin.read_at(broker.address, "nowhere", 0, 0)
+
+
+@on_loop
+async def test_a_broker_that_has_just_started_is_given_time() -> None:
+    """It refuses reads until it knows what is committed: that is no finding about its copy."""
+    fields = {"nextBeginOffset": "0", "minOffset": "0", "maxOffset": "0", "suggestWhichBrokerId": "0"}
+    answers = [refuses(AnswerCode.SERVICE_NOT_AVAILABLE)] * 2
+    async with scripted_server() as server:
+        Topics({"a": {0: server.address}}, {"T": {"a": 1}}).serve(server)
+        nothing = AnswerCode.PULL_NOT_FOUND
+        server.scripts[RequestCode.PULL_MESSAGE] = lambda frame: (
+            answers.pop()(frame) if answers else frame.answer(nothing, fields=fields)
+        )
+        async with Admin(server.address) as admin:
+            assert (await admin.read_at(server.address, "T", 0, 0)).max_offset == 0
+        assert len(server.of(RequestCode.PULL_MESSAGE)) == 3
+
+
 def test_garbage_instead_of_records_is_an_error() -> None:
     record = encode_record(Message("T", b"x"))
     assert [one.body for one in decoded(record + record)] == [b"x", b"x"]
