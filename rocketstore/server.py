@@ -435,10 +435,7 @@ class BrokerServer:
         self._successors = watch = SuccessorWatch(
             self.config,
             lambda: self.address,
-            lambda: max(1, replication.epoch),  # it begins with 1
-            replication.superseded,
-            replication.suspected,
-            replication.log,
+            replication,
             RemotingClient(tls=None if self._tls is None else self._tls.connecting_by_name),
             RemotingClient(tls=_name_server_tls(self.config)),
         )

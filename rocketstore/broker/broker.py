@@ -25,6 +25,7 @@ from rocketstore.broker.readers import ReadThreads, RecordReader
 from rocketstore.broker.retries import Retries
 from rocketstore.broker.sending import Sending
 from rocketstore.broker.state_changes import StateChanges
+from rocketstore.broker.stats import Stats
 from rocketstore.broker.topics import Topics
 from rocketstore.broker.transactions.asking import ProducerChecks
 from rocketstore.broker.transactions.begins import HalfMessages
@@ -101,10 +102,12 @@ class Broker:
         store.let_messages_gather(unless=lambda: len(waiting) > 0)
         self.pulling: Final = PullService(self.live, store, self.topics, waiting, readers, clock)
         retries = Retries(self.live, state, mastership, self.topics, self.sending, self.records, store_host)
-        self.groups: Final = Groups(self.live, state, mastership, retries, conditions)
+        self.groups: Final = Groups(self.live, state, mastership, retries, self.topics.news, self.changes, conditions)
         most = config.groups_max * config.access.account_share_percent // 100
         made_groups = CreationQuota("groups", "groups_max", most, state.has_group)
         self.offsets: Final = Offsets(store, state, mastership, self.topics, self.changes, readers, made_groups)
+        self.stats: Final = Stats(store, state, self.topics, self.offsets, clock)
+        """For read threads."""
         self.ends: Final = TransactionEnds(transactions, readers, bridge, mastership)
         self._checks = ProducerChecks(store, transactions, self.groups.clients, readers, bridge, store_host)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -16,8 +17,10 @@ from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.notices import Notices
 from rocketstore.broker.refusal import Refusal
 from rocketstore.broker.retries import Retries, retry_topic
+from rocketstore.broker.state_changes import StateChanges
+from rocketstore.broker.topics import TopicNews
 from rocketstore.state.broker_state import BrokerState
-from rocketstore.state.changes import check_group
+from rocketstore.state.changes import GroupConfig, check_group
 from rocketstore.types import MessageModel, QueueKey
 
 _LOG: Final = logging.getLogger("rocketstore")
@@ -44,11 +47,16 @@ class Groups:
         state: BrokerState,
         mastership: Mastership,
         retries: Retries,
+        news: TopicNews,
+        changes: StateChanges,
         conditions: Conditions,
     ) -> None:
+        """``news``: of topics, for a deleted group takes its retry topic along."""
         now, percent = asyncio.get_running_loop().time, live.now.access.account_share_percent
         self._state = state
         self._mastership = mastership
+        self._news = news
+        self._changes = changes
         self._conditions = conditions
         self._notices = Notices(self._links_to_tell)
         self._locks = QueueLocks(now, percent)
@@ -96,6 +104,27 @@ class Groups:
         for some in batched(queues):
             self._locks.unlock(group, client_id, some)
             await asyncio.sleep(0)
+
+    async def put(self, groups: Sequence[GroupConfig]) -> None:
+        """Create or change groups. Raises ``Refusal``."""
+        self._mastership.require()
+        await self._changes.make(*[partial(self._state.put_group, one) for one in groups])
+
+    async def delete(self, name: str, *, with_offsets: bool) -> bool:
+        """Delete a group; returns whether it is gone. Raises ``Refusal``.
+
+        A group exists as long as it has offsets, so without ``with_offsets`` it keeps them, and the default settings.
+        Else what it has to try again and its dead letters are removed, too.
+        """
+        self._mastership.require()
+        if not self._state.has_group(name):
+            return True
+        if with_offsets or not self._state.offsets(name):
+            await self._changes.make(partial(self._state.delete_group, name))
+            self._news.tell()
+            return True
+        await self._changes.make(partial(self._state.put_group, GroupConfig(name)))
+        return False
 
     def hang_up_on_the_silent(self) -> None:
         """Close connections of clients without a recent heartbeat."""

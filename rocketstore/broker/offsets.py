@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -17,7 +17,7 @@ from rocketstore.broker.refusal import Refusal
 from rocketstore.broker.state_changes import StateChanges
 from rocketstore.broker.topics import Topics
 from rocketstore.state.broker_state import BrokerState
-from rocketstore.state.changes import check_group
+from rocketstore.state.changes import OFFSETS_MAX, check_group
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import PutResult, QueueKey
 
@@ -105,6 +105,21 @@ class Offsets:
                 self._pulled.pop((group, topic, queue_id), None)  # it is older
             await self._changes.make(lambda done: self._state.commit_offsets(group, offsets, rewind, done))
         return current
+
+    async def clone(self, source: str, target: str, topic: str, only: Collection[str]) -> None:
+        """Commit a group's offsets for another one: a topic's, or all for an empty name; ``only`` in some if there are.
+
+        Raises ``Refusal``.
+        """
+        self._mastership.require()
+        offsets = [
+            one
+            for one in self._state.offsets(source, topic)
+            if self._topics.seen(one.topic) is not None and (not only or one.topic in only)
+        ]
+        for start in range(0, len(offsets), OFFSETS_MAX):
+            some = offsets[start : start + OFFSETS_MAX]
+            await self._changes.make(partial(self._state.commit_offsets, target, some, True))
 
     def commit_soon(self, owner: str, group: str, topic: str, queue_id: int, offset: int) -> None:
         """The offset committed with a pull: the last one counts, soon, and the pull does not depend on it."""

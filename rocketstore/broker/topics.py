@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from dledger.errors import InvalidRequestError
 from rocketstore.broker.creation_quota import CreationQuota
@@ -14,7 +14,7 @@ from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.state_changes import StateChanges
-from rocketstore.broker.system_topics import system_topics
+from rocketstore.broker.system_topics import INHERIT, system_topics
 from rocketstore.broker_config import PERMISSION_READ, PERMISSION_WRITE
 from rocketstore.message.checks import check_client_topic
 from rocketstore.message.record import CorruptRecordError, decode_record
@@ -27,6 +27,17 @@ CURSORS_MAX: Final = 65_536
 FAILURES_MAX: Final = 1024
 """How many topics that could not be created are remembered, with the reason."""
 _ILLEGAL: Final = frozenset({PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIES_SIZE_EXCEEDED})
+
+
+class SeenTopic(NamedTuple):
+    """A topic as others see it: a stored one with what this broker permits of it, or one that every broker has."""
+
+    name: str
+    read_queues: int
+    write_queues: int
+    permission: int
+    order: bool = False
+    sys_flag: int = 0
 
 
 class TopicNews:
@@ -64,6 +75,58 @@ class Topics:
         self._cursors: dict[str, itertools.count[int]] = {}
         self._creating: dict[str, asyncio.Task[PutResult]] = {}
         self._not_created: dict[str, PutResult] = {}
+
+    # -- what others see: on any thread --------------------------------------------------------------------------------
+
+    def seen(self, name: str) -> SeenTopic | None:
+        """A topic, stored or not; None if there is none for others."""
+        stored = self.find(name) if name not in HIDDEN_TOPICS else None
+        return self._seen(stored) if stored is not None else self._systems().get(name)
+
+    def require_seen(self, name: str) -> SeenTopic:
+        """The same. Raises ``Refusal``."""
+        topic = self.seen(name)
+        if topic is None:
+            raise Refusal(RefusalKind.NO_TOPIC, f"topic[{name}] not exist")
+        return topic
+
+    def all_seen(self) -> dict[str, SeenTopic]:
+        """All of them, by name."""
+        stored = {one.name: self._seen(one) for one in self._state.topics() if one.name not in HIDDEN_TOPICS}
+        return dict(sorted((self._systems() | stored).items()))
+
+    def _systems(self) -> dict[str, SeenTopic]:
+        found = system_topics(self._live.now).items()
+        return {name: SeenTopic(name, one.queues, one.queues, one.permission) for name, one in found}
+
+    def _seen(self, one: TopicConfig) -> SeenTopic:
+        permission = one.permission & (self._live.now.broker_permission | INHERIT)
+        return SeenTopic(one.name, one.read_queues, one.write_queues, permission, one.order, one.sys_flag)
+
+    # -- administration ------------------------------------------------------------------------------------------------
+
+    async def put(self, topics: Sequence[TopicConfig]) -> None:
+        """Create or change topics. Raises ``Refusal``: nothing was changed if one of them may not be."""
+        self._mastership.require()
+        for one in topics:
+            self._check_name(one.name)
+        await self._changes.make(*[partial(self._state.put_topic, one) for one in topics])
+
+    async def delete(self, name: str) -> bool:
+        """Delete a topic; returns whether there was one. Raises ``Refusal``."""
+        self._mastership.require()
+        self._check_name(name)
+        if self.find(name) is None:
+            return False
+        await self._changes.make(partial(self._state.delete_topic, name))
+        return True
+
+    def _check_name(self, topic: str) -> None:
+        problem = check_client_topic(topic)
+        if not problem and topic in system_topics(self._live.now):
+            problem = f"the topic {topic} is one of the system's: it can be neither changed nor deleted"
+        if problem:
+            raise Refusal(RefusalKind.INVALID, problem)
 
     # -- use -----------------------------------------------------------------------------------------------------------
 

@@ -20,8 +20,6 @@ READS_WAITING_MAX: Final = 256
 """Maximum reads of administrators waiting for a thread."""
 REQUESTS_MAX: Final = 4 * READS_WAITING_MAX
 """Maximum requests of administrators in progress; some wait for clients for up to 10 s."""
-QUEUES_MAX: Final = 20_000
-"""Maximum queues in one response: each costs up to two reads, and about 150 bytes of the frame's 16 MiB."""
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -73,9 +71,3 @@ class Administration:
         self._room.release()
         if not reading.cancelled():
             reading.exception()  # taken note of, if nobody waits any more
-
-
-def check_queues(count: int) -> None:
-    """Raises ``RequestError`` if a response would contain too many queues."""
-    if count > QUEUES_MAX:
-        raise RequestError(f"{count} queues: an answer may be about {QUEUES_MAX} at most, ask for one topic")

@@ -12,10 +12,9 @@ from dledger.remoting.errors import FrameError, RequestError
 from dledger.remoting.frame import Frame
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.clients import Client, ClientTables
-from rocketstore.broker_remoting.administration import Administration, check_queues
+from rocketstore.broker_remoting.administration import Administration
 from rocketstore.broker_remoting.links import RemotingLink, connection_of
 from rocketstore.broker_remoting.queries import Queries
-from rocketstore.broker_remoting.topic_table import known_topic
 from rocketstore.message.ids import parse_offset_message_id
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.bodies.stats import (
@@ -24,7 +23,6 @@ from rocketstore.remoting.bodies.stats import (
     ResetOffsetBody,
     ResetOffsetBodyForC,
 )
-from rocketstore.remoting.bodies.topics import TopicConfigData
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import (
     ConsumeDirectlyHeader,
@@ -44,9 +42,6 @@ CLIENTS_MAX: Final = 1024
 """Of a group that is asked or told as a whole."""
 ASKED_AT_ONCE: Final = 64
 """Clients of groups that are asked where they are."""
-LATEST: Final = -1
-"""In the place of a time: the end of every queue."""
-_NONE: Final = -1
 
 
 class ClientCalls:
@@ -101,8 +96,11 @@ class ClientCalls:
         """
         header = read_header(ResetClientOffsetHeader, frame.fields)
         self._broker.mastership.require_caught_up()
-        topic = known_topic(self._broker, header.topic)
-        table = await self._admin.read(self._targets, topic, header)
+        broker, topic = self._broker, self._broker.topics.require_seen(header.topic)
+        targets = await self._admin.read(
+            broker.stats.reset_targets, header.group, topic, header.timestamp, is_forced=header.is_force
+        )
+        table = {MessageQueue(topic.name, broker.config.name, queue_id): at for queue_id, at in targets.items()}
         clients = self._online(header.group)
         if not clients:
             reason = (
@@ -164,24 +162,6 @@ class ClientCalls:
         except (TimeoutError, RequestError):
             return None
         return dict(found.message_queue_table)
-
-    def _targets(self, topic: TopicConfigData, header: ResetClientOffsetHeader) -> dict[MessageQueue, int]:
-        """Where the group shall go on: not forward, unless that is forced. On a read thread."""
-        check_queues(topic.write_queue_nums)
-        broker, name = self._broker, topic.topic_name
-        table: dict[MessageQueue, int] = {}
-        for queue_id in range(topic.write_queue_nums):
-            consumed = broker.state.offset(header.group, name, queue_id)
-            if consumed == _NONE:
-                raise RequestError(f"THe consumer group <{header.group}> not exist: no offset in queue {queue_id}")
-            low, high = self._broker.offsets.bounds_of(name, queue_id)
-            target = high
-            if header.timestamp != LATEST:
-                target = min(max(broker.store.offset_by_time(name, queue_id, header.timestamp), low), high)
-            table[MessageQueue(name, broker.config.name, queue_id)] = (
-                target if header.is_force else min(target, consumed)
-            )
-        return table
 
 
 def _for_c(table: dict[MessageQueue, int]) -> bytes:

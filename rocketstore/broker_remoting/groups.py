@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import threading
-from functools import partial
 
 from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import Frame
 from rocketstore.broker.broker import Broker
-from rocketstore.broker.retries import Retries
 from rocketstore.broker_remoting.administration import Administration
 from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupList, SubscriptionGroupTable
 from rocketstore.remoting.bodies.topics import DataVersion
@@ -19,9 +17,8 @@ from rocketstore.state.changes import GroupConfig
 class GroupAdministration:
     """On the loop."""
 
-    def __init__(self, broker: Broker, admin: Administration, retries: Retries) -> None:
+    def __init__(self, broker: Broker, admin: Administration) -> None:
         self._broker = broker
-        self._retries = retries
         self._admin = admin
         self._lock = threading.Lock()  # guards the last list: lists are made on several threads
         self._listed: dict[str, SubscriptionGroupConfig] = {}
@@ -30,40 +27,28 @@ class GroupAdministration:
     async def put(self, _: RemotingConnection, frame: Frame) -> Frame:
         """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP."""
         self._broker.mastership.require()
-        group = _config_of(SubscriptionGroupConfig.decode(frame.body))
-        await self._broker.changes.make(lambda done: self._broker.state.put_group(group, done))
+        await self._broker.groups.put([_config_of(SubscriptionGroupConfig.decode(frame.body))])
         return frame.answer()
 
     async def put_all(self, _: RemotingConnection, frame: Frame) -> Frame:
         """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST."""
         self._broker.mastership.require()
         wanted = await self._admin.read(SubscriptionGroupList.decode, frame.body)
-        groups = [_config_of(one) for one in wanted.group_config_list]
-        await self._broker.changes.make(*[partial(self._broker.state.put_group, one) for one in groups])
+        await self._broker.groups.put([_config_of(one) for one in wanted.group_config_list])
         return frame.answer()
 
     async def one(self, _: RemotingConnection, frame: Frame) -> Frame:
         """GET_SUBSCRIPTIONGROUP_CONFIG: where any group may consume, one that does not exist has the defaults."""
         name = read_header(GroupConfigHeader, frame.fields).group
-        return frame.answer(body=_data_of(self._retries.group(name)).encode())
+        return frame.answer(body=_data_of(self._broker.groups.retries.group(name)).encode())
 
     async def delete(self, _: RemotingConnection, frame: Frame) -> Frame:
-        """DELETE_SUBSCRIPTIONGROUP: an unknown group counts as deleted.
-
-        A group exists as long as it has offsets, so it keeps them, with the default settings, unless the request says
-        to remove them: then what it has to try again and its dead letters are removed, too.
-        """
+        """DELETE_SUBSCRIPTIONGROUP: an unknown group counts as deleted."""
         header = read_header(DeleteGroupHeader, frame.fields)
-        self._broker.mastership.require()
-        state, name = self._broker.state, header.group_name
-        if not state.has_group(name):
+        if await self._broker.groups.delete(header.group_name, with_offsets=header.remove_offset):
             return frame.answer()
-        if header.remove_offset or not state.offsets(name):
-            await self._broker.changes.make(lambda done: state.delete_group(name, done))
-            self._broker.topics.news.tell()
-            return frame.answer()
-        await self._broker.changes.make(lambda done: state.put_group(GroupConfig(name), done))
-        return frame.answer(remark=f"the offsets of {name} stay, and so does the group, with the default settings")
+        kept = f"the offsets of {header.group_name} stay, and so does the group, with the default settings"
+        return frame.answer(remark=kept)
 
     async def all(self, _: RemotingConnection, frame: Frame) -> Frame:
         """GET_ALL_SUBSCRIPTIONGROUP_CONFIG."""

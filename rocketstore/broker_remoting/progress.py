@@ -12,16 +12,12 @@ from rocketstore.broker.clients import ClientTables, Subscription
 from rocketstore.broker.tag_filter import TagFilter
 from rocketstore.broker_remoting.administration import Administration
 from rocketstore.broker_remoting.members import data_of
-from rocketstore.broker_remoting.topic_table import find_topic, known_topic
 from rocketstore.remoting.bodies.groups import CorrectionOffsets
 from rocketstore.remoting.bodies.stats import ConsumeQueueBody, ConsumeQueueData
 from rocketstore.remoting.headers import CloneOffsetHeader, ConsumeQueueHeader, CorrectionOffsetHeader, read_header
-from rocketstore.state.changes import OFFSETS_MAX, QueueOffset
 
 UNITS_MAX: Final = 4096
 """Units of a queue in one answer."""
-NEVER: Final = (1 << 63) - 1
-"""RocketMQ's offset for a queue that needs no correction."""
 
 
 class Progress:
@@ -35,49 +31,25 @@ class Progress:
     async def clone(self, _: RemotingConnection, frame: Frame) -> Frame:
         """CLONE_GROUP_OFFSET: one topic's, or all; unless ``offline``, only of topics that the group subscribes to."""
         header = read_header(CloneOffsetHeader, frame.fields)
-        self._broker.mastership.require()
-        state = self._broker.state
         group = self._clients.consumers(header.dest_group)
         subscribed = group.subscriptions.keys() if group is not None and not header.offline else ()
-        wanted = [
-            one
-            for one in state.offsets(header.src_group, header.topic)
-            if find_topic(self._broker, one.topic) is not None and (not subscribed or one.topic in subscribed)
-        ]
-        for start in range(0, len(wanted), OFFSETS_MAX):
-            await self._commit(header.dest_group, wanted[start : start + OFFSETS_MAX])
+        await self._broker.offsets.clone(header.src_group, header.dest_group, header.topic, subscribed)
         return frame.answer()
-
-    async def _commit(self, group: str, offsets: list[QueueOffset]) -> None:
-        await self._broker.changes.make(lambda done: self._broker.state.commit_offsets(group, offsets, True, done))
 
     async def correction(self, _: RemotingConnection, frame: Frame) -> Frame:
         """QUERY_CORRECTION_OFFSET: the lowest offsets of all groups but some. RocketMQ deletes the offsets of these."""
         header = read_header(CorrectionOffsetHeader, frame.fields)
         self._broker.mastership.require_caught_up()
-        known_topic(self._broker, header.topic)
-        return frame.answer(body=await self._admin.read(self._lowest, header))
-
-    def _lowest(self, header: CorrectionOffsetHeader) -> bytes:
-        state, left_out = self._broker.state, frozenset(header.filter_groups.split(","))
-        lowest: dict[int, int] = {}
-        begins: dict[int, int] = {}
-        for group in state.groups():
-            for one in () if group in left_out else state.offsets(group, header.topic):
-                if one.queue_id not in begins:
-                    begins[one.queue_id] = self._broker.offsets.bounds_of(header.topic, one.queue_id)[0]
-                if one.offset >= begins[one.queue_id]:
-                    lowest[one.queue_id] = min(lowest.get(one.queue_id, NEVER), one.offset)
-        for one in state.offsets(header.compare_group, header.topic):
-            if lowest.get(one.queue_id, -1) > one.offset:
-                lowest[one.queue_id] = NEVER
-        return CorrectionOffsets(lowest).encode()
+        topic = self._broker.topics.require_seen(header.topic).name
+        left_out = frozenset(header.filter_groups.split(","))
+        lowest = await self._admin.read(self._broker.stats.lowest_offsets, topic, left_out, header.compare_group)
+        return frame.answer(body=CorrectionOffsets(lowest).encode())
 
     async def units(self, _: RemotingConnection, frame: Frame) -> Frame:
         """QUERY_CONSUME_QUEUE."""
         header = read_header(ConsumeQueueHeader, frame.fields)
         self._broker.mastership.require_caught_up()
-        known_topic(self._broker, header.topic)
+        self._broker.topics.require_seen(header.topic)
         if not 0 < header.count <= UNITS_MAX:
             raise RequestError(f"count is {header.count}: 1 to {UNITS_MAX} units of a queue can be asked for")
         group = self._clients.consumers(header.consumer_group) if header.consumer_group else None

@@ -6,7 +6,6 @@ from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import Frame
 from rocketstore.broker.broker import Broker
 from rocketstore.broker_remoting.registration import MASTER_ID
-from rocketstore.broker_remoting.topic_table import known_topic
 from rocketstore.remoting.bodies.routes import BrokerData, ClusterInfo, QueueData, TopicRouteData
 from rocketstore.remoting.headers import RouteHeader, read_header
 
@@ -18,12 +17,10 @@ class Routes:
         self._broker = broker
 
     async def of_topic(self, _: RemotingConnection, frame: Frame) -> Frame:
-        """GET_ROUTEINFO_BY_TOPIC. Raises ``RequestError`` for a topic that does not exist."""
-        topic = known_topic(self._broker, read_header(RouteHeader, frame.fields).topic)
+        """GET_ROUTEINFO_BY_TOPIC. Raises ``Refusal`` for a topic that does not exist."""
+        topic = self._broker.topics.require_seen(read_header(RouteHeader, frame.fields).topic)
         group = self._group()
-        queues = QueueData(
-            group.broker_name, topic.read_queue_nums, topic.write_queue_nums, topic.perm, topic.topic_sys_flag
-        )
+        queues = QueueData(group.broker_name, topic.read_queues, topic.write_queues, topic.permission, topic.sys_flag)
         return frame.answer(body=TopicRouteData((queues,), (group,)).encode())
 
     async def of_cluster(self, _: RemotingConnection, frame: Frame) -> Frame:

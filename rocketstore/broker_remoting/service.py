@@ -36,7 +36,7 @@ from rocketstore.broker_remoting.routes import Routes
 from rocketstore.broker_remoting.runtime import RunningBroker
 from rocketstore.broker_remoting.sends import RemotingSends
 from rocketstore.broker_remoting.slave_source import SlaveSource
-from rocketstore.broker_remoting.stats import Stats
+from rocketstore.broker_remoting.stats import StatsRequests
 from rocketstore.broker_remoting.topics import TopicRequests
 from rocketstore.broker_remoting.transactions import RemotingTransactions
 from rocketstore.remoting.codes import OwnCode, RequestCode
@@ -195,9 +195,9 @@ def _administration(
     code, admin, groups = RequestCode, Administration(broker), broker.groups
     clients = groups.clients
     topics = TopicRequests(broker, admin, announce)
-    settings = GroupAdministration(broker, admin, groups.retries)
+    settings = GroupAdministration(broker, admin)
     queries = Queries(broker, admin)
-    stats = Stats(broker, admin, clients, statistics.get_tps)
+    stats = StatsRequests(broker, admin, clients, statistics.get_tps)
     connected = Connected(broker, admin, clients)
     calls = ClientCalls(broker, admin, clients, queries)
     progress = Progress(broker, admin, clients)

@@ -12,7 +12,7 @@ import asyncio
 import hmac
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from dledger.errors import CorruptLogError, DiskError
 from dledger.remoting.client import RemotingClient
@@ -34,30 +34,39 @@ PROOF_TIMEOUT_S: Final = 5.0
 INTERVAL_S: Final = 30.0
 
 
+class WatchedMaster(Protocol):
+    """This broker, as far as it may have a successor: see ``ha.service``."""
+
+    @property
+    def epoch(self) -> int:
+        """How often its log has changed its master; 0 before it has begun."""
+
+    @property
+    def log(self) -> ReadableLog:
+        """What a successor must have."""
+
+    def superseded(self, why: str) -> None:
+        """There is one."""
+
+    def suspected(self, why: str) -> None:
+        """Some broker says that it is one, and does not prove it."""
+
+
 class SuccessorWatch:
     """On the loop of the broker's clients, until ``close``."""
 
-    def __init__(  # noqa: PLR0913  # one parameter per neighbour
+    def __init__(
         self,
         config: BrokerConfig,
         address: Callable[[], str],
-        epoch: Callable[[], int],
-        superseded: Callable[[str], None],
-        suspected: Callable[[str], None],
-        log: ReadableLog,
+        master: WatchedMaster,
         to_brokers: RemotingClient,
         to_name_servers: RemotingClient,
     ) -> None:
-        """``address``: this broker's. ``superseded`` is told of a later master, ``suspected`` of one without a proof.
-
-        The clients are closed with it.
-        """
-        self._suspected = suspected
-        self._log = log
+        """``address``: this broker's. The clients are closed with it."""
         self._config = config
         self._address = address
-        self._epoch = epoch
-        self._superseded = superseded
+        self._master = master
         self._to_brokers = to_brokers
         self._to_name_servers = to_name_servers
         self._task: asyncio.Task[None] | None = None
@@ -100,7 +109,7 @@ class SuccessorWatch:
             asked = Frame(RequestCode.GET_BROKER_RUNTIME_INFO, 0)
             answer = await self._to_brokers.call(master, asked, TIMEOUT_S)
             facts = None if answer.code else RuntimeInfo.decode(answer.body).ha
-            epoch = self._epoch()
+            epoch = max(1, self._master.epoch)  # it begins with 1
             if facts is None or facts.is_slave or facts.epoch <= epoch:
                 return
             proves = await self._proves(master, facts)
@@ -110,7 +119,7 @@ class SuccessorWatch:
         says = f"{master} has been promoted meanwhile (epoch {facts.epoch}, here {epoch})"
         if proves:
             self.found = True
-            self._superseded(
+            self._master.superseded(
                 f"{says}. Stop this broker, look at what only it holds, and start it as slave (brokerRole=SLAVE)"
             )
         else:
@@ -118,15 +127,16 @@ class SuccessorWatch:
             if told != self._told:
                 self._told = told
                 _LOG.warning("%s", told)
-            self._suspected(told)
+            self._master.suspected(told)
 
     async def _proves(self, master: str, facts: HaFacts) -> bool:
         """Whether that broker has a block of this log from before it took over. An empty log has nothing to lose."""
-        if is_empty(self._log):
+        log = self._master.log
+        if is_empty(log):
             return True
         async with asyncio.timeout(PROOF_TIMEOUT_S):
-            for end in possible_ends(self._log, facts.begin):
-                wanted = await asyncio.to_thread(challenge, self._log, end)
+            for end in possible_ends(log, facts.begin):
+                wanted = await asyncio.to_thread(challenge, log, end)
                 if wanted is None:
                     continue
                 asked = Frame(RequestCode.GET_BROKER_RUNTIME_INFO, 0, {PROVE: wanted.text})

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from functools import partial
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from dledger.remoting.connection import RemotingConnection
@@ -12,8 +11,7 @@ from dledger.remoting.frame import Frame
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.system_topics import system_topics
 from rocketstore.broker_remoting.administration import Administration
-from rocketstore.broker_remoting.topic_table import TopicTable, known_topic
-from rocketstore.message.checks import check_client_topic
+from rocketstore.broker_remoting.topic_table import TopicTable, topic_data
 from rocketstore.remoting.bodies.routes import TopicList
 from rocketstore.remoting.bodies.topics import TopicConfigData, TopicConfigList
 from rocketstore.remoting.headers import PutTopicHeader, TopicHeader, read_header
@@ -35,42 +33,31 @@ class TopicRequests:
         """UPDATE_AND_CREATE_TOPIC: clients look up the route right after the response."""
         header = read_header(PutTopicHeader, frame.fields)
         self._broker.mastership.require()
-        topic = self._checked(
-            TopicConfigData(
-                header.topic,
-                header.read_queue_nums,
-                header.write_queue_nums,
-                header.perm,
-                header.topic_filter_type,
-                header.topic_sys_flag,
-                header.order,
-            )
+        topic = TopicConfigData(
+            header.topic,
+            header.read_queue_nums,
+            header.write_queue_nums,
+            header.perm,
+            header.topic_filter_type,
+            header.topic_sys_flag,
+            header.order,
         )
-        await self._broker.changes.make(lambda done: self._broker.state.put_topic(topic, done))
-        await self._announce()
-        return frame.answer()
+        return await self._put(frame, [topic])
 
     async def put_all(self, _: RemotingConnection, frame: Frame) -> Frame:
         """UPDATE_AND_CREATE_TOPIC_LIST."""
         self._broker.mastership.require()
         wanted = await self._admin.read(TopicConfigList.decode, frame.body)
-        topics = [self._checked(one) for one in wanted.topic_config_list]
-        await self._broker.changes.make(*[partial(self._broker.state.put_topic, one) for one in topics])
-        await self._announce()
-        return frame.answer()
+        return await self._put(frame, wanted.topic_config_list)
 
     async def one(self, _: RemotingConnection, frame: Frame) -> Frame:
         """GET_TOPIC_CONFIG."""
         name = read_header(TopicHeader, frame.fields).topic
-        return frame.answer(body=known_topic(self._broker, name).encode())
+        return frame.answer(body=topic_data(self._broker.topics.require_seen(name)).encode())
 
     async def delete(self, _: RemotingConnection, frame: Frame) -> Frame:
         """DELETE_TOPIC_IN_BROKER: an unknown topic counts as deleted."""
-        name = read_header(TopicHeader, frame.fields).topic
-        self._broker.mastership.require()
-        self._check_name(name)
-        if self._broker.state.topic(name) is not None:
-            await self._broker.changes.make(lambda done: self._broker.state.delete_topic(name, done))
+        if await self._broker.topics.delete(read_header(TopicHeader, frame.fields).topic):
             await self._announce()
         return frame.answer()
 
@@ -82,23 +69,21 @@ class TopicRequests:
         """GET_SYSTEM_TOPIC_LIST_FROM_BROKER."""
         return frame.answer(body=TopicList(tuple(sorted(system_topics(self._broker.config)))).encode())
 
-    def _checked(self, wanted: TopicConfigData) -> TopicConfig:
-        """The topic, if there may be one. Raises ``RequestError``, ``InvalidRequestError``."""
-        self._check_name(wanted.topic_name)
-        if wanted.topic_filter_type != SINGLE_TAG:
-            raise RequestError(f"topicFilterType {wanted.topic_filter_type[:64]!r} is not supported: use {SINGLE_TAG}")
-        return TopicConfig(
-            wanted.topic_name,
-            wanted.read_queue_nums,
-            wanted.write_queue_nums,
-            wanted.perm,
-            wanted.order,
-            wanted.topic_sys_flag,
-        )
+    async def _put(self, frame: Frame, topics: Sequence[TopicConfigData]) -> Frame:
+        await self._broker.topics.put([_config_of(one) for one in topics])
+        await self._announce()
+        return frame.answer()
 
-    def _check_name(self, topic: str) -> None:
-        problem = check_client_topic(topic)
-        if not problem and topic in system_topics(self._broker.config):
-            problem = f"the topic {topic} is one of the system's: it can be neither changed nor deleted"
-        if problem:
-            raise RequestError(problem)
+
+def _config_of(wanted: TopicConfigData) -> TopicConfig:
+    """Raises ``RequestError`` and ``InvalidRequestError``."""
+    if wanted.topic_filter_type != SINGLE_TAG:
+        raise RequestError(f"topicFilterType {wanted.topic_filter_type[:64]!r} is not supported: use {SINGLE_TAG}")
+    return TopicConfig(
+        wanted.topic_name,
+        wanted.read_queue_nums,
+        wanted.write_queue_nums,
+        wanted.perm,
+        wanted.order,
+        wanted.topic_sys_flag,
+    )

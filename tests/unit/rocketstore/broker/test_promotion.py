@@ -187,7 +187,7 @@ def test_a_master_looks_for_a_successor_before_it_takes_anything(
     async def look(watch: SuccessorWatch) -> None:
         refusal = one.store.refusal
         seen.append("" if refusal is None else refusal.reason)
-        watch._superseded("another")
+        watch._master.superseded("another")
 
     monkeypatch.setattr(SuccessorWatch, "look", look)
     given = {"storePathRootDir": str(tmp_path / "m"), "listenPort": "0", "namesrvAddr": name_server.address}

@@ -11,10 +11,11 @@ from typing import cast
 import pytest
 
 from dledger.remoting.codes import AnswerCode
-from dledger.remoting.errors import RequestError
 from dledger.rpc import loops
+from rocketstore.broker import stats
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.readers import ReadThreads
+from rocketstore.broker.refusal import Refusal
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.broker_remoting import administration
 from rocketstore.broker_remoting.administration import Administration
@@ -109,9 +110,9 @@ def test_a_read_that_nobody_waits_for_takes_its_thread_until_it_ends() -> None:
 
 
 def test_an_answer_about_too_many_queues_is_not_made() -> None:
-    administration.check_queues(administration.QUEUES_MAX)
-    with pytest.raises(RequestError, match="20001 queues"):
-        administration.check_queues(administration.QUEUES_MAX + 1)
+    stats.check_queues(stats.QUEUES_MAX)
+    with pytest.raises(Refusal, match="20001 queues"):
+        stats.check_queues(stats.QUEUES_MAX + 1)
 
 
 def test_one_host_cannot_use_up_what_administrators_may_ask(

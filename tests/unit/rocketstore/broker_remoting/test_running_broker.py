@@ -64,7 +64,7 @@ def test_all_that_mqadmin_asks_of_a_running_broker(client: RemotingSocket, broke
     assert of_the_store <= table.keys()
     assert table["brokerVersionDesc"].startswith("V4_9")
     numbers = [key for key in table if key.startswith(("msg", "send", "pull", "query"))]
-    assert len(numbers) == 15
+    assert len(numbers) == 16
     assert all(table[key].isdigit() for key in numbers)
 
 

@@ -55,6 +55,22 @@ class Others:
         """Nothing is open."""
 
 
+class Watched:
+    """The broker that may have a successor, and what it is told."""
+
+    epoch = 1
+
+    def __init__(self, log: Bytes, told: dict[str, str]) -> None:
+        self.log = log
+        self._told = told
+
+    def superseded(self, why: str) -> None:
+        self._told["superseded"] = why
+
+    def suspected(self, why: str) -> None:
+        self._told["suspected"] = why
+
+
 def looked(own: Bytes, others: Bytes, *, begin: int) -> tuple[bool, bool, int]:
     """Whether the broker with this log is superseded by the other one, suspects it, and how often it has asked."""
     told: dict[str, str] = {}
@@ -66,10 +82,7 @@ def looked(own: Bytes, others: Bytes, *, begin: int) -> tuple[bool, bool, int]:
         watch = SuccessorWatch(
             config,
             lambda: "127.0.0.1:3",
-            lambda: 1,
-            lambda why: told.update(superseded=why),
-            lambda why: told.update(suspected=why),
-            own,
+            Watched(own, told),
             client,
             client,
         )
