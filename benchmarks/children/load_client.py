@@ -17,20 +17,18 @@ from typing import Any
 import grpc
 
 from cluster.local.tls import client_security
-from dledger.client import Appender, AppendFuture, ClientSecurity, DLedgerClient
-from dledger.client.appender import ENTRY_OVERHEAD_BYTES
+from dledger.client import AppendFuture, ClientSecurity, DLedgerClient
 from dledger.errors import DLedgerError
 from dledger.rpc import options
 from dledger.rpc.clients import codec as client_codec
 from dledger.rpc.clients.codec import Append
-from dledger.values import MIB
 
 
 class Pipeline:
     """Keeps at most ``window`` appends outstanding, like a program that sends records and checks each result."""
 
-    def __init__(self, appender: Appender, window: int) -> None:
-        self._appender = appender
+    def __init__(self, client: DLedgerClient, window: int) -> None:
+        self._client = client
         self._window = window
         self._outstanding: deque[AppendFuture] = deque()
         self.acknowledged = 0
@@ -39,7 +37,7 @@ class Pipeline:
         """Append for this many seconds; returns acknowledged appends per second. Raises the first append's error, if
         any.
         """
-        outstanding, window, append = self._outstanding, self._window, self._appender.append
+        outstanding, window, append = self._outstanding, self._window, self._client.submit
         first, started = self.acknowledged, time.perf_counter()
         while (now := time.perf_counter()) < started + seconds:
             while len(outstanding) < window:
@@ -49,7 +47,7 @@ class Pipeline:
 
     def drain(self) -> None:
         """Wait for everything outstanding."""
-        self._appender.flush()
+        self._client.flush()
         while self._outstanding:
             self._settle()
 
@@ -66,13 +64,10 @@ class Pipeline:
 def measure(client: DLedgerClient, command: Mapping[str, Any]) -> dict[str, object]:  # Any: the values of a JSON object
     """Append with ``window`` outstanding; returns entries acknowledged per second after the warm-up."""
     body = os.urandom(command["body_bytes"])
-    # Room for the whole window, so that the window limits the producer on both sides of the comparison.
-    room = 2 * command["window"] * (command["body_bytes"] + ENTRY_OVERHEAD_BYTES)
-    with client.appender(pending_bytes_max=max(room, 8 * MIB), inflight_entries_max=command["window"]) as appender:
-        pipeline = Pipeline(appender, command["window"])
-        pipeline.run(body, command["warmup_seconds"])
-        per_second = pipeline.run(body, command["seconds"])
-        pipeline.drain()
+    pipeline = Pipeline(client, command["window"])
+    pipeline.run(body, command["warmup_seconds"])
+    per_second = pipeline.run(body, command["seconds"])
+    pipeline.drain()
     return {"per_second": per_second}
 
 

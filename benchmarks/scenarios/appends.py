@@ -17,13 +17,13 @@ from benchmarks.peers import etcd, pysyncobj
 from benchmarks.registry import Scenario
 from benchmarks.targets import ETCD, OWN_P50, PYSYNCOBJ
 from cluster.local.group import LocalGroup
-from dledger.client.appender import AppenderOptions
+from dledger.sending.window import WindowOptions
 
 BODY_BYTES: Final = 1024
 PEER_WINDOW: Final = 1000
 """PySyncObj's number of outstanding appends: its published 8,100/s at a p50 of 102 ms imply about this many."""
 WINDOWS: Final = {
-    "append_pipelined": (AppenderOptions().inflight_entries_max, PEER_WINDOW),
+    "append_pipelined": (WindowOptions().inflight_items_max, PEER_WINDOW),
     "append_pipelined_even": (PEER_WINDOW, PEER_WINDOW),
     "append_pipelined_deep": (8000, 8000),
 }

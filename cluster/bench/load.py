@@ -8,14 +8,26 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from cluster.bench.meter import Meter
 from dledger.errors import AccessDeniedError, DLedgerError, InvalidRequestError
-from dledger.sending.futures import SentItem
 from rocketstore.client.errors import NotFoundError
 
-Submit: TypeAlias = Callable[[], SentItem[Any]]  # Any: the result is not used
+
+class SentRecord(Protocol):
+    """A record on its way."""
+
+    def exception(self) -> DLedgerError | None:
+        """Why it was not stored, once it is done."""
+        ...
+
+    def add_done_callback(self, callback: Callable[[Any], object], /) -> object:  # Any: the record itself
+        """Call back with the record once it is done."""
+        ...
+
+
+Submit: TypeAlias = Callable[[], SentRecord]
 OpenClient: TypeAlias = Callable[[], AbstractContextManager[Submit]]
 """Opens a client that is closed at the end of the block; the yielded callable sends one record."""
 _HOPELESS: Final = (AccessDeniedError, InvalidRequestError, NotFoundError)
@@ -115,8 +127,8 @@ class BenchLoad:
             except DLedgerError as error:
                 self._fail(error, room)
 
-    def _answered(self, begun_s: float, room: threading.Semaphore, future: SentItem[Any]) -> None:
-        error = future.exception()
+    def _answered(self, begun_s: float, room: threading.Semaphore, record: SentRecord) -> None:
+        error = record.exception()
         if error is not None:
             self._fail(error, room)
             return

@@ -159,16 +159,11 @@ Examples:
 def append(wanted: _Wanted, target: GroupTarget) -> None:
     """Append entries and report rate, latencies and errors."""
     body = os.urandom(wanted.size)
-    plan = wanted.plan
 
     @contextmanager
     def open_client() -> Iterator[Submit]:
-        room = plan.in_flight * (wanted.size + _OVERHEAD_BYTES)
-        with (
-            closing(target.connect()) as client,
-            client.appender(pending_bytes_max=room, inflight_entries_max=plan.in_flight) as appender,
-        ):
-            yield partial(appender.append, body)
+        with closing(target.connect()) as client:
+            yield partial(client.submit, body)
 
     with closing(target.connect()) as client:
         client.metadata()  # fails once with the usual error if nobody answers, instead of once per record

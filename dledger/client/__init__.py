@@ -1,4 +1,4 @@
-"""Clients of a group: ``DLedgerClient`` for threads, ``AsyncDLedgerClient`` for asyncio.
+"""The client of a group: ``DLedgerClient`` for threads; the same for asyncio is ``dledger.client.aio.DLedgerClient``.
 
 Everything that an application needs is imported from here, errors included; a name's module is loaded when the name is
 first used.
@@ -12,11 +12,9 @@ from dledger.late_names import late_names
 
 if TYPE_CHECKING:
     from dledger.client.aio.large_reads import ReadFrom
-    from dledger.client.appender import Appender, AppendFuture, AppendManyFuture, AsyncAppender
-    from dledger.client.over_grpc import AsyncDLedgerClient
+    from dledger.client.blocking import AppendFuture, DLedgerClient
     from dledger.client.security import ClientSecurity, TlsFiles
     from dledger.client.shared import AppendResult
-    from dledger.client.sync import DLedgerClient
     from dledger.errors import (
         AccessDeniedError,
         AppendsNotServedError,
@@ -51,12 +49,8 @@ if TYPE_CHECKING:
 __all__ = [
     "AccessDeniedError",
     "AppendFuture",
-    "AppendManyFuture",
     "AppendResult",
-    "Appender",
     "AppendsNotServedError",
-    "AsyncAppender",
-    "AsyncDLedgerClient",
     "ClientSecurity",
     "ConfigError",
     "DLedgerClient",
@@ -95,16 +89,12 @@ __getattr__ = late_names(
     __name__,
     {
         "AccessDeniedError": "dledger.errors",
-        "AppendFuture": "dledger.client.appender",
-        "AppendManyFuture": "dledger.client.appender",
+        "AppendFuture": "dledger.client.blocking",
         "AppendResult": "dledger.client.shared",
-        "Appender": "dledger.client.appender",
         "AppendsNotServedError": "dledger.errors",
-        "AsyncAppender": "dledger.client.appender",
-        "AsyncDLedgerClient": "dledger.client.over_grpc",
         "ClientSecurity": "dledger.client.security",
         "ConfigError": "dledger.errors",
-        "DLedgerClient": "dledger.client.sync",
+        "DLedgerClient": "dledger.client.blocking",
         "DLedgerError": "dledger.errors",
         "DiskFullError": "dledger.errors",
         "EmptyBatchError": "dledger.errors",

@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
@@ -173,6 +173,7 @@ class DLedgerClient:
         A program that ends without it does the same, at most for ``timeout_s``.
         """
         self._end()
+        self._runner.join()
 
     # --- append -------------------------------------------------------------------------------------------------------
 
@@ -261,7 +262,7 @@ class DLedgerClient:
             )
         )
 
-    def follow(self, first_index: int, *, address: str | None = None) -> Iterator[Entry]:
+    def follow(self, first_index: int, *, address: str | None = None) -> Generator[Entry, None, None]:
         """Yield every committed entry from ``first_index`` on, endlessly; switches to another node when one fails.
 
         Raises ``UnavailableError`` when no node answers for ``timeout_s``. Close the iterator (or the client) to stop.
@@ -281,7 +282,7 @@ class DLedgerClient:
         read_from: ReadFrom = ReadFrom.LEADER,
         address: str | None = None,
         timeout_s: float | None = None,
-    ) -> Iterator[LogChunk]:
+    ) -> Generator[LogChunk, None, None]:
         """Yield committed entries as they are stored, from ``first_index`` to before ``end_index`` (None: all that the
         member asked knows to be committed), in chunks of about ``chunk_bytes``: see ``aio.DLedgerClient``, which says
         what it raises, too.
@@ -307,7 +308,7 @@ class DLedgerClient:
         read_from: ReadFrom = ReadFrom.LEADER,
         address: str | None = None,
         timeout_s: float | None = None,
-    ) -> Iterator[BlockDigest]:
+    ) -> Generator[BlockDigest, None, None]:
         """Yield checksums of the blocks of a member's committed log up to ``end_position`` (None: all that it has): see
         ``aio.DLedgerClient``.
         """
@@ -362,7 +363,7 @@ class DLedgerClient:
         """The status of every member, or the error that prevented it. Raises ``UnavailableError`` if none answers."""
         return self._runner.run(lambda: self._client.members_status(timeout_s=timeout_s))
 
-    def watch_role(self, address: str | None = None) -> Iterator[RoleEvent]:
+    def watch_role(self, address: str | None = None) -> Generator[RoleEvent, None, None]:
         """Yield a node's current role, then every change, endlessly; switches nodes unless ``address`` is given."""
         return self._iterated(lambda: self._client.watch_role(address))
 
@@ -376,7 +377,7 @@ class DLedgerClient:
         if self._runner.is_current:
             raise UnavailableError("a callback of the client must not wait for the client: use submit")
 
-    def _iterated(self, begin: Callable[[], AsyncGenerator[_T, None]]) -> Iterator[_T]:
+    def _iterated(self, begin: Callable[[], AsyncGenerator[_T, None]]) -> Generator[_T, None, None]:
         found = begin()
 
         async def following() -> list[_T]:
@@ -499,8 +500,11 @@ def _close(runner: LoopRunner, client: AsyncClient, queue: _SubmitQueue, process
         queue.fail(UnavailableError("the client is closed"))
         await client.close()
 
+    if runner.is_running and runner.is_current:  # a callback closes it, or the collector
+        runner.close_after(close)
+        return
     try:
-        if runner.is_running and not runner.is_current:
+        if runner.is_running:
             runner.run(close)
     finally:
         runner.close()

@@ -31,6 +31,7 @@ class LoopRunner:
         self._posted: deque[Callable[[], object]] = deque()
         self._scheduled = False
         self._is_closed = False
+        self._ending: asyncio.Task[object] | None = None
         mind_forks(self)
 
     def leave_behind(self) -> None:
@@ -89,6 +90,16 @@ class LoopRunner:
         except asyncio.CancelledError:
             raise UnavailableError(_CLOSED) from None
 
+    def close_after(self, make: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """On the loop's own thread, which cannot wait: end the loop once this coroutine is done."""
+        self._ending = asyncio.get_running_loop().create_task(make())
+        self._ending.add_done_callback(lambda _: self.close())
+
+    def join(self) -> None:
+        """Wait for the end of a loop that is being closed; on its own thread, do not."""
+        if self._thread is not None and not self.is_current:
+            self._thread.join()
+
     def close(self) -> None:
         """End the loop, cancel what is left, and join the thread. Idempotent."""
         with self._lock:
@@ -96,8 +107,7 @@ class LoopRunner:
             loop, stop, thread = self._loop, self._stop, self._thread
             if loop is not None and stop is not None and thread is not None and thread.is_alive():
                 loop.call_soon_threadsafe(stop.set)
-        if thread is not None and not self.is_current:
-            thread.join()
+        self.join()
 
     def _cancel(self, tasks: list[asyncio.Task[_T]]) -> None:
         def cancel() -> None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from dledger.client.sync import DLedgerClient
+from dledger.client import DLedgerClient
 from dledger.conditions import ConditionKind
 from dledger.errors import CorruptLogError, DLedgerError
 from dledger.store.format import HEADER, EntryHeader, parse_segment_name, segment_name

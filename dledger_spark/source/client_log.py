@@ -1,4 +1,4 @@
-"""A group's log over gRPC. Clients are created on first use, one per process, and kept: Spark forks its workers.
+"""A group's log over the network. Clients are created on first use, one per process, and kept: Spark forks its workers.
 
 A worker runs many tasks, one after the other, so a connection is worth keeping; one made before a fork would be shared
 with the parent, so clients are keyed by process id, too.
@@ -17,15 +17,14 @@ from typing import Final, Generic, TypeVar
 from dledger.client import DLedgerClient, ReadFrom, ReadMode
 from dledger.client.discovery import DISCOVERY_TIMEOUT_S
 from dledger.client.shared import is_retried_read
-from dledger.errors import AccessDeniedError, DLedgerError, IdentityError, IndexBeforeBeginError
+from dledger.errors import DLedgerError, IdentityError, IndexBeforeBeginError
 from dledger.rpc.clients.bulk_codec import LocatedEntries
 from dledger.rpc.ports import NodeStatus
 from dledger.types import LogChunk, Role
 from dledger_spark.errors import OptionError
 from dledger_spark.options import ReadOptions, SecurityOptions
 from dledger_spark.source.group_log import CommittedRange, TrimmedError
-from rocketstore.client.admin import Admin
-from rocketstore.client.errors import NotFoundError
+from rocketstore.client import Admin, ForbiddenError, NotFoundError
 
 _CLIENTS_MAX: Final = 8
 
@@ -87,7 +86,7 @@ def _is_hidden(admin: Admin, topic: str) -> bool:
         admin.topic(topic)
     except NotFoundError:
         return False
-    except AccessDeniedError:
+    except ForbiddenError:
         return True
     return True  # made meanwhile
 
@@ -168,11 +167,11 @@ class ClientLog:
         options = self.options
         admin = shared_admin(options.servers, options.security)
         topics: Sequence[str] = options.topics
-        if options.topic_pattern:
-            topics = [one.name for one in admin.topics() if re.fullmatch(options.topic_pattern, one.name)]
-            if not topics:  # no names would mean all
-                return
-        admin.commit_position(consumer_group, index=index, topics=topics)
+        if not topics:
+            every = [one.name for one in admin.topics()]
+            topics = [one for one in every if re.fullmatch(options.topic_pattern or ".*", one)]
+        (position,) = self.positions_of((index,))
+        admin.commit_position(consumer_group, position, topics)
 
     def check_topics(self) -> None:
         """Raises ``OptionError`` for a subscribed topic that does not exist, as Kafka's source does.

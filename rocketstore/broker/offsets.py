@@ -12,12 +12,13 @@ from dledger.errors import DLedgerError
 from rocketstore.broker.creation_quota import CreationQuota
 from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.ports import StateDone
+from rocketstore.broker.positions import COMMITTED_AT_ONCE, LogPositions
 from rocketstore.broker.readers import ReadThreads
 from rocketstore.broker.refusal import Refusal
 from rocketstore.broker.state_changes import StateChanges
 from rocketstore.broker.topics import Topics
 from rocketstore.state.broker_state import BrokerState
-from rocketstore.state.changes import OFFSETS_MAX, check_group
+from rocketstore.state.changes import OFFSETS_MAX, QueueOffset, check_group
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import PutResult, QueueKey
 
@@ -57,6 +58,7 @@ class Offsets:
         self._changes = changes
         self._readers = readers
         self._made_groups = made_groups
+        self._positions = LogPositions(store, topics)
         self._pulled: dict[tuple[str, str, int], _Pulled] = {}
         self._pulled_timer: asyncio.TimerHandle | None = None
 
@@ -120,6 +122,20 @@ class Offsets:
         for start in range(0, len(offsets), OFFSETS_MAX):
             some = offsets[start : start + OFFSETS_MAX]
             await self._changes.make(partial(self._state.commit_offsets, target, some, True))
+
+    async def commit_position(self, owner: str, group: str, position: int, topics: Sequence[str]) -> list[QueueOffset]:
+        """A group that reads the log itself has consumed everything of these topics before ``position``; the offsets
+        that this means, of which none moves back. Raises ``Refusal``.
+        """
+        self._mastership.require()
+        self._take_group(owner, group)
+        reached = (await self._readers.run(self._positions.of_position, position, topics)).offsets
+        noted = {(one.topic, one.queue_id): one.offset for one in self._state.offsets(group)}
+        news = [one for one in reached if one.offset > noted.get((one.topic, one.queue_id), NONE)]
+        for start in range(0, len(news), COMMITTED_AT_ONCE):
+            some = news[start : start + COMMITTED_AT_ONCE]
+            await self._changes.make(partial(self._state.commit_offsets, group, some, False))
+        return list(reached)
 
     def commit_soon(self, owner: str, group: str, topic: str, queue_id: int, offset: int) -> None:
         """The offset committed with a pull: the last one counts, soon, and the pull does not depend on it."""

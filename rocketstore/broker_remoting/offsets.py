@@ -10,7 +10,14 @@ from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
 from rocketstore.broker.offsets import NONE, Offsets
-from rocketstore.remoting.group_offsets import CommitGroupOffsets, FetchedOffsets, FetchOffsets, encode_committed
+from rocketstore.remoting.group_offsets import (
+    CommitGroupOffsets,
+    CommitPosition,
+    FetchedOffsets,
+    FetchOffsets,
+    encode_committed,
+    encode_reached,
+)
 from rocketstore.remoting.headers import (
     GroupQueueHeader,
     OffsetAnswer,
@@ -67,6 +74,13 @@ class OffsetRequests:
             owner, wanted.group, wanted.offsets, wanted.incarnation, rewind=wanted.rewind
         )
         return frame.answer(body=encode_committed(current))
+
+    async def commit_position(self, connection: RemotingConnection, frame: Frame) -> Frame:
+        """COMMIT_POSITION."""
+        wanted = CommitPosition.decode(frame.body)
+        owner = self._quota_of(connection, frame).owner
+        reached = await self._offsets.commit_position(owner, wanted.group, wanted.position, wanted.topics)
+        return frame.answer(body=encode_reached(reached))
 
     async def maximum(self, _: RemotingConnection, frame: Frame) -> Frame:
         """GET_MAX_OFFSET."""

@@ -13,7 +13,7 @@ from rocketstore.remoting.bodies.clients import CheckClientBody, HeartbeatData, 
 from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupList
 from rocketstore.remoting.bodies.topics import TopicConfigList
 from rocketstore.remoting.codes import OwnCode, RequestCode
-from rocketstore.remoting.group_offsets import CommitGroupOffsets, FetchOffsets
+from rocketstore.remoting.group_offsets import CommitGroupOffsets, CommitPosition, FetchOffsets
 from rocketstore.remoting.headers import EndTransactionHeader, SendBackHeader, read_header
 
 
@@ -102,6 +102,11 @@ def _committed(frame: Frame) -> Names:
     return Names([topic for topic, *_ in wanted.offsets], (wanted.group,))
 
 
+def _reached(frame: Frame) -> Names:
+    wanted = CommitPosition.decode(frame.body)
+    return Names(wanted.topics, (wanted.group,))
+
+
 def _subscription(frame: Frame) -> Names:
     wanted = CheckClientBody.decode(frame.body)
     return Names((wanted.subscription_data.topic,), (wanted.group,))
@@ -135,6 +140,7 @@ REQUESTS: Final[Mapping[int, Request]] = {
     _CODE.UPDATE_CONSUMER_OFFSET: _OFFSETS,
     OwnCode.FETCH_OFFSETS: Request(Operation.OFFSETS, _fetched),
     OwnCode.COMMIT_OFFSETS: Request(Operation.OFFSETS, _committed),
+    OwnCode.COMMIT_POSITION: Request(Operation.OFFSETS, _reached),
     _CODE.SEARCH_OFFSET_BY_TIMESTAMP: _QUEUE,
     _CODE.GET_MAX_OFFSET: _QUEUE,
     _CODE.GET_MIN_OFFSET: _QUEUE,
@@ -207,6 +213,7 @@ IN_BODY: Final = frozenset(
         _CODE.CHECK_CLIENT_CONFIG,
         OwnCode.FETCH_OFFSETS,
         OwnCode.COMMIT_OFFSETS,
+        OwnCode.COMMIT_POSITION,
     }
 )
 """Requests whose needs are in their bodies, which may be large."""

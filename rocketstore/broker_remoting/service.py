@@ -103,6 +103,7 @@ class RemotingService:
             code.UPDATE_CONSUMER_OFFSET: offsets.update,
             OwnCode.FETCH_OFFSETS: offsets.fetch_many,
             OwnCode.COMMIT_OFFSETS: offsets.commit_many,
+            OwnCode.COMMIT_POSITION: offsets.commit_position,
             code.SEARCH_OFFSET_BY_TIMESTAMP: offsets.by_time,
             code.GET_MAX_OFFSET: offsets.maximum,
             code.GET_MIN_OFFSET: offsets.minimum,

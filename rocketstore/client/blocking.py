@@ -442,6 +442,14 @@ class Admin(BlockingClient):
         """Commit offsets for a group, forwards or backwards; its consumers should be stopped."""
         return self._run(self._admin.set_offsets(group, offsets))
 
+    def commit_position(
+        self, group: str, position: int, topics: Sequence[str], broker: str = ""
+    ) -> dict[MessageQueue, int]:
+        """Record that a group which reads a broker's log itself has consumed everything of these topics before a
+        position in it; returns the offsets that this means.
+        """
+        return self._run(self._admin.commit_position(group, position, topics, broker))
+
     def reset_offsets(self, group: str, topic: str, start: Start) -> dict[MessageQueue, int]:
         """Move a group's offsets in a topic, forwards or backwards; returns where each queue is then."""
         return self._run(self._admin.reset_offsets(group, topic, start))

@@ -14,6 +14,12 @@ which the answer tells. Without ``rewind``, an offset that is lower than the sto
 
     incarnation i64 | rewind 1 byte (0 or 1) | group text | count i32 | count x: topic text | queue i32 | offset i64
     incarnation i64
+
+``COMMIT_POSITION``: a group that reads the log itself has consumed every message of these topics before a position in
+it. The answer has the offsets that this means, of which none moved back::
+
+    position i64 | group text | count i32 | count x: topic text
+    count i32 | count x: topic text | queue i32 | offset i64
 """
 
 from __future__ import annotations
@@ -27,11 +33,16 @@ from rocketstore.remoting.texts import encode_text, read_text
 
 QUEUES_MAX: Final = 1024
 """In one request: a topic has no more at one broker."""
+TOPICS_MAX: Final = 16_384
+REACHED_MAX: Final = 1 << 20
+"""Queues in an answer."""
 _COUNT: Final = Struct(">i")
 _QUEUE: Final = Struct(">i")
 _PLACE: Final = Struct(">iq")
 _I64: Final = Struct(">q")
 _TERMS: Final = Struct(">q?")
+_NOTHING: Final = Struct("")
+_Places = list[tuple[str, tuple[int, ...]]]
 
 
 class FetchOffsets(NamedTuple):
@@ -109,14 +120,61 @@ def decode_committed(data: bytes) -> int:
     return found
 
 
-def _decode(data: bytes, at: int, kind: Struct) -> tuple[str, list[tuple[str, tuple[int, ...]]]]:
+class CommitPosition(NamedTuple):
+    """The body of a COMMIT_POSITION request: a position in the log, and topics, at least one."""
+
+    group: str
+    position: int
+    topics: Sequence[str]
+
+    def encode(self) -> bytes:
+        """Raises ``ValueError`` for what does not fit."""
+        head = (_I64.pack(self.position), encode_text(self.group), _COUNT.pack(len(self.topics)))
+        return b"".join((*head, *map(encode_text, self.topics)))
+
+    @staticmethod
+    def decode(data: bytes) -> CommitPosition:
+        """Raises ``RequestError``."""
+        if len(data) < _I64.size:
+            raise RequestError(f"malformed position: {len(data)} bytes")
+        (position,) = _I64.unpack_from(data)
+        group, topics = _decode(data, _I64.size, _NOTHING, TOPICS_MAX)
+        if position < 0 or not topics:
+            raise RequestError(f"malformed position: {position} in {len(topics)} topics")
+        return CommitPosition(group, position, [topic for topic, _ in topics])
+
+
+def encode_reached(offsets: Sequence[tuple[str, int, int]]) -> bytes:
+    """The body of the answer to COMMIT_POSITION."""
+    places = (encode_text(topic) + _PLACE.pack(queue_id, offset) for topic, queue_id, offset in offsets)
+    return b"".join((_COUNT.pack(len(offsets)), *places))
+
+
+def decode_reached(data: bytes) -> list[tuple[str, int, int]]:
+    """Topics, queues and offsets. Raises ``RequestError``."""
+    return [(topic, queue_id, offset) for topic, (queue_id, offset) in _places(data, 0, _PLACE, REACHED_MAX)]
+
+
+def _decode(
+    data: bytes, at: int, kind: Struct, most: int = QUEUES_MAX
+) -> tuple[str, list[tuple[str, tuple[int, ...]]]]:
     """The group, and each topic with what follows it."""
     try:
         group, at = read_text(data, at)
+    except (error, IndexError, UnicodeDecodeError) as problem:
+        raise RequestError(f"malformed offsets: {problem}") from problem
+    return group, _places(data, at, kind, most)
+
+
+def _places(data: bytes, at: int, kind: Struct, most: int) -> _Places:
+    """Each topic with what follows it."""
+    try:
         (count,) = _COUNT.unpack_from(data, at)
         at += _COUNT.size
-        if not 0 <= count <= QUEUES_MAX:
-            raise RequestError(f"{count} queues: at most {QUEUES_MAX} are taken at once")
+        if not 0 <= count <= most:
+            raise RequestError(
+                f"{count} {'topics' if kind is _NOTHING else 'queues'}: at most {most} are taken at once"
+            )
         places = []
         for _ in range(count):
             topic, at = read_text(data, at)
@@ -126,4 +184,4 @@ def _decode(data: bytes, at: int, kind: Struct) -> tuple[str, list[tuple[str, tu
         raise RequestError(f"malformed offsets: {problem}") from problem
     if at != len(data):
         raise RequestError(f"malformed offsets: {len(data) - at} bytes after the last queue")
-    return group, places
+    return places

@@ -223,8 +223,8 @@ def test_client_flood_starves_no_peer(group: Group) -> None:
     goal = threading.Semaphore(0)
 
     def flood() -> None:
-        with closing(group.client(timeout_s=30)) as client, client.appender() as appender:
-            futures = [appender.append(os.urandom(8).hex().encode() * 64) for _ in range(FLOOD_ACKS // FLOODERS)]
+        with closing(group.client(timeout_s=30)) as client:
+            futures = [client.submit(os.urandom(8).hex().encode() * 64) for _ in range(FLOOD_ACKS // FLOODERS)]
             for future in futures:
                 future.result(60)
             goal.release()

@@ -36,8 +36,7 @@ def secured(adopt: Adopt, tmp_path: Path) -> SecuredGroup:
 
 
 def pipelined(client: DLedgerClient) -> AppendResult:
-    with client.appender(timeout_s=2) as appender:
-        return appender.append(b"x").result(5)
+    return client.submit(b"x").result(5)
 
 
 def everything(client: DLedgerClient) -> dict[str, Callable[[], object]]:
@@ -45,7 +44,7 @@ def everything(client: DLedgerClient) -> dict[str, Callable[[], object]]:
     return {
         "append": lambda: client.append(b"x"),
         "append_many": lambda: client.append_many([b"x"]),
-        "appender": lambda: pipelined(client),
+        "submit": lambda: pipelined(client),
         "read": lambda: client.read(0),
         "follow": lambda: next(iter(client.follow(0))),
         "metadata": lambda: client.metadata(),
@@ -64,7 +63,7 @@ def everything(client: DLedgerClient) -> dict[str, Callable[[], object]]:
         (BOB, {"metadata", "members_status", "watch_role"}, "bob is not allowed to do this: "),
         (
             ALICE,
-            {"append", "append_many", "appender", "read", "follow", "metadata", "members_status", "watch_role"},
+            {"append", "append_many", "submit", "read", "follow", "metadata", "members_status", "watch_role"},
             "alice is not allowed to do this: TransferLeadership requires an account with admin: true",
         ),
     ],
@@ -158,24 +157,22 @@ def test_a_client_goes_on_when_its_node_restarts(secured: SecuredGroup) -> None:
 
 
 def test_a_revoked_key_ends_open_streams(secured: SecuredGroup) -> None:
-    """An idle follower and a busy appender are ended; others do not notice; given back, the key works again."""
+    """An idle follower is ended, what is submitted refused, others do not notice; given back, the key works again."""
     with unharmed(secured), closing(secured.client(security=BOB)) as bob, closing(secured.client()) as root:
         secured.rules.write(RULES.replace("- paid=SUB", "- default=PUB|SUB"))
         wait_until(lambda: allowed(lambda: bob.append(b"bob's")), "the new permission is in force")
         follower = iter(bob.follow(root.metadata().end_index))
         next(follower)
-        appender = bob.appender(timeout_s=2)
-        appender.append(b"bob's").result(5)
+        bob.submit(b"bob's").result(5)
 
         secured.rules.write(RULES.partition("- accessKey: bob")[0])
 
         with pytest.raises(AccessDeniedError):
             for _ in follower:
                 pass
-        wait_until(lambda: not allowed(lambda: appender.append(b"late").result(5)), "the appender is ended")
+        wait_until(lambda: not allowed(lambda: bob.submit(b"late").result(5)), "what is submitted is refused")
         with pytest.raises(AccessDeniedError):
-            appender.append(b"late").result(5)
-        appender.close()
+            bob.submit(b"late").result(5)
         secured.rules.write(RULES.replace("- paid=SUB", "- default=PUB|SUB"))
         wait_until(lambda: allowed(lambda: bob.append(b"again")), "the key is good again")
 

@@ -68,12 +68,12 @@ class Load:
             sequence += len(bodies)
 
     def _pipelined(self, name: str) -> None:
-        with self._client.appender(batch_entries=10) as appender:
-            for number in itertools.count():
-                if self._stop.wait(PACE_S):
-                    return
-                body = b"%s/%d" % (name.encode(), number)
-                appender.append(body).add_done_callback(partial(self._note, body))
+        for number in itertools.count():
+            if self._stop.wait(PACE_S):
+                self._client.flush()
+                return
+            body = b"%s/%d" % (name.encode(), number)
+            self._client.submit(body).add_done_callback(partial(self._note, body))
 
     def _note(self, body: bytes, done: AppendFuture) -> None:
         error = done.exception(0)

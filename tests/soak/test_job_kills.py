@@ -142,9 +142,9 @@ def test_a_replay_that_is_killed_is_completed_by_the_next(tmp_path: Path) -> Non
 def test_a_write_with_a_writer_id_survives_its_driver(tmp_path: Path) -> None:
     """Killed while tasks hold rows back, twice: who writes the same under the same name adds what is missing."""
     with LocalGroup(tmp_path / "source", size=1) as source, LocalBrokers(tmp_path / "sink", size=1) as sink:
-        with source.client(60) as client, client.appender() as appender:
+        with source.client(60) as client:
             for number in range(COPIED):
-                appender.append((b"%d" % number).ljust(BODY_BYTES))
+                client.submit((b"%d" % number).ljust(BODY_BYTES))
         sink.master()
         with Admin(sink.addresses, timeout_s=30) as admin:
             admin.put_topic(TopicInfo("copied", 4, 4))

@@ -88,9 +88,9 @@ def test_a_job_that_reads(cluster: StandaloneCluster, tmp_path: Path) -> None:
 def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalGroup]:
     """A group whose log holds numbers."""
     with LocalGroup(tmp_path_factory.mktemp("source"), size=1) as group:
-        with group.client(60) as client, client.appender() as appender:
+        with group.client(60) as client:
             for number in range(ENTRIES):
-                appender.append((b"%d" % number).ljust(BODY_BYTES))
+                client.submit((b"%d" % number).ljust(BODY_BYTES))
         yield group
 
 

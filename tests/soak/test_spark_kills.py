@@ -59,6 +59,6 @@ def test_copying_stream_survives_kills_of_drivers_and_leaders(tmp_path: Path) ->
 
 def produce(source: LocalGroup) -> None:
     """Numbers, in order, each once."""
-    with source.client(60) as client, client.appender() as appender:
+    with source.client(60) as client:
         for number in range(ENTRIES):
-            appender.append(b"%d" % number)
+            client.submit(b"%d" % number)

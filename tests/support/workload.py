@@ -1,4 +1,4 @@
-"""A background load: single appends, a pipelined appender and linearizable reads, all recorded in a ``History``."""
+"""A background load: single appends, pipelined ones and linearizable reads, all recorded in a ``History``."""
 
 from __future__ import annotations
 
@@ -105,13 +105,13 @@ class Workload:
 
     def _append_pipelined(self, who: str) -> None:
         in_flight: deque[tuple[bytes, float, AppendFuture]] = deque()
-        with closing(self._client()) as client, client.appender() as appender:
+        with closing(self._client()) as client:
             for value in self._values(who):
                 if self._stopping.wait(self._pace_s / 8):
                     break
                 began = time.monotonic()
                 try:
-                    in_flight.append((value, began, appender.append(value)))
+                    in_flight.append((value, began, client.submit(value)))
                 except DLedgerError as error:
                     self._record(value, began, None, error)
                 while in_flight and (in_flight[0][2].done() or len(in_flight) >= IN_FLIGHT_MAX):

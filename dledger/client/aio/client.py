@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Final, Self
 from dledger.backoff import Backoff
 from dledger.client.aio.append_stream import AppendStreams
 from dledger.client.aio.calls import Calls
-from dledger.client.aio.connections import ROLE_CHANGES_MAX, NodeConnections
+from dledger.client.aio.connections import ROLE_CHANGES_MAX, NodeConnections, NodeLink
 from dledger.client.aio.large_reads import LargeReads, ReadFrom, ReadTarget
-from dledger.client.appends import DIRECT, INFLIGHT_REQUESTS_MAX, RULES, AppendBatch
+from dledger.client.appends import DIRECT, INFLIGHT_REQUESTS_MAX, RULES, AppendBatch, too_large
 from dledger.client.discovery import DISCOVERY_TIMEOUT_S, Directory, nobody_answers, parse_addresses, report_of_node
 from dledger.client.shared import (
+    REQUEST_BYTES_MAX,
     RETRY_WAIT_S_MAX,
     RETRY_WAIT_S_MIN,
     AppendResult,
@@ -31,7 +32,7 @@ from dledger.remoting.log import codec
 from dledger.remoting.log.codes import LogCode
 from dledger.rpc.clients import codec as messages
 from dledger.rpc.clients.bulk_codec import BlockDigests, FetchLog, Locate, LocatedEntries
-from dledger.rpc.clients.codec import Read, ReadMode
+from dledger.rpc.clients.codec import Append, Read, ReadMode
 from dledger.rpc.ports import NodeStatus, RoleEvent
 from dledger.sending.aio import AsyncLinks, AsyncSender, BatchStream, OnAnswer, OnEnd
 from dledger.sending.aio_futures import AsyncSentItem, AsyncSentMany, wait_for_batch
@@ -451,6 +452,7 @@ class DLedgerClient:
     ) -> list[AppendResult]:
         if not bodies:
             raise EmptyBatchError("an append needs at least one entry")
+        await self._check_sizes(bodies, deadline)
         results: list[AppendResult] = []
         for part in split(bodies):
             number = None if sequence is None else sequence + len(results)
@@ -461,6 +463,20 @@ class DLedgerClient:
             except DLedgerError as error:
                 raise partly_appended(error, len(results)) from None
         return results
+
+    async def _check_sizes(self, bodies: Sequence[bytes], deadline: Deadline) -> None:
+        """Refuse a body too large for any request before the parts in front of it are stored."""
+        largest = max(map(len, bodies))
+        if len(bodies) == 1 or largest <= REQUEST_BYTES_MAX:  # which every node takes
+            return
+
+        async def ask(address: str, until: Deadline) -> NodeLink:
+            return await self._connections.link(address, until)
+
+        link = await self._calls.at_leader(ask, deadline)
+        fits = link.request_bytes_max - len(codec.encode_append(0, Append(self.group, [b""])))
+        if largest > fits:
+            raise too_large(f"an entry has {largest} bytes, and {link.address} takes at most {fits} in a request")
 
     async def _open_stream(
         self, timeout_s: float, on_answer: OnAnswer[None, AppendResult], on_end: OnEnd[None, AppendResult]

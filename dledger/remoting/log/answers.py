@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from dledger.errors import DLedgerError, PendingFullError, RequestTimeoutError, ShutdownError, UnavailableError, told
+from dledger.errors import (
+    AccessDeniedError,
+    DLedgerError,
+    PendingFullError,
+    RequestTimeoutError,
+    ShutdownError,
+    UnavailableError,
+    told,
+)
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame, HeaderForm, encode
 from dledger.rpc.clients.codec import decode_error, encode_error
@@ -21,7 +29,8 @@ def error_answer(request: Frame, error: DLedgerError) -> Frame:
 def error_of(answer: Frame, address: str) -> DLedgerError:
     """The error that an answer from ``address`` tells of; also one of a server that knows none of ours."""
     if answer.body:
-        return decode_error(answer.body)
+        error = decode_error(answer.body)
+        return AccessDeniedError(f"{address}: {error}") if isinstance(error, AccessDeniedError) else error
     why = f"{address} refused the request: {answer.remark or f'code {answer.code}'}"
     match answer.code:
         case AnswerCode.SYSTEM_BUSY:

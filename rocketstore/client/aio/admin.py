@@ -60,7 +60,9 @@ from rocketstore.remoting.bodies.runtime import RuntimeInfo
 from rocketstore.remoting.bodies.stats import ConsumeStats, TopicOffset, TopicStatsTable
 from rocketstore.remoting.bodies.topics import TopicConfigTable
 from rocketstore.remoting.body import Body
+from rocketstore.remoting.codes import OwnCode
 from rocketstore.remoting.codes import RequestCode as Code
+from rocketstore.remoting.group_offsets import CommitPosition, decode_reached
 from rocketstore.remoting.headers import (
     BrokerNameHeader,
     ConsumeStatsHeader,
@@ -376,6 +378,27 @@ class Admin:
     async def set_offsets(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
         """Commit offsets for a group, forwards or backwards; its consumers should be stopped."""
         await self._set_offsets(group, offsets, self._deadline())
+
+    async def commit_position(
+        self, group: str, position: int, topics: Sequence[str], broker: str = ""
+    ) -> dict[MessageQueue, int]:
+        """Record that a group which reads a broker's log itself has consumed everything of these topics before a
+        position in it, so that its lag is visible; of our brokers only.
+
+        Returns the offsets that this means; none moves back. Messages that are not in their queues yet are left for the
+        next call. Raises ``NotFoundError`` for an unknown topic.
+        """
+        if not topics:
+            return {}
+        deadline = self._deadline()
+        name = (await self._cluster.broker(broker, deadline)).name
+        body = CommitPosition(group, position, topics).encode()
+        answer = await self._cluster.ask_master(name, OwnCode.COMMIT_POSITION, body=body, deadline=deadline)
+        try:
+            reached = decode_reached(answer.body)
+        except RequestError as error:
+            raise BadAnswerError(f"brokers {name} answered with offsets that cannot be read: {error}") from error
+        return {MessageQueue(topic, name, queue_id): offset for topic, queue_id, offset in reached}
 
     async def reset_offsets(self, group: str, topic: str, start: Start) -> dict[MessageQueue, int]:
         """Move a group's offsets in a topic, forwards or backwards; returns where each queue is then.

@@ -38,7 +38,7 @@ status = os.waitpid(pid, 0)[1]
 assert status == 0, status
 """
 CASES = {
-    "appender": ("one = DLedgerClient(sys.argv[1]).appender()", "one.append(b'x').result(10)", "one.close()"),
+    "submit": ("one = DLedgerClient(sys.argv[1])", "one.submit(b'x').result(10)", "one.close()"),
     "log": ("one = DLedgerClient(sys.argv[1])", "one.append(b'x')", "one.close()"),
 }
 
@@ -49,7 +49,7 @@ def run(program: str, address: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("name", ["appender", "log"])
+@pytest.mark.parametrize("name", ["submit", "log"])
 def test_clients_of_the_log(name: str) -> None:
     """Their locks may be held by threads that are not in the child, and gRPC's are not there, either."""
     setup, use, close = CASES[name]

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from dledger.errors import AccessDeniedError, IndexBeforeBeginError
+from dledger.errors import IndexBeforeBeginError
 from dledger_spark.errors import OptionError
 from dledger_spark.options import ReadOptions
 from dledger_spark.source.client_log import ClientLog
 from dledger_spark.source.group_log import TrimmedError
-from rocketstore.client.admin import Admin
-from rocketstore.client.topics import TopicInfo
+from rocketstore.client import Admin, ForbiddenError, TopicInfo
+from rocketstore.state.changes import TopicConfig
 from tests.support.fake_group import FakeGroup, fake_group
-from tests.unit.rocketstore.broker.harness import Harness
+from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness
 
 ALL = 50
 WRONG = IndexBeforeBeginError("entry 7 is no longer kept here")
@@ -89,15 +89,15 @@ def test_what_is_kept_is_never_called_trimmed(group: FakeGroup, read_from: str) 
         indexes(log, 7, ALL)
 
 
-def subscribed(broker: Harness, **options: str) -> ClientLog:
+def subscribed(broker: RemotingHarness, **options: str) -> ClientLog:
     """The log of a broker with the topic T, as a reader of these topics sees it."""
-    servers = {"bootstrap.servers": broker.address, "fetchTimeoutMs": "10000"}
+    servers = {"bootstrap.servers": f"127.0.0.1:{broker.remoting_port}", "fetchTimeoutMs": "10000"}
     return ClientLog(ReadOptions.parse({**servers, **options}))
 
 
 def test_a_topic_that_does_not_exist_is_an_error_unless_losses_are_none() -> None:
     """Whatever else is subscribed to; a deleted topic's messages can be read so."""
-    with Harness() as broker:
+    with RemotingHarness(None, TopicConfig("T", 4, 4)) as broker:
         subscribed(broker, subscribe="T").check_topics()
         subscribed(broker, subscribe="T,U", failOnDataLoss="false").check_topics()
         subscribed(broker, subscribePattern="U.*").check_topics()
@@ -108,9 +108,9 @@ def test_a_topic_that_does_not_exist_is_an_error_unless_losses_are_none() -> Non
 def test_a_topic_that_one_may_not_see_counts_as_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever may read the log may read it by a topic's name, although the broker tells nothing of the topic."""
 
-    def denied(_admin: Admin, name: str) -> TopicInfo:
-        raise AccessDeniedError(f"{name} is denied")
+    def denied(_admin: Admin, name: str) -> list[TopicInfo]:
+        raise ForbiddenError(f"{name} is denied")
 
     monkeypatch.setattr(Admin, "topic", denied)
-    with Harness() as broker:
+    with RemotingHarness(None, TopicConfig("T", 4, 4)) as broker:
         subscribed(broker, subscribe="T,hidden").check_topics()

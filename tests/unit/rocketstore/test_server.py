@@ -16,8 +16,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from cluster.local.group import free_ports
-from dledger.client import ClientSecurity
-from dledger.client.blocking import DLedgerClient
+from dledger.client import ClientSecurity, DLedgerClient
 from dledger.errors import (
     AccessDeniedError,
     AppendsNotServedError,

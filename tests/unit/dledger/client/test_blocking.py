@@ -148,7 +148,7 @@ def test_a_follower_and_a_watcher_end_with_their_iterators(group: FakeGroup, cli
     assert next(entries).body == b"c"
     group.elect(1)
     assert next(roles).role in (Role.LEADER, Role.FOLLOWER)
-    roles.close()  # type: ignore[attr-defined]  # it is a generator
+    roles.close()
     failed: list[BaseException] = []
 
     def follow() -> None:
@@ -209,14 +209,14 @@ def test_everything_acknowledged_is_there_once_whoever_leads(tmp_path: Path) -> 
 
 SUBMITTING = """
 import sys
-from dledger.client.blocking import DLedgerClient
+from dledger.client import DLedgerClient
 client = DLedgerClient(sys.argv[1])
 for number in range(100):
     client.submit(b"%d" % number)
 """
 FORKING = """
 import os, signal, sys
-from dledger.client.blocking import DLedgerClient
+from dledger.client import DLedgerClient
 from dledger.errors import UnavailableError
 client = DLedgerClient(sys.argv[1])
 client.append(b"a")
@@ -241,7 +241,7 @@ client.close()
 """
 INTERRUPTED = """
 import os, signal, sys, threading, time
-from dledger.client.blocking import DLedgerClient
+from dledger.client import DLedgerClient
 client = DLedgerClient(sys.argv[1], timeout_s=60)
 threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
 from dledger.client import DLedgerClient
+from dledger.client.aio import client as module
 from dledger.client.appends import INFLIGHT_REQUESTS_MAX
 from dledger.errors import (
     DLedgerError,
@@ -32,6 +34,18 @@ from tests.support.waiting import wait_until
 def group() -> Iterator[FakeGroup]:
     with fake_group() as made:
         yield made
+
+
+@pytest.fixture
+def single(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each entry that is submitted has a request of its own."""
+    monkeypatch.setattr(module, "_SUBMITTED", replace(module._SUBMITTED, batch_items=1))
+
+
+@pytest.fixture
+def tens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten entries go in a request, at most."""
+    monkeypatch.setattr(module, "_SUBMITTED", replace(module._SUBMITTED, batch_items=10))
 
 
 @pytest.fixture
@@ -136,14 +150,15 @@ def test_a_client_that_was_forgotten_goes_on_under_a_new_name(client: DLedgerCli
     assert group.nodes[0].bodies() == [b"a", b"b"]
 
 
-def test_what_waits_behind_a_forgotten_append_in_doubt_goes_on_at_once(client: DLedgerClient, group: FakeGroup) -> None:
+@pytest.mark.usefixtures("single")
+def test_what_waits_behind_a_forgotten_append_in_doubt_goes_on_at_once(group: FakeGroup) -> None:
     """Nothing can tell any more what became of it, so that is told; the rest does not wait out its time-out."""
     node = group.nodes[0]
-    with client.appender(batch_entries=1, timeout_s=20) as appender:
-        appender.append(b"a").result()
+    with DLedgerClient(group.addresses, timeout_s=20) as client:
+        client.submit(b"a").result(8)
         node.fail_appends = [TermChangedError("lost")]
         node.producers.clear()
-        futures = [appender.append(b"%d" % number) for number in range(10)]
+        futures = [client.submit(b"%d" % number) for number in range(10)]
 
         with pytest.raises(DLedgerError) as caught:
             futures[0].result(timeout=8)
@@ -171,13 +186,13 @@ def test_without_room_for_a_producer_appends_are_not_numbered(client: DLedgerCli
         client.append_as("job", 0, [b"d"])
 
 
-def test_an_appender_goes_on_without_room_for_a_producer(client: DLedgerClient, group: FakeGroup) -> None:
+@pytest.mark.usefixtures("single")
+def test_what_is_submitted_goes_on_without_room_for_a_producer(client: DLedgerClient, group: FakeGroup) -> None:
     """All is stored, once and in order, though nothing is numbered."""
     node = group.nodes[0]
     node.fail_appends = [TooManyProducersError("4096 producers")]
 
-    with client.appender(batch_entries=2) as appender:
-        futures = [appender.append(b"%d" % number) for number in range(20)]
+    futures = [client.submit(b"%d" % number) for number in range(20)]
 
     assert [future.result().index for future in futures] == list(range(20))
     assert node.bodies() == [b"%d" % number for number in range(20)]
@@ -261,41 +276,39 @@ def test_an_interrupted_append_does_not_hold_up_others(client: DLedgerClient, gr
     assert errors[0].outcome == "unknown"
 
 
-def test_an_appender_repeats_what_is_unknown_and_keeps_the_order(client: DLedgerClient, group: FakeGroup) -> None:
+@pytest.mark.usefixtures("tens")
+def test_what_is_unknown_is_repeated_and_keeps_the_order(client: DLedgerClient, group: FakeGroup) -> None:
     """Many batches under way, answers lost, refusals in between: every entry is stored once, in order."""
     bodies = [b"%04d" % number for number in range(300)]
-    with client.appender(batch_entries=10) as appender:
-        appender.append(b"first").result(5)
-        group.nodes[0].hold = True
-        futures = [appender.append(body) for body in bodies]
-        wait_until(lambda: len(group.nodes[0].held) > 3, "in flight")
-        group.elect(1)
-        group.nodes[1].fail_appends = [None, TermChangedError("lost"), PendingFullError("full"), None, None]
-        group.kill(0)
-        places = [future.result(20).index for future in futures]
+    client.submit(b"first").result(5)
+    group.nodes[0].hold = True
+    futures = [client.submit(body) for body in bodies]
+    wait_until(lambda: len(group.nodes[0].held) > 3, "in flight")
+    group.elect(1)
+    group.nodes[1].fail_appends = [None, TermChangedError("lost"), PendingFullError("full"), None, None]
+    group.kill(0)
 
+    assert [future.result(20).index for future in futures] == list(range(1, 301))
     assert group.nodes[1].bodies() == [b"first", *bodies]
-    assert places == list(range(1, 301))
-    assert appender.failed_entries == 0
 
 
-def test_an_appender_leaves_a_frozen_leader(client: DLedgerClient, group: FakeGroup) -> None:
+def test_what_is_submitted_leaves_a_frozen_leader(group: FakeGroup) -> None:
     """Long before its deadline."""
-    with client.appender(timeout_s=60) as appender:
-        appender.append(b"a").result(5)
+    with DLedgerClient(group.addresses, timeout_s=60) as client:
+        client.submit(b"a").result(5)
         group.nodes[0].hold = True
-        frozen = appender.append(b"b")
+        frozen = client.submit(b"b")
         wait_until(lambda: len(group.nodes[0].held) == 1, "in flight")
         group.elect(2)
 
         assert frozen.result(15).index == 1
 
 
-def test_an_appender_goes_on_after_a_batch_that_was_refused() -> None:
-    """Its number is given to what comes next, under the same name."""
+@pytest.mark.usefixtures("single")
+def test_what_follows_a_refused_batch_is_stored_under_the_same_name() -> None:
+    """The number of the refused one is given to what comes next."""
     with fake_group(1, max_entry_bytes=1000) as group, DLedgerClient(group.addresses, timeout_s=60) as client:
-        with client.appender(batch_entries=1) as appender:
-            futures = [appender.append(body) for body in (b"a", b"x" * 2000, b"b", b"c", b"x" * 2000, b"d")]
+        futures = [client.submit(body) for body in (b"a", b"x" * 2000, b"b", b"c", b"x" * 2000, b"d")]
 
         errors = [type(future.exception()) for future in futures]
         assert errors == [type(None), EntryTooLargeError, type(None), type(None), EntryTooLargeError, type(None)]
@@ -303,14 +316,15 @@ def test_an_appender_goes_on_after_a_batch_that_was_refused() -> None:
         assert len(group.nodes[0].producers) == 1
 
 
-def test_an_appender_takes_another_name_after_an_unknown_end(client: DLedgerClient, group: FakeGroup) -> None:
+@pytest.mark.usefixtures("single")
+def test_after_an_unknown_end_another_name_is_taken(group: FakeGroup) -> None:
     """What was given up may be stored; what comes later must not depend on that."""
-    with client.appender(batch_entries=1, timeout_s=0.4) as appender:
-        appender.append(b"a").result(5)
+    with DLedgerClient(group.addresses, timeout_s=0.4) as client:
+        client.submit(b"a").result(5)
         group.nodes[0].fail_appends = [TermChangedError("lost")] * 1000
-        lost = appender.append(b"lost").exception(5)
+        lost = client.submit(b"lost").exception(5)
         group.nodes[0].fail_appends = []
-        appender.append(b"b").result(5)
+        client.submit(b"b").result(5)
 
     assert lost is not None
     assert lost.outcome == "unknown"
@@ -318,13 +332,12 @@ def test_an_appender_takes_another_name_after_an_unknown_end(client: DLedgerClie
     assert len(group.nodes[0].producers) == 2
 
 
-def test_a_forgotten_appender_takes_another_name(client: DLedgerClient, group: FakeGroup) -> None:
+@pytest.mark.usefixtures("single")
+def test_a_client_that_was_forgotten_submits_under_another_name(client: DLedgerClient, group: FakeGroup) -> None:
     """Nobody hears of it."""
-    with client.appender(batch_entries=1) as appender:
-        appender.append(b"a").result(5)
-        group.nodes[0].producers.clear()
-        futures = [appender.append(b"b"), appender.append(b"c")]
-        places = [future.result(5).index for future in futures]
+    client.submit(b"a").result(5)
+    group.nodes[0].producers.clear()
+    futures = [client.submit(b"b"), client.submit(b"c")]
 
-    assert places == [1, 2]
+    assert [future.result(5).index for future in futures] == [1, 2]
     assert group.nodes[0].bodies() == [b"a", b"b", b"c"]

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger.client import ReadFrom
-from dledger.client.blocking import DLedgerClient
+from dledger.client import DLedgerClient, ReadFrom
 from dledger.errors import (
     CorruptLogError,
     DLedgerError,
@@ -194,7 +193,7 @@ def test_an_iterator_that_is_given_up_frees_its_place(group: FakeGroup) -> None:
         for _ in range(20):  # more than bulk_streams_max
             chunks = client.fetch_log(0)
             assert next(chunks).first_index == 0
-            chunks.close()  # type: ignore[attr-defined]  # it is a generator
+            chunks.close()
 
 
 def test_no_more_than_one_chunk_is_asked_for_ahead(group: FakeGroup, client: DLedgerClient) -> None:

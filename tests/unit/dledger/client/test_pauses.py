@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 import tenacity
 
-from dledger.client import DLedgerClient, calls
-from dledger.client.bulk import _Patience
+from dledger.client.aio import client as module
+from dledger.client.aio import large_reads
 from dledger.client.channels import retry_options
-from dledger.client.shared import (
-    RETRY_WAIT_S_MAX,
-    RETRY_WAIT_S_MIN,
-    Deadline,
-    is_retried,
-    is_retried_read,
-)
+from dledger.client.shared import RETRY_WAIT_S_MAX, RETRY_WAIT_S_MIN, Deadline, is_retried, is_retried_read
 from dledger.errors import DLedgerError, RequestTimeoutError, UnavailableError
-from tests.support.fake_node import FakeNode
+from dledger.remoting.log.codec import encode_read_answer
+from dledger.rpc.clients.codec import ReadAnswer
+from dledger.types import Entry, LogIndex, Position, Term
 
 BROKEN = UnavailableError("the stream broke")
 
@@ -62,95 +60,96 @@ def test_clients_that_fail_together_do_not_return_together() -> None:
     assert len({round(one, 6) for one in extra}) > 10
 
 
-def test_a_large_read_pauses_no_longer_than_it_may_take() -> None:
+def test_a_large_read_pauses_no_longer_than_it_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever gave it a time-out waits for its error no longer than that."""
-    waits: list[float | None] = []
+    waits: list[float] = []
 
-    class Closing(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            waits.append(timeout)
-            return False
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
 
-    patience = _Patience(Closing(), RETRY_WAIT_S_MIN / 2)
+    monkeypatch.setattr(large_reads, "asyncio", SimpleNamespace(sleep=sleep))
+    patience = large_reads._Patience(lambda: False, RETRY_WAIT_S_MIN / 2)
 
-    patience.wait_after(BROKEN, retried=True)
+    asyncio.run(patience.wait_after(BROKEN, retried=True))
 
-    assert waits[0] is not None
+    assert len(waits) == 1
     assert waits[0] <= RETRY_WAIT_S_MIN / 2
 
 
-# -- streams
+# -- who follows
 
 
 @dataclass
 class World:
-    """A client's streams as they go one after the other, and the time that they and the pauses take."""
+    """A follower's requests as they go one after the other, and the time that they and the pauses take."""
 
-    client: DLedgerClient
-    script: list[tuple[float, Sequence[bytes]]] = field(default_factory=list)
-    """For each stream how long it lasts and what it brings, before it breaks."""
+    script: list[tuple[float, bytes]] = field(default_factory=list)
+    """For each request how long it lasts, and the entry that it brings; none: it breaks."""
     now_s: float = 0.0
     pauses: list[float] = field(default_factory=list)
+    next_index: int = 0
 
-    def stream(self, _name: str, _address: str, _request: bytes) -> Generator[bytes]:
-        lasts_s, answers = self.script.pop(0)
+    async def call(self, _address: str, _code: int, _body: bytes, _deadline: Deadline) -> bytes:
+        lasts_s, body = self.script.pop(0)
         self.now_s += lasts_s
-        yield from answers
-        raise BROKEN
+        if not body:
+            raise BROKEN
+        entry = Entry(LogIndex(self.next_index), Term(1), Position(0), body)
+        self.next_index += 1
+        return encode_read_answer(ReadAnswer([entry], entry.index, LogIndex(0), entry.index))
 
-    def pause(self, seconds: float) -> None:
+    async def sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)
         self.now_s += seconds
 
-    def read(self) -> Iterator[bytes]:
-        return self.client._stream("Follow", bytes, "127.0.0.1:1")
-
-
-@pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """A client that gives up after five seconds without an answer."""
-    with DLedgerClient("127.0.0.1:1", timeout_s=5) as client:
-        made = World(client)
+    def follow(self, monkeypatch: pytest.MonkeyPatch, count: int) -> list[bytes]:
+        """What a client gets that gives up after five seconds without an answer, and stops after ``count``."""
+        world = self
 
         class Countdown(Deadline):
             """On the time of the test."""
 
             def __init__(self, timeout_s: float) -> None:
-                self._at = made.now_s + timeout_s
+                self._at = world.now_s + timeout_s
 
             @property
             def remaining_s(self) -> float:
-                return max(0.0, self._at - made.now_s)
+                return max(0.0, self._at - world.now_s)
 
             @property
             def expired(self) -> bool:
-                return made.now_s >= self._at
+                return world.now_s >= self._at
 
-        monkeypatch.setattr(calls, "Deadline", Countdown)
-        monkeypatch.setattr(client, "metadata", lambda *_address, **_timeout: FakeNode().status())
-        monkeypatch.setattr(client._channels, "stream", made.stream)
-        monkeypatch.setattr(client._channels, "pause", made.pause)
-        yield made
+        async def read() -> list[bytes]:
+            found: list[bytes] = []
+            async with module.DLedgerClient("127.0.0.1:1", timeout_s=5) as client:
+                monkeypatch.setattr(client._connections, "call", self.call)
+                async with aclosing(client.follow(0, address="127.0.0.1:1")) as entries:
+                    async for entry in entries:
+                        found.append(entry.body)
+                        if len(found) == count:
+                            break
+            return found
+
+        monkeypatch.setattr(module, "Deadline", Countdown)
+        monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=self.sleep))
+        return asyncio.run(read())
 
 
-def test_a_stream_that_brought_something_is_taken_up_again_soon(world: World) -> None:
+def test_a_follower_that_got_something_goes_on_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pauses grow for as long as nothing comes, and begin anew afterwards."""
-    world.script = [(0, []), (0, []), (0, [b"a"]), (0, []), (0, [b"b"])]
+    world = World([(0, b""), (0, b""), (0, b"a"), (0, b""), (0, b"b")])
 
-    entries = world.read()
-
-    assert [next(entries), next(entries)] == [b"a", b"b"]
+    assert world.follow(monkeypatch, 2) == [b"a", b"b"]
     first = RETRY_WAIT_S_MIN
-    assert world.pauses == [first, 2 * first, first, 2 * first]
+    assert world.pauses == [first, 2 * first, first]
 
 
-def test_a_stream_goes_on_for_as_long_as_something_comes(world: World) -> None:
-    """The client's time-out is for what brings nothing: one broken stream after the other may take far longer."""
-    world.script = [(4, [b"%d" % number]) for number in range(5)]
-    world.script += [(4, []), (4, [])]
-    entries = world.read()
+def test_a_follower_goes_on_for_as_long_as_something_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client's time-out is for what brings nothing: one broken request after the other may take far longer."""
+    world = World([one for number in range(5) for one in ((4.0, b""), (0.5, b"%d" % number))] + [(4.0, b"")] * 2)
 
-    assert [next(entries) for _ in range(5)] == [b"0", b"1", b"2", b"3", b"4"]
     with pytest.raises(UnavailableError, match="the stream broke"):
-        next(entries)
+        world.follow(monkeypatch, 6)
     assert world.script == []
+    assert world.next_index == 5

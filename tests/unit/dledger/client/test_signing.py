@@ -11,7 +11,9 @@ import pytest
 from cluster.local.group import free_ports
 from dledger.access.control import AccessControl
 from dledger.access.signing import Signer
-from dledger.client import AppendResult, AsyncDLedgerClient, ClientSecurity, DLedgerClient
+from dledger.client import AppendResult, ClientSecurity
+from dledger.client.over_grpc import AsyncDLedgerClient
+from dledger.client.sync import DLedgerClient
 from dledger.client_server import ClientServer
 from dledger.clock import Clock
 from dledger.config import AccessConfig, ServerConfig

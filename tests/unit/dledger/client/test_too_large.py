@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from dledger.client import AsyncDLedgerClient, DLedgerClient
+from dledger.client import DLedgerClient, aio
+from dledger.client.aio import client as module
 from dledger.config import ServerConfig
 from dledger.errors import DLedgerError, EntryTooLargeError
 from dledger.rpc import options
@@ -26,12 +28,6 @@ def group() -> Iterator[FakeGroup]:
         yield made
 
 
-@pytest.fixture
-def _silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers that do not say how much they accept, such as older ones."""
-    monkeypatch.setattr(options, "limit_metadata", lambda _bytes: ())
-
-
 def stored(group: FakeGroup) -> list[int]:
     """The lengths of what is in the log."""
     return [len(entry.body) for entry in group.nodes[0].entries]
@@ -42,7 +38,7 @@ def append(group: FakeGroup, bodies: list[bytes], *, is_async: bool, numbered: b
     outcomes: list[Outcome] = []
 
     async def appended() -> None:
-        async with AsyncDLedgerClient(group.addresses, enable_idempotence=numbered) as client:
+        async with aio.DLedgerClient(group.addresses, enable_idempotence=numbered) as client:
             for body in bodies:
                 try:
                     await client.append(body)
@@ -63,20 +59,19 @@ def append(group: FakeGroup, bodies: list[bytes], *, is_async: bool, numbered: b
     return outcomes
 
 
-def append_piped(group: FakeGroup, bodies: list[bytes], *, is_async: bool, numbered: bool) -> list[Outcome]:
-    """With an appender, a request for each: what became of it."""
+def submit(group: FakeGroup, bodies: list[bytes], *, is_async: bool, numbered: bool) -> list[Outcome]:
+    """Submitted together: what became of each."""
 
     async def appended() -> list[Outcome]:
-        async with AsyncDLedgerClient(group.addresses, enable_idempotence=numbered) as client:
-            async with client.appender(batch_entries=1) as appender:
-                futures = [await appender.append(body) for body in bodies]
+        async with aio.DLedgerClient(group.addresses, enable_idempotence=numbered) as client:
+            futures = [await client.submit(body) for body in bodies]
+            await client.flush()
             return [one.exception() for one in futures]
 
     if is_async:
         return asyncio.run(appended())
     with DLedgerClient(group.addresses, enable_idempotence=numbered) as client:
-        with client.appender(batch_entries=1) as appender:
-            futures = [appender.append(body) for body in bodies]
+        futures = [client.submit(body) for body in bodies]
         return [one.exception() for one in futures]
 
 
@@ -113,7 +108,7 @@ def test_append_many_appends_nothing_if_an_entry_is_too_large(group: FakeGroup, 
     """Also nothing of the requests before it, and also if no server was asked before."""
 
     async def appended() -> None:
-        async with AsyncDLedgerClient(group.addresses) as client:
+        async with aio.DLedgerClient(group.addresses) as client:
             await client.append_many(bodies)
 
     bodies = [SMALL, HUGE, SMALL]
@@ -127,8 +122,8 @@ def test_append_many_appends_nothing_if_an_entry_is_too_large(group: FakeGroup, 
 @pytest.mark.parametrize("numbered", [True, False])
 @pytest.mark.parametrize("is_async", [False, True])
 def test_what_is_queued_around_it_is_stored(group: FakeGroup, *, is_async: bool, numbered: bool) -> None:
-    """The appender refuses it alone."""
-    first, refused, *rest = append_piped(group, [SMALL, HUGE, SMALL, SMALL], is_async=is_async, numbered=numbered)
+    """It is refused alone."""
+    first, refused, *rest = submit(group, [SMALL, HUGE, SMALL, SMALL], is_async=is_async, numbered=numbered)
 
     assert [first, *rest] == [None] * 3
     assert_refused(refused)
@@ -136,36 +131,17 @@ def test_what_is_queued_around_it_is_stored(group: FakeGroup, *, is_async: bool,
 
 
 @pytest.mark.parametrize("numbered", [True, False])
-def test_what_is_in_one_batch_with_it_is_stored(group: FakeGroup, *, numbered: bool) -> None:
+def test_what_is_in_one_batch_with_it_is_stored(
+    group: FakeGroup, monkeypatch: pytest.MonkeyPatch, *, numbered: bool
+) -> None:
     """The batch is parted."""
+    large = replace(module._SUBMITTED, linger_ms=10_000.0, batch_bytes=64 * MIB, pending_bytes_max=64 * MIB)
+    monkeypatch.setattr(module, "_SUBMITTED", large)
     with DLedgerClient(group.addresses, enable_idempotence=numbered) as client:
-        with client.appender(linger_ms=10_000, batch_bytes=64 * MIB, pending_bytes_max=64 * MIB) as appender:
-            futures = [appender.append(body) for body in (SMALL, SMALL, HUGE, SMALL)]
+        futures = [client.submit(body) for body in (SMALL, SMALL, HUGE, SMALL)]
+        client.flush()
         first, second, refused, last = [one.exception() for one in futures]
 
     assert (first, second, last) == (None, None, None)
     assert_refused(refused)
     assert stored(group) == [len(SMALL)] * 3
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-@pytest.mark.usefixtures("_silent")
-def test_when_the_server_refuses_its_size_nothing_was_done(group: FakeGroup, *, is_async: bool) -> None:
-    """gRPC ends the stream before anybody sees the request: it and all behind it are certainly not applied."""
-    first, refused, *rest = append_piped(group, [SMALL, HUGE, SMALL, SMALL], is_async=is_async, numbered=True)
-
-    assert [first, *rest] == [None] * 3
-    assert_refused(refused)
-    assert stored(group) == [len(SMALL)] * 3
-
-
-@pytest.mark.usefixtures("_silent")
-def test_without_numbers_only_what_was_sent_before_it_is_unknown(group: FakeGroup) -> None:
-    """What was sent behind it is sent again."""
-    [refused] = append(group, [HUGE], is_async=False, numbered=False)
-    assert_refused(refused)
-
-    refused, *rest = append_piped(group, [HUGE, SMALL, SMALL], is_async=False, numbered=False)
-    assert_refused(refused)
-    assert rest == [None, None]
-    assert stored(group) == [len(SMALL)] * 2

@@ -11,7 +11,8 @@ import grpc
 import pytest
 
 from dledger.access.control import AccessControl
-from dledger.client import ClientSecurity, DLedgerClient
+from dledger.client import ClientSecurity
+from dledger.client.sync import DLedgerClient
 from dledger.client_server import ClientServer
 from dledger.clock import Clock
 from dledger.config import AccessConfig, ConnectionLimits, ReplicationConfig, ServerConfig

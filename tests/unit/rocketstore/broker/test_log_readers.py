@@ -10,12 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from cluster.commands.mq_consumer import consumer
-from dledger.client.blocking import DLedgerClient
-from dledger.errors import InvalidRequestError
+from dledger.client import DLedgerClient
 from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.store.format import decode_entry
 from dledger.types import Entry, LogPlace, Magic
-from rocketstore.client.admin import Admin
+from rocketstore.client import Admin
 from rocketstore.client.producer import Producer
 from rocketstore.message.message import HostAddress, Message
 from rocketstore.message.record import MESSAGE_MAGIC, decode_record, encode_record, stored_at
@@ -98,14 +97,14 @@ def test_a_time_leads_to_the_first_message_stored_then(server: BrokerServer) -> 
         assert located.places == (located.range.end,)
 
 
-def test_a_committed_index_shows_as_lag(server: BrokerServer) -> None:
+def test_a_committed_place_shows_as_lag(server: BrokerServer) -> None:
     """``dledger consumer progress`` counts what is still to come, queue by queue; nothing goes back."""
     with DLedgerClient(server.address, group="G") as client, Admin([server.address]) as admin:
         sent = messages(client)
 
-        reached = admin.commit_position("stream", index=sent[20][0].index, topics=["T"])
+        reached = admin.commit_position("stream", sent[20][0].position, ["T"])
 
-        assert reached == {("T", 0): 7, ("T", 1): 7, ("T", 2): 6}
+        assert {one.queue_id: offset for one, offset in reached.items()} == {0: 7, 1: 7, 2: 6}
         assert lags(admin, "stream") == [3, 3, 4]
         shown = CliRunner().invoke(
             consumer, ["progress", "-g", "stream", "--json", "--broker", server.address], catch_exceptions=False
@@ -115,18 +114,18 @@ def test_a_committed_index_shows_as_lag(server: BrokerServer) -> None:
             (1, 7, 3),
             (2, 6, 4),
         ]
-        admin.commit_position("stream", index=sent[5][0].index)
+        admin.commit_position("stream", sent[5][0].position, ["T"])
         assert lags(admin, "stream") == [3, 3, 4]
 
 
 def test_the_end_of_the_log_is_no_lag(server: BrokerServer) -> None:
-    """Also an index beyond what this master knows to be committed, as a reader of another member may have."""
+    """Also a place beyond what this master knows to be committed, as a reader of another member may have."""
     with DLedgerClient(server.address, group="G") as client, Admin([server.address]) as admin:
         end = client.locate().range.end
 
-        assert set(admin.commit_position("stream", index=end.index + 100)) == {("T", 0), ("T", 1), ("T", 2)}
+        assert len(admin.commit_position("stream", end.position + 100, ["T"])) == 3
         assert lags(admin, "stream") == [0, 0, 0]
-        admin.commit_position("late", index=0)
+        admin.commit_position("late", 0, ["T"])
         assert lags(admin, "late") == [10, 10, 10]
 
 
@@ -150,9 +149,8 @@ def test_a_plain_broker_takes_positions(tmp_path: Path) -> None:
         assert stored_at(record) is not None
         offset = decode_record(record).offset
 
-        assert admin.commit_position("stream", position=offset)["T", 0] == 4
-        with pytest.raises(InvalidRequestError, match="plain"):
-            admin.commit_position("stream", index=4)
+        reached = admin.commit_position("stream", offset, ["T"])
+        assert {one.queue_id: at for one, at in reached.items()}[0] == 4
 
 
 def test_a_store_time_is_read_from_the_head_of_a_record_only() -> None:

@@ -33,7 +33,7 @@ from rocketstore.remoting.bodies.routes import TopicList
 from rocketstore.remoting.bodies.stats import ConsumeStats
 from rocketstore.remoting.bodies.topics import TopicConfigTable
 from rocketstore.remoting.codes import OwnCode, RequestCode
-from rocketstore.remoting.group_offsets import CommitGroupOffsets, FetchOffsets
+from rocketstore.remoting.group_offsets import CommitGroupOffsets, CommitPosition, FetchOffsets
 from rocketstore.remoting.numbered_sends import NumberedMessage, NumberedSend, encode_name
 from rocketstore.state.changes import GroupConfig, TopicConfig
 from rocketstore.types import SCHEDULE_TOPIC
@@ -227,6 +227,11 @@ CASES_OF_OTHERS: Final[Mapping[int, Case]] = {
         Asked({}, CommitGroupOffsets("g", [("T", 0, 0)]).encode()),
         Asked({}, CommitGroupOffsets("other", [("T", 0, 0)]).encode()),
         ON_OTHER,
+    ),
+    OwnCode.COMMIT_POSITION: Case(
+        Asked({}, CommitPosition("g", 0, ["T"]).encode()),
+        Asked({}, CommitPosition("g", 0, ["T", "hidden"]).encode()),
+        ON_HIDDEN,
     ),
     CODE.CHECK_CLIENT_CONFIG: Case(
         Asked({}, CheckClientBody("c1", "g", SubscriptionData("T")).encode()),

@@ -14,7 +14,7 @@ from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData, Pro
 from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupList
 from rocketstore.remoting.bodies.topics import TopicConfigData, TopicConfigList
 from rocketstore.remoting.codes import OwnCode, RequestCode
-from rocketstore.remoting.group_offsets import CommitGroupOffsets, FetchOffsets
+from rocketstore.remoting.group_offsets import CommitGroupOffsets, CommitPosition, FetchOffsets
 from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness
 from tests.unit.rocketstore.remoting.golden_frames import GOLDEN
 
@@ -156,6 +156,7 @@ def test_offsets_of_many_queues_require_the_group_and_the_topics() -> None:
     wanted = {Need(GROUP, "g", SUB), Need(TOPIC, "T", SUB), Need(TOPIC, "U", SUB)}
     assert needs(OwnCode.FETCH_OFFSETS, {}, FetchOffsets("g", [("T", 0), ("U", 0), ("T", 1)]).encode()) == wanted
     assert needs(OwnCode.COMMIT_OFFSETS, {}, CommitGroupOffsets("g", [("T", 0, 5), ("U", 1, 0)]).encode()) == wanted
+    assert needs(OwnCode.COMMIT_POSITION, {}, CommitPosition("g", 5, ["U", "T"]).encode()) == wanted
 
 
 def test_a_filter_to_be_checked_requires_what_it_is_for() -> None:

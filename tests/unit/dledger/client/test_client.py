@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import socket
 import threading
@@ -21,7 +22,6 @@ from dledger.errors import (
     EntryTooLargeError,
     IdentityError,
     IndexOutOfRangeError,
-    InvalidRequestError,
     LeaderHint,
     LeaderNotReadyError,
     NotLeaderError,
@@ -33,7 +33,6 @@ from dledger.errors import (
 from dledger.rpc.peers.transport import PeerTransport
 from dledger.types import NodeId, Role
 from tests.support.fake_group import FakeGroup, fake_group
-from tests.support.overtaking import OvertakenLock
 from tests.support.receiver import RecordingReceiver
 from tests.support.waiting import wait_until
 
@@ -110,14 +109,14 @@ def test_nodes_are_found_where_they_answer() -> None:
         answers = client.members_status()
         assert not [one for one in answers.values() if isinstance(one, DLedgerError)]
         assert [entry.body for entry in client.read(0)] == [b"a"] * 3
-        assert {address for address, _ in client._channels._channels} == set(group.addresses)
+        assert set(client._client._connections._links) == set(group.addresses)
 
 
 def test_append_survives_a_killed_leader(client: DLedgerClient, group: FakeGroup) -> None:
     """Retried until the group has a leader again."""
     client.append(b"a")
     group.kill(0)
-    wait_until(lambda: client._direct_sender()._stream is None, "the loss to be noticed")
+    wait_until(lambda: group.addresses[0] not in client._client._connections._links, "the loss to be noticed")
     electing = threading.Timer(0.3, group.elect, [2])
     electing.start()
 
@@ -226,7 +225,7 @@ def test_a_silent_leader_does_not_take_the_time_of_those_who_would_say_more(grou
         silent.listen()
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with DLedgerClient([address, *group.addresses], timeout_s=0.5) as client:
-            client._directory.set_leader(address)
+            client._client._directory.set_leader(address)
             began = time.monotonic()
 
             assert client.metadata(timeout_s=300).node_id in ("n0", "n1", "n2")
@@ -258,16 +257,6 @@ def test_append_without_a_leader_says_so(client: DLedgerClient, group: FakeGroup
         client.append(b"a", timeout_s=0.3)
 
     assert caught.value.outcome == "not_applied"
-
-
-def test_threads_that_append_at_once_share_one_sender(client: DLedgerClient) -> None:
-    """Also the first two: what one of them sent with a sender of its own would not end with the client."""
-    made: list[object] = []
-    client._lock = OvertakenLock(lambda: made.append(client._direct_sender()))  # type: ignore[assignment]
-
-    made.append(client._direct_sender())
-
-    assert made[0] is made[1]
 
 
 def test_append_many_is_split_in_order(client: DLedgerClient, group: FakeGroup) -> None:
@@ -334,16 +323,17 @@ def test_what_a_node_said_tells_more_than_the_last_attempt_that_was_cut_short(
     """The deadline ends a call wherever it is. Not so for what may have been carried out."""
     answers: Iterator[DLedgerError] = itertools.cycle([NotLeaderError("not here"), RequestTimeoutError("silence")])
 
-    def call(_name: str, _address: str, _request: bytes, deadline: Deadline, **_: bool) -> bytes:
+    async def call(_address: str, _code: int, _body: bytes, deadline: Deadline, **_: bool) -> bytes:
         error = next(answers)
-        if isinstance(error, RequestTimeoutError):
-            wait_until(lambda: deadline.expired, "the deadline")
+        while isinstance(error, RequestTimeoutError) and not deadline.expired:
+            await asyncio.sleep(0)
         raise error
 
-    monkeypatch.setattr(client._channels, "call", call)
+    monkeypatch.setattr(client._client._connections, "call", call)
     with pytest.raises(NotLeaderError):
         client.read(0, address=group.addresses[0], timeout_s=0.2)
-    client._directory.set_leader(group.addresses[0])
+    client._client._directory.set_leader(group.addresses[0])
+    answers = itertools.repeat(RequestTimeoutError("silence"))
     with pytest.raises(RequestTimeoutError):
         client.transfer_leadership(timeout_s=0.2)
 
@@ -477,7 +467,7 @@ def test_a_peer_port_is_recognised() -> None:
     transport = PeerTransport(config)
     transport.start(RecordingReceiver())
 
-    with DLedgerClient(f"127.0.0.1:{port}") as client, pytest.raises(InvalidRequestError, match="peer port"):
+    with DLedgerClient(f"127.0.0.1:{port}", timeout_s=1) as client, pytest.raises(UnavailableError, match="peer port"):
         client.append(b"a")
 
     transport.close()
@@ -488,22 +478,21 @@ def test_addresses_must_be_given() -> None:
     with pytest.raises(ConfigError, match="no address given"):
         DLedgerClient(" , ")
     with DLedgerClient("a:1; b:2,a:1", security=ClientSecurity(insecure=True)) as client:
-        assert client._directory.addresses == ("a:1", "b:2")
+        assert client._client._directory.addresses == ("a:1", "b:2")
 
 
 def test_a_node_that_hangs_leaves_the_others_time_to_answer_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever only reads knows no leader and asks all in turn: each third read would fail."""
     times_s: list[float] = []
 
-    def hang(_name: str, address: str, _request: bytes, deadline: Deadline, *, changes: bool) -> bytes:
-        assert not changes
+    async def hang(address: str, _code: int, _body: bytes, deadline: Deadline) -> bytes:
         times_s.append(deadline.remaining_s)
         if len(times_s) < 3:
             raise RequestTimeoutError(f"no answer from {address} in time")
         raise IndexOutOfRangeError("there is no such entry")
 
     with DLedgerClient(["n0:1", "n1:1", "n2:1"], timeout_s=1000, security=ClientSecurity(insecure=True)) as client:
-        monkeypatch.setattr(client._channels, "call", hang)
+        monkeypatch.setattr(client._client._connections, "call", hang)
         with pytest.raises(IndexOutOfRangeError):
             client.read(0)
 
