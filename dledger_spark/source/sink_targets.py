@@ -7,7 +7,7 @@ the partition. So writing the same rows again, in the same order and under the s
 from __future__ import annotations
 
 from collections import deque
-from contextlib import closing
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Final, Protocol, Self
 
@@ -17,13 +17,11 @@ from dledger_spark.errors import OptionError
 from dledger_spark.options import GROUP_DEFAULT, WriteOptions
 from dledger_spark.source.client_log import shared_client, status_of
 from dledger_spark.source.sink_rows import RowFormat, bodies_of, rows_of
-from rocketstore.client.admin import Admin
-from rocketstore.client.producer import Producer
-from rocketstore.client.sends import SendFuture
+from rocketstore.client import Admin, PipelineLimits, Producer, ProducerOptions, SendResult
+from rocketstore.client.aio.admin_records import BrokerStatus
 from rocketstore.message.message import PROPERTY_KEYS
 
 _CHECK_TIMEOUT_S: Final = 10.0
-_LINGER_MS: Final = 5.0
 _LOOK_EVERY_ROWS: Final = 1024
 _ENTRY_OVERHEAD_BYTES: Final = 16
 """The cost of an entry in a request besides its body, so that the number of empty ones is limited, too."""
@@ -58,7 +56,7 @@ def open_target(options: WriteOptions, form: RowFormat, producer: str) -> RowTar
 def check_target(options: WriteOptions, form: RowFormat) -> None:
     """Check before any task runs whether the servers accept such rows. Raises ``OptionError``, ``DLedgerError``."""
     if options.topic or form.has("topic"):
-        with closing(Admin(options.servers, timeout_s=_CHECK_TIMEOUT_S, security=options.security.client())) as admin:
+        with Admin(options.servers, timeout_s=_CHECK_TIMEOUT_S, security=options.security.client()) as admin:
             names = {one.name for one in admin.topics()}  # an error unless it is a broker
             if options.partitioner == "keys" and options.topic and options.topic not in names:
                 raise OptionError(
@@ -72,7 +70,8 @@ def check_target(options: WriteOptions, form: RowFormat) -> None:
 
 def _check_group(options: WriteOptions, admin: Admin) -> None:
     """As for reads: another name means other brokers. Plain brokers are in no group."""
-    if admin.status().replicated:
+    known = [one.runtime for one in admin.statuses().values() if isinstance(one, BrokerStatus)]
+    if any(one.role for one in known):
         status_of(options.servers, options.group, options.security, _CHECK_TIMEOUT_S)
     elif options.group != GROUP_DEFAULT:
         raise OptionError(f"option group: these brokers are in no replication group {options.group!r}: leave it out")
@@ -130,10 +129,10 @@ class TopicTarget:
             options.servers,
             timeout_s=options.send_timeout_ms / 1000,
             security=options.security.client(),
-            producer_name=producer,
+            options=ProducerOptions(limits=PipelineLimits(batch_bytes_max=options.batch_bytes)),
         )
-        self._sender = self._producer.sender(linger_ms=_LINGER_MS, batch_bytes=options.batch_bytes)
-        self._sent: deque[SendFuture] = deque()
+        self._numbered = self._producer.numbered(producer)
+        self._sent: deque[Future[SendResult]] = deque()
 
     def __enter__(self) -> Self:
         return self
@@ -145,16 +144,16 @@ class TopicTarget:
 
     def begin(self) -> int:
         """See ``RowTarget``."""
-        return self._producer.next_sequence()
+        return self._numbered.next_number()
 
     def add(self, batch: pa.RecordBatch, first_row: int) -> None:
         """See ``RowTarget``."""
-        send, options = self._sender.send, self._options
+        submit, options = self._numbered.submit, self._options
         rows = rows_of(batch, self._form, options.topic, options.queue_id, first_row)
         by_keys = options.partitioner == "keys"
         for number, (message, queue_id) in enumerate(rows, first_row):
-            key = message.properties.get(PROPERTY_KEYS) if by_keys else None  # an explicit queue takes precedence
-            future = send(message, key=key, queue_id=queue_id, sequence=number)
+            key = message.properties.get(PROPERTY_KEYS) if by_keys and queue_id is None else None
+            future = submit(message, number, key=key, queue=queue_id)
             if number % _LOOK_EVERY_ROWS == 0:
                 self._sent.append(future)
         self._sent.append(future)
@@ -162,7 +161,7 @@ class TopicTarget:
 
     def finish(self) -> None:
         """See ``RowTarget``."""
-        self._sender.flush()
+        self._numbered.flush()
         self._look()
 
     def _look(self) -> None:

@@ -11,11 +11,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 
 from dledger.core import producers
-from rocketstore.client.admin import Admin
-from rocketstore.client.outgoing import queue_of_key
-from rocketstore.client.producer import Producer
-from rocketstore.client.topics import TopicInfo
-from rocketstore.message.message import Message
+from rocketstore.client import Admin, Message, Producer, TopicInfo
+from rocketstore.client.aio.outgoing import queue_number_of_key
 from tests.support.spark_nodes import BrokerNode, EntryNode, broker_node, entry_node
 
 if TYPE_CHECKING:
@@ -108,7 +105,7 @@ def test_rows_with_the_same_keys_go_to_one_queue_however_often_they_are_written(
     assert len(rows) == 2 * ROWS
     assert queues.pop(None) == {0, 1, 2, 3, 4}
     assert queues.pop("key7") == {4}
-    assert queues == {f"key{number}": {queue_of_key(f"key{number}", 5)} for number in range(7)}
+    assert queues == {f"key{number}": {queue_number_of_key(f"key{number}", 5)} for number in range(7)}
     assert len({queue for one in queues.values() for queue in one}) > 1
 
 
@@ -176,10 +173,11 @@ def test_a_stream_writes_more_batches_than_producers_are_remembered(
     monkeypatch.setattr(producers, "ENDED_BATCH_IDLE_MS", 0)
     with (
         broker_node(tmp_path / "broker", max_producers="8") as broker,
-        Producer(broker.server.address, producer_name="given") as given,
+        Producer(broker.server.address) as producer,
         entry_node(tmp_path / "log") as node,
     ):
-        given.send(Message("given", b"0"), sequence=0)
+        given = producer.numbered("given")
+        given.submit(Message("given", b"0"), 0).result()
         node.append(0, 300)
         options = {**node.options, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "25", "minPartitions": "2"}
         frame = spark.readStream.format("dledger").schema("body binary").options(**options).load()
@@ -188,7 +186,7 @@ def test_a_stream_writes_more_batches_than_producers_are_remembered(
         query.awaitTermination()
 
         assert stored(spark, broker, subscribe="long") == list(range(300))
-        assert given.next_sequence() == 1
+        assert given.next_number() == 1
 
 
 def test_rows_go_into_a_log_of_plain_entries(spark: SparkSession, tmp_path: Path) -> None:
