@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, suppress
 from typing import Any, Final
 
 from benchmarks import stats
@@ -17,10 +17,8 @@ from benchmarks.processes import ChildError
 from benchmarks.registry import Scenario
 from benchmarks.targets import JAVA_BROKERS
 from cluster.local.brokers import LocalBrokers
-from dledger.remoting.blocking import BlockingRemotingClient
+from rocketstore.client import Admin, ClientError
 from rocketstore.nameserver.config import NameServerConfig
-from rocketstore.nameserver.errors import NameServerError
-from rocketstore.nameserver.lookups import NameServers
 from rocketstore.nameserver.server import NameServer
 
 SENDS: Final[Mapping[str, tuple[str, int]]] = {
@@ -83,15 +81,11 @@ def _name_server(context: Context, stack: ExitStack) -> str:
 
 def _wait_for_master(name_server: str, broker: str) -> None:
     deadline = time.monotonic() + REGISTERED_S
-    with closing(BlockingRemotingClient()) as frames:
-        known = NameServers([name_server], frames)
+    with Admin(name_servers=name_server, timeout_s=1.0) as admin:
         while time.monotonic() < deadline:
-            try:
-                group = known.clusters().broker_addr_table.get(broker)
-            except NameServerError:
-                group = None  # nobody has registered yet
-            if group is not None and group.broker_addrs.get(0):
-                return
+            with suppress(ClientError):  # nobody has registered yet
+                if any(one.name == broker and one.master for one in admin.brokers()):
+                    return
             time.sleep(0.1)
     raise ChildError(f"no master of {broker} registered in {REGISTERED_S:g} s")
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cluster.local.brokers import LocalBrokers
-from dledger.remoting.blocking import BlockingRemotingClient
 from dledger.values import parse_address
 from rocketstore.client.aio.admin_records import TopicInfo
 from rocketstore.client.blocking import Admin
-from rocketstore.nameserver.lookups import NameServers
+from tests.support import known
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.nameserver.wire import config_in, running
 
@@ -21,17 +19,12 @@ TIMEOUT_S = 60
 TOPIC = "orders"
 
 
-def _addresses(known: NameServers, name: str) -> dict[int, str]:
-    broker = known.clusters().broker_addr_table.get(name)
-    return {} if broker is None else dict(broker.broker_addrs)
-
-
 @pytest.mark.smoke
 @pytest.mark.slow
 def test_the_route_follows_the_master(tmp_path: Path) -> None:
     """A group of three: its master is killed and comes back as a slave; the name server starts again with nothing."""
     config = config_in(tmp_path)
-    with running(config) as server, closing(BlockingRemotingClient()) as frames:
+    with running(config) as server:
         config = replace(config, listen_port=parse_address(server.address)[1])
         settings = {
             "mappedFileSizeCommitLog": "16m",
@@ -39,11 +32,13 @@ def test_the_route_follows_the_master(tmp_path: Path) -> None:
             "registerNameServerPeriod": "60000",
         }
         with LocalBrokers(tmp_path / "brokers", settings=settings) as brokers:
-            known = NameServers([server.address], frames)
             everywhere = {node.client_address for node in brokers.nodes.values()}
 
+            def addresses() -> dict[int, str]:
+                return known.brokers(server.address).get(brokers.name, {})
+
             def is_complete(master: str) -> bool:
-                found = _addresses(known, brokers.name)
+                found = addresses()
                 return set(found.values()) == everywhere and found.get(0) == master
 
             first = brokers.master()
@@ -51,18 +46,18 @@ def test_the_route_follows_the_master(tmp_path: Path) -> None:
             wait_until(lambda: is_complete(old), "all have registered", TIMEOUT_S)
             with Admin(brokers.addresses) as admin:
                 admin.put_topic(TopicInfo(TOPIC, 4, 4))
-            wait_until(lambda: known.route(TOPIC, refresh=True) is not None, "the topic has a route", TIMEOUT_S)
+            wait_until(lambda: known.route(server.address, TOPIC) is not None, "the topic has a route", TIMEOUT_S)
 
             brokers.kill(first)
-            wait_until(lambda: old not in _addresses(known, brokers.name).values(), "dropped", TIMEOUT_S)
+            wait_until(lambda: old not in addresses().values(), "dropped", TIMEOUT_S)
             second = brokers.nodes[brokers.master(other_than=first)].client_address
-            wait_until(lambda: _addresses(known, brokers.name).get(0) == second, "the new master", TIMEOUT_S)
+            wait_until(lambda: addresses().get(0) == second, "the new master", TIMEOUT_S)
             brokers.start(first)
             wait_until(lambda: is_complete(second), "the old one is a slave", TIMEOUT_S)
 
             server.stop()
             with running(config):
                 wait_until(lambda: is_complete(second), "all have registered again, before the period", TIMEOUT_S / 2)
-                route = known.route(TOPIC, refresh=True)
+                route = known.route(server.address, TOPIC)
                 assert route is not None
                 assert [(one.broker_name, one.write_queue_nums) for one in route.queue_datas] == [(brokers.name, 4)]

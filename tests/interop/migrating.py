@@ -8,19 +8,17 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, Literal
 
-from dledger.remoting.blocking import BlockingRemotingClient
 from dledger.remoting.fastjson import loads
 from dledger.remoting.frame import Frame
 from rocketstore.client.aio.received import split_records
 from rocketstore.message.record import decode_record
-from rocketstore.nameserver.errors import NameServerError
-from rocketstore.nameserver.lookups import NameServers
 from rocketstore.remoting.codes import RequestCode
 from tests.interop import rocketmq
+from tests.support import known
 from tests.support.remoting import RemotingSocket, pull_fields, send_fields
 from tests.support.waiting import wait_until
 
@@ -79,11 +77,10 @@ class Broker:
     def is_master(self) -> bool:
         """Whether it takes messages and is registered as master; our slaves pass messages on."""
         try:
-            with closing(BlockingRemotingClient()) as frames, RemotingSocket(self.port) as client:
-                brokers = NameServers([str(self.settings["namesrvAddr"])], frames).clusters().broker_addr_table
-                address = brokers["moving"].broker_addrs.get(0)
+            with RemotingSocket(self.port) as client:
+                address = known.brokers(str(self.settings["namesrvAddr"])).get("moving", {}).get(0)
                 return address == f"127.0.0.1:{self.port}" and client.send("Probe", b"probe").code == 0
-        except (OSError, EOFError, KeyError, NameServerError):
+        except (OSError, EOFError):
             return False
 
 

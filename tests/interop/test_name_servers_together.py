@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -12,14 +12,12 @@ import pytest
 
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import free_ports
-from dledger.remoting.blocking import BlockingRemotingClient
 from rocketstore.client import TopicInfo
 from rocketstore.client.cluster_producer import ClusterProducer
 from rocketstore.message.message import Message
-from rocketstore.nameserver.errors import NameServerError
-from rocketstore.nameserver.lookups import NameServers
 from rocketstore.nameserver.server import NameServer
 from tests.interop import java, rocketmq
+from tests.support import known
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.nameserver.wire import config_in, running
 
@@ -45,15 +43,14 @@ def name_server(tmp_path: Path) -> Iterator[NameServer]:
 class _Route:
     """What one name server says of the topic."""
 
-    def __init__(self, address: str, frames: BlockingRemotingClient) -> None:
+    def __init__(self, address: str) -> None:
         self._address = address
-        self._frames = frames
 
     def brokers(self) -> dict[int, str] | None:
         """Addresses by id; empty if it does not know the topic, None if it does not answer."""
         try:
-            found = NameServers([self._address], self._frames).route(TOPIC)  # a new one has no older route
-        except NameServerError:
+            found = known.route(self._address, TOPIC)
+        except (OSError, EOFError):
             return None
         return {} if found is None else dict(found.broker_datas[0].broker_addrs)
 
@@ -67,8 +64,7 @@ def test_either_is_enough_and_a_restarted_one_soon_knows_all(tmp_path: Path, nam
         theirs = stack.enter_context(ExitStack())
         address = theirs.enter_context(rocketmq.name_server(tmp_path / "namesrv", port))
         group = stack.enter_context(LocalBrokers(tmp_path / "brokers", name=GROUP, settings=settings))
-        frames = stack.enter_context(closing(BlockingRemotingClient()))
-        at_theirs, at_ours = _Route(address, frames), _Route(name_server.address, frames)
+        at_theirs, at_ours = _Route(address), _Route(name_server.address)
         with group.admin() as admin:
             group.master()
             admin.put_topic(TopicInfo(TOPIC, 4, 4))

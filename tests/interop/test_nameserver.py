@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,12 +17,10 @@ from cluster.broker_target import BrokerTarget
 from cluster.connection import GroupTarget
 from cluster.console.server import ConsoleServer, ListenAddress
 from cluster.local.group import free_ports
-from dledger.remoting.blocking import BlockingRemotingClient
-from rocketstore.nameserver.errors import NameServerError
-from rocketstore.nameserver.lookups import NameServers
 from rocketstore.nameserver.server import NameServer
 from rocketstore.remoting.codes import RequestCode
 from tests.interop import java, rocketmq
+from tests.support import known
 from tests.support.waiting import wait_until
 from tests.unit.cluster.console.support import request, stream
 from tests.unit.rocketstore.nameserver.wire import calling, config_in, running
@@ -65,15 +63,10 @@ def _registered(directory: Path, name_server: str) -> Iterator[tuple[subprocess.
         "listenPort": port,
         "namesrvAddr": name_server,
     }
-    with rocketmq.broker(directory, settings) as process, closing(BlockingRemotingClient()) as frames:
-        known = NameServers([name_server], frames)
+    with rocketmq.broker(directory, settings) as process:
 
         def is_registered() -> bool:
-            try:
-                brokers = known.clusters().broker_addr_table.values()
-            except NameServerError:  # Java's may not listen yet
-                return False
-            return any(one.broker_addrs.get(0) == f"127.0.0.1:{port}" for one in brokers)
+            return any(one.get(0) == f"127.0.0.1:{port}" for one in known.brokers(name_server).values())
 
         wait_until(is_registered, "broker registered", START_TIMEOUT_S)
         yield process, port
@@ -187,14 +180,12 @@ def test_our_clients_find_javas_broker(tmp_path: Path, server: NameServer, whose
         if whose == "Java's":
             address = stack.enter_context(rocketmq.name_server(tmp_path / "namesrv"))
         _, port = stack.enter_context(_registered(tmp_path / "broker", address))
-        frames = stack.enter_context(closing(BlockingRemotingClient()))
-        known = NameServers([address], frames)
 
-        route = known.route("TBW102")
+        route = known.route(address, "TBW102")
         assert route is not None
         assert [dict(one.broker_addrs) for one in route.broker_datas] == [{0: f"127.0.0.1:{port}"}]
-        assert known.route("nowhere") is None
-        assert "TBW102" in known.topics()
+        assert known.route(address, "nowhere") is None
+        assert "TBW102" in known.topics(address)
         listed: list[dict[str, object]] = []
 
         def tells_version() -> bool:

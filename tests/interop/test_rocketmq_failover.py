@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -13,12 +12,10 @@ import pytest
 
 from cluster.local.brokers import LocalBrokers
 from dledger.errors import DLedgerError
-from dledger.remoting.blocking import BlockingRemotingClient
 from rocketstore.client import Admin
-from rocketstore.nameserver.errors import NameServerError
-from rocketstore.nameserver.lookups import NameServers
 from rocketstore.nameserver.server import NameServer
 from tests.interop import java, rocketmq
+from tests.support import known
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.nameserver.wire import config_in, running
 
@@ -69,15 +66,10 @@ def test_a_producer_goes_on_with_the_next_master(tmp_path: Path, name_server: Na
     with (
         ThreadPoolExecutor(1) as pool,
         LocalBrokers(tmp_path / "brokers", name="failover", settings=settings) as brokers,
-        closing(BlockingRemotingClient()) as frames,
     ):
-        known = NameServers([name_server.address], frames)
 
         def master() -> str:
-            try:
-                return known.clusters().broker_addr_table["failover"].broker_addrs.get(0, "")
-            except (NameServerError, KeyError):
-                return ""
+            return known.brokers(name_server.address).get("failover", {}).get(0, "")
 
         wait_until(lambda: bool(master()), "the master is registered", 60)
         loading = pool.submit(run, tmp_path / "client", "load", name_server.address, TOPIC, str(LOAD_S))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -13,12 +13,10 @@ import pytest
 from cluster.local.brokers import LocalBrokers
 from cluster.local.tls import LocalTls
 from dledger.config import ClientAuth, SecurityConfig
-from dledger.remoting.blocking import BlockingRemotingClient
 from dledger.types import NodeId, TlsServerMode
-from rocketstore.nameserver.errors import NameServerError
-from rocketstore.nameserver.lookups import NameServers
 from rocketstore.nameserver.server import NameServer
 from tests.interop import java, rocketmq
+from tests.support import known
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.nameserver.wire import config_in, running
 
@@ -104,15 +102,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, name_server: NameServer) -
     with ExitStack() as stack:
         for name in BROKERS:
             stack.enter_context(LocalBrokers(tmp_path_factory.mktemp(name), name=name, settings=settings, tls=True))
-        frames = stack.enter_context(closing(BlockingRemotingClient()))
-        known = NameServers([name_server.address], frames)
 
         def all_lead() -> bool:
-            try:
-                table = known.clusters().broker_addr_table
-            except NameServerError:
-                return False
-            return all(name in table and 0 in table[name].broker_addrs for name in BROKERS)
+            table = known.brokers(name_server.address)
+            return all(0 in table.get(name, {}) for name in BROKERS)
 
         wait_until(all_lead, "both groups have a master that is registered", 120)
         yield

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -12,15 +11,13 @@ import pytest
 
 from cluster.local.brokers import LocalBrokers
 from dledger.errors import DLedgerError
-from dledger.remoting.blocking import BlockingRemotingClient
 from rocketstore.client import Admin, TopicInfo
 from rocketstore.client.cluster_transactions import ClusterTransactionalProducer
 from rocketstore.client.transactions import PreparedMessage, TransactionState
 from rocketstore.message.message import Message
-from rocketstore.nameserver.errors import NameServerError
-from rocketstore.nameserver.lookups import NameServers
 from rocketstore.nameserver.server import NameServer
 from tests.interop import java, rocketmq
+from tests.support import known
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.nameserver.wire import config_in, running
 
@@ -60,16 +57,11 @@ def test_each_transaction_ends_once_whoever_dies(tmp_path: Path, name_server: Na
     settings = {"namesrvAddr": name_server.address, **SETTINGS}
     with (
         LocalBrokers(tmp_path / "brokers", name="transactions", settings=settings) as brokers,
-        closing(BlockingRemotingClient()) as frames,
         brokers.admin() as admin,
     ):
-        known = NameServers([name_server.address], frames)
 
         def master() -> str:
-            try:
-                return known.clusters().broker_addr_table["transactions"].broker_addrs.get(0, "")
-            except (NameServerError, KeyError):
-                return ""
+            return known.brokers(name_server.address).get("transactions", {}).get(0, "")
 
         wait_until(lambda: bool(master()), "the master is registered", 60)
         arguments = ("transact", name_server.address, TOPIC, str(LOAD_S))

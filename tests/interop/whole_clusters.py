@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import free_ports
-from dledger.remoting.blocking import BlockingRemotingClient
-from rocketstore.nameserver.errors import NameServerError
-from rocketstore.nameserver.lookups import NameServers
 from tests.interop import rocketmq
+from tests.support import known
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.nameserver.wire import config_in, running
 
@@ -84,16 +82,10 @@ def rocketmqs(directory: Path) -> Iterator[WholeCluster]:
 def _registered(name_server: str) -> dict[str, dict[int, str]]:
     """The brokers, once the name server knows all, and the preferred ones lead."""
     found: dict[str, dict[int, str]] = {}
-    with closing(BlockingRemotingClient()) as frames:
-        known = NameServers([name_server], frames)
 
-        def all_are() -> bool:
-            try:
-                table = known.clusters().broker_addr_table
-            except NameServerError:  # RocketMQ's may not listen yet
-                return False
-            found.update({name: dict(one.broker_addrs) for name, one in table.items()})
-            return all(sorted(found.get(name, {})) == [0, 2, 3] for name in GROUPS)
+    def all_are() -> bool:
+        found.update(known.brokers(name_server))
+        return all(sorted(found.get(name, {})) == [0, 2, 3] for name in GROUPS)
 
-        wait_until(all_are, f"all brokers have registered with {name_server}", START_TIMEOUT_S, poll_s=0.5)
+    wait_until(all_are, f"all brokers have registered with {name_server}", START_TIMEOUT_S, poll_s=0.5)
     return found

@@ -27,7 +27,7 @@ from dledger.remoting.frame import Frame
 from dledger.server import DLedgerServer
 from dledger.types import AppendedBatch, NodeId
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.client.admin import Admin
+from rocketstore.client import Admin
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import Message
 from rocketstore.nameserver.config import NameServerConfig
@@ -166,8 +166,8 @@ def test_a_plain_broker_tells_its_conditions_by_its_name(exporter: Exporter, bro
     broker.conditions.set(ConditionKind.AT_LIMIT, "too many", subject="topics")
 
     assert value(samples(exporter), "dledger_condition", kind="at_limit", group=broker.config.name) == 1
-    with Admin([broker.address]) as admin:
-        (told,) = admin.status().conditions
+    with Admin(broker.address) as admin:
+        (told,) = admin.status(broker.address).runtime.problems
     assert (told.kind, told.subject) == ("at_limit", "topics")
 
 

@@ -12,12 +12,14 @@ import pytest
 from cluster import certs
 from dledger.config import ClientAuth, SecurityConfig
 from dledger.remoting.blocking import BlockingRemotingClient
+from dledger.remoting.client import UnreachableError
+from dledger.remoting.connection import DisconnectedError
+from dledger.remoting.frame import Frame
 from dledger.rpc import tls
 from dledger.types import TlsServerMode
 from dledger.values import parse_address
-from rocketstore.nameserver.errors import NameServerError
-from rocketstore.nameserver.lookups import NameServers
 from rocketstore.nameserver.server import NameServer
+from rocketstore.remoting.codes import RequestCode
 from tests.support.certificates import files
 from tests.unit.rocketstore.nameserver.wire import TIMEOUT_S, config_in, running
 
@@ -47,8 +49,8 @@ def _asks(server: NameServer, context: ssl.SSLContext | None) -> bool:
     """Whether it answers a client with these certificates, or without TLS."""
     with closing(BlockingRemotingClient(tls=None if context is None else lambda: context)) as frames:
         try:
-            NameServers([server.address], frames, timeout_s=TIMEOUT_S).clusters()
-        except NameServerError:
+            frames.call(server.address, Frame(RequestCode.GET_BROKER_CLUSTER_INFO, 0), TIMEOUT_S)
+        except (UnreachableError, DisconnectedError, TimeoutError):
             return False
         return True
 
