@@ -27,7 +27,7 @@ DEMO_ARGS ?= --keep
 CLUSTER ?= start
 SPARK_VERSIONS ?= 4.2.1 4.3.0
 
-.PHONY: help install lock demo test test-all test-rest durations nightly coverage soak test-spark-matrix spark-cluster interop check format bench sim sim-store sim-consumer mutants image-base image compose-check drill proto unasync screenshots tidy docs clean
+.PHONY: help install lock demo test test-all test-rest durations nightly coverage soak test-spark-matrix spark-cluster interop check format bench sim sim-store sim-consumer mutants image-base image compose-check drill proto screenshots tidy docs clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -127,7 +127,6 @@ check: $(STAMP) ## What CI checks besides the tests: format, lint, types, import
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	PYTHON=$(BIN)/python proto/generate.sh --check
-	$(BIN)/python -m tools.make_sync --check
 	$(BIN)/python -m tools.docs_reference --check
 
 format: $(STAMP) ## Format the sources and fix what can be fixed
@@ -170,9 +169,6 @@ compose-check: $(STAMP) ## The image and compose.yaml, tried from the host (need
 
 proto: $(STAMP) ## Generate dledger/pb from proto/
 	PYTHON=$(BIN)/python proto/generate.sh
-
-unasync: $(STAMP) ## Make the clients for threads from those for asyncio
-	$(BIN)/python -m tools.make_sync
 
 screenshots: $(STAMP) ## The pictures in docs/images, from a real demo and a real group in chromium
 	$(BIN)/python -m tools.demo_picture docs/images/demo.svg

@@ -15,8 +15,7 @@ from dledger.contexts import ContextOption, check_place
 from dledger.errors import IdentityError
 
 if TYPE_CHECKING:
-    from dledger.client import DLedgerClient, blocking
-    from dledger.client.calls import Calls
+    from dledger.client import blocking
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:30911"
 """The default client address of a single node."""
@@ -37,26 +36,6 @@ class GroupTarget:
 
         return blocking.DLedgerClient(
             self.bootstrap,
-            group=self.group,
-            timeout_s=self.timeout_s,
-            security=self.security.for_client(),
-            enable_idempotence=enable_idempotence,
-        )
-
-    def connect_to_ask(self) -> Calls:
-        """A client that only asks and reads, so that nothing that appends is loaded. The caller closes it."""
-        from dledger.client.calls import Calls  # here, so that --help does not load gRPC
-
-        return Calls(
-            list(self.bootstrap), group=self.group, timeout_s=self.timeout_s, security=self.security.for_client()
-        )
-
-    def connect(self, *, enable_idempotence: bool = True) -> DLedgerClient:
-        """A client for it, which the caller closes; see there for ``enable_idempotence``."""
-        from dledger.client import DLedgerClient
-
-        return DLedgerClient(
-            list(self.bootstrap),
             group=self.group,
             timeout_s=self.timeout_s,
             security=self.security.for_client(),

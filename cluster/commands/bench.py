@@ -162,10 +162,10 @@ def append(wanted: _Wanted, target: GroupTarget) -> None:
 
     @contextmanager
     def open_client() -> Iterator[Submit]:
-        with closing(target.connect()) as client:
+        with closing(target.client()) as client:
             yield partial(client.submit, body)
 
-    with closing(target.connect()) as client:
+    with closing(target.client()) as client:
         client.metadata()  # fails once with the usual error if nobody answers, instead of once per record
     _measure(wanted, open_client, {"group": target.group})
 

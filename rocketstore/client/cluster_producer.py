@@ -1,7 +1,4 @@
-"""``ClusterProducer``: sends messages to all the groups of brokers that have their topic.
-
-``make unasync`` generates ``cluster_producer.py`` from ``aio_cluster_producer.py``: edit only the latter.
-"""
+"""``ClusterProducer``: sends messages to all the groups of brokers that have their topic."""
 
 from __future__ import annotations
 

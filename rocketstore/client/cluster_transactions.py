@@ -1,7 +1,4 @@
-"""``ClusterTransactionalProducer``: transactions at all the groups of brokers that have their topic.
-
-``make unasync`` generates ``cluster_transactions.py`` from ``aio_cluster_transactions.py``: edit only the latter.
-"""
+"""``ClusterTransactionalProducer``: transactions at all the groups of brokers that have their topic."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A client's connections to brokers: channels, discovery of brokers and of the master, and retried unary calls.
-
-``make unasync`` generates ``connection.py`` from ``aio_connection.py``: edit only the latter.
-"""
+"""A client's connections to brokers: channels, discovery of brokers and of the master, and retried unary calls."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""``Producer``: sends messages to the current master.
-
-``make unasync`` generates ``producer.py`` from ``aio_producer.py``: edit only the latter.
-"""
+"""``Producer``: sends messages to the current master."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A client's routes of topics, and the address books of the groups in them: both follow the name servers.
-
-``make unasync`` generates ``routes.py`` from ``aio_routes.py``: edit only the latter.
-"""
+"""A client's routes of topics, and the address books of the groups in them: both follow the name servers."""
 
 from __future__ import annotations
 

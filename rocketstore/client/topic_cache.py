@@ -1,7 +1,4 @@
-"""A client's cache of topics, so that sending needs no lookup.
-
-``make unasync`` generates ``topic_cache.py`` from ``aio_topic_cache.py``: edit only the latter.
-"""
+"""A client's cache of topics, so that sending needs no lookup."""
 
 from __future__ import annotations
 

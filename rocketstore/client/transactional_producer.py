@@ -1,7 +1,4 @@
-"""``TransactionalProducer``: sends messages that are delivered if, and only if, a local transaction has succeeded.
-
-``make unasync`` generates ``transactional_producer.py`` from ``aio_transactional_producer.py``: edit only the latter.
-"""
+"""``TransactionalProducer``: sends messages that are delivered if, and only if, a local transaction has succeeded."""
 
 from __future__ import annotations
 

@@ -26,9 +26,7 @@ FACADES: Final = (
 )
 """Blocking clients have the names of the asyncio ones that they are made of."""
 REPLACED: Final = (
-    "dledger/client/calls.py",
     "dledger/client/shared.py",
-    "dledger/client/sync.py",
     "dledger/sending/stream.py",
     "rocketstore/client/admin.py",
     "rocketstore/client/consumer.py",

@@ -46,7 +46,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 
     def run(words: Sequence[str], error: Callable[[int], DLedgerError | None]) -> tuple[Result, BenchClient]:
         client = BenchClient(error)
-        monkeypatch.setattr(connection.GroupTarget, "connect", lambda _target: client)
+        monkeypatch.setattr(connection.GroupTarget, "client", lambda _target: client)
         return CliRunner().invoke(cli.main, ["bench", "append", *words]), client
 
     return run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,10 +9,7 @@ import pytest
 
 from cluster.local.group import free_ports
 from dledger.access.control import AccessControl
-from dledger.access.signing import Signer
-from dledger.client import AppendResult, ClientSecurity
-from dledger.client.over_grpc import AsyncDLedgerClient
-from dledger.client.sync import DLedgerClient
+from dledger.client import ClientSecurity, DLedgerClient
 from dledger.client_server import ClientServer
 from dledger.clock import Clock
 from dledger.config import AccessConfig, ServerConfig
@@ -61,11 +57,6 @@ def guarded(tmp_path: Path) -> Iterator[GuardedNode]:
     made.server.close()
 
 
-def pipelined(client: DLedgerClient) -> AppendResult:
-    with client.appender() as appender:
-        return appender.append(b"y").result(5)
-
-
 def first_calls(client: DLedgerClient) -> list[Callable[[], object]]:
     return [
         lambda: client.append(b"x"),
@@ -74,13 +65,13 @@ def first_calls(client: DLedgerClient) -> list[Callable[[], object]]:
         lambda: client.members_status()["n0"],  # type: ignore[index]  # a NodeId
         lambda: next(iter(client.follow(0))),
         lambda: next(iter(client.watch_role())),
-        lambda: pipelined(client),
+        lambda: client.submit(b"y").result(5),
     ]
 
 
 @pytest.mark.parametrize("number", range(7))
 def test_any_call_may_be_the_first(guarded: GuardedNode, number: int) -> None:
-    """The server is not known yet: the client learns for whom to sign, and nobody notices."""
+    """Each request is signed, also the one that asks what the server is."""
     with DLedgerClient(guarded.address, security=ALICE) as other:
         other.append(b"something to read")
     with DLedgerClient(guarded.address, security=ALICE) as client:
@@ -89,7 +80,7 @@ def test_any_call_may_be_the_first(guarded: GuardedNode, number: int) -> None:
 
 @pytest.mark.parametrize("number", range(7))
 def test_any_call_may_be_the_first_after_a_restart(guarded: GuardedNode, number: int) -> None:
-    """The new process has another name."""
+    """On a new connection."""
     with DLedgerClient(guarded.address, security=ALICE) as client:
         client.append(b"before")
         guarded.restart()
@@ -120,56 +111,9 @@ def test_a_refusal_is_told_rather_than_another_nodes_silence(
         first_calls(client)[number]()
 
 
-def test_the_client_for_asyncio_tells_a_refusal_rather_than_silence(guarded: GuardedNode) -> None:
-    """The same for the status of all members."""
-
-    async def work() -> None:
-        addresses = [f"127.0.0.1:{free_ports(1)[0]}", guarded.address]
-        async with AsyncDLedgerClient(addresses, security=WRONG) as client:
-            with pytest.raises(AccessDeniedError):
-                await client.members_status()
-
-    asyncio.run(work())
-
-
-def test_the_client_for_asyncio_signs_alike(guarded: GuardedNode) -> None:
-    """Unary calls, streams, the appender; also after a restart; refusals are the same errors."""
-
-    async def work() -> None:
-        async with AsyncDLedgerClient(guarded.address, security=ALICE) as client:
-            await client.append(b"1")
-            guarded.restart()
-            await client.metadata()  # the old stream is broken by then: else the append's outcome were unknown
-            await client.append(b"2")
-            assert [one.body for one in await client.read(0)] == [b"1", b"2"]
-            async for entry in client.follow(1):
-                assert entry.body == b"2"
-                break
-            assert (await client.members_status())["n0"]  # type: ignore[index]
-            async with client.appender() as appender:
-                await (await appender.append(b"3"))
-        async with AsyncDLedgerClient(guarded.address, security=WRONG) as client:
-            with pytest.raises(AccessDeniedError):
-                await client.append(b"x")
-            with pytest.raises(AccessDeniedError):
-                await anext(client.follow(0))
-
-    asyncio.run(work())
-
-    assert guarded.node.bodies() == [b"1", b"2", b"3"]
-
-
 def test_keys_are_given_together_and_never_shown() -> None:
     """Half a key would send unsigned requests."""
     for half in ({"access_key": "a"}, {"secret_key": "s"}):
         with pytest.raises(ConfigError, match="must be given together"):
             ClientSecurity(**half)  # type: ignore[arg-type]
     assert "alice-secret" not in repr(ALICE)
-    assert "alice-secret" not in repr(Signer("alice", "alice-secret"))
-
-
-def test_each_request_is_signed_anew() -> None:
-    """Also the same one, twice in a millisecond."""
-    signer = Signer("alice", "alice-secret")
-
-    assert len({signer.sign("/m", "a", b"x") for _ in range(100)}) == 100

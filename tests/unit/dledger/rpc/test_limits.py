@@ -11,8 +11,7 @@ import grpc
 import pytest
 
 from dledger.access.control import AccessControl
-from dledger.client import ClientSecurity
-from dledger.client.sync import DLedgerClient
+from dledger.client import ClientSecurity, DLedgerClient
 from dledger.client_server import ClientServer
 from dledger.clock import Clock
 from dledger.config import AccessConfig, ConnectionLimits, ReplicationConfig, ServerConfig
@@ -153,35 +152,6 @@ def test_an_account_cannot_have_everything_pending(tmp_path: Path) -> None:
         answer = codec.decode_appended(alice.call(APPEND, body(), alice.metadata(APPEND, body())).data)[1]
         assert not isinstance(answer, PendingFullError)
         stream_free.close()
-
-
-def test_a_stream_is_not_read_while_its_account_has_too_much_pending(tmp_path: Path) -> None:
-    """Which holds the client back; also through another stream of the same account; nothing is lost."""
-    with (
-        shared(tmp_path, entries=8) as (node, address),
-        DLedgerClient(address, security=ALICE, timeout_s=20) as first,
-        DLedgerClient(address, security=ALICE, timeout_s=20) as second,
-        first.appender(linger_ms=0, batch_entries=1) as one,
-        second.appender(linger_ms=0, batch_entries=1) as other,
-    ):
-        futures = [one.append(b"x")]
-        wait_until(lambda: len(node.held) == 1, "the first is under way")
-        node.release()
-        futures[0].result(10)
-        futures += [one.append(b"x") for _ in range(20)]
-        wait_until(lambda: len(node.held) == 4, "one share is pending")
-        futures += [other.append(b"y")]
-        wait_until(lambda: len(node.held) >= 4, "the other stream has come")
-
-        # A stream is read once more before it is seen to be full: one request per stream above the share.
-        assert len(node.held) <= 5
-
-        def all_done() -> bool:
-            node.release()
-            return all(future.done() for future in futures)
-
-        wait_until(all_done, "everything is appended")
-        assert len({future.result(1).index for future in futures}) == len(futures)
 
 
 @pytest.mark.parametrize(

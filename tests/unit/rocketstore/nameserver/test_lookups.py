@@ -1,4 +1,4 @@
-"""Asking name servers, with asyncio and without: one after the other, remembered for a while."""
+"""Asking name servers: one after the other, remembered for a while."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from pathlib import Path
 import pytest
 
 from dledger.remoting.blocking import BlockingRemotingClient
-from dledger.remoting.client import RemotingClient, UnreachableError
+from dledger.remoting.client import UnreachableError
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.connection import DisconnectedError
 from dledger.remoting.frame import Frame, encode
-from dledger.rpc import loops
 from dledger.values import parse_address
-from rocketstore.nameserver.aio_lookups import AsyncNameServers
 from rocketstore.nameserver.errors import NameServerError
 from rocketstore.nameserver.lookups import ROUTES_MAX, NameServers
 from rocketstore.nameserver.server import NameServer
@@ -78,23 +76,6 @@ def test_threads_find_what_one_of_them_knows(pair: tuple[NameServer, NameServer]
         assert found.topics() == ("T",)
         with pytest.raises(NameServerError, match="cannot connect"):
             NameServers([down], frames).clusters()
-
-
-def test_tasks_find_the_same(pair: tuple[NameServer, NameServer]) -> None:
-    """With asyncio."""
-
-    async def ask() -> tuple[list[str], bool, tuple[str, ...]]:
-        frames = RemotingClient()
-        try:
-            found = AsyncNameServers([one.address for one in pair], frames)
-            route = await found.route("T")
-            await found.topics()
-            clusters = await AsyncNameServers([pair[1].address], frames).clusters()
-            return list(clusters.broker_addr_table), route is not None, await found.topics()
-        finally:
-            await frames.close()
-
-    assert loops.run(ask()) == (["g"], True, ("T",))
 
 
 def test_a_route_is_remembered_and_asked_for_again_when_it_is_to_be_refreshed() -> None:
