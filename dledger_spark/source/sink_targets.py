@@ -17,7 +17,7 @@ from dledger_spark.errors import OptionError
 from dledger_spark.options import GROUP_DEFAULT, WriteOptions
 from dledger_spark.source.client_log import shared_client, status_of
 from dledger_spark.source.sink_rows import RowFormat, bodies_of, rows_of
-from rocketstore.client import Admin, PipelineLimits, Producer, ProducerOptions, SendResult
+from rocketstore.client import Admin, PipelineLimits, Producer, ProducerOptions, RequestNotKnownError, SendResult
 from rocketstore.client.aio.admin_records import BrokerStatus
 from rocketstore.message.message import PROPERTY_KEYS
 
@@ -57,7 +57,13 @@ def check_target(options: WriteOptions, form: RowFormat) -> None:
     """Check before any task runs whether the servers accept such rows. Raises ``OptionError``, ``DLedgerError``."""
     if options.topic or form.has("topic"):
         with Admin(options.servers, timeout_s=_CHECK_TIMEOUT_S, security=options.security.client()) as admin:
-            names = {one.name for one in admin.topics()}  # an error unless it is a broker
+            try:
+                names = {one.name for one in admin.topics()}
+            except RequestNotKnownError as error:
+                raise OptionError(
+                    "rows of a topic need brokers, and this server is not a broker: name brokers, or leave the topic "
+                    f"out to write a log of plain entries ({error})"
+                ) from error
             if options.partitioner == "keys" and options.topic and options.topic not in names:
                 raise OptionError(
                     f"option partitioner: create topic {options.topic} first: keys choose among its queues"
