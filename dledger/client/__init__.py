@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 from dledger.late_names import late_names
 
 if TYPE_CHECKING:
-    from dledger.client.aio.large_reads import ReadFrom
     from dledger.client.blocking import AppendFuture, DLedgerClient
     from dledger.client.security import ClientSecurity, TlsFiles
-    from dledger.client.shared import AppendResult
+    from dledger.client.shared import AppendResult, ReadFrom
     from dledger.errors import (
         AccessDeniedError,
         AppendsNotServedError,
@@ -111,7 +110,7 @@ __getattr__ = late_names(
         "OutOfOrderSequenceError": "dledger.errors",
         "PendingFullError": "dledger.errors",
         "QuorumAckTimeoutError": "dledger.errors",
-        "ReadFrom": "dledger.client.aio.large_reads",
+        "ReadFrom": "dledger.client.shared",
         "ReadMode": "dledger.rpc.clients.codec",
         "RequestTimeoutError": "dledger.errors",
         "RequestTooLargeError": "dledger.errors",

@@ -13,13 +13,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from dledger.client.aio.client import DLedgerClient as AsyncClient
-from dledger.client.aio.large_reads import ReadFrom
-from dledger.client.appends import AppendBatch
 from dledger.client.discovery import DISCOVERY_TIMEOUT_S
 from dledger.client.loop_runner import LoopRunner
-from dledger.client.shared import AppendResult
+from dledger.client.shared import AppendResult, ReadFrom
 from dledger.errors import DLedgerError, InvalidRequestError, LeaderHint, PendingFullError, UnavailableError
-from dledger.rpc.clients.bulk_codec import LocatedEntries
 from dledger.rpc.clients.codec import ReadMode
 from dledger.rpc.ports import NodeStatus, RoleEvent
 from dledger.sending.batch import ITEM_OVERHEAD_BYTES, call
@@ -28,7 +25,9 @@ from dledger.types import BlockDigest, Entry, LogChunk, LogIndex, NodeId
 from dledger.values import MIB
 
 if TYPE_CHECKING:
+    from dledger.client.appends import AppendBatch
     from dledger.client.security import ClientSecurity
+    from dledger.rpc.clients.bulk_codec import LocatedEntries
 
 _T = TypeVar("_T")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from enum import StrEnum
 from typing import Final
 
 from dledger.errors import (
@@ -44,6 +45,15 @@ _RETRIED: Final = (
     ShutdownError,
     UnavailableError,
 )
+
+
+class ReadFrom(StrEnum):
+    """Which member answers a large read."""
+
+    LEADER = "leader"
+    FOLLOWER = "follower"
+    """One of the followers, to spare the leader; the leader if there are none."""
+    ANY = "any"
 
 
 @record(frozen=True, slots=True)

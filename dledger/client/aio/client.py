@@ -5,56 +5,44 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from dledger.backoff import Backoff
-from dledger.client.aio.append_stream import AppendStreams
 from dledger.client.aio.calls import Calls
-from dledger.client.aio.connections import ROLE_CHANGES_MAX, NodeConnections, NodeLink
-from dledger.client.aio.large_reads import LargeReads, ReadFrom, ReadTarget
-from dledger.client.appends import DIRECT, INFLIGHT_REQUESTS_MAX, RULES, AppendBatch, too_large
+from dledger.client.aio.connections import ROLE_CHANGES_MAX, NodeConnections
 from dledger.client.discovery import DISCOVERY_TIMEOUT_S, Directory, nobody_answers, parse_addresses, report_of_node
 from dledger.client.shared import (
-    REQUEST_BYTES_MAX,
     RETRY_WAIT_S_MAX,
     RETRY_WAIT_S_MIN,
     AppendResult,
     Deadline,
+    ReadFrom,
     is_retried_read,
     members_by_id,
-    partly_appended,
-    split,
 )
-from dledger.errors import DLedgerError, EmptyBatchError, LeaderHint, UnavailableError
+from dledger.errors import DLedgerError, LeaderHint, UnavailableError
 from dledger.remoting.log import codec
 from dledger.remoting.log.codes import LogCode
 from dledger.rpc.clients import codec as messages
-from dledger.rpc.clients.bulk_codec import BlockDigests, FetchLog, Locate, LocatedEntries
-from dledger.rpc.clients.codec import Append, Read, ReadMode
+from dledger.rpc.clients.codec import Read, ReadMode
 from dledger.rpc.ports import NodeStatus, RoleEvent
-from dledger.sending.aio import AsyncLinks, AsyncSender, BatchStream, OnAnswer, OnEnd
-from dledger.sending.aio_futures import AsyncSentItem, AsyncSentMany, wait_for_batch
-from dledger.sending.numbering import ProducerNumbering
-from dledger.sending.window import Window, WindowOptions
 from dledger.types import BlockDigest, Entry, LogChunk, LogIndex, NodeId, Position
-from dledger.values import MIB
 
 if TYPE_CHECKING:
+    from dledger.client.aio.appending import Appending
+    from dledger.client.aio.large_reads import LargeReads, ReadTarget
+    from dledger.client.appends import AppendBatch
     from dledger.client.security import ClientSecurity
+    from dledger.rpc.clients.bulk_codec import LocatedEntries
+    from dledger.sending.aio_futures import AsyncSentItem, AsyncSentMany
 
-LINGER_MS: Final = 2.0
-"""How long ``submit`` waits for more entries to go in one request."""
 FOLLOW_WAIT_S: Final = 5.0
 """How long a node may hold back the answer to a follower, who would not notice its death before."""
 WATCH_CHECK_S: Final = 10.0
 """How long a watcher hears nothing before it checks that its node still answers."""
 _NOTHING: Final = b""
 """In the place of a role change, which is never empty."""
-_SUBMITTED: Final = WindowOptions(
-    linger_ms=LINGER_MS, batch_bytes=MIB // 2, inflight_requests_max=INFLIGHT_REQUESTS_MAX
-)
 
 
 class DLedgerClient:
@@ -81,12 +69,8 @@ class DLedgerClient:
         self._connections = NodeConnections(given, group, security)
         self._directory = Directory(given)
         self._calls = Calls(self._connections, self._directory, group)
-        self._streams = AppendStreams(self._connections, group)
-        self._large_reads = LargeReads(self._connections, self._calls)
         self._idempotent = enable_idempotence
-        self._links = AsyncLinks(self._open_stream, self._calls.seeker.look, self._directory.note_failure)
-        self._direct: AsyncSender[None, AppendResult] | None = None
-        self._submitting: AsyncSender[None, AppendResult] | None = None
+        self._appending: Appending | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -98,19 +82,16 @@ class DLedgerClient:
 
     async def close(self) -> None:
         """Store what was submitted, then close every connection; other calls in progress fail. Idempotent."""
-        submitting, self._submitting = self._submitting, None
-        if submitting is not None:
-            await submitting.close()
+        if self._appending is not None:
+            await self._appending.finish_submitted()
         await self.abandon()
 
     async def abandon(self) -> None:
         """Close at once: what is in progress fails, as unknown if it may be stored. Idempotent."""
         self._connections.is_closed = True
         self._calls.seeker.close()
-        closed = UnavailableError("the client is closed")
-        for sender in (self._direct, self._submitting):
-            if sender is not None:
-                await sender.abandon(closed)
+        if self._appending is not None:
+            await self._appending.abandon()
         await self._connections.close()
 
     @property
@@ -122,9 +103,7 @@ class DLedgerClient:
 
     async def append(self, body: bytes, *, timeout_s: float | None = None) -> AppendResult:
         """Append one entry; returns when a quorum has stored it."""
-        batch, place = await self._direct_sender().add(body, timeout_s=self._timeout_s(timeout_s))
-        await wait_for_batch(batch)
-        return AsyncSentItem(batch, place).result()
+        return await self._appends.append(body, self._timeout_s(timeout_s))
 
     async def append_many(self, bodies: Sequence[bytes], *, timeout_s: float | None = None) -> list[AppendResult]:
         """Append entries in order, in consecutive requests of up to 1 MiB; each request is all or nothing.
@@ -132,7 +111,7 @@ class DLedgerClient:
         When a request fails, the ones before it are in the log (the error then has ``outcome="unknown"`` and a note),
         and the ones after it were not sent.
         """
-        return await self._append_parts(self._direct_sender(), bodies, self._deadline(timeout_s))
+        return await self._appends.append_many(bodies, self._deadline(timeout_s))
 
     async def append_as(
         self, producer: str, sequence: int, bodies: Sequence[bytes], *, timeout_s: float | None = None
@@ -144,12 +123,7 @@ class DLedgerClient:
         caller at a time per producer. Split like ``append_many``; after an error, too, ``producer_sequence`` returns
         how far it got. Raises ``OutOfOrderSequenceError`` and ``UnknownProducerError``, besides what ``append`` raises.
         """
-        deadline = self._deadline(timeout_s)
-        sender = self._sender(DIRECT, ProducerNumbering(producer))
-        try:
-            return await self._append_parts(sender, bodies, deadline, sequence)
-        finally:  # a cancelled caller does not wait for the deadline of what is in flight
-            await sender.abandon(UnavailableError("cancelled: nobody is waiting for it"))
+        return await self._appends.append_as(producer, sequence, bodies, self._deadline(timeout_s))
 
     async def submit(self, body: bytes) -> AsyncSentItem[AppendResult]:
         """Queue one entry, to be stored in the order of the calls: thousands of entries become few requests.
@@ -157,32 +131,32 @@ class DLedgerClient:
         Await the result, or read it once it is done. An entry is sent again until ``timeout_s`` after it was added.
         Waits only while 8 MiB are pending (``PendingFullError`` if that takes too long).
         """
-        return AsyncSentItem(*await self._submitting_sender().add(body))
+        return await self._appends.submit(body)
 
     async def submit_many(self, bodies: Sequence[bytes]) -> AsyncSentMany[AppendResult]:
         """Queue many entries in order, much more cheaply than with ``submit``."""
-        return AsyncSentMany(await self._submitting_sender().add_many(bodies))
+        return await self._appends.submit_many(bodies)
 
     async def flush(self) -> None:
         """Return when everything submitted so far has succeeded or failed."""
-        if self._submitting is not None:
-            await self._submitting.flush()
+        if self._appending is not None:
+            await self._appending.flush()
 
     def begin_append(self, body: bytes, timeout_s: float | None = None) -> tuple[AppendBatch, int] | None:
         """``append`` without the wait, for who has no task: the batch, and the place in it; None: too much is pending,
         use ``append``.
         """
-        return self._direct_sender().add_now(body, timeout_s=self._timeout_s(timeout_s))
+        return self._appends.begin(body, self._timeout_s(timeout_s))
 
     def begin_submit_many(self, bodies: Sequence[bytes], start: int) -> Iterator[tuple[AppendBatch, int, int]]:
         """``submit_many`` from ``start`` on without the wait, as far as there is room: batches, the place of the first
         entry in each, and how many there are.
         """
-        return self._submitting_sender().add_some_now(bodies, start)
+        return self._appends.begin_submit_many(bodies, start)
 
     def when_room(self, callback: Callable[[], object]) -> None:
         """Call it once ``begin_submit_many`` may go on."""
-        self._submitting_sender().when_room(callback)
+        self._appends.when_room(callback)
 
     async def producer_sequence(self, producer: str, *, timeout_s: float | None = None) -> int:
         """The number of a producer's next entry; 0 if the group does not know it. All entries before it are committed.
@@ -293,6 +267,8 @@ class DLedgerClient:
         if end_index is not None and end_index <= first_index:
             return
         end = LogIndex(0 if end_index is None else end_index)
+        from dledger.rpc.clients.bulk_codec import FetchLog
+
         request = FetchLog(self.group, LogIndex(first_index), end, max_bytes, chunk_bytes)
         async with aclosing(self._large_reads.fetch(request, self._target(read_from, address, timeout_s))) as chunks:
             async for chunk in chunks:
@@ -316,6 +292,8 @@ class DLedgerClient:
         if end_position is not None and end_position <= from_position:
             return
         end = Position(0 if end_position is None else end_position)
+        from dledger.rpc.clients.bulk_codec import BlockDigests
+
         request = BlockDigests(self.group, Position(from_position), end, block_bytes)
         async with aclosing(self._large_reads.digests(request, self._target(read_from, address, timeout_s))) as blocks:
             async for block in blocks:
@@ -337,6 +315,8 @@ class DLedgerClient:
         logs only, ``UntimedLogError`` otherwise), and the range that the member holds. The end of the committed log
         answers whatever lies beyond it.
         """
+        from dledger.rpc.clients.bulk_codec import Locate
+
         request = Locate(self.group, indexes, positions, store_times_ms)
         return await self._large_reads.locate(request, self._target(read_from, address, timeout_s))
 
@@ -424,74 +404,28 @@ class DLedgerClient:
     def _deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline(self._timeout_s(timeout_s))
 
+    # What only some programs need is loaded with the first use: a command that asks for the status costs half of it.
+
+    @property
+    def _appends(self) -> Appending:
+        if self._appending is None:
+            from dledger.client.aio.appending import Appending
+
+            self._appending = Appending(
+                self._connections, self._calls, self.group, timeout_s=self.timeout_s, idempotent=self._idempotent
+            )
+        return self._appending
+
+    @property
+    def _large_reads(self) -> LargeReads:
+        from dledger.client.aio.large_reads import LargeReads
+
+        return LargeReads(self._connections, self._calls)
+
     def _target(self, read_from: ReadFrom, address: str | None, timeout_s: float | None) -> ReadTarget:
+        from dledger.client.aio.large_reads import ReadTarget
+
         return ReadTarget(ReadFrom(read_from), address, self._timeout_s(timeout_s))
-
-    def _direct_sender(self) -> AsyncSender[None, AppendResult]:
-        if self._direct is None:
-            self._direct = self._sender(DIRECT, ProducerNumbering() if self._idempotent else None)
-        return self._direct
-
-    def _submitting_sender(self) -> AsyncSender[None, AppendResult]:
-        if self._submitting is None:
-            self._submitting = self._sender(_SUBMITTED, ProducerNumbering() if self._idempotent else None)
-        return self._submitting
-
-    def _sender(self, options: WindowOptions, numbering: ProducerNumbering | None) -> AsyncSender[None, AppendResult]:
-        if self._connections.is_closed:
-            raise UnavailableError("the client is closed")
-        window = Window(replace(options, timeout_ms=self.timeout_s * 1000.0), RULES, numbering)
-        return AsyncSender(self._links, window, "dledger-appends")
-
-    async def _append_parts(
-        self,
-        sender: AsyncSender[None, AppendResult],
-        bodies: Sequence[bytes],
-        deadline: Deadline,
-        sequence: int | None = None,
-    ) -> list[AppendResult]:
-        if not bodies:
-            raise EmptyBatchError("an append needs at least one entry")
-        await self._check_sizes(bodies, deadline)
-        results: list[AppendResult] = []
-        for part in split(bodies):
-            number = None if sequence is None else sequence + len(results)
-            try:
-                batch = await sender.add_whole(part, sequence=number, timeout_s=deadline.remaining_s)
-                await wait_for_batch(batch)
-                results += [AsyncSentItem(batch, place).result() for place in range(len(part))]
-            except DLedgerError as error:
-                raise partly_appended(error, len(results)) from None
-        return results
-
-    async def _check_sizes(self, bodies: Sequence[bytes], deadline: Deadline) -> None:
-        """Refuse a body too large for any request before the parts in front of it are stored."""
-        largest = max(map(len, bodies))
-        if len(bodies) == 1 or largest <= REQUEST_BYTES_MAX:  # which every node takes
-            return
-
-        async def ask(address: str, until: Deadline) -> NodeLink:
-            return await self._connections.link(address, until)
-
-        link = await self._calls.at_leader(ask, deadline)
-        fits = link.request_bytes_max - len(codec.encode_append(0, Append(self.group, [b""])))
-        if largest > fits:
-            raise too_large(f"an entry has {largest} bytes, and {link.address} takes at most {fits} in a request")
-
-    async def _open_stream(
-        self, timeout_s: float, on_answer: OnAnswer[None, AppendResult], on_end: OnEnd[None, AppendResult]
-    ) -> BatchStream[None, AppendResult]:
-        deadline = Deadline(timeout_s)
-
-        async def attempt() -> BatchStream[None, AppendResult]:
-            address = await self._calls.seeker.leader(deadline)
-            try:
-                return await self._streams.open(address, deadline, on_answer, on_end)
-            except DLedgerError as error:
-                self._directory.note_failure(address, error)
-                raise
-
-        return await self._calls.repeated(attempt, deadline, changes=True)
 
 
 async def _heard(changes: asyncio.Queue[bytes | None]) -> bytes | None:

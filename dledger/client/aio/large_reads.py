@@ -15,14 +15,13 @@ import random
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Final
 
 from dledger.backoff import Backoff
 from dledger.client.aio.calls import Calls
 from dledger.client.aio.connections import NodeConnections
 from dledger.client.discovery import DISCOVERY_TIMEOUT_S
-from dledger.client.shared import RETRY_WAIT_S_MAX, RETRY_WAIT_S_MIN, Deadline, is_retried_read
+from dledger.client.shared import RETRY_WAIT_S_MAX, RETRY_WAIT_S_MIN, Deadline, ReadFrom, is_retried_read
 from dledger.errors import (
     CorruptLogError,
     DiskError,
@@ -39,15 +38,6 @@ from dledger.types import BlockDigest, LogChunk, LogIndex, Position, Role
 
 _ONE_MEMBERS: Final = (CorruptLogError, DiskError, FencedError, IndexBeforeBeginError)
 """Problems of one member's log: another member may hold the requested entries intact."""
-
-
-class ReadFrom(StrEnum):
-    """Which member answers a large read."""
-
-    LEADER = "leader"
-    FOLLOWER = "follower"
-    """One of the followers, to spare the leader; the leader if there are none."""
-    ANY = "any"
 
 
 @dataclass(frozen=True, slots=True)

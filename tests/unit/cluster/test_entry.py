@@ -141,13 +141,10 @@ def test_asking_for_the_status_loads_no_server_no_broker_and_nothing_that_append
     """``dledger status`` takes 0.15 s of processor time at most; gRPC alone takes 0.05 s."""
     loaded = _loaded("status", "--bootstrap", "127.0.0.1:1", "--timeout", "0.2")
 
+    others = {"dledger.config", "dledger.core.messages", "dledger.sending.window", "dledger.server"}
     heavy = ("numpy", "rich", "pyspark", "grpc", "tenacity", "rocketstore", "dledger.store", "dledger.rpc.peers")
     assert "dledger.client.aio.client" in loaded
-    assert not [
-        one
-        for one in loaded
-        if one.startswith(heavy) or one in {"dledger.config", "dledger.core.messages", "dledger.server"}
-    ]
+    assert not [one for one in loaded if one.startswith(heavy) or one in others]
 
 
 @pytest.mark.parametrize("words", [["--help"], ["context", "list", "--json"], ["inspect", "--help"]])

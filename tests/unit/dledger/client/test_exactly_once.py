@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from dledger.client import DLedgerClient
-from dledger.client.aio import client as module
+from dledger.client.aio import appending as module
 from dledger.client.appends import INFLIGHT_REQUESTS_MAX
 from dledger.errors import (
     DLedgerError,

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from dledger.client import AppendFuture, DLedgerClient
-from dledger.client.aio import client as module
+from dledger.client.aio import appending as module
 from dledger.errors import (
     DLedgerError,
     IdentityError,

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from dledger.client import DLedgerClient, aio
-from dledger.client.aio import client as module
+from dledger.client.aio import appending as module
 from dledger.config import ServerConfig
 from dledger.errors import DLedgerError, EntryTooLargeError
 from dledger.rpc import options
