@@ -15,7 +15,7 @@ from dledger.contexts import ContextOption, check_place
 from dledger.errors import IdentityError
 
 if TYPE_CHECKING:
-    from dledger.client import blocking
+    from dledger.client import DLedgerClient
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:30911"
 """The default client address of a single node."""
@@ -30,11 +30,11 @@ class GroupTarget:
     timeout_s: float
     security: CommandSecurity = NO_SECURITY
 
-    def client(self, *, enable_idempotence: bool = True) -> blocking.DLedgerClient:
+    def client(self, *, enable_idempotence: bool = True) -> DLedgerClient:
         """A client for it, which the caller closes; see there for ``enable_idempotence``."""
-        from dledger.client import blocking  # here, so that --help does not load it
+        from dledger.client import DLedgerClient  # here, so that --help does not load it
 
-        return blocking.DLedgerClient(
+        return DLedgerClient(
             self.bootstrap,
             group=self.group,
             timeout_s=self.timeout_s,

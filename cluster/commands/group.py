@@ -20,7 +20,7 @@ from dledger.types import NodeId, Role
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from dledger.client.blocking import DLedgerClient
+    from dledger.client import DLedgerClient
 
 _COLUMNS = ("node", "role", "term", "begin", "end", "committed", "flushed", "lag", "clients", "notes")
 _STYLES = {Role.LEADER.value: "green", Role.CANDIDATE.value: "yellow", "unreachable": "red"}

@@ -22,8 +22,7 @@ from dledger.core.producer_payload import describe_payload
 from dledger.types import Entry, LogIndex, Magic
 
 if TYPE_CHECKING:
-    from dledger.client.blocking import DLedgerClient
-    from dledger.client.shared import AppendResult
+    from dledger.client import AppendResult, DLedgerClient
 
 READ_PAGE = 1000
 OWN_AMONG_THEM = 16
