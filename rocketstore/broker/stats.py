@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
 from dledger.clock import Clock
+from dledger.errors import CorruptLogError
 from rocketstore.broker.offsets import NONE, Offsets
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.topics import SeenTopic, Topics
@@ -32,7 +33,7 @@ class QueueEnds(NamedTuple):
     last_ms: int
 
 
-class QueueProgress(NamedTuple):
+class GroupPosition(NamedTuple):
     """A group's offset in a queue (0 without one), the queue's end, and when the last consumed message was stored."""
 
     topic: str
@@ -77,7 +78,7 @@ class Stats:
         names = sorted({one.topic for one in self._state.offsets(group)})
         return [topic for one in names if (topic := self._topics.seen(one)) is not None]
 
-    def of_group(self, group: str, topics: Collection[SeenTopic]) -> list[QueueProgress]:
+    def of_group(self, group: str, topics: Collection[SeenTopic]) -> list[GroupPosition]:
         """Its progress in all queues of these topics."""
         check_queues(sum(one.read_queues for one in topics))
         return [self._progress(group, one.name, queue_id) for one in topics for queue_id in range(one.read_queues)]
@@ -129,15 +130,20 @@ class Stats:
             targets[queue_id] = target if is_forced else min(target, consumed)
         return targets
 
-    def _progress(self, group: str, topic: str, queue_id: int) -> QueueProgress:
+    def _progress(self, group: str, topic: str, queue_id: int) -> GroupPosition:
         end = self._offsets.bounds_of(topic, queue_id)[1]
         consumed = max(self._state.offset(group, topic, queue_id), 0)
         consumed_ms = self._time(topic, queue_id, consumed - 1) if consumed else 0
-        return QueueProgress(topic, queue_id, consumed, end, consumed_ms)
+        return GroupPosition(topic, queue_id, consumed, end, consumed_ms)
 
     def _time(self, topic: str, queue_id: int, offset: int) -> int:
-        """When a message was stored; 0 if it does not exist."""
-        return max(self._store.store_time(topic, queue_id, offset), 0) if offset >= 0 else 0
+        """When a message was stored; 0 if it does not exist, or is damaged: who reads it is told so."""
+        if offset < 0:
+            return 0
+        try:
+            return max(self._store.store_time(topic, queue_id, offset), 0)
+        except CorruptLogError:
+            return 0
 
 
 def check_queues(count: int) -> None:

@@ -9,7 +9,7 @@ from dledger.remoting.frame import Frame
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.clients import ClientTables
 from rocketstore.broker.hosts import host_text
-from rocketstore.broker.stats import QueueProgress, check_queues
+from rocketstore.broker.stats import GroupPosition, check_queues
 from rocketstore.broker.topics import SeenTopic
 from rocketstore.broker_remoting.administration import Administration
 from rocketstore.remoting.bodies.queues import MessageQueue
@@ -114,7 +114,7 @@ class StatsRequests:
         )
         return ConsumeTimeSpans(tuple(spans)).encode()
 
-    def _table(self, progress: Iterable[QueueProgress]) -> dict[MessageQueue, ConsumeOffset]:
+    def _table(self, progress: Iterable[GroupPosition]) -> dict[MessageQueue, ConsumeOffset]:
         return {
             self._queue(one.topic, one.queue_id): ConsumeOffset(one.end, one.consumed, one.consumed_ms)
             for one in progress

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self, TypeVar
 
@@ -26,6 +27,7 @@ from rocketstore.client.aio.admin_records import (
 from rocketstore.client.aio.cluster import Cluster, at_once
 from rocketstore.client.aio.connections import ATTEMPT_S_MAX, Deadline
 from rocketstore.client.aio.consumed_message import split_pulled
+from rocketstore.client.aio.delayed import read_levels
 from rocketstore.client.aio.errors import (
     BadAnswerError,
     BrokerFailedError,
@@ -39,7 +41,6 @@ from rocketstore.client.aio.newest import PAGE_MAX, Page, QueueSpan, read_page, 
 from rocketstore.client.aio.outgoing import CREATING_TOPIC
 from rocketstore.client.aio.received import sent_expression, tags_of_expression
 from rocketstore.client.aio.routes import RoutedBroker
-from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import Message
 from rocketstore.remoting.bodies.clients import (
     ClientConnection,
@@ -49,7 +50,6 @@ from rocketstore.remoting.bodies.clients import (
     ProducersByGroup,
 )
 from rocketstore.remoting.bodies.groups import (
-    DelayOffsetTable,
     GroupList,
     SubscriptionGroupConfig,
     SubscriptionGroupTable,
@@ -57,7 +57,7 @@ from rocketstore.remoting.bodies.groups import (
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.bodies.routes import KVTable, TopicList
 from rocketstore.remoting.bodies.runtime import RuntimeInfo
-from rocketstore.remoting.bodies.stats import ConsumeStats, TopicOffset, TopicStatsTable
+from rocketstore.remoting.bodies.stats import ConsumeStats, TopicStatsTable
 from rocketstore.remoting.bodies.topics import TopicConfigTable
 from rocketstore.remoting.body import Body
 from rocketstore.remoting.codes import OwnCode
@@ -523,36 +523,19 @@ class Admin:
         Raises ``NotFoundError`` for a level that the broker does not have.
         """
         deadline = self._deadline()
-        found = await self._cluster.broker(broker, deadline)
-        settings, delivered, stats = await asyncio.gather(
-            self._cluster.ask_reader(found.name, Code.GET_BROKER_CONFIG, deadline=deadline),
-            self._cluster.ask_reader(found.name, Code.GET_ALL_DELAY_OFFSET, deadline=deadline),
-            self._cluster.ask_reader(
-                found.name, Code.GET_TOPIC_STATS_INFO, TopicHeader(SCHEDULE_TOPIC), deadline=deadline
-            ),
-        )
-        delays = DelayLevels.parse(settings_of(settings, found.name)["messageDelayLevel"])
-        if not 0 <= level <= delays.level_max:
-            raise NotFoundError(f"there is no delay level {level}: use 1 to {delays.level_max}, or 0 for no messages")
-        offsets = body_of(DelayOffsetTable, delivered, found.name).offset_table
-        ends = {one.queue_id: of for one, of in body_of(TopicStatsTable, stats, found.name).offset_table.items()}
+        name = (await self._cluster.broker(broker, deadline)).name
+        ask = partial(self._cluster.ask_reader, name, deadline=deadline)
 
-        async def status(number: int) -> DelayLevelStatus:
-            end = ends.get(number - 1, TopicOffset())
-            following = min(max(offsets.get(number, 0), end.min_offset, 0), end.max_offset)
-            waiting: list[Message] = []
-            if following < end.max_offset:
-                queue = MessageQueue(SCHEDULE_TOPIC, found.name, number - 1)
-                waiting, _ = await self._messages(queue, following, 1, "*", deadline)
-            due_ms = delays.due_ms(number, waiting[0].store_timestamp) if waiting else -1
-            return DelayLevelStatus(number, delays.delay_ms(number), following, end.max_offset, due_ms)
+        async def pull(number: int, first: int, count: int) -> list[Message]:
+            queue = MessageQueue(SCHEDULE_TOPIC, name, number - 1)
+            return (await self._messages(queue, first, count, "*", deadline))[0]
 
-        levels = await asyncio.gather(*map(status, range(1, delays.level_max + 1)))
-        messages: list[Message] = []
-        if level and (first := max(levels[level - 1].next_offset, offset)) < levels[level - 1].end_offset:
-            queue = MessageQueue(SCHEDULE_TOPIC, found.name, level - 1)
-            messages, _ = await self._messages(queue, first, max_messages, "*", deadline)
-        return levels, messages
+        levels = await read_levels(name, ask, pull)
+        if not 0 <= level <= len(levels):
+            raise NotFoundError(f"there is no delay level {level}: use 1 to {len(levels)}, or 0 for no messages")
+        if not level or (first := max(levels[level - 1].next_offset, offset)) >= levels[level - 1].end_offset:
+            return levels, []
+        return levels, await pull(level, first, max_messages)
 
     async def send_back(
         self, group: str, topic: str, position: int, *, delay_level: int, retries_max: int, broker: str = ""
