@@ -172,11 +172,6 @@ class PlainCommitLog:
         return self._queue.flushed_where
 
     @property
-    def flushed_timestamp(self) -> int:
-        """Every message stored at or before this time is durable; 0 if unknown (the checkpoint's physical time)."""
-        return self._queue.store_timestamp
-
-    @property
     def put_lock_ms(self) -> int:
         taken_ms = self._appender.lock_taken_ms
         return max(0, self._clock.monotonic_ms() - taken_ms) if taken_ms else 0

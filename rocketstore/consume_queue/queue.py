@@ -189,11 +189,6 @@ class ConsumeQueue:
         """The end of the last record that has a unit; -1 if there is none."""
         return self._max_physical_offset
 
-    @property
-    def file_count(self) -> int:
-        """How many files there are."""
-        return len(self._files.files())
-
     def next_file(self, offset: int) -> int:
         """The first unit of the file after the one ``offset`` lies in (RocketMQ's ``rollNextFile``)."""
         return offset + self.units_per_file - offset % self.units_per_file

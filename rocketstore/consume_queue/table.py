@@ -128,11 +128,6 @@ class ConsumeQueueTable:
         """The end of the furthest record that has a unit; -1 if there is none."""
         return max((queue.max_physical_offset for queue in self.all()), default=-1)
 
-    @property
-    def min_of_max_physical(self) -> int:
-        """The lowest of the queues' ends: a replay from here on misses no unit; -1 if there are no queues."""
-        return min((queue.max_physical_offset for queue in self.all()), default=-1)
-
     # Changing
 
     def find_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
@@ -260,10 +255,6 @@ class ConsumeQueueTable:
     def delete_topic(self, topic: str) -> None:
         """Remove a topic's queues and their files. Raises ``DiskError``."""
         self._destroy([queue for queue in self.all() if queue.topic == topic])
-
-    def destroy_all(self) -> None:
-        """Remove all queues. Raises ``DiskError``."""
-        self._destroy(self.all())
 
     def close(self) -> None:
         """Release all files. Flush before."""

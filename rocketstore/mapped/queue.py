@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -148,15 +147,6 @@ class MappedFileQueue:
         """The first file last modified at or after ``time_ms``, otherwise the last one; None if there are none."""
         files = self._files
         return next((file for file in files if file.last_modified_ms >= time_ms), files[-1] if files else None)
-
-    def not_contiguous(self) -> list[int]:
-        """The offsets at which a file should start and another one does; non-empty only if there is a bug."""
-        files = self._files
-        return [
-            one.base + self.file_bytes
-            for one, following in itertools.pairwise(files)
-            if one.base + self.file_bytes != following.base
-        ]
 
     # Opening
 
@@ -466,19 +456,6 @@ class MappedFileQueue:
     @property
     def _deletable(self) -> Sequence[StoreFile]:
         return self._files if self.may_empty else self._files[:-1]
-
-    def delete_expired_by_offset(self, offset_min: int, unit_bytes: int) -> int:
-        """Delete the oldest files whose last unit starts with a big-endian offset below ``offset_min``.
-
-        Never the last file. Returns how many were deleted.
-        """
-        deleted = 0
-        for file in self._files[:-1]:
-            last = file.read(file.size - unit_bytes, 8)
-            if last is None or int.from_bytes(last, "big", signed=True) >= offset_min or not self.delete_first(file):
-                break
-            deleted += 1
-        return deleted
 
     def retry_delete_first(self) -> bool:
         """Delete the first file if that has failed before; returns whether it is gone now."""

@@ -335,16 +335,6 @@ def test_a_file_that_cannot_be_deleted_stays_and_is_tried_again(tmp_path: Path) 
     assert queue.min_offset == SIZE
 
 
-def test_deleting_by_offset_looks_at_the_last_unit_of_each_file(tmp_path: Path) -> None:
-    """Files whose last unit points below the log's first offset go, but for the last file."""
-    queue = filled(tmp_path, 5)
-
-    assert queue.delete_expired_by_offset(2, 8) == 2
-    assert queue.delete_expired_by_offset(100, 8) == 2
-    assert queue.delete_expired_by_offset(100, 8) == 0
-    assert queue.min_offset == 4 * SIZE
-
-
 def test_flushing_goes_on_after_unflushed_files_were_deleted(tmp_path: Path) -> None:
     """The mark does not stay behind in a file that is gone."""
     queue = filled(tmp_path, 3)
@@ -398,7 +388,7 @@ def test_new_files_go_round_the_paths(tmp_path: Path) -> None:
     again = open_queue(*paths)
     again.load()
     assert again.max_offset == 6 * SIZE
-    assert again.not_contiguous() == []
+    assert [file.base for file in again.files()] == [number * SIZE for number in range(6)]
 
 
 def test_read_only_paths_are_loaded_and_never_written(tmp_path: Path) -> None:
