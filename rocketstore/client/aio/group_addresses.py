@@ -19,8 +19,8 @@ from rocketstore.remoting.bodies.routes import BrokerData
 from rocketstore.remoting.bodies.runtime import RuntimeInfo
 from rocketstore.remoting.codes import RequestCode
 
-WAIT_S: Final = 0.5
-"""How long a route waits for brokers to say who they are; what they say later counts for the next route."""
+WAIT_S: Final = 2.0
+"""How long a route waits at most for brokers to say who they are; what they say later counts for the next route."""
 LEARNT_MAX: Final = 32
 """Addresses of other brokers that are asked for routes, besides those given."""
 
@@ -77,18 +77,24 @@ class GroupAddresses:
 
     async def _found(self, spare: Sequence[str], unknown: Sequence[str]) -> dict[str, str]:
         """By the address that a broker tells, the given one at which it answers."""
-        await self._ask(spare)
+        await self._ask(spare, unknown)
         said = {one: self._answers[one].told for one in spare if one in self._answers}
         found = {told: given for given, told in said.items() if told in unknown}
         mute = [given for given, told in said.items() if not told]
         return found | _by_port(mute, [one for one in unknown if one not in found])
 
-    async def _ask(self, addresses: Sequence[str]) -> None:
+    async def _ask(self, addresses: Sequence[str], unknown: Collection[str]) -> None:
+        """Ask those that have not said yet who they are, until all that are ``unknown`` are found, or time is up."""
+        loop = asyncio.get_running_loop()
         for address in addresses:
             if address not in self._asking and not self._is_known(address):
-                self._asking[address] = asyncio.get_running_loop().create_task(self._ask_one(address))
-        if asked := [self._asking[one] for one in addresses if one in self._asking]:
-            await asyncio.wait(asked, timeout=WAIT_S)
+                self._asking[address] = loop.create_task(self._ask_one(address))
+        until = loop.time() + WAIT_S
+        while asked := [self._asking[one] for one in addresses if one in self._asking]:
+            found = {self._answers[one].told for one in addresses if one in self._answers and one not in self._asking}
+            if found.issuperset(unknown) or loop.time() >= until:
+                return
+            await asyncio.wait(asked, timeout=until - loop.time(), return_when=asyncio.FIRST_COMPLETED)
 
     def _is_known(self, address: str) -> bool:
         known = self._answers.get(address)

@@ -148,6 +148,17 @@ async def test_a_broker_that_does_not_say_who_it_is_delays_a_route_a_little_only
 
 
 @on_loop
+async def test_nobody_waits_for_a_given_address_that_no_route_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of a broker that left the group, or is frozen."""
+    monkeypatch.setattr(group_addresses, "WAIT_S", 60.0)
+    async with published() as group:
+        group.servers[2].scripts[RUNTIME] = silence
+        group.topics.brokers["a"] = {0: TOLD["n1"], 1: TOLD["n2"]}
+        async with asyncio.timeout(10):
+            assert await used(group.routes) == {0: group.servers[0].address, 1: group.servers[1].address}
+
+
+@on_loop
 async def test_a_broker_alone_is_used_at_the_address_that_was_given() -> None:
     """It may be in a container, and take another address for its own; as long as no other is known."""
     async with published(given=1) as group:
