@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from urllib.error import HTTPError
 from urllib.parse import urlencode
@@ -29,9 +30,9 @@ def test_the_host_sees_the_group(project: Project) -> None:
 
     assert set(nodes) == set(NODES)
     assert all("error" not in node for node in nodes.values()), nodes
-    listed = project.dledger("cluster", "list")
-    for node, port in project.ports.items():
-        assert any({node, f"127.0.0.1:{port}"} <= set(line.split()) for line in listed.splitlines()), listed
+    listed = json.loads(project.dledger("cluster", "list", "--json"))["brokers"]
+    places = {one["node_id"]: one["address"] for one in listed}
+    assert places == {node: f"127.0.0.1:{port}" for node, port in project.ports.items()}, listed
 
 
 def test_messages_go_in_and_come_out(project: Project) -> None:
