@@ -12,9 +12,7 @@ import pytest
 
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import free_ports
-from rocketstore.client import TopicInfo
-from rocketstore.client.cluster_producer import ClusterProducer
-from rocketstore.message.message import Message
+from rocketstore.client import Message, Producer, TopicInfo
 from rocketstore.nameserver.server import NameServer
 from tests.interop import java, rocketmq
 from tests.support import known
@@ -71,12 +69,12 @@ def test_either_is_enough_and_a_restarted_one_soon_knows_all(tmp_path: Path, nam
         wait_until(lambda: len(at_ours.brokers() or {}) == 3, "registered with ours", TIMEOUT_S)
         wait_until(lambda: at_theirs.brokers() == at_ours.brokers(), "registered with RocketMQ's", TIMEOUT_S)
         sent = stack.enter_context(rocketmq.open_client(tmp_path / "load", "load", both, TOPIC, "600"))
-        producer = stack.enter_context(ClusterProducer(both))
+        producer = stack.enter_context(Producer(name_servers=both))
 
         def go_on() -> None:
             enough = len(sent()) + 50
             wait_until(lambda: len(sent()) >= enough, "RocketMQ's producer goes on", TIMEOUT_S, poll_s=0.1)
-            assert producer.send(Message(TOPIC, b"-1")).queue_offset >= 0
+            assert producer.send(Message(TOPIC, b"-1")).offset >= 0
 
         go_on()
         theirs.close()

@@ -10,14 +10,9 @@ from typing import Final
 import pytest
 
 from cluster.local.brokers import LocalBrokers
-from rocketstore.client import TopicInfo
-from rocketstore.client.cluster_admin import ClusterAdmin
-from rocketstore.client.cluster_producer import ClusterProducer
-from rocketstore.client.errors import NotFoundError
-from rocketstore.client.group_consumer import GroupConsumer
-from rocketstore.client.shares import GroupDelivery
-from rocketstore.message.message import Message
+from rocketstore.client import Admin, ConsumedMessage, Message, MessageQueue, NotFoundError, Producer, TopicInfo
 from tests.interop import java, rocketmq
+from tests.support.running_consumer import RunningConsumer
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.nameserver.wire import config_in, running
 
@@ -41,34 +36,31 @@ def name_server(tmp_path: Path) -> Iterator[str]:
             stack.enter_context(brokers).master()
             with brokers.admin(20.0) as admin:
                 admin.put_topic(TopicInfo(TOPIC, 3, 3))
-        known = stack.enter_context(ClusterAdmin(server.address))
 
         def is_known() -> bool:
-            try:
-                return [one.name for one in known.groups_with(TOPIC)] == ["a", "b"]
-            except NotFoundError:
-                return False
+            with Admin(name_servers=server.address) as admin:
+                try:
+                    return sorted(one.broker for one in admin.topic(TOPIC)) == ["a", "b"]
+                except NotFoundError:
+                    return False
 
         wait_until(is_known, "the topic is known to be in both", TIMEOUT_S)
         yield server.address
 
 
-class Member(GroupConsumer):
-    """Remembers what it got, and from where: as the lines that the Java program prints."""
+class Member(RunningConsumer):
+    """``lines``: what it got, and from where, as the Java program prints it."""
 
     def __init__(self, name_server: str) -> None:
-        super().__init__(name_servers=name_server, group=GROUP, start="first", timeout_s=20.0, commit_s=0.5)
         self.lines: list[str] = []
-        self.subscribe(TOPIC)
-        self.start(self._take)
+        super().__init__(None, GROUP, TOPIC, name_servers=name_server)
 
-    def _take(self, delivery: GroupDelivery) -> None:
-        broker_name = delivery.share.name.broker_name
-        self.lines.append(f"{delivery.body.decode()} {broker_name}{delivery.message.queue_id}")
+    def _take(self, message: ConsumedMessage) -> None:
+        self.lines.append(f"{message.body.decode()} {message.queue.broker_name}{message.queue.queue_id}")
 
     @property
     def mine(self) -> list[str]:
-        return [f"{one.broker_name}{one.queue_id}" for one in self.queues if one.topic == TOPIC]
+        return sorted(f"{name}{number}" for name, number in self.queues)
 
 
 class Rounds:
@@ -82,9 +74,9 @@ class Rounds:
         """The bodies of one round."""
         self._count += 1
         bodies = [f"{self._count}-{place}" for place in ALL]
-        with ClusterProducer(self._name_server, timeout_s=20.0) as producer:
+        with Producer(name_servers=self._name_server, timeout_s=20.0) as producer:
             for place, body in zip(ALL, bodies, strict=True):
-                producer.send(Message(TOPIC, body.encode()), broker_name=place[0], queue_id=int(place[1:]))
+                producer.send(Message(TOPIC, body.encode()), queue=MessageQueue(TOPIC, place[0], int(place[1:])))
         return bodies
 
     def owners(self, *members: Callable[[], list[str]]) -> list[list[str]]:

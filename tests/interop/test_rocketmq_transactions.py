@@ -11,10 +11,7 @@ import pytest
 
 from cluster.local.brokers import LocalBrokers
 from dledger.errors import DLedgerError
-from rocketstore.client import Admin, TopicInfo
-from rocketstore.client.cluster_transactions import ClusterTransactionalProducer
-from rocketstore.client.transactions import PreparedMessage, TransactionState
-from rocketstore.message.message import Message
+from rocketstore.client import Admin, Message, PreparedMessage, Producer, TopicInfo, TransactionState
 from rocketstore.nameserver.server import NameServer
 from tests.interop import java, rocketmq
 from tests.support import known
@@ -112,7 +109,7 @@ def test_java_and_python_producers_answer_for_each_other(tmp_path: Path, name_se
         with rocketmq.open_client(tmp_path / "client", *arguments, "10") as printed:
             wait_until(lambda: _stored(admin) > 0, "messages of the Java producer are committed", 60)
             ours = range(PYTHONS, PYTHONS + 100)
-            with ClusterTransactionalProducer(name_server.address, group=GROUP, check=hesitate) as producer:
+            with Producer(name_servers=name_server.address, group=GROUP, check=hesitate) as producer:
                 for number in ours:
                     message = Message(TOPIC, b"%d" % number)
                     assert producer.send_in_transaction(message, lambda _: TransactionState.UNKNOWN).problem is None
@@ -122,7 +119,7 @@ def test_java_and_python_producers_answer_for_each_other(tmp_path: Path, name_se
             theirs = _numbers(printed)
         assert unsure == set(ours), "while both are connected, each is asked about its own"
 
-        with ClusterTransactionalProducer(name_server.address, group=GROUP, check=check):
+        with Producer(name_servers=name_server.address, group=GROUP, check=check):
             with rocketmq.open_client(tmp_path / "killed", *arguments, "600") as printed:
                 wait_until(lambda: len(_numbers(printed)) > 100, "another Java producer has prepared messages", 60)
             killed = _numbers(printed)

@@ -31,12 +31,10 @@ REPLACED: Final = (
     "rocketstore/client/admin.py",
     "rocketstore/client/consumer.py",
     "rocketstore/client/errors.py",
-    "rocketstore/client/group_branch.py",
     "rocketstore/client/group_offsets.py",
     "rocketstore/client/producer.py",
     "rocketstore/client/routes.py",
     "rocketstore/client/topics.py",
-    "rocketstore/client/transactions.py",
 )
 """Parts of the clients over gRPC, which those over remoting replace: each line goes with its module."""
 
