@@ -30,7 +30,7 @@ _StatusT = TypeVar("_StatusT")
 _Place: TypeAlias = tuple[str, int]
 _Call: TypeAlias = Any  # grpc-stubs have no common type for calls with a done callback
 Answer: TypeAlias = Annotated[_T, "requested at once"]
-"""Awaited in ``aio_channels``."""
+"""What an attempt returns."""
 
 
 def retry_options(deadline: Deadline, retried: Callable[[BaseException], bool] = is_retried) -> dict[str, Any]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import aclosing
 
 import pytest
 
-from dledger.client.aio_channels import AsyncChannels
 from dledger.client.channels import Channels, Seeker, Service
 from dledger.client.discovery import Directory, ServerReport
 from dledger.client.shared import Deadline
@@ -156,38 +154,6 @@ def test_servers_of_which_grpc_says_nothing_have_not_answered_in_time() -> None:
         "n1:1": RequestTimeoutError,
     }
     assert all(call.cancelled for call in futures.calls)
-
-
-def test_async_calls_show_the_certificates_that_there_are_now(maker: FakeMaker) -> None:
-    """As those of threads."""
-
-    async def test() -> None:
-        channels = AsyncChannels(maker, SERVICE)  # type: ignore[arg-type]
-        for version in (0, 0, 1, 1):
-            maker.version = version
-            assert await channels.call("Method", "n0:1", b"", Deadline(30)) == bytes((version,))
-        assert [one.closed for one in maker.made] == [False, False]
-
-        await channels.close()
-
-        assert [one.closed for one in maker.made] == [True, True]
-
-    asyncio.run(test())
-
-
-def test_whoever_has_heard_enough_asks_nobody_any_longer(maker: FakeMaker) -> None:
-    """Calls to servers that are silent end with the search, not with their deadline."""
-
-    async def test() -> None:
-        given_up = maker.silenced["n1:1"] = asyncio.Event()
-        channels = AsyncChannels(maker, SERVICE)  # type: ignore[arg-type]
-        addresses = ("n0:1", "n1:1")
-        async with aclosing(channels.ask_all("Method", b"", lambda data, _: data, addresses, Deadline(60))) as answers:
-            assert await anext(answers) == ("n0:1", b"\x00")
-        async with asyncio.timeout(30):
-            await given_up.wait()
-
-    asyncio.run(test())
 
 
 def test_whoever_waited_for_anothers_search_takes_what_it_found() -> None:

@@ -1,23 +1,19 @@
-"""What carries a window on an event loop, and its streams: nobody is left waiting, and nothing is told too well."""
+"""What carries a window on an event loop: nobody is left waiting, and nothing is told too well."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from dledger.client.append_wire import wire_of
-from dledger.errors import DLedgerError, InvalidRequestError, NotLeaderError, RequestTimeoutError, UnavailableError
+from dledger.errors import DLedgerError, NotLeaderError, RequestTimeoutError, UnavailableError
 from dledger.sending import window as window_module
-from dledger.sending.aio import AsyncLinks, AsyncSender, OnAnswer, OnEnd
+from dledger.sending.aio import AsyncLinks, AsyncSender, BatchStream, OnAnswer, OnEnd
 from dledger.sending.aio_futures import wait_for_batch
-from dledger.sending.aio_stream import AsyncStream
 from dledger.sending.batch import AllStored, Answer, OutgoingBatch
 from dledger.sending.numbering import ProducerNumbering
 from dledger.sending.window import Window, WindowOptions
-from tests.unit.dledger.sending.test_stream import one_entry
 from tests.unit.dledger.sending.world import RULES
 
 
@@ -34,136 +30,6 @@ def run(test: Awaitable[None]) -> None:
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():
         await asyncio.sleep(0)  # yields to the others on this loop
-
-
-# --- streams --------------------------------------------------------------------------------------------------------
-
-
-class SilentCall:
-    """A call that never says anything, not even that it is over; ``requests`` are what gRPC would take from it."""
-
-    def __init__(self, *, accepted: bool = True) -> None:
-        self.requests: AsyncIterator[bytes]
-        self.is_cancelled = False
-        self._accepted = accepted
-
-    def __call__(self, requests: AsyncIterator[bytes]) -> SilentCall:
-        self.requests = requests
-        return self
-
-    def __aiter__(self) -> SilentCall:
-        return self
-
-    async def __anext__(self) -> bytes:
-        await asyncio.Event().wait()
-        raise StopAsyncIteration
-
-    async def initial_metadata(self) -> tuple[()]:
-        if not self._accepted:
-            await asyncio.Event().wait()
-        return ()
-
-    async def wait_for_connection(self) -> None: ...
-
-    def cancel(self) -> None:
-        self.is_cancelled = True
-
-
-def test_what_grpc_has_taken_has_an_unknown_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the moment on at which it has it. All are told before closing returns, whatever gRPC owes."""
-    monkeypatch.setattr("dledger.sending.aio_stream.LAST_WORD_S", 0.05)
-    told: list[str] = []
-    reasons: list[str] = []
-
-    def on_answer(_stream: object, _batch: object, answer: object) -> None:
-        told.append(answer.outcome if isinstance(answer, DLedgerError) else "stored")
-        reasons.append(str(answer))
-
-    async def test() -> None:
-        call = SilentCall()
-        stream = AsyncStream(call, "n1:1", wire_of("default"), on_answer, lambda _stream: told.append("end"))  # type: ignore[arg-type]
-        await stream.open(30.0)
-        for _ in range(2):
-            assert stream.submit(one_entry()) is None
-        await anext(call.requests)
-        await stream.close("another node leads")
-
-        assert told == ["unknown", "not_applied", "end"]
-        assert all("another node leads" in why for why in reasons)
-        assert stream.submit(one_entry()) is not None
-
-    run(test())
-
-
-class OddCall(SilentCall):
-    """Gives one answer as soon as it may."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.may_answer = asyncio.Event()
-
-    async def __anext__(self) -> bytes:
-        await self.may_answer.wait()
-        self.may_answer.clear()
-        return b""
-
-
-def test_a_server_that_answers_what_nobody_asked_is_believed_nothing() -> None:
-    """Which request its answers were meant for is not known: all are unknown, and told why."""
-    told: list[object] = []
-
-    async def test() -> None:
-        call = OddCall()
-        wire = replace(wire_of("default"), decode=lambda _data, _address: (7, AllStored([])))
-        stream = AsyncStream(call, "n1:1", wire, lambda *answer: told.append(answer[2]), lambda _: told.append("end"))  # type: ignore[arg-type]
-        await stream.open(30.0)
-        for _ in range(2):
-            assert stream.submit(one_entry()) is None
-        await anext(call.requests)
-        call.may_answer.set()
-        await until(lambda: "end" in told)
-
-        assert [(type(one), one.outcome) for one in told[:-1] if isinstance(one, DLedgerError)] == [
-            (InvalidRequestError, "unknown")
-        ] * 2
-        assert "answered request 7" in str(told[0])
-        await stream.close()
-
-    run(test())
-
-
-def test_opening_that_is_cancelled_leaves_no_call_behind() -> None:
-    """A client that is closed meanwhile: the server would hold a stream on which nothing ever comes."""
-
-    async def test() -> None:
-        call = SilentCall(accepted=False)
-        stream = AsyncStream(call, "n1:1", wire_of("default"), lambda *_: None, lambda _stream: None)  # type: ignore[arg-type]
-        opening = asyncio.create_task(stream.open(30.0))
-        await asyncio.sleep(0)
-        opening.cancel()
-        await asyncio.wait([opening])
-
-        assert opening.cancelled()
-        assert call.is_cancelled
-
-    run(test())
-
-
-def test_a_stream_that_is_not_accepted_in_time_leaves_no_call_behind() -> None:
-    """Its server may accept it later, and would hold it for nobody."""
-
-    async def test() -> None:
-        call = SilentCall(accepted=False)
-        stream = AsyncStream(call, "n1:1", wire_of("default"), lambda *_: None, lambda _stream: None)  # type: ignore[arg-type]
-        with pytest.raises(UnavailableError, match=r"n1:1 did not accept a stream within 0\.01 s"):
-            await stream.open(0.01)
-
-        assert call.is_cancelled
-
-    run(test())
-
-
-# --- the sender -----------------------------------------------------------------------------------------------------
 
 
 class Line:
@@ -216,10 +82,10 @@ def sender_of(
 
     async def connect(
         _timeout_s: float, on_answer: OnAnswer[None, int], on_end: OnEnd[None, int]
-    ) -> AsyncStream[None, int]:
+    ) -> BatchStream[None, int]:
         lines.append(Line(on_answer, on_end))
         lines[0].refusals += refusals if len(lines) == 1 else ()
-        return lines[-1]  # type: ignore[return-value]
+        return lines[-1]
 
     links = AsyncLinks(connect, find_leader, lambda _address, _error: None)
     return AsyncSender(links, Window(options, RULES, ProducerNumbering()), "s"), lines
@@ -361,7 +227,7 @@ def test_abandoning_ends_what_was_begun() -> None:
     """A search for the leader or the opening of a stream: nothing runs on without anybody to end it."""
     ended: list[None] = []
 
-    async def connect(_timeout_s: float, _on_answer: object, _on_end: object) -> AsyncStream[None, int]:
+    async def connect(_timeout_s: float, _on_answer: object, _on_end: object) -> BatchStream[None, int]:
         try:
             await asyncio.Event().wait()
         finally:
@@ -384,7 +250,7 @@ def test_abandoning_ends_what_was_begun() -> None:
 def test_whoever_waits_hears_of_a_bug() -> None:
     """Of the client: nobody would ever tell what became of what was added."""
 
-    async def connect(_timeout_s: float, _on_answer: object, _on_end: object) -> AsyncStream[None, int]:
+    async def connect(_timeout_s: float, _on_answer: object, _on_end: object) -> BatchStream[None, int]:
         raise ValueError("a bug")
 
     async def test() -> None:

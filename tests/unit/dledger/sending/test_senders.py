@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn, cast
 
 import pytest
 
-from dledger.client.append_wire import wire_of
-from dledger.client.appends import AppendBatch
-from dledger.client.shared import AppendResult
 from dledger.errors import DLedgerError, RequestTimeoutError, UnavailableError
-from dledger.sending.aio import AsyncLinks, AsyncSender
-from dledger.sending.aio_stream import AsyncStream
+from dledger.sending.aio import AsyncLinks, AsyncSender, BatchStream
 from dledger.sending.batch import OutgoingBatch
 from dledger.sending.futures import SentItem, wait_for
 from dledger.sending.numbering import ProducerNumbering
@@ -147,8 +142,8 @@ def test_of_many_that_are_taken_in_part_nobody_says_that_none_is_stored() -> Non
 
 def test_of_many_that_are_taken_in_part_no_task_hears_that_none_is_stored() -> None:
     async def run() -> None:
-        async def connect(_timeout_s: float, on_answer: Note, on_end: Note) -> AsyncStream[Any, Any]:
-            return cast("AsyncStream[Any, Any]", TaskStream(on_answer, on_end))
+        async def connect(_timeout_s: float, on_answer: Note, on_end: Note) -> BatchStream[Any, Any]:
+            return TaskStream(on_answer, on_end)
 
         sender = AsyncSender(
             AsyncLinks(connect, nobody, _quiet), window_of(batch_items=1, pending_bytes_max=1, timeout_ms=60_000.0), "s"
@@ -166,67 +161,6 @@ def test_of_many_that_are_taken_in_part_no_task_hears_that_none_is_stored() -> N
 
 async def nobody() -> None:
     """Who leads."""
-
-
-class Call:
-    """A call of gRPC's for asyncio that is never accepted."""
-
-    def __init__(self) -> None:
-        self.requests: AsyncIterator[bytes] = nothing()
-        self.is_cancelled = False
-        self.asked = asyncio.Event()
-
-    def __call__(self, requests: AsyncIterator[bytes]) -> Call:
-        self.requests = requests
-        return self
-
-    def cancel(self) -> None:
-        self.is_cancelled = True
-
-    async def initial_metadata(self) -> None:
-        self.asked.set()
-        await asyncio.Event().wait()
-
-
-async def nothing() -> AsyncIterator[bytes]:
-    for _ in ():
-        yield b""
-
-
-def opened(call: Call, told: list[object]) -> AsyncStream[None, AppendResult]:
-    def on_answer(_stream: object, _batch: object, answer: object) -> None:
-        told.append(answer)
-
-    return AsyncStream(call, "n1:1", wire_of("default"), on_answer, lambda _: None)  # type: ignore[arg-type]
-
-
-def test_a_stream_whose_opening_is_cancelled_is_ended() -> None:
-    async def run() -> None:
-        call = Call()
-        opening = asyncio.create_task(opened(call, []).open(PATIENCE_S))
-        await call.asked.wait()
-        opening.cancel()
-        with suppress(asyncio.CancelledError):
-            await opening
-        assert call.is_cancelled
-
-    asyncio.run(run())
-
-
-def test_what_was_said_not_to_be_sent_is_not_sent() -> None:
-    async def run() -> None:
-        call, told = Call(), list[object]()
-        stream = opened(call, told)
-        batch: AppendBatch = OutgoingBatch(1, 0.0, 10_000.0, 10_000.0)
-        batch.payloads = [b"x"]
-        batch.complete()
-        batch.begin(0.0, is_first=True)
-        assert stream.submit(batch) is None
-        stream._fail(UnavailableError("broken"))
-        assert [one.outcome for one in told if isinstance(one, DLedgerError)] == ["not_applied"]
-        assert [one async for one in call.requests] == []
-
-    asyncio.run(run())
 
 
 def test_a_task_is_told_whatever_callbacks_raise() -> None:

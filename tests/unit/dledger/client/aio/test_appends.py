@@ -13,7 +13,7 @@ import pytest
 from dledger.client import ReadMode
 from dledger.client.aio import DLedgerClient
 from dledger.client.aio.calls import Calls
-from dledger.client.aio_channels import AsyncSeeker
+from dledger.client.aio.leader_finder import AsyncSeeker
 from dledger.client.appends import INFLIGHT_REQUESTS_MAX
 from dledger.client.discovery import Directory, ServerReport
 from dledger.client.shared import Deadline
