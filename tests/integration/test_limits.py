@@ -11,7 +11,6 @@ import grpc
 import pytest
 
 from cluster.local.group import HOST
-from dledger.client.channel_maker import ChannelMaker
 from dledger.errors import DLedgerError, PendingFullError
 from dledger.rpc import options
 from dledger.rpc.clients import codec
@@ -20,6 +19,7 @@ from rocketstore.client.methods import PULL
 from rocketstore.pb import broker_pb2 as pb
 from tests.integration.access_harness import ALICE, ROOT, SecuredBrokers, SecuredGroup, unharmed
 from tests.integration.conftest import Adopt
+from tests.support.grpc_client import open_channel
 from tests.support.http2 import ENHANCE_YOUR_CALM, GOAWAY, PING, PREFACE, Http2Link, frame
 from tests.support.signed_calls import SignedCalls
 from tests.support.waiting import wait_until
@@ -151,7 +151,7 @@ def test_an_account_cannot_take_all_streams(make: MakeGroup) -> None:
     group = make(client_streams_max=12, account_share_percent=50)
     leader = group.nodes[group.leader()].client_address
     with unharmed(group), ExitStack() as opened:
-        alice, root = (ChannelMaker(who, []).open(leader) for who in (ALICE, ROOT))
+        alice, root = (open_channel(leader, who) for who in (ALICE, ROOT))
         opened.callback(alice.close)
         opened.callback(root.close)
         for channel in (alice, root):  # a stream cannot learn for whom to sign

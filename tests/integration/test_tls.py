@@ -19,7 +19,6 @@ from cluster import certs
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import HOST
 from dledger.client import ClientSecurity, DLedgerClient, TlsFiles
-from dledger.client.channel_maker import channel_credentials
 from dledger.errors import ConfigError, DLedgerError, TlsError
 from dledger.rpc import tls
 from dledger.rpc.peers.frames import Frame, FrameKind, Purpose
@@ -28,6 +27,7 @@ from rocketstore.client import Admin
 from rocketstore.message.message import Message
 from tests.integration.harness import N0, N1, Group, like_the_members, undisturbed
 from tests.support.certificates import expire, files
+from tests.support.grpc_client import channel_credentials
 from tests.support.peer_wire import PeerWire, handshake_frame
 from tests.support.waiting import wait_until
 
@@ -227,7 +227,7 @@ def test_peer_ports_take_no_clients(secured: Group) -> None:
     shown = files(certs_of(secured), "client")
     with undisturbed(secured):
         frame = begin_as_peer(secured, leader.node_id, shown, sender=NodeId("client"))
-        credentials = channel_credentials(tls.read(shown))
+        credentials = channel_credentials(shown)
         with (
             grpc.secure_channel(leader.client_address, credentials) as channel,
             pytest.raises(grpc.RpcError) as raised,

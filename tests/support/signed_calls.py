@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from dledger.access import signing
-from dledger.client.signing import trailing_metadata
+from tests.support.grpc_client import trailing_metadata
 
 Metadata = tuple[tuple[str, str], ...]
 

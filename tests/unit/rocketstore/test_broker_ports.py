@@ -16,9 +16,7 @@ import pytest
 
 from cluster import certs
 from cluster.local.group import free_ports
-from dledger.client.channel_maker import channel_credentials
 from dledger.errors import ConfigError
-from dledger.rpc import tls
 from dledger.rpc.clients import connections
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.broker_grpc.codec import SERVICE
@@ -27,6 +25,7 @@ from rocketstore.pb import broker_pb2 as pb
 from rocketstore.server import BrokerServer
 from rocketstore.settings import load_broker_settings
 from tests.support.certificates import files
+from tests.support.grpc_client import channel_credentials
 from tests.support.http2 import PREFACE, Http2Link
 from tests.support.waiting import wait_until
 
@@ -89,7 +88,7 @@ class Served:
         address = f"127.0.0.1:{port or self.server.port}"
         if not secured:
             return grpc.insecure_channel(address, options=GRPC_OPTIONS)
-        credentials = channel_credentials(tls.read(files(self._directory, "client")))
+        credentials = channel_credentials(files(self._directory, "client"))
         return grpc.secure_channel(address, credentials, options=GRPC_OPTIONS)
 
     def send(self, channel: grpc.Channel) -> None:

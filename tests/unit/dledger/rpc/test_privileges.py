@@ -25,7 +25,6 @@ from cluster import certs
 from cluster.local.group import free_ports
 from dledger.access.guard import AccessGuard
 from dledger.access.rules import parse_rules
-from dledger.client.channel_maker import ChannelMaker
 from dledger.client.security import ClientSecurity, TlsFiles
 from dledger.client_server import ClientServer
 from dledger.clock import Clock
@@ -39,6 +38,7 @@ from dledger.rpc.peers.transport import PeerTransport
 from dledger.types import NO_ENTRY, Boundary, LogIndex, NodeId, Position, Term
 from tests.support.certificates import files
 from tests.support.fake_node import FakeNode
+from tests.support.grpc_client import open_channel
 from tests.support.peer_wire import PeerWire, handshake_frame
 from tests.support.receiver import RecordingReceiver
 from tests.support.waiting import wait_until
@@ -196,7 +196,7 @@ def served(*, guarded: bool = True, client_appends: bool = True) -> Iterator[tup
 @contextmanager
 def channel_of(address: str, role: str) -> Iterator[grpc.Channel]:
     """An account's, which knows for whom to sign, if it can learn that."""
-    with ChannelMaker(ROLES[role], [address]).open(address) as channel:
+    with open_channel(address, ROLES[role]) as channel:
         if role != "nobody":  # a stream cannot learn it
             call(channel, LOG, "Metadata")
         yield channel

@@ -19,11 +19,10 @@ import pytest
 
 from cluster import certs
 from cluster.local.group import free_ports
-from dledger.client.channel_maker import ChannelMaker
-from dledger.client.security import ClientSecurity, TlsFiles
+from dledger.client.security import TlsFiles
 from dledger.config import ClientAuth, Member, SecurityConfig, ServerConfig
 from dledger.core.messages import Envelope, HeartbeatRequest, PushCommit, TakeLeadership, VoteRequest
-from dledger.errors import ConfigError, DLedgerError, TlsError, UnavailableError
+from dledger.errors import ConfigError, TlsError
 from dledger.rpc import tls
 from dledger.rpc.file_watch import FileWatch
 from dledger.rpc.peers import acceptor
@@ -530,60 +529,3 @@ def grpc_server(here: Path, *, client_auth: ClientAuth = ClientAuth.REQUIRE) -> 
     server.start()
     yield f"127.0.0.1:{port}"
     server.stop(None).wait()
-
-
-def hung_up(address: str) -> UnavailableError:
-    """What gRPC makes of a server that hangs up."""
-    return UnavailableError(f"{address} is unreachable: failed to connect to all addresses; ...: Socket closed")
-
-
-def test_plaintext_that_leaves_the_machine_is_refused() -> None:
-    """Unless it is said, or nothing leaves."""
-    with pytest.raises(ConfigError, match=r"not for n0:1, 10\.0\.0\.1:1"):
-        ChannelMaker(None, ["n0:1", "127.0.0.1:1", "10.0.0.1:1"])
-    ChannelMaker(None, ["127.0.0.1:1", "localhost:1", "[::1]:1"])
-    ChannelMaker(ClientSecurity(insecure=True), ["n0:1"])
-
-
-def test_why_a_server_hung_up_is_found_out(here: Path, tmp_path: Path) -> None:
-    """gRPC says the same for each."""
-    certs.make_client(here, "late")
-    expire(here, "late")
-    ca = here / "ca.crt"
-    cases: tuple[tuple[ClientSecurity | None, str], ...] = (
-        (None, "requires TLS"),
-        (ClientSecurity(TlsFiles(ca)), "requires a client certificate"),
-        (ClientSecurity(files(here, "late")), "late.crt: certificate has expired"),
-    )
-    with grpc_server(here) as address:
-        for security, words in cases:
-            found = ChannelMaker(security, [address]).diagnose(hung_up(address), address)
-            assert isinstance(found, TlsError)
-            assert words in str(found)
-        good = hung_up(address)
-        assert ChannelMaker(ClientSecurity(files(here, "billing")), [address]).diagnose(good, address) is good
-
-
-def test_other_failures_are_left_as_they_are(here: Path) -> None:
-    """Nobody is asked again about what was clear, and a server that is gone is gone."""
-    address = f"127.0.0.1:{free_ports(1)[0]}"
-    for security in (None, ClientSecurity(files(here, "billing"))):
-        maker = ChannelMaker(security, [address])
-        for failure in (DLedgerError("other"), UnavailableError(f"{address}: Connection refused"), hung_up(address)):
-            assert maker.diagnose(failure, address) is failure
-
-
-def test_clients_see_new_files(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Channels made from then on show the new certificate; half-written files change nothing."""
-    monkeypatch.setattr("dledger.client.channel_maker._LOOK_INTERVAL_S", 0.0)
-    maker = ChannelMaker(ClientSecurity(files(here, "billing")), [])
-    cert = here / "billing.crt"
-    good = cert.read_bytes()
-    assert maker.version == 0
-
-    cert.write_bytes(good[:100])
-    assert maker.version == 0
-    certs.make_client(here, "billing", force=True)
-
-    assert maker.version == 1
-    assert maker.version == 1

@@ -12,7 +12,6 @@ from google.protobuf.message import Message as Wire
 
 from dledger.access.guard import AccessGuard
 from dledger.access.rules import AccessRules
-from dledger.client.channel_maker import ChannelMaker
 from dledger.client.security import ClientSecurity
 from dledger.clock import Clock
 from dledger.conditions import Conditions
@@ -38,6 +37,7 @@ from rocketstore.store.message_store import IndexEnd, MessageStore
 from rocketstore.store.stats import StoreStats
 from rocketstore.types import BrokerRole, PutMessageStatus, PutResult, QueueUnit, ScannedRecords
 from tests.support.fake_store import FakeStore
+from tests.support.grpc_client import open_channel
 
 STORE_HOST = HostAddress(b"\x7f\0\0\1", 10911)
 AnswerT = TypeVar("AnswerT", bound=Wire)
@@ -260,7 +260,7 @@ class Harness:
         self.bridge = self._loop.start()
         self.bridge.run(self._serve(self.bridge))
         self.address = f"127.0.0.1:{self.port}"
-        self.channel = ChannelMaker(self._security, [self.address]).open(self.address)
+        self.channel = open_channel(self.address, self._security)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -11,7 +11,6 @@ import grpc
 import pytest
 
 from dledger.access.rules import parse_rules
-from dledger.client.channel_maker import ChannelMaker
 from dledger.client.security import ClientSecurity
 from dledger.config import AccessConfig
 from rocketstore.broker.clients import SILENT_S_MAX, HalfCheck
@@ -23,6 +22,7 @@ from rocketstore.pb import broker_pb2 as pb
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.state.changes import TopicConfig
 from rocketstore.types import HALF_TOPIC, OP_TOPIC, BrokerRole, PutMessageStatus, PutResult
+from tests.support.grpc_client import open_channel
 from tests.support.remoting import RemotingSocket
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker.harness import failing
@@ -425,7 +425,7 @@ def guarded() -> Iterator[RemotingHarness]:
 def channel_of(broker: RemotingHarness, name: str) -> Iterator[grpc.Channel]:
     """Another account's."""
     security = ClientSecurity(access_key=name, secret_key=f"{name}-secret")
-    channel = ChannelMaker(security, [broker.address]).open(broker.address)
+    channel = open_channel(broker.address, security)
     status: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
         f"/{SERVICE}/Status", request_serializer=None, response_deserializer=None
     )
