@@ -21,11 +21,10 @@ from dledger.contexts import ContextOption, check_place
 
 if TYPE_CHECKING:
     from rocketstore.client.aio.consumer_options import ConsumerOptions
+    from rocketstore.client.aio.producer import ProducerOptions
     from rocketstore.client.aio.rebalancer import Assign
     from rocketstore.client.blocking import Producer
     from rocketstore.client.blocking_consumer import Consumer
-    from rocketstore.client.cluster_producer import ClusterProducer
-    from rocketstore.client.producer import Producer as GrpcProducer
 
 DEFAULT_BROKER = "127.0.0.1:10911"
 """Where a broker with default settings listens."""
@@ -63,7 +62,7 @@ class BrokerTarget:
             yield ChosenBrokers(admin, self.broker_name)
 
     @contextmanager
-    def sending(self) -> Iterator[Producer]:
+    def sending(self, options: ProducerOptions | None = None) -> Iterator[Producer]:
         """A producer over RocketMQ's protocol; what it has not sent by the end of the block is sent then."""
         from rocketstore.client.blocking import Producer
 
@@ -72,6 +71,7 @@ class BrokerTarget:
             name_servers=self.name_servers or None,
             timeout_s=self.timeout_s,
             security=self.security.for_client(),
+            options=options,
         ) as producer:
             yield producer
 
@@ -90,24 +90,6 @@ class BrokerTarget:
             security=self.security.for_client(),
             options=options,
         )
-
-    def producer(self) -> GrpcProducer | ClusterProducer:
-        """A producer over gRPC, for a load."""
-        from rocketstore.client.cluster_producer import ClusterProducer
-        from rocketstore.client.producer import Producer as GrpcProducer
-
-        addresses, security = self._one_group(), self.security.for_client()
-        if addresses:
-            return GrpcProducer(addresses, timeout_s=self.timeout_s, security=security)
-        return ClusterProducer(self.name_servers, timeout_s=self.timeout_s, security=security)
-
-    def _one_group(self) -> tuple[str, ...]:
-        """The addresses of the only group; empty if there are several."""
-        if not self.name_servers:
-            return self.addresses
-        with self.brokers() as brokers:
-            found = brokers.found()
-        return found[0].readable if len(found) == 1 else ()
 
 
 def broker_options(command: Callable[..., None]) -> Callable[..., None]:

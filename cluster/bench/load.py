@@ -12,13 +12,13 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from cluster.bench.meter import Meter
 from dledger.errors import AccessDeniedError, DLedgerError, InvalidRequestError
-from rocketstore.client.errors import NotFoundError
+from rocketstore.client.aio.errors import ForbiddenError, MessageRefusedError, NotFoundError
 
 
 class SentRecord(Protocol):
     """A record on its way."""
 
-    def exception(self) -> DLedgerError | None:
+    def exception(self) -> BaseException | None:
         """Why it was not stored, once it is done."""
         ...
 
@@ -30,7 +30,13 @@ class SentRecord(Protocol):
 Submit: TypeAlias = Callable[[], SentRecord]
 OpenClient: TypeAlias = Callable[[], AbstractContextManager[Submit]]
 """Opens a client that is closed at the end of the block; the yielded callable sends one record."""
-_HOPELESS: Final = (AccessDeniedError, InvalidRequestError, NotFoundError)
+_HOPELESS: Final = (
+    AccessDeniedError,
+    ForbiddenError,
+    InvalidRequestError,
+    MessageRefusedError,
+    NotFoundError,
+)
 """Errors that every further record would get, too."""
 _LOOK_S: Final = 0.1
 
@@ -129,8 +135,12 @@ class BenchLoad:
 
     def _answered(self, begun_s: float, room: threading.Semaphore, record: SentRecord) -> None:
         error = record.exception()
-        if error is not None:
+        if isinstance(error, DLedgerError):
             self._fail(error, room)
+            return
+        if error is not None:
+            self._broken.append(error)
+            self._stopping.set()
             return
         self._ended_s = now_s = self.clock()
         self.meter.acknowledge(now_s - begun_s)

@@ -185,16 +185,17 @@ Examples:
 @broker_options
 def send(topic: str, wanted: _Wanted, target: BrokerTarget) -> None:
     """Send messages and report rate, latencies and errors."""
-    from rocketstore.message.message import Message
+    from rocketstore.client import Message, PipelineLimits, ProducerOptions
 
     body = os.urandom(wanted.size)
-    plan = wanted.plan
+    in_flight = wanted.plan.in_flight
+    room = max(in_flight * (wanted.size + _OVERHEAD_BYTES), PipelineLimits().pending_bytes_max)
+    limits = PipelineLimits(pending_bytes_max=room, pending_messages_max=in_flight + 1)
 
     @contextmanager
     def open_client() -> Iterator[Submit]:
-        room = plan.in_flight * (wanted.size + _OVERHEAD_BYTES)
-        with target.producer() as producer, producer.sender(pending_bytes_max=room) as sender:
-            yield lambda: sender.send(Message(topic, body))
+        with target.sending(ProducerOptions(limits=limits)) as producer:
+            yield lambda: producer.submit(Message(topic, body))
 
     with target.brokers() as brokers:
         brokers.admin.topics()  # as for append

@@ -12,19 +12,18 @@ import pytest
 
 from cluster.bench.load import BenchLoad, LoadPlan, Submit
 from dledger.errors import AccessDeniedError, DLedgerError, EntryTooLargeError, UnavailableError
-from dledger.sending.futures import SentItem
-from rocketstore.client.errors import NotFoundError
+from rocketstore.client import ForbiddenError, NotFoundError
 
 DEADLINE_S = 30.0
 
 
-class AnsweredItem(SentItem[Any]):
+class AnsweredItem:
     """Answered before anybody asks."""
 
     def __init__(self, error: DLedgerError | None = None) -> None:
         self._error = error
 
-    def exception(self, timeout: float | None = None) -> DLedgerError | None:
+    def exception(self) -> DLedgerError | None:
         return self._error
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
@@ -217,7 +216,7 @@ def test_a_load_took_as_long_as_its_last_answer_though_a_failure() -> None:
     assert load.took_s == 2.0
 
 
-@pytest.mark.parametrize("error", [EntryTooLargeError, AccessDeniedError, NotFoundError])
+@pytest.mark.parametrize("error", [EntryTooLargeError, AccessDeniedError, ForbiddenError, NotFoundError])
 def test_what_all_records_would_be_refused_with_ends_the_load(error: type[DLedgerError]) -> None:
     """A body that is too large, or a topic that there is not, is not sent for ten seconds."""
     load = load_of(plan(seconds=3600.0, rate=100.0), lambda: AnsweredItem(error("refused")))
