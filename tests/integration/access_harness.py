@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from dledger.client import ClientSecurity, DLedgerClient
 from dledger.errors import DLedgerError
-from dledger.types import NodeId
 from rocketstore.client import Admin, Consumer, Message, Producer, ProducerOptions
-from rocketstore.client.connection import BrokerConnection
 from tests.integration.broker_harness import BrokerGroup
 from tests.integration.harness import Group, WatchedGroup
 from tests.support.waiting import wait_until
@@ -118,10 +116,6 @@ class SecuredBrokers(BrokerGroup):
         options.setdefault("start", "first")
         assign: Literal["all"] | None = None if group else "all"
         return Consumer(self.addresses, group=group, topics=topic, assign=assign, security=security, **options)
-
-    def pinned(self, node: NodeId, timeout_s: float = 5.0) -> closing[BrokerConnection]:
-        address = self.nodes[node].client_address
-        return closing(BrokerConnection([address], timeout_s=timeout_s, security=ROOT))
 
 
 @contextmanager

@@ -51,14 +51,13 @@ def test_names_that_try_to_escape_are_refused_and_create_nothing(used: BrokerGro
     used.wait_dispatched()
     before = paths(used)
 
+    made: dict[str, object] = {"defaultTopic": "TBW102", "topicFilterType": "SINGLE_TAG", "order": "false"}
+    made |= dict.fromkeys(("readQueueNums", "writeQueueNums", "perm"), "6")
     with RemotingSocket(used.nodes[master].client_port) as client:
         for name in (*ESCAPES, *FORBIDDEN):
             assert client.send(name, b"x").code in (AnswerCode.MESSAGE_ILLEGAL, AnswerCode.TOPIC_NOT_EXIST), name
             requests: list[tuple[int, dict[str, object]]] = [
-                (
-                    RequestCode.UPDATE_AND_CREATE_TOPIC,
-                    {"topic": name, "readQueueNums": 1, "writeQueueNums": 1, "perm": 6},
-                ),
+                (RequestCode.UPDATE_AND_CREATE_TOPIC, made | {"topic": name}),
                 (RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": name}),
                 (RequestCode.PULL_MESSAGE, pull_fields("people", name)),
             ]

@@ -6,29 +6,26 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any
 
-import grpc
-import pytest
 from click.testing import CliRunner, Result
 
 from cluster.cli import main
+from dledger.remoting.codes import AnswerCode
 from dledger.types import NodeId
 from rocketstore.client.aio.admin_records import TopicInfo
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.client.blocking_consumer import Consumer
-from rocketstore.client.methods import COMMIT_OFFSETS, FETCH_OFFSETS, PUT_TOPIC, Method
 from rocketstore.message.message import Message
-from rocketstore.pb import broker_pb2 as pb
 from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.remoting.codes import RequestCode
 from tests.integration.broker_harness import QUEUES, BrokerGroup
 from tests.support.broker_load import TOPIC
+from tests.support.remoting import RemotingSocket
 from tests.support.waiting import wait_until
 
 DELAY_S = 3
 PLACES = {0: 3, 1: 10, 2: 1, 3: 2}
 """A group's offset in each queue."""
-SEND = Method("Send", pb.SendResponse)
 
 
 def commands(brokers: BrokerGroup, nodes: Iterable[NodeId]) -> Callable[..., Result]:
@@ -87,37 +84,6 @@ def test_what_people_do_works_before_and_after_the_master_dies(brokers: BrokerGr
     assert len(queues) == 3
 
 
-def test_a_slave_refuses_every_write_and_names_the_master(brokers: BrokerGroup) -> None:
-    """Nothing of it was applied, so the client may go to the master and repeat it."""
-    master = brokers.master()
-    address = brokers.nodes[master].client_address
-    wait_until(
-        lambda: all(one.runtime.leader == master for one in brokers.broker_statuses().values()),
-        "everybody knows the master",
-    )
-    for slave in brokers.followers(master):
-        here = brokers.nodes[slave].client_address
-        with brokers.pinned(slave) as connection:
-            request = pb.SendRequest(messages=[pb.Message(topic=TOPIC, body=b"no", queue_id=0)] * 2)
-            answer = connection.ask(SEND, request, here, connection.deadline())
-            for method, change in (
-                (COMMIT_OFFSETS, pb.CommitOffsetsRequest(group="people")),
-                (PUT_TOPIC, pb.PutTopicRequest(topic=pb.Topic(name="late"))),
-            ):
-                call = connection.channels.channel(here).unary_unary(
-                    f"/rocketstore.v1.BrokerService/{method.name}", request_serializer=None, response_deserializer=None
-                )
-                with pytest.raises(grpc.RpcError) as caught:
-                    call(change.SerializeToString(), timeout=5)
-                pairs: Any = caught.value.trailing_metadata()  # the stubs call them one
-                told = dict(pairs)
-                assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-                assert (told["outcome"], told["leader"]) == ("not_applied", address)
-        for result in answer.results:
-            assert (result.status, result.outcome, result.leader) == ("SERVICE_NOT_AVAILABLE", "not_applied", address)
-    assert brokers.verify() == {queue: [] for queue in range(QUEUES)}
-
-
 def test_topics_groups_and_offsets_survive_every_kill(brokers: BrokerGroup) -> None:
     """First the master dies, then everybody at once; what was acknowledged of the broker state is there, everywhere."""
     with Producer(brokers.addresses) as producer:
@@ -151,10 +117,12 @@ def test_topics_groups_and_offsets_survive_every_kill(brokers: BrokerGroup) -> N
 
 def noted_by(brokers: BrokerGroup, node: NodeId) -> dict[int, int]:
     """What this broker itself says of the group's offsets."""
-    request = pb.FetchOffsetsRequest(group="people", topic=TOPIC)
-    with brokers.pinned(node) as connection:
-        answer = connection.ask(FETCH_OFFSETS, request, brokers.nodes[node].client_address, connection.deadline())
-    return {one.queue_id: one.offset for one in answer.offsets}
+    with RemotingSocket(brokers.nodes[node].client_port) as client:
+        asked = {"consumerGroup": "people", "topic": TOPIC}
+        answers = {
+            queue: client.ask(RequestCode.QUERY_CONSUMER_OFFSET, asked | {"queueId": queue}) for queue in range(QUEUES)
+        }
+    return {queue: int(one.fields["offset"]) for queue, one in answers.items() if one.code == AnswerCode.SUCCESS}
 
 
 def test_a_topic_that_is_made_again_begins_empty(brokers: BrokerGroup) -> None:

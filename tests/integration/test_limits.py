@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -11,16 +11,16 @@ import grpc
 import pytest
 
 from cluster.local.group import HOST
-from dledger.errors import DLedgerError, PendingFullError
+from dledger.remoting.codes import AnswerCode
 from dledger.rpc import options
 from dledger.rpc.clients import codec
-from rocketstore.client.connection import BrokerConnection
-from rocketstore.client.methods import PULL
-from rocketstore.pb import broker_pb2 as pb
+from rocketstore.client.aio.queue_reader import SUBSCRIPTION, SUSPEND
+from rocketstore.remoting.codes import RequestCode
 from tests.integration.access_harness import ALICE, ROOT, SecuredBrokers, SecuredGroup, unharmed
 from tests.integration.conftest import Adopt
 from tests.support.grpc_client import open_channel
 from tests.support.http2 import ENHANCE_YOUR_CALM, GOAWAY, PING, PREFACE, Http2Link, frame
+from tests.support.remoting import RemotingSocket, pull_fields
 from tests.support.signed_calls import SignedCalls
 from tests.support.waiting import wait_until
 
@@ -128,22 +128,23 @@ def test_metadata_beyond_the_limit_is_refused(make: MakeGroup) -> None:
 def test_streams_beyond_the_limit_of_a_connection_wait(make: MakeGroup) -> None:
     """``connection_calls_max``: they begin when others end; another connection has its own."""
     group = make(connection_calls_max=3)
+    address = group.nodes[group.leader()].client_address
     with unharmed(group), ExitStack() as opened:
-        clients = [opened.enter_context(closing(group.client(security=ALICE))) for _ in range(2)]
-        address = group.nodes[group.leader()].client_address
-        crowded, other = clients
-        crowded.metadata(address)
-        followers = [iter(crowded.follow(0, address=address)) for _ in range(3)]
-        for one in followers:
-            next(one)
+        crowded, other = (open_channel(address, ALICE) for _ in range(2))
+        opened.callback(crowded.close)
+        opened.callback(other.close)
+        ask, ask_elsewhere = (channel.unary_unary(METADATA, None, None) for channel in (crowded, other))
+        ask(ASK, timeout=10)
+        watches = [_watch(crowded) for _ in range(3)]
+        for one in watches:
+            next(iter(one))
 
-        with pytest.raises(DLedgerError):
-            crowded.metadata(address, timeout_s=1)
-        assert other.metadata(address)
-        followers.pop().close()
-        assert crowded.metadata(address)
-        for one in followers:
-            one.close()
+        with pytest.raises(grpc.RpcError) as late:
+            ask(ASK, timeout=1)
+        assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert ask_elsewhere(ASK, timeout=10)
+        watches.pop().cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
+        assert ask(ASK, timeout=10)
 
 
 def test_an_account_cannot_take_all_streams(make: MakeGroup) -> None:
@@ -158,18 +159,18 @@ def test_an_account_cannot_take_all_streams(make: MakeGroup) -> None:
             channel.unary_unary(METADATA, None, None)(ASK, timeout=10)
         watches = [_watch(alice) for _ in range(6)]
         for one in watches:
-            next(one)
+            next(iter(one))
 
         with pytest.raises(grpc.RpcError) as refused:
-            next(_watch(alice))
+            next(iter(_watch(alice)))
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "alice has 6 open watch streams, the limit per " in (refused.value.details() or "")
-        assert next(_watch(root))
+        assert next(iter(_watch(root)))
 
 
-def _watch(channel: grpc.Channel) -> Iterator[bytes]:
+def _watch(channel: grpc.Channel) -> grpc.CallIterator[bytes]:
     method = options.method(options.LOG_SERVICE, "WatchRole")
-    return iter(channel.unary_stream(method, None, None)(codec.encode_watch_role("default"), timeout=30))
+    return channel.unary_stream(method, None, None)(codec.encode_watch_role("default"), timeout=30)
 
 
 def test_an_account_cannot_take_all_waiting_pulls(adopt: Adopt, tmp_path: Path) -> None:
@@ -177,24 +178,22 @@ def test_an_account_cannot_take_all_waiting_pulls(adopt: Adopt, tmp_path: Path) 
     settings = {"pulls_waiting_max": "4", "account_share_percent": "50"}
     brokers = adopt(SecuredBrokers(tmp_path / "brokers", settings=settings))
     brokers.start_all()
-    master = brokers.nodes[brokers.master()].client_address
+    master = brokers.nodes[brokers.master()]
     brokers.create_topic("orders", 2)
     brokers.create_topic("paid", 2)
-    wish = pb.PullRequest(topic="orders", queue_id=1, offset=0, max_messages=1, wait_ms=20_000)
+    flags = SUBSCRIPTION | SUSPEND
+    wait = pull_fields("billing", "orders", queueId=1, sysFlag=flags, subscription="*", suspendTimeoutMillis=20_000)
     with unharmed(brokers), ExitStack() as opened:
-        connections = [opened.enter_context(closing(BrokerConnection([master], security=who))) for who in (ALICE, ROOT)]
-        waiting = []
-        for connection in connections:
-            call = connection.channels.channel(master).unary_unary(f"/{_SERVICE}/Pull", None, None)
-            connection.ask(PULL, pb.PullRequest(topic="orders", queue_id=1), master, connection.deadline())
-            waiting += [call.future(wish.SerializeToString(), timeout=30) for _ in range(2)]
+        clients = []
+        for who in (ALICE, ROOT):
+            client = opened.enter_context(RemotingSocket(master.client_port))
+            client.key = who.access_key, who.secret_key
+            clients.append(client)
+            for _ in range(2):
+                client.begin(RequestCode.PULL_MESSAGE, wait)
         with brokers.admin() as root:
-            wait_until(lambda: root.status(master).table["pullsWaiting"] == "4", "two of each wait", 20)
+            wait_until(lambda: root.status(master.client_address).table["pullsWaiting"] == "4", "two of each wait", 20)
 
-        with pytest.raises(PendingFullError, match="alice has 2 waiting pulls"):
-            connections[0].ask(PULL, wish, master, connections[0].deadline())
-        for one in waiting:
-            one.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
-
-
-_SERVICE = "rocketstore.v1.BrokerService"
+        refused = clients[0].ask(RequestCode.PULL_MESSAGE, wait)
+    assert refused.code == AnswerCode.SYSTEM_BUSY
+    assert "alice has 2 waiting pulls" in refused.remark
