@@ -10,7 +10,6 @@ import ipaddress
 import math
 import re
 from collections.abc import Iterable
-from fractions import Fraction
 from typing import Final
 
 _SIZE: Final = re.compile(r"([+-]?\d+)\s*([kmgt]?)i?b?", re.IGNORECASE | re.ASCII)
@@ -45,6 +44,8 @@ def parse_duration_ms(text: str, unit: str = "ms") -> float:
     if match is None or not of:
         bare = f" ({unit} without one)" if unit else ""
         raise ValueError(f"invalid duration {text!r}: use a number with ms, s, m, h or d{bare}")
+    from fractions import Fraction  # here: few programs are given a duration
+
     exact = Fraction(match[1]) * _UNITS_MS[of]  # 1.001s are 1001 ms, which no binary fraction is
     if abs(exact) > _DURATION_MS_MAX:
         raise ValueError(f"invalid duration {text!r}: at most {_DURATION_MS_MAX} ms")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from typing import Final, TypeVar
 
@@ -108,6 +107,8 @@ class Calls:
                 failures += 1
                 is_hinted = failures == 1 and error.leader is not None and self.directory.leader is not None
             if not is_hinted:
+                import random  # here: most programs never try again
+
                 # Clients that fail together must not return together; nor right before the deadline: an attempt without
                 # time to answer turns "not applied" into "unknown".
                 pause_s = backoff.pause() + random.uniform(0, RETRY_WAIT_S_MIN)

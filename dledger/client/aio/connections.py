@@ -26,7 +26,6 @@ from dledger.errors import (
     TlsError,
     UnavailableError,
 )
-from dledger.remoting.acl import signed
 from dledger.remoting.client import RemotingClient, UnreachableError
 from dledger.remoting.codes import ANNOUNCED, AnswerCode
 from dledger.remoting.connection import DisconnectedError, RemotingConnection, TooManyCallsError
@@ -172,7 +171,11 @@ class NodeConnections:
         return [] if self._may_be_plain else plaintext_problems(addresses, _USE_TLS, _INSIST)
 
     def _fields(self, body: bytes) -> Mapping[str, str]:
-        return signed({}, body, self._key, self._secret) if self._key else {}
+        if not self._key:
+            return {}
+        from dledger.remoting.acl import signed  # here: who has no account need not load it
+
+        return signed({}, body, self._key, self._secret)
 
     async def _greet(self, address: str, connection: RemotingConnection) -> NodeLink:
         body = dumps_plain({"group": self._group})
