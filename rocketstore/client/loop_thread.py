@@ -41,6 +41,8 @@ class ClientThread:
 
     def __init__(self) -> None:
         self.loop: Final = uvloop.new_event_loop()
+        self.is_left_behind = False
+        """Whether this is a forked child, and the thread has stayed in its parent."""
         self._thread = threading.Thread(target=self._run, name="rocketmq-clients", daemon=True)
         self._thread.start()
 
@@ -175,6 +177,8 @@ class SharedLoop:
     def forget(self) -> None:
         """In a forked child: the thread has stayed behind."""
         self._lock = threading.RLock()
+        if self._thread is not None:
+            self._thread.is_left_behind = True
         self._thread = None
         self._clients = set()
 
@@ -198,7 +202,6 @@ class BlockingClient:
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
-        self._process = os.getpid()
         self._thread = SHARED.open(client)
         self._is_closed = False
 
@@ -208,16 +211,16 @@ class BlockingClient:
         It may be called in a signal handler, also of the thread that waits for this client.
         """
         self._is_closed = True
-        if os.getpid() == self._process:
+        if not self._thread.is_left_behind:
             SHARED.close(self._client)
 
     def __del__(self) -> None:
-        if not getattr(self, "_is_closed", True) and os.getpid() == self._process:
+        if not (getattr(self, "_is_closed", True) or self._thread.is_left_behind):
             SHARED.close_later(self._client)
 
     def _check(self) -> None:
         """Raises ``ClientClosedError``, also in a forked child."""
-        if os.getpid() != self._process:
+        if self._thread.is_left_behind:
             raise ClientClosedError(OTHER_PROCESS)
         if self._is_closed:
             raise ClientClosedError("this client is closed")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
 from typing import Final, Literal
 
@@ -33,6 +33,7 @@ from rocketstore.client.aio.queue_sends import QueueSends, in_time
 from rocketstore.client.aio.results import SendResult
 from rocketstore.client.aio.routes import TopicRoute, no_such_topic
 from rocketstore.message.message import SYS_FLAG_PREPARED
+from rocketstore.remoting.bodies.queues import MessageQueue
 
 _log = logging.getLogger(__name__)
 NAMED_MAX: Final = 1024
@@ -207,39 +208,28 @@ class SendPipeline:
     def _place(self, messages: Sequence[OutgoingMessage], route: TopicRoute) -> None:
         """Choose queues, and send from there; or let it fail."""
         placed: list[OutgoingMessage] = []
-        free: list[OutgoingMessage] = []
-        are_numbered = self._may_be_numbered(route)
-        unnumbered: list[OutgoingMessage] = []
         for message in messages:
-            try:
-                if message.key is not None:
-                    message.queue = self.selector.of_key(route, message.key)
-                elif message.wanted is not None:
-                    message.queue = self.selector.named(route, message.wanted)
-                elif are_numbered and not message.sys_flag & SYS_FLAG_PREPARED:
-                    if message.tried:
-                        message.queue = self.selector.next(route, message.tried)
-                    else:
-                        free.append(message)
-            except ClientError as error:
-                self.pending.fail((message,), error)
-                continue
-            if are_numbered and not message.sys_flag & SYS_FLAG_PREPARED:
-                placed.append(message)
-            else:
-                unnumbered.append(message)
-        if free:
-            try:
-                self.selector.spread(route, free)
-            except ClientError as error:
-                self.pending.fail(free, error)
-                placed = [one for one in placed if one.queue is not None]
-        self._queue_sends.add(unnumbered)
-        by_broker: dict[str, list[OutgoingMessage]] = {}
-        for message in placed:
-            assert message.queue is not None, "it was chosen above"
-            by_broker.setdefault(message.queue.broker_name, []).append(message)
-        for name, some in by_broker.items():
+            if message.key is not None or message.wanted is not None:
+                try:
+                    message.queue = self.selector.choose(route, message)
+                except ClientError as error:
+                    self.pending.fail((message,), error)
+                    continue
+            placed.append(message)
+        if not self._may_be_numbered(route):
+            self._queue_sends.add(placed)
+            return
+        halves = [one for one in placed if one.sys_flag & SYS_FLAG_PREPARED]
+        if halves:  # which are never numbered
+            self._queue_sends.add(halves)
+            placed = [one for one in placed if not one.sys_flag & SYS_FLAG_PREPARED]
+        free = [one for one in placed if one.queue is None]
+        try:
+            self.selector.spread(route, free)
+        except ClientError as error:
+            self.pending.fail(free, error)
+            placed = [one for one in placed if one.queue is not None]
+        for name, some in _by_broker(placed):
             self._number(name, some)
 
     def _may_be_numbered(self, route: TopicRoute) -> bool:
@@ -357,3 +347,17 @@ class SendPipeline:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _by_broker(messages: Sequence[OutgoingMessage]) -> Iterable[tuple[str, list[OutgoingMessage]]]:
+    """Messages whose queues are chosen, by their brokers' names."""
+    found: dict[str, list[OutgoingMessage]] = {}
+    queue: MessageQueue | None = None
+    some: list[OutgoingMessage] = []
+    for message in messages:
+        if message.queue is not queue:
+            queue = message.queue
+            assert queue is not None, "it was chosen"
+            some = found.setdefault(queue.broker_name, [])
+        some.append(message)
+    return found.items()

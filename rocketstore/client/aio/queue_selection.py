@@ -72,10 +72,11 @@ class QueueSelector:
         A batch then has several messages of a queue, and a small block is spread over as many queues as it can be.
         Raises ``ForbiddenError``.
         """
-        run = min(RUN_MAX, -(-len(messages) // len(_writable(route))))
+        run = min(RUN_MAX, -(-len(messages) // len(_writable(route)))) or 1
         for start in range(0, len(messages), run):
-            queue = self.next(route)
-            for one in messages[start : start + run]:
+            some = messages[start : start + run]
+            queue = self.next(route, some[0].tried)  # one that was offered elsewhere comes alone
+            for one in some:
                 one.queue = queue
 
     def choose(self, route: TopicRoute, message: OutgoingMessage) -> MessageQueue:
