@@ -78,7 +78,8 @@ class NodeConnections:
         self._secret = security.secret_key if security is not None else ""
         self._signed_for = signed_for(security, addresses)
         self._may_be_plain = security is not None and (security.tls is not None or security.insecure)
-        self._contexts = None if security is None or security.tls is None else tls.ContextSource(security.tls)
+        self._files = None if security is None else security.tls
+        self._contexts = None if self._files is None else tls.ContextSource(self._files)
         if problems := self._plaintext_problems(addresses):
             raise ConfigError(problems)
         self._client = RemotingClient(requests=self._requested, tls=self._contexts, lost=self._lost)
@@ -182,13 +183,7 @@ class NodeConnections:
         try:
             answer = await connection.ask(Frame(JavaCode.METADATA, 0, self._fields(body), body))
         except (DisconnectedError, TooManyCallsError) as error:
-            hint = (
-                "" if self._contexts is not None else "; if it requires TLS, give the CA of its certificate (--tls-ca)"
-            )
-            raise UnavailableError(
-                f"{address} hung up before it answered: is this a peer port? Clients connect to the client port, by "
-                f"default the peer port + {CLIENT_PORT_OFFSET}{hint}"
-            ) from error
+            raise self._hung_up(address) from error
         if any(answer.fields.get(name) != value for name, value in ANNOUNCED.items()):
             raise InvalidRequestError(
                 f"{address} answers, but is no node of this project in its present version: give the addresses of "
@@ -202,6 +197,22 @@ class NodeConnections:
         if not connection.is_closed:
             self._links[address] = link
         return link
+
+    def _hung_up(self, address: str) -> DLedgerError:
+        """Why a server may have hung up after the handshake, without a word: so it refuses a client's certificate."""
+        files = self._files
+        if files is not None and files.cert is not None and (why := tls.client_problem(tls.read(files))):
+            return TlsError(f"{address} rejected our certificate {files.cert}: {why}")
+        if files is None:
+            hint = _TLS_HINT
+        elif files.cert is None:
+            hint = "; perhaps it requires a client certificate: give one (--tls-cert and --tls-key)"
+        else:
+            hint = f"; or it does not trust the CA of our certificate {files.cert}"
+        return UnavailableError(
+            f"{address} hung up before it answered: is this a peer port? Clients connect to the client port, by "
+            f"default the peer port + {CLIENT_PORT_OFFSET}{hint}"
+        )
 
     def _greeted(self, connection: RemotingConnection, done: asyncio.Task[NodeLink]) -> None:
         self._greetings.pop(connection, None)
