@@ -11,9 +11,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from examples import follow, spark_stream
-from rocketstore.client.consumer import Consumer
-from rocketstore.client.producer import Producer
-from rocketstore.message.message import Message
+from rocketstore.client import Consumer, Message, Producer
 from tests.support.memory_factory import tmp_path_factory as tmp_path_factory
 from tests.support.spark import spark as spark
 from tests.support.spark import spark_sockets as spark_sockets
@@ -71,7 +69,7 @@ def test_large_messages_are_copied_once_over_restarts(spark: SparkSession, broke
         spark_stream.main(words)
 
     assert spark.getActiveSession() is not None, "it is not the example's to end"
-    with Consumer(broker.server.address, group="", topic="large", start="first") as consumer:
+    with Consumer(broker.server.address, topics="large", assign="all", start="first") as consumer:
         copied: list[tuple[str, int]] = []
 
         def all_came() -> bool:

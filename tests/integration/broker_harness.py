@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +14,6 @@ from cluster.local.detours import DetouredGroup
 from dledger.types import NodeId
 from rocketstore.client import DLedgerError, TopicInfo
 from rocketstore.client.aio.received import split_records
-from rocketstore.client.connection import BrokerConnection
 from rocketstore.types import BROKER_STATE_TOPIC
 from tests.integration.harness import WatchedGroup
 from tests.support.broker_history import BrokerHistory
@@ -80,10 +78,6 @@ class BrokerGroup(WatchedGroup, LocalBrokers):
                 return admin.topics_at(self.nodes[node].client_address)
             except DLedgerError:
                 return []
-
-    def pinned(self, node: NodeId, timeout_s: float = 5.0) -> closing[BrokerConnection]:
-        """A connection for ``ask`` at this broker, whatever its role."""
-        return closing(BrokerConnection([self.nodes[node].client_address], timeout_s=timeout_s))
 
     def pull_all(self, node: NodeId, topic: str, queue_id: int) -> list[bytes]:
         """Every record of a queue as this broker has it; their queue offsets have neither gap nor repeat."""

@@ -28,13 +28,6 @@ FACADES: Final = (
 REPLACED: Final = (
     "dledger/client/shared.py",
     "dledger/sending/stream.py",
-    "rocketstore/client/admin.py",
-    "rocketstore/client/consumer.py",
-    "rocketstore/client/errors.py",
-    "rocketstore/client/group_offsets.py",
-    "rocketstore/client/producer.py",
-    "rocketstore/client/routes.py",
-    "rocketstore/client/topics.py",
 )
 """Parts of the clients over gRPC, which those over remoting replace: each line goes with its module."""
 

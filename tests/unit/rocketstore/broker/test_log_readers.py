@@ -14,8 +14,7 @@ from dledger.client import DLedgerClient
 from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.store.format import decode_entry
 from dledger.types import Entry, LogPlace, Magic
-from rocketstore.client import Admin
-from rocketstore.client.producer import Producer
+from rocketstore.client import Admin, Producer
 from rocketstore.message.message import HostAddress, Message
 from rocketstore.message.record import MESSAGE_MAGIC, decode_record, encode_record, stored_at
 from rocketstore.server import BrokerServer
@@ -35,7 +34,7 @@ def fill(server: BrokerServer) -> None:
     """Thirty messages, sent one by one, so that they have times of their own; now in their queues."""
     with Producer([server.address]) as producer:
         for number in range(30):
-            producer.send(Message("T", b"%d" % number), queue_id=number % 3)
+            producer.send(Message("T", b"%d" % number), queue=number % 3)
     wait_until(
         lambda: [server.store.max_offset("T", queue) for queue in range(3)] == [10] * 3, "all are in their queues"
     )

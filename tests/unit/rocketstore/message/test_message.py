@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rocketstore.client.outgoing import queue_of_key
+from rocketstore.client.aio.outgoing import queue_number_of_key
 from rocketstore.message.message import Message
 
 
@@ -62,8 +62,8 @@ def test_one_of_several_keys_has_no_blank() -> None:
         Message("t", b"", keys=["alice", "order 17"])
 
 
+ANY_QUEUE: Any = queue_number_of_key
 ANY_MESSAGE: Any = Message  # as a program may call it that is not checked
-ANY_QUEUE: Any = queue_of_key
 
 
 @pytest.mark.parametrize(
