@@ -261,17 +261,7 @@ class Admin:
 
     async def queue_ranges(self, topic: str) -> list[QueueRange]:
         """The offsets of all the topic's queues, also of those that may only be read. Raises ``NotFoundError``."""
-        deadline = self._deadline()
-        found = {
-            queue: QueueRange(queue, one.min_offset, one.max_offset, one.last_update_timestamp)
-            for table in (await self._of_topic(topic, Code.GET_TOPIC_STATS_INFO, TopicStatsTable, deadline)).values()
-            for queue, one in table.offset_table.items()
-        }
-        # Brokers tell of those that may be written.
-        others = [one for one in (await self._cluster.route(topic, deadline)).readable if one not in found]
-        for one in await at_once(self._range_of(queue, deadline) for queue in others):
-            found[one.queue] = one
-        return sorted(found.values(), key=lambda one: (one.queue.broker_name, one.queue.queue_id))
+        return await self._ranges(topic, self._deadline())
 
     async def topic_ranges(self, topics: Iterable[str]) -> dict[str, list[QueueRange]]:
         """``queue_ranges`` of many topics, without those that do not exist or that this account may not read."""
@@ -498,15 +488,16 @@ class Admin:
         if not 0 < max_messages <= PAGE_MAX:
             raise MessageRefusedError(f"max_messages is {max_messages}: a page has 1 to {PAGE_MAX} messages")
         deadline = self._deadline()
-        readable = (await self._cluster.route(topic, deadline)).readable
+        readable = frozenset((await self._cluster.route(topic, deadline)).readable)
         if not readable:
             raise ForbiddenError(f"topic {topic} does not allow reads")
         if queue is not None and queue not in readable:
             raise NotFoundError(f"topic {topic} has no queue {queue.queue_id} that can be read")
+        there = await self._ranges(topic, deadline) if queue is None else [await self._range_of(queue, deadline)]
         spans = await at_once(
             self._span(one, ends or {}, stored, deadline, oldest_first=oldest_first)
-            for one in readable
-            if queue in (None, one)
+            for one in there
+            if one.queue in readable
         )
 
         async def pull(one: MessageQueue, offset: int, count: int) -> tuple[list[Message], int]:
@@ -684,7 +675,7 @@ class Admin:
 
     async def _span(
         self,
-        queue: MessageQueue,
+        there: QueueRange,
         ends: Mapping[MessageQueue, int],
         stored: tuple[int, int],
         deadline: Deadline,
@@ -692,10 +683,13 @@ class Admin:
         oldest_first: bool,
     ) -> QueueSpan:
         """What is left to be seen of a queue."""
+        low, high = there.min_offset, there.max_offset
         since_ms, before_ms = stored
-        low = await self._offset_at(queue, since_ms or "first", deadline)
-        high = await self._offset_at(queue, before_ms or "last", deadline)
-        return span_of(queue, low, high, ends, oldest_first=oldest_first)
+        if since_ms and low < high:
+            low = max(low, await self._offset_at(there.queue, since_ms, deadline))
+        if before_ms and low < high:
+            high = min(high, await self._offset_at(there.queue, before_ms, deadline))
+        return span_of(there.queue, min(low, high), high, ends, oldest_first=oldest_first)
 
     async def _offset_at(self, queue: MessageQueue, start: Start, deadline: Deadline) -> int:
         header: DataclassInstance = QueueHeader(queue.topic, queue.queue_id)
@@ -704,6 +698,18 @@ class Admin:
             header, code = OffsetByTimeHeader(queue.topic, queue.queue_id, start), Code.SEARCH_OFFSET_BY_TIMESTAMP
         answer = await self._cluster.ask_reader(queue.broker_name, code, header, deadline=deadline)
         return max(header_of(OffsetAnswer, answer).offset, 0)
+
+    async def _ranges(self, topic: str, deadline: Deadline) -> list[QueueRange]:
+        found = {
+            queue: QueueRange(queue, one.min_offset, one.max_offset, one.last_update_timestamp)
+            for table in (await self._of_topic(topic, Code.GET_TOPIC_STATS_INFO, TopicStatsTable, deadline)).values()
+            for queue, one in table.offset_table.items()
+        }
+        # Brokers tell of those that may be written.
+        others = [one for one in (await self._cluster.route(topic, deadline)).readable if one not in found]
+        for one in await at_once(self._range_of(queue, deadline) for queue in others):
+            found[one.queue] = one
+        return sorted(found.values(), key=lambda one: (one.queue.broker_name, one.queue.queue_id))
 
     async def _range_of(self, queue: MessageQueue, deadline: Deadline) -> QueueRange:
         first, last = await self._offset_at(queue, "first", deadline), await self._offset_at(queue, "last", deadline)
