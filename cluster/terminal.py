@@ -36,9 +36,8 @@ def on_terminal() -> bool:
 
 @contextmanager
 def ending_at_interrupt() -> Iterator[None]:
-    """Let Ctrl-C end the process at once with exit code 130, for commands that only display data.
-
-    ``KeyboardInterrupt`` may be raised in a callback of gRPC, where it is lost.
+    """Let Ctrl-C end the process at once with exit code 130, for commands that only display data and have nothing to
+    finish.
     """
 
     def end(_number: int, _frame: FrameType | None) -> None:

@@ -97,7 +97,7 @@ def broker(
     until_stdin_closes: bool,
     **named: str | None,
 ) -> None:
-    """Run one broker until SIGTERM or SIGINT: RocketMQ's message store, served over gRPC."""
+    """Run one broker until SIGTERM or SIGINT: RocketMQ's message store, for its clients and ours."""
     logs.to_stderr(log_level, log_format)
     flags = {name: text for name, text in named.items() if text is not None}
     if insecure:
