@@ -149,16 +149,15 @@ def status_rows(answers: Mapping[NodeId, NodeStatus | DLedgerError]) -> list[Seq
                 (node_id, answer.role, str(answer.term), *map(str, indexes), lag, address, ", ".join(_notes(answer)))
             )
         else:
-            rows.append((node_id, "unreachable", *[""] * 6, address, _why(answer)))
+            rows.append((node_id, "unreachable", *[""] * 6, address, _why(answer, address)))
     return rows
 
 
-def _why(error: DLedgerError) -> str:
+def _why(error: DLedgerError, address: str) -> str:
     """The reason, without the address that the row has already."""
     if isinstance(error, RequestTimeoutError):
         return "no answer in time"
-    _, known, reason = str(error).partition(" is unreachable: ")
-    return reason if known else str(error)
+    return str(error).removeprefix(f"{address} ").removeprefix("is unreachable: ")
 
 
 def _notes(answer: NodeStatus) -> list[str]:

@@ -237,5 +237,7 @@ class NodeConnections:
             return UnavailableError("the client is closed")
         if isinstance(error.__cause__, ssl.SSLError):
             return TlsError(tls.explain(error.__cause__, address))
+        if self._contexts is not None and isinstance(error.__cause__, ConnectionResetError):
+            return UnavailableError(tls.explain(error.__cause__, address))
         reason = str(error).removeprefix(f"cannot connect to {address}: ")
         return UnavailableError(f"{address} is unreachable: {reason}")

@@ -219,8 +219,9 @@ class BrokerConnections:
     def _unreachable(self, error: UnreachableError, address: str) -> BrokerUnreachableError | ClientClosedError:
         if self._is_closed:
             return ClientClosedError("this client is closed")
-        if isinstance(error.__cause__, ssl.SSLError):
-            return BrokerUnreachableError(tls.explain(error.__cause__, address))
+        cause = error.__cause__
+        if isinstance(cause, ssl.SSLError) or (self._contexts is not None and isinstance(cause, ConnectionResetError)):
+            return BrokerUnreachableError(tls.explain(cause, address))
         return BrokerUnreachableError(str(error))
 
     def _forget(self, address: str) -> None:

@@ -142,7 +142,7 @@ class RouteServers:
             failures.append(
                 RequestNotKnownError(
                     f"{address} does not tell where its topics are, as Apache RocketMQ's brokers do not: give the "
-                    "addresses of name servers (name_servers=…)",
+                    "addresses of name servers (--namesrv; in Python name_servers=…)",
                     answer_code=answer.code,
                     address=address,
                 )
