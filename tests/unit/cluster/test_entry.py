@@ -147,6 +147,42 @@ def test_asking_for_the_status_loads_no_server_no_broker_and_nothing_that_append
     assert not [one for one in loaded if one.startswith(heavy) or one in others]
 
 
+TALKING = (
+    "append x",
+    "get 1",
+    "tail",
+    "transfer-leader",
+    "status",
+    "health",
+    "topic list",
+    "message send -t orders x",
+    "message consume -t orders",
+    "message query-by-key -t orders k",
+    "consumer progress",
+    "consumer reset-offset -g g -t orders --to first",
+    "broker status",
+    "cluster list",
+    "ha status",
+)
+"""Commands that talk to nodes or brokers, at an address where nobody is."""
+
+
+def test_no_command_that_talks_to_a_group_loads_grpc() -> None:
+    """They speak RocketMQ's protocol, ours included; gRPC costs as much as everything else together."""
+    script = f"""import sys
+from cluster.cli import main
+for words in {TALKING!r}:
+    try:
+        main([*words.split(), "-b", "127.0.0.1:1", "--timeout", "0.2"])
+    except SystemExit as end:
+        assert end.code == 1, words
+    assert "grpc" not in sys.modules, words
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
+
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("words", [["--help"], ["context", "list", "--json"], ["inspect", "--help"]])
 def test_a_reader_that_has_gone_ends_a_command_like_sigpipe(words: list[str]) -> None:
     """Exit code 141 without a traceback, whether the output fits into the pipe or not."""
