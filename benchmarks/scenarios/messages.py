@@ -19,7 +19,7 @@ from dledger.clock import Clock
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.port import PutDone
 from rocketstore.config import MIB, MessageStoreConfig
-from rocketstore.message.ids import unique_id
+from rocketstore.message.ids import unique_ids
 from rocketstore.message.message import Message
 from rocketstore.message.record import HEAD_V4, MESSAGE_MAGIC, encode_record
 from rocketstore.store.message_store import MessageStore
@@ -63,7 +63,7 @@ def messages(count: int, *, keyed: bool) -> list[Message]:
             "bench",
             os.urandom(BODY_BYTES),
             number % QUEUES,
-            {"UNIQ_KEY": unique_id(), "KEYS": f"order-{number}"} if keyed else {},
+            {"UNIQ_KEY": unique_ids(1)[0], "KEYS": f"order-{number}"} if keyed else {},
         )
         for number in range(count)
     ]

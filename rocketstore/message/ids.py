@@ -139,13 +139,8 @@ def ids_of_client(client_id: str) -> UniqueIds:
     return _ids_here(int(client_id.partition("#")[2][:_TAG_DIGITS], 16))
 
 
-def unique_id() -> str:
-    """A unique id of this process, for the property ``UNIQ_KEY``."""
-    return _own_ids().next()
-
-
 def unique_ids(count: int) -> list[str]:
-    """So many of them."""
+    """Unique ids of this process, for the property ``UNIQ_KEY``."""
     return _own_ids().take(count)
 
 

@@ -131,11 +131,6 @@ class SendPipeline:
         if found is not None:
             await found.close()
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is kept of topics and queues."""
-        return self._queue_sends.is_idle and not (self._unplaced or self._undecided or self._added or self._tasks)
-
     # -- routes --------------------------------------------------------------------------------------------------------
 
     def _check(self) -> None:

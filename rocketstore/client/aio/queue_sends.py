@@ -104,11 +104,6 @@ class QueueSends:
             if not waiting.is_listed:
                 self._list(waiting)
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing waits, and no request is in progress."""
-        return not (self._waiting or self._ready or self._requests or self._tasks)
-
     async def close(self) -> None:
         """End requests in progress: their messages may be stored. Idempotent."""
         for task in tuple(self._tasks):

@@ -19,7 +19,7 @@ from rocketstore.message.ids import (
     new_client_id,
     offset_message_id,
     parse_offset_message_id,
-    unique_id,
+    unique_ids,
 )
 from rocketstore.message.message import HostAddress
 
@@ -176,7 +176,9 @@ def test_clients_of_one_process_give_ids_of_their_own() -> None:
 def test_unique_ids_differ_between_threads_and_generators() -> None:
     """Two generators in one process have different tags."""
     found: list[str] = []
-    threads = [Thread(target=lambda: found.extend([unique_id() for _ in range(500)])) for _ in range(4)]
+    threads = [
+        Thread(target=lambda: found.extend([one for _ in range(250) for one in unique_ids(2)])) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -197,4 +199,4 @@ def test_a_machine_without_an_address_still_gives_ids(monkeypatch: pytest.Monkey
     monkeypatch.setattr("rocketstore.message.ids.socket.socket", refuse)
     monkeypatch.setattr("rocketstore.message.ids.os.getpid", lambda: -1)
 
-    assert len(unique_id()) == 32
+    assert len(unique_ids(1)[0]) == 32

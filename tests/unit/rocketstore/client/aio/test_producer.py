@@ -518,7 +518,8 @@ async def test_nothing_is_kept_of_topics_and_queues_that_are_done() -> None:
             await producer.send(message(b"x", "A"), key=str(one))
         pipeline = producer._pipeline
         assert pipeline is not None
-        await until(lambda: pipeline.is_idle, "empty")
+        sends = pipeline._queue_sends
+        await until(lambda: not (sends._waiting or sends._ready or sends._tasks or pipeline._unplaced), "empty")
         assert pipeline.pending.bytes == 0
 
 
