@@ -19,12 +19,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import itertools
 import re
-import secrets
-import threading
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -45,7 +41,6 @@ WINDOW_MS: Final = 5 * 60 * 1000
 STREAM_DIGEST: Final = "-"
 
 _NONCE = re.compile(r"([0-9a-f]{16})-(\d{1,18})")
-_AUDIENCES_MAX: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,43 +78,3 @@ def digest_of(body: bytes | None) -> str:
 
 def _signature(secret: bytes, *parts: str) -> str:
     return hmac.digest(secret, "\n".join(("dledger1", *parts)).encode(), "sha256").hex()
-
-
-class Signer:
-    """Signs one client's requests, repeated ones anew. Thread-safe."""
-
-    def __init__(self, access_key: str, secret_key: str) -> None:
-        self._access_key = access_key
-        self._secret = secret_key.encode()
-        self._session = secrets.token_hex(8)
-        self._numbers = itertools.count(1)  # next() is atomic
-        self._lock = threading.Lock()  # guards changes of _audiences
-        self._audiences: dict[str, str] = {}
-
-    def __repr__(self) -> str:
-        return f"Signer({self._access_key!r})"
-
-    def sign(self, method: str, address: str, body: bytes | None) -> tuple[tuple[str, str], ...]:
-        """Metadata for one call at ``address``; ``body`` None: a stream of requests."""
-        timestamp = str(time.time_ns() // 1_000_000)
-        nonce = f"{self._session}-{next(self._numbers)}"
-        audience = self._audiences.get(address, "")
-        key = self._access_key
-        signature = _signature(self._secret, method, key, timestamp, nonce, audience, digest_of(body))
-        return (
-            (ACCESS_KEY, key),
-            (TIMESTAMP, timestamp),
-            (NONCE, nonce),
-            (AUDIENCE, audience),
-            (SIGNATURE, signature),
-        )
-
-    def learn(self, address: str, told: Mapping[str, str]) -> bool:
-        """Take a refusal's trailing metadata; returns whether it asks to sign again, for the audience that it names."""
-        if told.get(REFUSAL) != CHALLENGE or not told.get(AUDIENCE):
-            return False
-        with self._lock:
-            if len(self._audiences) >= _AUDIENCES_MAX:
-                self._audiences.clear()
-            self._audiences[address] = told[AUDIENCE]
-        return True

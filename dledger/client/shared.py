@@ -113,7 +113,7 @@ def partly_appended(error: DLedgerError, done: int) -> DLedgerError:
     return error
 
 
-class Deadline:
+class TimeLimit:
     """A moment on the monotonic clock."""
 
     def __init__(self, timeout_s: float) -> None:

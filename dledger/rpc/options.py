@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 import grpc
@@ -22,7 +21,6 @@ FRAMING_BYTES: Final = 64 * 1024
 """Room for the part of a message that is not log bytes."""
 REQUEST_BYTES_MAX: Final = 8 * MIB
 """The largest client request, unless a single entry may be larger."""
-_DIGITS_MAX: Final = 18
 _REQUEST_BYTES_KEY: Final = "request-bytes-max"
 """In the initial metadata of a stream of requests: the server's limit of a request's bytes."""
 STREAM_KINDS: Final = 4
@@ -55,12 +53,6 @@ def request_bytes_for(item_bytes_max: int) -> int:
 def limit_metadata(bytes_max: int) -> tuple[tuple[str, str], ...]:
     """States the limit of a stream's requests to the client, because gRPC would end the stream at a larger one."""
     return ((_REQUEST_BYTES_KEY, str(bytes_max)),)
-
-
-def stated_limit(metadata: Iterable[tuple[str, str | bytes]] | None) -> int | None:
-    """The limit in ``limit_metadata``; None if the server does not state it."""
-    stated = next((value for key, value in metadata or () if key == _REQUEST_BYTES_KEY), "")
-    return int(stated) if isinstance(stated, str) and stated.isdecimal() and len(stated) <= _DIGITS_MAX else None
 
 
 def limit_options(limits: ConnectionLimits) -> Options:
@@ -103,21 +95,6 @@ def client_server_options(config: ServerConfig) -> Options:
         ("grpc.server.max_pending_requests", waiting_max),
         ("grpc.server.max_pending_requests_hard_limit", 2 * waiting_max),
         *limit_options(config.limits),
-    ]
-
-
-def client_channel_options() -> Options:
-    """For a client's channel. An answer to a read may be one entry of any size, so answers have no limit here."""
-    return [
-        ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.max_receive_message_length", -1),
-        ("grpc.max_send_message_length", -1),
-        ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS_MIN),
-        ("grpc.min_reconnect_backoff_ms", RECONNECT_MS_MAX),
-        ("grpc.max_reconnect_backoff_ms", RECONNECT_MS_MAX),
-        ("grpc.keepalive_time_ms", 10_000),
-        ("grpc.keepalive_timeout_ms", 5_000),
-        ("grpc.enable_http_proxy", 0),
     ]
 
 

@@ -8,7 +8,6 @@ subjectAltName identifies its owner.
 from __future__ import annotations
 
 import os
-import re
 import ssl
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -258,30 +257,6 @@ def explain_reason(reason: str, whom: str) -> str:
         if "ALERT" in reason and reason.endswith(alert):
             return f"{whom}: {meaning}"
     return f"no TLS with {whom}: {reason.lower().replace('_', ' ')}"
-
-
-_FROM_CHANNEL: Final = re.compile(r"OPENSSL_internal:(?P<name>\w+)(?:: (?P<why>[^:]+))?")
-
-
-def is_silent_refusal(details: str) -> bool:
-    """Whether gRPC says that the server hung up before there was a gRPC connection."""
-    return "failed to connect" in details and ("Socket closed" in details or "reset by peer" in details)
-
-
-def explain_channel(details: str, whom: str) -> str:
-    """Explains gRPC's message about a failed connection; empty if it is not about TLS."""
-    if "Hostname Verification" in details:
-        return (
-            f"the certificate of {whom} does not match: its subjectAltName must contain the name or address "
-            f"dialled, and between members the node id ({MAKE_CERTIFICATES})"
-        )
-    found = _FROM_CHANNEL.search(details)
-    if found is None:
-        return ""
-    name, why = found["name"], found["why"] or ""
-    if name == "CERTIFICATE_VERIFY_FAILED":
-        return f"the certificate of {whom} is not trusted: {why}"
-    return explain_reason(name, whom)
 
 
 def _reason(error: Exception) -> str:

@@ -2,5 +2,5 @@
 
 Log entries and broker messages share this path. ``window`` decides what is sent when and records the outcomes; it does
 no I/O and reads no clock, so tests and the simulator drive it directly. ``numbering`` assigns the sequence numbers by
-which a server recognizes repeats. ``threads`` and ``aio`` are the drivers that connect a window to streams.
+which a server recognizes repeats. ``aio`` is the driver that connects a window to streams.
 """

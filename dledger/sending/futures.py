@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 
@@ -28,11 +27,6 @@ def wait_for(batch: AnyBatch[Any], timeout_s: float | None) -> None:
         with suppress(ValueError):  # announced just now
             batch.callbacks.remove(waiting.release)  # repeated waits leave nothing behind
         raise TimeoutError(f"no outcome after {timeout_s} s")
-
-
-def wait_for_batch(batch: AnyBatch[Any]) -> None:
-    """Return when the batch is done (it has a deadline)."""
-    wait_for(batch, None)
 
 
 class SentItem(Generic[ResultT]):
@@ -77,45 +71,3 @@ class SentItem(Generic[ResultT]):
         It must not block; it may add more items, and close the sender. Exceptions are logged.
         """
         self._batch.when_done(lambda: callback(self))
-
-
-class SentMany(Generic[ResultT]):
-    """The results of many items added together: one wait, one outcome per item on request."""
-
-    __slots__ = ("_spans",)
-
-    def __init__(self, spans: list[tuple[AnyBatch[ResultT], int, int]]) -> None:
-        self._spans = spans  # batches, the place of the first item in each, and the number of items
-
-    def __len__(self) -> int:
-        return sum(count for _, _, count in self._spans)
-
-    def done(self) -> bool:
-        """Whether all items are done."""
-        return all(batch.done for batch, _, _ in self._spans)
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Return when all are done. Raises ``TimeoutError`` if they are not within ``timeout`` seconds."""
-        until = None if timeout is None else time.monotonic() + timeout
-        for batch, _, _ in self._spans:
-            wait_for(batch, None if until is None else until - time.monotonic())
-
-    def outcomes(self, timeout: float | None = None) -> Iterator[ResultT | DLedgerError]:
-        """Each item's place or error, in the order in which they were added; waits like ``wait``."""
-        self.wait(timeout)
-        for batch, place, count in self._spans:
-            for outcome in batch.outcomes[place : place + count]:
-                yield outcome if outcome is not None else NO_OUTCOME
-
-    def exception(self, timeout: float | None = None) -> DLedgerError | None:
-        """The first error among them, or None; waits like ``wait``."""
-        self.wait(timeout)
-        if not any(batch.failed for batch, _, _ in self._spans):
-            return None
-        return next((one for one in self.outcomes() if isinstance(one, DLedgerError)), None)
-
-    def results(self, timeout: float | None = None) -> list[ResultT]:
-        """Each item's place; raises the first error among them. Waits like ``wait``."""
-        if (error := self.exception(timeout)) is not None:
-            raise error
-        return [one for one in self.outcomes() if not isinstance(one, DLedgerError)]

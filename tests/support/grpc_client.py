@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+import itertools
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import grpc
 
-from dledger.access.signing import Signer
+from dledger.access import signing
 from dledger.client.security import ClientSecurity, TlsFiles
 from dledger.rpc import tls
 
@@ -20,13 +24,21 @@ else:
     _Stream = grpc.StreamStreamClientInterceptor
 
 
+CHANNEL_OPTIONS: Final = [
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+]
+"""A connection of its own; an answer may be one entry of any size."""
+
+
 def open_channel(address: str, security: ClientSecurity | None = None) -> grpc.Channel:
     """With the client's files and key; without them, plaintext and no signatures."""
     security = security or ClientSecurity()
     if security.tls is None:
-        channel = grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])
+        channel = grpc.insecure_channel(address, CHANNEL_OPTIONS)
     else:
-        channel = grpc.secure_channel(address, channel_credentials(security.tls))
+        channel = grpc.secure_channel(address, channel_credentials(security.tls), CHANNEL_OPTIONS)
     if not security.access_key:
         return channel
     return grpc.intercept_channel(channel, _Signing(Signer(security.access_key, security.secret_key), address))
@@ -98,3 +110,41 @@ class _Signing(_Unary, _UnaryStream, _Stream):
 
     def _learn(self, call: Any) -> bool:  # noqa: ANN401
         return self._signer.learn(self._address, trailing_metadata(call))
+
+
+class Signer:
+    """Signs one client's requests, repeated ones anew. Thread-safe."""
+
+    def __init__(self, access_key: str, secret_key: str) -> None:
+        self._access_key = access_key
+        self._secret = secret_key.encode()
+        self._session = secrets.token_hex(8)
+        self._numbers = itertools.count(1)  # next() is atomic
+        self._lock = threading.Lock()  # guards changes of _audiences
+        self._audiences: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"Signer({self._access_key!r})"
+
+    def sign(self, method: str, address: str, body: bytes | None) -> tuple[tuple[str, str], ...]:
+        """Metadata for one call at ``address``; ``body`` None: a stream of requests."""
+        timestamp = str(time.time_ns() // 1_000_000)
+        nonce = f"{self._session}-{next(self._numbers)}"
+        audience = self._audiences.get(address, "")
+        key = self._access_key
+        signature = signing._signature(self._secret, method, key, timestamp, nonce, audience, signing.digest_of(body))
+        return (
+            (signing.ACCESS_KEY, key),
+            (signing.TIMESTAMP, timestamp),
+            (signing.NONCE, nonce),
+            (signing.AUDIENCE, audience),
+            (signing.SIGNATURE, signature),
+        )
+
+    def learn(self, address: str, told: Mapping[str, str]) -> bool:
+        """Take a refusal's trailing metadata; returns whether it asks to sign again, for the audience that it names."""
+        if told.get(signing.REFUSAL) != signing.CHALLENGE or not told.get(signing.AUDIENCE):
+            return False
+        with self._lock:
+            self._audiences[address] = told[signing.AUDIENCE]
+        return True

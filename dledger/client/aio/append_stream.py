@@ -7,7 +7,7 @@ from typing import Final
 
 from dledger.client.aio.connections import NodeConnections, NodeLink
 from dledger.client.appends import AppendedResults, too_large
-from dledger.client.shared import AppendResult, Deadline, results_of
+from dledger.client.shared import AppendResult, TimeLimit, results_of
 from dledger.errors import DLedgerError, InvalidRequestError, PendingFullError, RequestTimeoutError, UnavailableError
 from dledger.remoting.connection import DisconnectedError, TooManyCallsError
 from dledger.remoting.frame import Frame
@@ -35,7 +35,7 @@ class AppendStreams:
     async def open(
         self,
         address: str,
-        deadline: Deadline,
+        deadline: TimeLimit,
         on_answer: OnAnswer[None, AppendResult],
         on_end: OnEnd[None, AppendResult],
     ) -> PipelinedAppends:

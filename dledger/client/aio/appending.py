@@ -13,7 +13,7 @@ from dledger.client.aio.append_stream import AppendStreams
 from dledger.client.aio.calls import Calls
 from dledger.client.aio.connections import NodeConnections, NodeLink
 from dledger.client.appends import DIRECT, INFLIGHT_REQUESTS_MAX, RULES, AppendBatch, too_large
-from dledger.client.shared import REQUEST_BYTES_MAX, AppendResult, Deadline, partly_appended, split
+from dledger.client.shared import REQUEST_BYTES_MAX, AppendResult, TimeLimit, partly_appended, split
 from dledger.errors import DLedgerError, EmptyBatchError, UnavailableError
 from dledger.remoting.log import codec
 from dledger.rpc.clients.codec import Append
@@ -52,12 +52,12 @@ class Appending:
         await wait_for_batch(batch)
         return AsyncSentItem(batch, place).result()
 
-    async def append_many(self, bodies: Sequence[bytes], deadline: Deadline) -> list[AppendResult]:
+    async def append_many(self, bodies: Sequence[bytes], deadline: TimeLimit) -> list[AppendResult]:
         """Entries in order, in consecutive requests."""
         return await self._append_parts(self._direct_sender(), bodies, deadline)
 
     async def append_as(
-        self, producer: str, sequence: int, bodies: Sequence[bytes], deadline: Deadline
+        self, producer: str, sequence: int, bodies: Sequence[bytes], deadline: TimeLimit
     ) -> list[AppendResult]:
         """Entries under a producer name of the caller's own, numbered from ``sequence``."""
         sender = self._sender(DIRECT, ProducerNumbering(producer))
@@ -126,7 +126,7 @@ class Appending:
         self,
         sender: AsyncSender[None, AppendResult],
         bodies: Sequence[bytes],
-        deadline: Deadline,
+        deadline: TimeLimit,
         sequence: int | None = None,
     ) -> list[AppendResult]:
         if not bodies:
@@ -143,13 +143,13 @@ class Appending:
                 raise partly_appended(error, len(results)) from None
         return results
 
-    async def _check_sizes(self, bodies: Sequence[bytes], deadline: Deadline) -> None:
+    async def _check_sizes(self, bodies: Sequence[bytes], deadline: TimeLimit) -> None:
         """Refuse a body too large for any request before the parts in front of it are stored."""
         largest = max(map(len, bodies))
         if len(bodies) == 1 or largest <= REQUEST_BYTES_MAX:  # which every node takes
             return
 
-        async def ask(address: str, until: Deadline) -> NodeLink:
+        async def ask(address: str, until: TimeLimit) -> NodeLink:
             return await self._connections.link(address, until)
 
         link = await self._calls.at_leader(ask, deadline)
@@ -160,7 +160,7 @@ class Appending:
     async def _open_stream(
         self, timeout_s: float, on_answer: OnAnswer[None, AppendResult], on_end: OnEnd[None, AppendResult]
     ) -> BatchStream[None, AppendResult]:
-        deadline = Deadline(timeout_s)
+        deadline = TimeLimit(timeout_s)
 
         async def attempt() -> BatchStream[None, AppendResult]:
             address = await self._calls.seeker.leader(deadline)

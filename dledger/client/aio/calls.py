@@ -13,7 +13,7 @@ from dledger.client.discovery import Directory, most_telling, report_of_node
 from dledger.client.shared import (
     RETRY_WAIT_S_MAX,
     RETRY_WAIT_S_MIN,
-    Deadline,
+    TimeLimit,
     is_elsewhere,
     is_retried,
     is_retried_read,
@@ -24,7 +24,7 @@ from dledger.rpc.clients import codec
 from dledger.rpc.ports import NodeStatus
 
 _T = TypeVar("_T")
-Ask = Callable[[str, Deadline], Awaitable[_T]]
+Ask = Callable[[str, TimeLimit], Awaitable[_T]]
 """Asks the node at an address. Raises ``DLedgerError``."""
 
 
@@ -37,7 +37,7 @@ class Calls:
         self._connections = connections
         self._metadata = codec.encode_metadata_request(group)
 
-    async def at_leader(self, ask: Ask[_T], deadline: Deadline, *, changes: bool = False) -> _T:
+    async def at_leader(self, ask: Ask[_T], deadline: TimeLimit, *, changes: bool = False) -> _T:
         """Ask the leader. ``changes``: do not ask again what may have taken effect."""
 
         async def attempt() -> _T:
@@ -50,7 +50,7 @@ class Calls:
 
         return await self.repeated(attempt, deadline, changes=changes)
 
-    async def at_any(self, ask: Ask[_T], deadline: Deadline, *, attempt_s: float = float("inf")) -> tuple[_T, str]:
+    async def at_any(self, ask: Ask[_T], deadline: TimeLimit, *, attempt_s: float = float("inf")) -> tuple[_T, str]:
         """Ask the leader if it is known, else the others in turn; also returns the address that answered.
 
         ``attempt_s``: how long to wait for one node before asking others.
@@ -63,7 +63,7 @@ class Calls:
                 # A silent node must leave the others time to answer.
                 patience_s = deadline.remaining_s / (1 if address == addresses[-1] else 2)
                 try:
-                    return await ask(address, Deadline(min(patience_s, attempt_s))), address
+                    return await ask(address, TimeLimit(min(patience_s, attempt_s))), address
                 except DLedgerError as error:
                     self.directory.note_failure(address, error)
                     if not is_elsewhere(error):
@@ -73,11 +73,11 @@ class Calls:
 
         return await self.repeated(attempt, deadline)
 
-    async def at_one(self, ask: Ask[_T], address: str, deadline: Deadline) -> _T:
+    async def at_one(self, ask: Ask[_T], address: str, deadline: TimeLimit) -> _T:
         """Ask the node at this address and no other."""
         return await self.repeated(lambda: ask(address, deadline), deadline)
 
-    async def repeated(self, attempt: Callable[[], Awaitable[_T]], deadline: Deadline, *, changes: bool = False) -> _T:
+    async def repeated(self, attempt: Callable[[], Awaitable[_T]], deadline: TimeLimit, *, changes: bool = False) -> _T:
         """Attempt until the deadline; when a search is cut short, the error before it says more."""
         said: DLedgerError | None = None
         retried = is_retried if changes else is_retried_read
@@ -114,11 +114,11 @@ class Calls:
                 pause_s = backoff.pause() + random.uniform(0, RETRY_WAIT_S_MIN)
                 await asyncio.sleep(min(pause_s, deadline.remaining_s / 2))
 
-    async def status(self, address: str, deadline: Deadline) -> NodeStatus:
+    async def status(self, address: str, deadline: TimeLimit) -> NodeStatus:
         """The metadata of one node."""
         return codec.decode_metadata(await self._connections.call(address, LogCode.METADATA, self._metadata, deadline))
 
-    async def survey(self, deadline: Deadline) -> list[tuple[str, NodeStatus | DLedgerError]]:
+    async def survey(self, deadline: TimeLimit) -> list[tuple[str, NodeStatus | DLedgerError]]:
         """The metadata of every node, or the error that prevented it, by address; also of nodes that others name."""
         answers: list[tuple[str, NodeStatus | DLedgerError]] = []
         asked: set[str] = set()
@@ -133,7 +133,7 @@ class Calls:
         return answers
 
     async def ask_all(
-        self, addresses: Collection[str], deadline: Deadline
+        self, addresses: Collection[str], deadline: TimeLimit
     ) -> AsyncGenerator[tuple[str, NodeStatus | DLedgerError], None]:
         """The metadata of several nodes, as they arrive. Late ones are cancelled when the caller stops."""
 

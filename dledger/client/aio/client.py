@@ -16,8 +16,8 @@ from dledger.client.shared import (
     RETRY_WAIT_S_MAX,
     RETRY_WAIT_S_MIN,
     AppendResult,
-    Deadline,
     ReadFrom,
+    TimeLimit,
     is_retried_read,
     members_by_id,
 )
@@ -165,7 +165,7 @@ class DLedgerClient:
         """
         request = messages.encode_producer_request(self.group, producer)
 
-        async def ask(address: str, deadline: Deadline) -> int:
+        async def ask(address: str, deadline: TimeLimit) -> int:
             return messages.decode_producer_answer(
                 await self._connections.call(address, LogCode.PRODUCER, request, deadline)
             )
@@ -193,7 +193,7 @@ class DLedgerClient:
         request = codec.encode_read(Read(self.group, LogIndex(first_index), count, max_bytes, mode))
         deadline = self._deadline(timeout_s)
 
-        async def ask(at: str, until: Deadline) -> list[Entry]:
+        async def ask(at: str, until: TimeLimit) -> list[Entry]:
             return codec.decode_read_answer(await self._connections.call(at, LogCode.READ, request, until)).entries
 
         if address is not None:
@@ -221,8 +221,8 @@ class DLedgerClient:
             request = codec.encode_read(Read(self.group, next_index), round(wait_s * 1000))
             try:
                 if node is None:
-                    _, node = await self._calls.at_any(self._calls.status, Deadline(broken.remaining_s))
-                patience = Deadline(wait_s + self.timeout_s)
+                    _, node = await self._calls.at_any(self._calls.status, TimeLimit(broken.remaining_s))
+                patience = TimeLimit(wait_s + self.timeout_s)
                 answer = codec.decode_read_answer(await self._connections.call(node, LogCode.READ, request, patience))
             except DLedgerError as error:
                 if node is not None:
@@ -359,7 +359,7 @@ class DLedgerClient:
             changes: asyncio.Queue[bytes | None] = asyncio.Queue(ROLE_CHANGES_MAX)
             try:
                 if node is None:
-                    _, node = await self._calls.at_any(self._calls.status, Deadline(broken.remaining_s))
+                    _, node = await self._calls.at_any(self._calls.status, TimeLimit(broken.remaining_s))
                 link = await self._connections.link(node, broken)
                 link.watchers.add(changes)  # before the question, so that no change is missed
                 try:
@@ -370,7 +370,7 @@ class DLedgerClient:
                         backoff.succeeded()
                         while (event := await _heard(changes)) == _NOTHING:
                             broken = self._deadline(None)  # it has answered so far
-                            await self._calls.status(node, Deadline(self.timeout_s / 2))
+                            await self._calls.status(node, TimeLimit(self.timeout_s / 2))
                 finally:
                     link.watchers.discard(changes)
                 failure = UnavailableError(f"the connection to {node} ended")
@@ -386,7 +386,7 @@ class DLedgerClient:
         """Transfer leadership to ``target``, or to the most up-to-date member; returns the new leader."""
         request = messages.encode_transfer(self.group, target)
 
-        async def ask(address: str, deadline: Deadline) -> LeaderHint:
+        async def ask(address: str, deadline: TimeLimit) -> LeaderHint:
             return messages.decode_transferred(
                 await self._connections.call(address, LogCode.TRANSFER, request, deadline, changes=True)
             )
@@ -401,8 +401,8 @@ class DLedgerClient:
     def _timeout_s(self, timeout_s: float | None) -> float:
         return self.timeout_s if timeout_s is None else timeout_s
 
-    def _deadline(self, timeout_s: float | None) -> Deadline:
-        return Deadline(self._timeout_s(timeout_s))
+    def _deadline(self, timeout_s: float | None) -> TimeLimit:
+        return TimeLimit(self._timeout_s(timeout_s))
 
     # What only some programs need is loaded with the first use: a command that asks for the status costs half of it.
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from dledger.client.security import NOT_SIGNED_FOR, signed_for
-from dledger.client.shared import Deadline
+from dledger.client.shared import TimeLimit
 from dledger.errors import (
     AccessDeniedError,
     ConfigError,
@@ -87,7 +87,7 @@ class NodeConnections:
         self._greetings: dict[RemotingConnection, asyncio.Task[NodeLink]] = {}
         self.is_closed = False
 
-    async def link(self, address: str, deadline: Deadline) -> NodeLink:
+    async def link(self, address: str, deadline: TimeLimit) -> NodeLink:
         """The connection to a node, opened if there is none.
 
         Raises ``UnavailableError``, ``TlsError`` and ``InvalidRequestError`` (something else answers there), each
@@ -112,7 +112,7 @@ class NodeConnections:
         except TimeoutError as error:
             raise UnavailableError(f"{address} did not answer in time") from error
 
-    async def call(self, address: str, code: int, body: bytes, deadline: Deadline, *, changes: bool = False) -> bytes:
+    async def call(self, address: str, code: int, body: bytes, deadline: TimeLimit, *, changes: bool = False) -> bytes:
         """The body of a node's answer, or its error, raised. ``changes``: whether the request changes anything there;
         one that may have done so is ``unknown``.
         """

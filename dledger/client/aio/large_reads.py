@@ -21,7 +21,7 @@ from dledger.backoff import Backoff
 from dledger.client.aio.calls import Calls
 from dledger.client.aio.connections import NodeConnections
 from dledger.client.discovery import DISCOVERY_TIMEOUT_S
-from dledger.client.shared import RETRY_WAIT_S_MAX, RETRY_WAIT_S_MIN, Deadline, ReadFrom, is_retried_read
+from dledger.client.shared import RETRY_WAIT_S_MAX, RETRY_WAIT_S_MIN, ReadFrom, TimeLimit, is_retried_read
 from dledger.errors import (
     CorruptLogError,
     DiskError,
@@ -94,7 +94,7 @@ class LargeReads:
             try:
                 body = codec.encode_digests_request(wanted)
                 some = codec.decode_digests(
-                    await self._connections.call(node, LogCode.DIGESTS, body, Deadline(target.timeout_s))
+                    await self._connections.call(node, LogCode.DIGESTS, body, TimeLimit(target.timeout_s))
                 )
                 end, before = end or some.committed_position, position
                 for block in some.blocks:
@@ -137,7 +137,7 @@ class LargeReads:
             except DLedgerError as error:  # a node's earlier error says more than the time-out of the search
                 await patience.wait_after(patience.failure or error, retried=is_retried_read(error))
 
-    async def _find(self, target: ReadTarget, deadline: Deadline) -> str:
+    async def _find(self, target: ReadTarget, deadline: TimeLimit) -> str:
         if target.address is not None:
             return target.address
         if target.read_from is ReadFrom.LEADER:
@@ -172,9 +172,9 @@ class LargeReads:
         fitting = [address for address, one in members if one.role in wanted[target.read_from]]
         return self._random.choice(fitting or [address for address, _ in members])
 
-    async def _present(self, deadline: Deadline) -> list[tuple[str, NodeStatus]]:
+    async def _present(self, deadline: TimeLimit) -> list[tuple[str, NodeStatus]]:
         """The members that answer; at least one."""
-        answers = await self._calls.survey(Deadline(min(DISCOVERY_TIMEOUT_S, deadline.remaining_s)))
+        answers = await self._calls.survey(TimeLimit(min(DISCOVERY_TIMEOUT_S, deadline.remaining_s)))
         found = [(address, one) for address, one in answers if isinstance(one, NodeStatus)]
         if not found:
             raise next(one for _, one in answers if isinstance(one, DLedgerError))
@@ -207,7 +207,7 @@ class LargeReads:
     def _asked(self, node: str, request: codec.FetchLog, timeout_s: float) -> asyncio.Task[LogChunk]:
         async def ask() -> LogChunk:
             body = codec.encode_fetch(request)
-            return codec.decode_chunk(await self._connections.call(node, LogCode.FETCH, body, Deadline(timeout_s)))
+            return codec.decode_chunk(await self._connections.call(node, LogCode.FETCH, body, TimeLimit(timeout_s)))
 
         return asyncio.get_running_loop().create_task(ask())
 
@@ -230,7 +230,7 @@ class _Patience:
     """How long to continue without progress."""
 
     def __init__(self, is_closed: Callable[[], bool], timeout_s: float) -> None:
-        self.deadline = Deadline(timeout_s)
+        self.deadline = TimeLimit(timeout_s)
         self.failure: DLedgerError | None = None
         """Of the node asked last."""
         self.refused: dict[str, DLedgerError] = {}

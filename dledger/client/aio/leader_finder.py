@@ -8,7 +8,7 @@ from contextlib import aclosing, suppress
 from typing import Generic, TypeVar
 
 from dledger.client.discovery import DISCOVERY_TIMEOUT_S, LOOK_TIMEOUT_S, Directory, Search, ServerReport
-from dledger.client.shared import Deadline
+from dledger.client.shared import TimeLimit
 from dledger.errors import DLedgerError, UnavailableError
 
 _StatusT = TypeVar("_StatusT")
@@ -20,7 +20,7 @@ class AsyncSeeker(Generic[_StatusT]):
     def __init__(
         self,
         directory: Directory,
-        ask_all: Callable[[Collection[str], Deadline], AsyncGenerator[tuple[str, _StatusT | DLedgerError], None]],
+        ask_all: Callable[[Collection[str], TimeLimit], AsyncGenerator[tuple[str, _StatusT | DLedgerError], None]],
         report_of: Callable[[_StatusT], ServerReport],
     ) -> None:
         self._directory = directory
@@ -35,7 +35,7 @@ class AsyncSeeker(Generic[_StatusT]):
         if self._seeking is not None:
             self._seeking.cancel()
 
-    async def leader(self, deadline: Deadline) -> str:
+    async def leader(self, deadline: TimeLimit) -> str:
         """See ``Seeker.leader``."""
         found = self._directory.leader
         if found is None:
@@ -46,7 +46,7 @@ class AsyncSeeker(Generic[_StatusT]):
         self._failure = None
         return found
 
-    async def reader(self, deadline: Deadline) -> str:
+    async def reader(self, deadline: TimeLimit) -> str:
         """See ``Seeker.reader``."""
         found = self._directory.leader
         if found is None:
@@ -60,11 +60,11 @@ class AsyncSeeker(Generic[_StatusT]):
         """See ``Seeker.look``."""
         search = Search(self._directory, doubting=True)
         with suppress(DLedgerError):  # no server answers, or the client is closed
-            if not await self._ask(search, Deadline(LOOK_TIMEOUT_S)):
+            if not await self._ask(search, TimeLimit(LOOK_TIMEOUT_S)):
                 search.conclude()
         return self._directory.leader
 
-    async def _sought(self, deadline: Deadline) -> tuple[str | None, Search]:
+    async def _sought(self, deadline: TimeLimit) -> tuple[str | None, Search]:
         if self._seeking is None or self._seeking.done():
             self._seeking = asyncio.create_task(self._seek())
             # All waiting callers may have given up: then nobody reads the exception, and the loop would log it.
@@ -83,10 +83,10 @@ class AsyncSeeker(Generic[_StatusT]):
 
     async def _seek(self) -> tuple[str | None, Search]:
         search = Search(self._directory)
-        settled = await self._ask(search, Deadline(DISCOVERY_TIMEOUT_S))
+        settled = await self._ask(search, TimeLimit(DISCOVERY_TIMEOUT_S))
         return self._directory.leader if settled else search.conclude(), search
 
-    async def _ask(self, search: Search, deadline: Deadline) -> bool:
+    async def _ask(self, search: Search, deadline: TimeLimit) -> bool:
         while addresses := search.whom_to_ask():
             async with aclosing(self._ask_all(addresses, deadline)) as answers:
                 async for address, answer in answers:

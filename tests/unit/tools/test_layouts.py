@@ -12,7 +12,6 @@ HOMES: Final = {
     "dledger/layout.py": "makes structs and tables of layouts; the log's own are here",
     "dledger/core/producer_payload.py": "bodies of NOOPs that tell of producers",
     "dledger/rpc/peers/frames.py": "frames between members; nothing stored",
-    "dledger/client/channel_maker.py": "one request of RocketMQ, to tell its servers from others; nothing stored",
     "dledger/store/checkpoint.py": "the node's checkpoint",
     "dledger/store/hard_state.py": "the hard state",
     "dledger/store/slots.py": "slots around checkpoint and hard state",

@@ -25,16 +25,6 @@ FACADES: Final = (
     "rocketstore/client/blocking_consumer.py",
 )
 """Blocking clients have the names of the asyncio ones that they are made of."""
-REPLACED: Final = (
-    "dledger/client/shared.py",
-    "dledger/sending/stream.py",
-)
-"""Parts of the clients over gRPC, which those over remoting replace: each line goes with its module."""
-
-
-def test_what_is_replaced_is_still_there() -> None:
-    """A module that is gone is no exception any more."""
-    assert [one for one in REPLACED if not (ROOT / one).exists()] == []
 
 
 def test_no_two_modules_define_a_public_class_of_the_same_name() -> None:
@@ -42,7 +32,7 @@ def test_no_two_modules_define_a_public_class_of_the_same_name() -> None:
     homes: dict[str, list[str]] = defaultdict(list)
     for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if "pb" not in path.parts):
         name = str(path.relative_to(ROOT))
-        if name in FACADES or name in REPLACED:
+        if name in FACADES:
             continue
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):

@@ -21,9 +21,10 @@ from dledger.access.guard import (
 from dledger.access.permissions import Permission
 from dledger.access.quota import Limits, Quotas, TooManyWaitsError
 from dledger.access.rules import parse_rules
-from dledger.access.signing import Signed, Signer
+from dledger.access.signing import Signed
 from dledger.clock import Clock
 from dledger.errors import AccessDeniedError
+from tests.support.grpc_client import Signer
 
 METHOD = "/service/Method"
 HERE = "ipv4:10.0.0.1:4711"

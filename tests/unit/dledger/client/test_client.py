@@ -13,7 +13,7 @@ import pytest
 
 from cluster.local.group import free_ports
 from dledger.client import AppendResult, ClientSecurity, DLedgerClient, ReadMode
-from dledger.client.shared import Deadline
+from dledger.client.shared import TimeLimit
 from dledger.config import ServerConfig
 from dledger.errors import (
     ConfigError,
@@ -323,7 +323,7 @@ def test_what_a_node_said_tells_more_than_the_last_attempt_that_was_cut_short(
     """The deadline ends a call wherever it is. Not so for what may have been carried out."""
     answers: Iterator[DLedgerError] = itertools.cycle([NotLeaderError("not here"), RequestTimeoutError("silence")])
 
-    async def call(_address: str, _code: int, _body: bytes, deadline: Deadline, **_: bool) -> bytes:
+    async def call(_address: str, _code: int, _body: bytes, deadline: TimeLimit, **_: bool) -> bytes:
         error = next(answers)
         while isinstance(error, RequestTimeoutError) and not deadline.expired:
             await asyncio.sleep(0)
@@ -485,7 +485,7 @@ def test_a_node_that_hangs_leaves_the_others_time_to_answer_a_read(monkeypatch: 
     """Whoever only reads knows no leader and asks all in turn: each third read would fail."""
     times_s: list[float] = []
 
-    async def hang(address: str, _code: int, _body: bytes, deadline: Deadline) -> bytes:
+    async def hang(address: str, _code: int, _body: bytes, deadline: TimeLimit) -> bytes:
         times_s.append(deadline.remaining_s)
         if len(times_s) < 3:
             raise RequestTimeoutError(f"no answer from {address} in time")

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from dledger.client.channels import Seeker
 from dledger.client.discovery import Directory, Search, ServerReport, parse_addresses
-from dledger.client.shared import Deadline
 from dledger.errors import (
     AccessDeniedError,
     ConfigError,
@@ -194,15 +192,6 @@ def test_a_leader_that_fails_and_names_itself_is_left_all_the_same(directory: Di
     directory.note_failure(GIVEN[0], UnavailableError("it stops", leader=itself))
 
     assert (directory.leader, directory.suspect) == (None, GIVEN[0])
-
-
-def test_a_closed_client_looks_at_nobody_and_says_nothing(directory: Directory) -> None:
-    def closed(_addresses: object, _deadline: Deadline) -> object:
-        raise UnavailableError("the client is closed")
-
-    seeker = Seeker(directory, closed, lambda status: status)  # type: ignore[arg-type]
-    directory.set_leader(GIVEN[0])
-    assert seeker.look() == GIVEN[0]
 
 
 def test_who_was_silent_is_asked_after_the_others_for_a_while(

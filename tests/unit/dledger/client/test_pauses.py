@@ -3,61 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
-import tenacity
 
 from dledger.client.aio import client as module
 from dledger.client.aio import large_reads
-from dledger.client.channels import retry_options
-from dledger.client.shared import RETRY_WAIT_S_MAX, RETRY_WAIT_S_MIN, Deadline, is_retried, is_retried_read
-from dledger.errors import DLedgerError, RequestTimeoutError, UnavailableError
+from dledger.client.shared import RETRY_WAIT_S_MIN, TimeLimit
+from dledger.errors import UnavailableError
 from dledger.remoting.log.codec import encode_read_answer
 from dledger.rpc.clients.codec import ReadAnswer
 from dledger.types import Entry, LogIndex, Position, Term
 
 BROKEN = UnavailableError("the stream broke")
-
-
-# -- single calls
-
-
-def tried(failures: Sequence[DLedgerError], retried: Callable[[BaseException], bool]) -> list[float]:
-    """The pauses of a call that fails so and then succeeds."""
-    left, pauses = list(failures), list[float]()
-
-    def attempt() -> None:
-        if left:
-            raise left.pop(0)
-
-    tenacity.Retrying(**retry_options(Deadline(1000), retried), sleep=pauses.append)(attempt)
-    return pauses
-
-
-def test_only_what_changes_nothing_is_repeated_after_a_lost_answer() -> None:
-    """Whoever calls says which kind of request it is."""
-    lost = RequestTimeoutError("no answer")
-
-    assert len(tried([lost, lost], is_retried_read)) == 2
-    with pytest.raises(RequestTimeoutError):
-        tried([lost], is_retried)
-
-
-def test_clients_that_fail_together_do_not_return_together() -> None:
-    """Pauses grow up to the longest, each with some jitter: else an elected leader would be met by all at once."""
-    refused = UnavailableError("refused")
-    refused.outcome = "not_applied"
-
-    pauses = tried([refused] * 30, is_retried)
-
-    planned = [min(RETRY_WAIT_S_MIN * 2**number, RETRY_WAIT_S_MAX) for number in range(30)]
-    extra = [pause - wanted for pause, wanted in zip(pauses, planned, strict=True)]
-    assert all(0 <= one <= RETRY_WAIT_S_MIN + 1e-9 for one in extra)
-    assert len({round(one, 6) for one in extra}) > 10
 
 
 def test_a_large_read_pauses_no_longer_than_it_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +49,7 @@ class World:
     pauses: list[float] = field(default_factory=list)
     next_index: int = 0
 
-    async def call(self, _address: str, _code: int, _body: bytes, _deadline: Deadline) -> bytes:
+    async def call(self, _address: str, _code: int, _body: bytes, _deadline: TimeLimit) -> bytes:
         lasts_s, body = self.script.pop(0)
         self.now_s += lasts_s
         if not body:
@@ -106,7 +66,7 @@ class World:
         """What a client gets that gives up after five seconds without an answer, and stops after ``count``."""
         world = self
 
-        class Countdown(Deadline):
+        class Countdown(TimeLimit):
             """On the time of the test."""
 
             def __init__(self, timeout_s: float) -> None:
@@ -131,7 +91,7 @@ class World:
                             break
             return found
 
-        monkeypatch.setattr(module, "Deadline", Countdown)
+        monkeypatch.setattr(module, "TimeLimit", Countdown)
         monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=self.sleep))
         return asyncio.run(read())
 

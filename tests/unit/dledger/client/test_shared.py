@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from dledger.client.rpc_failures import reason_of
 from dledger.client.shared import members_by_id
 from dledger.errors import RequestTimeoutError, UnavailableError
 from dledger.rpc.ports import MemberStatus
@@ -37,9 +36,3 @@ def test_why_a_member_does_not_answer_is_told_by_the_address_that_any_other_know
     assert list(found) == ["n0", "n1", "n2", "n3"]
     assert found[NodeId("n2")] is SILENT
     assert isinstance(found[NodeId("n3")], UnavailableError)
-
-
-def test_a_connection_that_broke_is_told_in_words() -> None:
-    """gRPC's own words are about its internals."""
-    assert reason_of("Stream removed (recvmsg:Connection reset by peer (104))") == "the connection broke"
-    assert reason_of("Stream removed (Channel closed!)") == "the connection broke"

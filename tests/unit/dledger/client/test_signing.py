@@ -36,7 +36,7 @@ class GuardedNode:
     def start(self) -> None:
         control = AccessControl.of(self._access, name="n0", clock=Clock())
         assert control is not None
-        config = ServerConfig(client_port=self._port, access=self._access)
+        config = ServerConfig(client_port=self._port, grpc_server_port=0, access=self._access)
         self.server = ClientServer(config, self.node, control.guard)
         self.server.start()
         self._port = self.server.port

@@ -18,6 +18,7 @@ from dledger.config import ServerConfig
 from dledger.rpc import options
 from dledger.rpc.clients import codec
 from tests.support.fake_node import FakeNode
+from tests.support.grpc_client import CHANNEL_OPTIONS
 
 RULES = """\
 accounts:
@@ -39,7 +40,7 @@ def served(permission: str) -> Iterator[tuple[grpc.Channel, Callable[[str], obje
     server = ClientServer(ServerConfig(client_port=0), FakeNode(), guard)
     server.start()
     try:
-        with grpc.insecure_channel(server.address, options.client_channel_options()) as channel:
+        with grpc.insecure_channel(server.address, CHANNEL_OPTIONS) as channel:
             loop = server._loop
             assert loop is not None
             yield channel, lambda text: loop.call_soon_threadsafe(guard.apply, parse_rules(text))

@@ -1,21 +1,17 @@
-"""What the drivers of windows add to them: time goes on whatever else takes a while, and nobody is told a lie."""
+"""What the driver of windows adds to them: time goes on whatever else takes a while, and nobody is told a lie."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import pytest
 
 from dledger.errors import DLedgerError, RequestTimeoutError, UnavailableError
 from dledger.sending.aio import AsyncLinks, AsyncSender, BatchStream
 from dledger.sending.batch import OutgoingBatch
-from dledger.sending.futures import SentItem, wait_for
 from dledger.sending.numbering import ProducerNumbering
-from dledger.sending.stream import Stream
-from dledger.sending.threads import Links, Sender
 from dledger.sending.window import Window, WindowOptions
 from tests.unit.dledger.sending.world import RULES
 
@@ -57,11 +53,6 @@ class SilentStream:
                     tell()
 
 
-class ThreadStream(SilentStream):
-    def close(self, _why: str = "") -> None:
-        self.end()
-
-
 class TaskStream(SilentStream):
     async def close(self, _why: str = "") -> None:
         self.end()
@@ -69,75 +60,6 @@ class TaskStream(SilentStream):
 
 def _quiet(_address: str, _error: DLedgerError) -> None:
     """Nobody wants to know."""
-
-
-def connected(window: AnyWindow) -> Sender[Any, Any]:
-    def connect(_timeout_s: float, on_answer: Note, on_end: Note) -> Stream[Any, Any]:
-        return cast("Stream[Any, Any]", ThreadStream(on_answer, on_end))
-
-    return Sender(Links(connect, lambda: None, _quiet), window, "test")
-
-
-def test_deadlines_are_kept_while_a_connection_is_made() -> None:
-    """Of others that have less time than the one for whom it is made."""
-    begun, over = threading.Event(), threading.Event()
-
-    def connect(_timeout_s: float, _on_answer: Note, _on_end: Note) -> NoReturn:
-        begun.set()
-        over.wait(PATIENCE_S)
-        raise UnavailableError("nobody there")
-
-    sender = Sender(Links(connect, lambda: None, _quiet), window_of(timeout_ms=600_000.0), "test")
-    patient, _ = sender.add(b"a")
-    assert begun.wait(PATIENCE_S)
-    hasty = SentItem(*sender.add(b"b", timeout_s=0.05))
-    assert isinstance(hasty.exception(PATIENCE_S), UnavailableError)
-    assert not patient.done, "it has more time"
-    sender.abandon(UnavailableError("enough"))
-    over.set()
-
-
-def test_what_is_abandoned_while_a_connection_is_made_is_told_at_once() -> None:
-    """The stream that comes too late is closed by whoever opened it."""
-    begun, over = threading.Event(), threading.Event()
-    late: list[ThreadStream] = []
-
-    def connect(_timeout_s: float, on_answer: Note, on_end: Note) -> Stream[Any, Any]:
-        begun.set()
-        over.wait(PATIENCE_S)
-        late.append(ThreadStream(on_answer, on_end))
-        return cast("Stream[Any, Any]", late[0])
-
-    sender = Sender(Links(connect, lambda: None, _quiet), window_of(timeout_ms=60_000.0), "test")
-    batch, _ = sender.add(b"a")
-    assert begun.wait(PATIENCE_S)
-    helpers = tuple(sender._helpers)
-    sender.abandon(UnavailableError("the client is closed"))
-    wait_for(batch, PATIENCE_S)
-    over.set()
-    for helper in helpers:
-        helper.join(PATIENCE_S)
-    assert late[0].broken is not None
-
-
-def test_of_many_that_are_taken_in_part_nobody_says_that_none_is_stored() -> None:
-    sender = connected(window_of(batch_items=1, pending_bytes_max=1, timeout_ms=60_000.0))
-    raised: list[DLedgerError] = []
-
-    def add() -> None:
-        try:
-            sender.add_many([b"a", b"b"])
-        except DLedgerError as error:
-            raised.append(error)
-
-    adding = threading.Thread(target=add)
-    adding.start()
-    while not (sender._stream is not None and sender.is_full):
-        adding.join(0.01)
-        assert adding.is_alive()
-    sender.abandon(UnavailableError("the client is closed"))
-    adding.join(PATIENCE_S)
-    assert [one.outcome for one in raised] == ["unknown"]
 
 
 def test_of_many_that_are_taken_in_part_no_task_hears_that_none_is_stored() -> None:

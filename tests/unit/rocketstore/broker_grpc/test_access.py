@@ -11,7 +11,6 @@ import pytest
 from google.protobuf.message import Message as Wire
 
 from dledger.access.rules import parse_rules
-from dledger.client.channel_maker import ChannelMaker
 from dledger.client.security import ClientSecurity
 from dledger.config import AccessConfig, ConnectionLimits
 from rocketstore.broker_config import BrokerConfig
@@ -20,6 +19,7 @@ from rocketstore.message.checks import NO_SEND_TOPICS
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.state.changes import TopicConfig
 from rocketstore.types import SCHEDULE_TOPIC
+from tests.support.grpc_client import open_channel
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker.harness import Harness, failing
 
@@ -164,8 +164,7 @@ def test_lists_show_what_one_may_use(broker: Harness) -> None:
 def test_a_message_id_opens_no_topic(broker: Harness) -> None:
     """Ids can be made up; the message's own topic counts."""
     ids = {}
-    maker = ChannelMaker(ROOT, [])
-    with maker.open(broker.address) as root:
+    with open_channel(broker.address, ROOT) as root:
         for topic in ("T", "hidden"):
             request = pb.SendRequest(messages=[pb.Message(topic=topic, body=b"x", queue_id=0)])
             answer = root.unary_unary("/rocketstore.v1.BrokerService/Send", None, None)(request.SerializeToString())
@@ -277,7 +276,7 @@ def test_an_account_cannot_have_everything_pending() -> None:
     """Half of what may wait: its stream is not read on, its calls are refused as busy; others are taken."""
     config = BrokerConfig(send_pending_messages_max=8, access=AccessConfig(account_share_percent=50))
     request = pb.SendRequest(messages=[pb.Message(topic="T", body=b"x", queue_id=0)])
-    with harness(config=config) as broker, ChannelMaker(ROOT, []).open(broker.address) as root:
+    with harness(config=config) as broker, open_channel(broker.address, ROOT) as root:
         send = root.unary_unary("/rocketstore.v1.BrokerService/Send", None, None)
         send(request.SerializeToString())
         broker.call("Status", pb.StatusRequest(), pb.StatusResponse)

@@ -8,7 +8,6 @@ import grpc
 import pytest
 
 from dledger.access.guard import Caller
-from dledger.client.channel_maker import ChannelMaker
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.broker_grpc.codec import ResultEncoder
 from rocketstore.config import MessageStoreConfig
@@ -16,6 +15,7 @@ from rocketstore.message.message import LOOPBACK
 from rocketstore.message.producer_names import PRODUCER_CHARS_MAX, check_producer_name
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
+from tests.support.grpc_client import open_channel
 from tests.unit.rocketstore.broker.harness import Harness, failing
 from tests.unit.rocketstore.broker_grpc.test_access import ALICE, ROOT, harness
 
@@ -115,7 +115,7 @@ def test_producers_of_two_accounts_have_nothing_to_do_with_each_other(guarded: H
     send(guarded, 0, messages(b"alice 0", b"alice 1"))
     (real,) = guarded.store.log.producers
 
-    with ChannelMaker(ROOT, []).open(guarded.address) as root:
+    with open_channel(guarded.address, ROOT) as root:
         request = pb.SendRequest(messages=messages(b"root"), producer="p", sequence=0)
         root.unary_unary("/rocketstore.v1.BrokerService/Send", None, None)(request.SerializeToString())
         for name, expected in (("p", 1), (real, 0)):

@@ -17,11 +17,11 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message as Wire
 
 from dledger.access.rules import parse_rules
-from dledger.client.channel_maker import ChannelMaker
 from dledger.client.security import ClientSecurity
 from rocketstore.broker_grpc.codec import SERVICE
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.state.changes import TopicConfig
+from tests.support.grpc_client import open_channel
 from tests.unit.rocketstore.broker.harness import Harness
 
 RULES = """\
@@ -133,7 +133,7 @@ def outcome(broker: Harness, method: str, role: str) -> grpc.StatusCode:
     """How a call ends; ``OK`` also if the method only finds something wrong with the request."""
     found = pb.DESCRIPTOR.services_by_name["BrokerService"].methods_by_name[method]
     request = filled(found.input_type).SerializeToString()
-    channel = ChannelMaker(ROLES[role], [broker.address]).open(broker.address)
+    channel = open_channel(broker.address, ROLES[role])
     try:
         with channel:
             if not found.client_streaming:

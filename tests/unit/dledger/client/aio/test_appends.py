@@ -16,7 +16,7 @@ from dledger.client.aio.calls import Calls
 from dledger.client.aio.leader_finder import AsyncSeeker
 from dledger.client.appends import INFLIGHT_REQUESTS_MAX
 from dledger.client.discovery import Directory, ServerReport
-from dledger.client.shared import Deadline
+from dledger.client.shared import TimeLimit
 from dledger.errors import DLedgerError, PendingFullError, RequestTimeoutError, TermChangedError, UnavailableError
 from dledger.rpc.ports import NodeStatus
 from dledger.sending import window
@@ -97,7 +97,7 @@ def test_reads_at_once_look_for_the_leader_together(monkeypatch: pytest.MonkeyPa
     asked: list[str] = []
     status = Calls.status
 
-    async def counted(calls: Calls, address: str, deadline: Deadline) -> NodeStatus:
+    async def counted(calls: Calls, address: str, deadline: TimeLimit) -> NodeStatus:
         asked.append(address)
         return await status(calls, address, deadline)
 
@@ -197,7 +197,7 @@ def test_a_search_that_nobody_waits_for_any_more_fails_in_silence() -> None:
         given_up = asyncio.Event()
 
         async def ask_all(
-            addresses: Collection[str], _deadline: Deadline
+            addresses: Collection[str], _deadline: TimeLimit
         ) -> AsyncGenerator[tuple[str, ServerReport | DLedgerError], None]:
             await given_up.wait()
             for address in addresses:
@@ -205,7 +205,7 @@ def test_a_search_that_nobody_waits_for_any_more_fails_in_silence() -> None:
 
         seeker = AsyncSeeker(Directory(("n0:1",)), ask_all, lambda report: report)
         with pytest.raises(UnavailableError, match="no leader found within 0 s"):
-            await seeker.leader(Deadline(0))
+            await seeker.leader(TimeLimit(0))
         search = seeker._seeking
         assert search is not None
         given_up.set()

@@ -20,7 +20,7 @@ from dledger.client import AppendResult, ClientSecurity, ReadMode, TlsFiles
 from dledger.client.aio import DLedgerClient
 from dledger.client.aio import client as module
 from dledger.client.aio.connections import NodeConnections
-from dledger.client.shared import Deadline
+from dledger.client.shared import TimeLimit
 from dledger.client_server import ClientServer
 from dledger.clock import Clock
 from dledger.config import ClientAuth, SecurityConfig, ServerConfig
@@ -371,7 +371,7 @@ def test_tls_verifies_the_certificate_and_its_name(tmp_path: Path) -> None:
         for security, told in ((None, "--tls-ca"), (stranger, "certificate")):
             connections = NodeConnections([f"localhost:{server.port}"], "default", security)
             with pytest.raises(DLedgerError, match=told) as error:
-                await connections.link(f"localhost:{server.port}", Deadline(TIMEOUT_S))
+                await connections.link(f"localhost:{server.port}", TimeLimit(TIMEOUT_S))
             assert error.value.outcome == "not_applied"
             await connections.close()
 

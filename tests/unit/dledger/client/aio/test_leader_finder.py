@@ -9,7 +9,7 @@ import pytest
 
 from dledger.client.aio.leader_finder import AsyncSeeker
 from dledger.client.discovery import Directory, ServerReport
-from dledger.client.shared import Deadline
+from dledger.client.shared import TimeLimit
 from dledger.errors import DLedgerError, UnavailableError
 
 LEADER = ServerReport("n0", True, 1, None, {})
@@ -20,7 +20,7 @@ def test_async_look_does_not_end_with_the_word_of_the_present_leader() -> None:
     directory = Directory(("n0:1", "n1:1"))
     directory.set_leader("n0:1")
 
-    async def ask(_addresses: object, _: Deadline) -> AsyncGenerator[tuple[str, ServerReport | DLedgerError], None]:
+    async def ask(_addresses: object, _: TimeLimit) -> AsyncGenerator[tuple[str, ServerReport | DLedgerError], None]:
         yield "n0:1", LEADER
         yield "n1:1", ServerReport("n1", True, 2, None, {})
 
@@ -33,14 +33,16 @@ def test_whoever_gives_up_waiting_for_a_search_does_not_end_it_for_the_others() 
     async def test() -> None:
         answer = asyncio.Event()
 
-        async def ask(_addresses: object, _: Deadline) -> AsyncGenerator[tuple[str, ServerReport | DLedgerError], None]:
+        async def ask(
+            _addresses: object, _: TimeLimit
+        ) -> AsyncGenerator[tuple[str, ServerReport | DLedgerError], None]:
             await answer.wait()
             yield "n0:1", LEADER
 
         seeker = AsyncSeeker(Directory(("n0:1",)), ask, lambda report: report)
-        patient = asyncio.create_task(seeker.leader(Deadline(30)))
+        patient = asyncio.create_task(seeker.leader(TimeLimit(30)))
         with pytest.raises(UnavailableError, match="no leader found within"):
-            await seeker.leader(Deadline(0.01))
+            await seeker.leader(TimeLimit(0.01))
         answer.set()
         assert await patient == "n0:1"
 
@@ -54,16 +56,18 @@ def test_whoever_has_no_time_left_for_a_search_is_told_why_the_last_one_failed()
         answers = [UnavailableError("n0:1 is unreachable: Connection refused")]
         never = asyncio.Event()
 
-        async def ask(_addresses: object, _: Deadline) -> AsyncGenerator[tuple[str, ServerReport | DLedgerError], None]:
+        async def ask(
+            _addresses: object, _: TimeLimit
+        ) -> AsyncGenerator[tuple[str, ServerReport | DLedgerError], None]:
             if not answers:
                 await never.wait()
             yield "n0:1", answers.pop()
 
         seeker = AsyncSeeker(Directory(("n0:1",)), ask, lambda report: report)
         with pytest.raises(UnavailableError, match="no leader found: n0:1 is unreachable"):
-            await seeker.leader(Deadline(30))
+            await seeker.leader(TimeLimit(30))
         with pytest.raises(UnavailableError, match=r"within 0\.01 s: n0:1 is unreachable: Connection refused"):
-            await seeker.leader(Deadline(0.01))
+            await seeker.leader(TimeLimit(0.01))
         seeker.close()
 
     asyncio.run(test())

@@ -33,6 +33,7 @@ from dledger.store.format import decode_entry
 from dledger.types import BlockDigest, LogChunk, LogIndex, LogPlace, Position
 from dledger.values import MIB
 from tests.support.fake_node import FakeNode
+from tests.support.grpc_client import CHANNEL_OPTIONS
 from tests.support.signed_calls import SignedCalls
 from tests.support.waiting import wait_until
 
@@ -94,7 +95,7 @@ def serving(config: ServerConfig | None = None, **bulk: int) -> Iterator[Service
     server = ClientServer(config or ServerConfig(client_port=0, bulk=BulkReadConfig(**bulk)), node)
     server.start()
     try:
-        with grpc.insecure_channel(server.address, options.client_channel_options()) as channel:
+        with grpc.insecure_channel(server.address, CHANNEL_OPTIONS) as channel:
             yield Service(node, server, channel)
     finally:
         server.close()

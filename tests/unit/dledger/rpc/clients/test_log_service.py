@@ -41,6 +41,7 @@ from dledger.rpc.clients.codec import ReadMode
 from dledger.types import AppendedBatch, LogIndex, NodeId, Role, Term
 from dledger.values import MIB
 from tests.support.fake_node import FakeNode
+from tests.support.grpc_client import CHANNEL_OPTIONS
 from tests.support.waiting import wait_until
 
 N1 = LeaderHint(NodeId("n1"), "h:1")
@@ -89,7 +90,7 @@ def _serve(config: ServerConfig) -> Iterator[Service]:
     server = ClientServer(config, node)
     server.start()
     try:
-        with grpc.insecure_channel(server.address, options.client_channel_options()) as channel:
+        with grpc.insecure_channel(server.address, CHANNEL_OPTIONS) as channel:
             yield Service(node, server, channel)
     finally:
         server.close()
