@@ -25,7 +25,6 @@ from dledger.remoting.frame import Frame
 from dledger.remoting.server import Handler, Handlers, RemotingServer
 from dledger.values import parse_address, parse_boolean
 from rocketstore.nameserver.config import NameServerConfig
-from rocketstore.nameserver.groups import QUEUES_MAX
 from rocketstore.nameserver.kv import ORDER_TOPICS, KvConfig
 from rocketstore.nameserver.settings import shown
 from rocketstore.nameserver.tables import SYS_FLAG_UNIT, SYS_FLAG_UNIT_SUB, BrokerRegistration, RouteTables
@@ -55,6 +54,8 @@ _LOG = logging.getLogger(__name__)
 
 NAME_CHARS_MAX: Final = 255
 """The limit of names of clusters, brokers and topics; RocketMQ's is 127 for topics, and 255 for retry topics."""
+QUEUES_MAX: Final = 65_536
+"""Queues of a topic at one broker: clients remember each."""
 VERSION_BYTES_MAX: Final = 4096
 """The limit of a body with a version."""
 DECODED_AT_ONCE_BYTES_MAX: Final = 64 * 1024

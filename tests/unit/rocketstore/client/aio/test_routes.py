@@ -12,7 +12,7 @@ from dledger.remoting.codes import AnswerCode
 from rocketstore.client.aio import errors, route_servers, routes
 from rocketstore.client.aio.connections import BrokerConnections
 from rocketstore.client.aio.route_servers import RouteServers
-from rocketstore.client.aio.routes import RouteCache, RoutedBroker, TopicQueues, TopicRoute
+from rocketstore.client.aio.routes import RouteCache, RoutedBroker, TopicQueues, TopicRoute, parts_of
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.bodies.routes import BrokerData, ClusterInfo, QueueData, TopicRouteData
 from rocketstore.remoting.codes import RequestCode
@@ -206,6 +206,16 @@ async def test_any_number_of_queues_may_have_been_registered(monkeypatch: pytest
         route = await cache.find("T")
         assert route is not None
         assert [one.broker for one in route.parts] == ["a", "d"]
+
+
+@pytest.mark.parametrize(("read", "write"), [(5, 1), (1, 5), (5, 5)])
+def test_queues_to_read_and_to_write_count_alike(monkeypatch: pytest.MonkeyPatch, read: int, write: int) -> None:
+    """Each of these brokers has half of all queues, whichever kind it has so many of: there is room for two."""
+    monkeypatch.setattr(routes, "QUEUES_MAX", 10)
+    queues = tuple(QueueData(name, read, write, 6) for name in "abc")
+    brokers = tuple(BrokerData("C", name, {0: f"{name}:1"}) for name in "abc")
+
+    assert [one.broker for one in parts_of(TopicRouteData(queues, brokers))] == ["a", "b"]
 
 
 @on_loop
