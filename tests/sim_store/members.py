@@ -90,6 +90,7 @@ class NoClients:
 
     def __init__(self, config: ServerConfig, *_: object) -> None:
         self.address = f"client-of-{config.node_id}"
+        self.grpc_port = 0
         self.bridge = None
 
     def start(self) -> None:
