@@ -170,7 +170,10 @@ class ClientLog:
         if not topics:
             every = [one.name for one in admin.topics()]
             topics = [one for one in every if re.fullmatch(options.topic_pattern or ".*", one)]
-        (position,) = self.positions_of((index,))
+        try:
+            (position,) = self.positions_of((index,))
+        except TrimmedError as error:  # retention was faster than the stream
+            (position,) = self.positions_of((error.begin_index,))
         admin.commit_position(consumer_group, position, topics)
 
     def check_topics(self) -> None:

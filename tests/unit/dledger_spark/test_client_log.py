@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 
 import pytest
 
@@ -114,3 +115,24 @@ def test_a_topic_that_one_may_not_see_counts_as_there(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Admin, "topic", denied)
     with RemotingHarness(None, TopicConfig("T", 4, 4)) as broker:
         subscribed(broker, subscribe="T,hidden").check_topics()
+
+
+def test_progress_before_the_logs_begin_is_published_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that retention has overtaken goes on: it is not the publishing that says what was lost."""
+    published: list[tuple[str, int, Sequence[str]]] = []
+    admin = SimpleNamespace(commit_position=lambda *arguments: published.append(arguments))
+
+    def positions_of(_log: ClientLog, indexes: Sequence[int]) -> list[int]:
+        if min(indexes) < 10:
+            raise TrimmedError(10)
+        return [100 * index for index in indexes]
+
+    monkeypatch.setattr("dledger_spark.source.client_log.shared_admin", lambda *_: admin)
+    monkeypatch.setattr(ClientLog, "positions_of", positions_of)
+    log = ClientLog(ReadOptions.parse({"bootstrap.servers": "127.0.0.1:1", "subscribe": "T"}))
+    log.publish("g", 7)
+    log.publish("g", 12)
+    assert [(group, position, list(topics)) for group, position, topics in published] == [
+        ("g", 1000, ["T"]),
+        ("g", 1200, ["T"]),
+    ]
