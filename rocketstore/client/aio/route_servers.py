@@ -24,6 +24,7 @@ from rocketstore.client.aio.errors import (
     refusal_of,
 )
 from rocketstore.client.aio.group_addresses import GroupAddresses
+from rocketstore.client.aio.routes import MASTER_ID
 from rocketstore.remoting.bodies.routes import BrokerData, ClusterInfo, TopicList, TopicRouteData
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import RouteHeader, write_header
@@ -89,7 +90,12 @@ class RouteServers:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     async def _reachable(self, brokers: Sequence[BrokerData]) -> tuple[BrokerData, ...]:
-        """The brokers by the addresses to use."""
+        """The brokers by the addresses to use.
+
+        Who knows of no master may be cut off from those that have elected one: another server is asked next time.
+        """
+        if not all(MASTER_ID in one.broker_addrs for one in brokers):
+            self.distrust()
         return tuple(brokers) if self._group is None else await self._group.reachable(brokers)
 
     def _addresses(self) -> tuple[str, ...]:

@@ -272,6 +272,23 @@ async def test_the_server_that_answered_last_is_asked_first() -> None:
         assert (len(first.requests), len(second.requests)) == (2, 4)
 
 
+@pytest.mark.parametrize("asks", ["clusters", "route"])
+@on_loop
+async def test_who_knows_of_no_master_is_not_asked_first_again(asks: str) -> None:
+    """A master that hears nobody any more is deposed, and the last to know who was elected instead."""
+    alone, elected = ({number: "127.0.0.1:9"} for number in (1, 0))
+    async with two_servers() as (servers, both):
+        for server, addresses in zip(both, (alone, elected), strict=True):
+            Topics({"a": addresses}, {"T": {"a": 4}}).serve(server)
+        for addresses in (alone, elected):
+            if asks == "clusters":
+                told = [*(await servers.clusters()).broker_addr_table.values()]
+            else:
+                route = await servers.route("T")
+                told = [] if route is None else [*route.broker_datas]
+            assert [dict(one.broker_addrs) for one in told] == [addresses]
+
+
 @on_loop
 async def test_a_name_server_that_was_restarted_is_not_believed_that_a_topic_is_gone() -> None:
     """It is empty until the brokers have registered again: another one may know."""
