@@ -108,6 +108,16 @@ def test_no_master_is_exit_code_1(server: NameServer) -> None:
     assert "no master: g" in headless.output
 
 
+def test_a_master_that_does_not_answer_is_none(server: NameServer) -> None:
+    """A name server knows it for two minutes more; nobody can send meanwhile."""
+    with calling(server) as caller, runtime_broker() as slave:
+        caller.register(0, "127.0.0.1:1")
+        caller.register(1, slave.address)
+        listed = run("--namesrv", server.address, "--timeout", "2")
+
+    assert (listed.exit_code, listed.stderr) == (1, "error: no master: g: sends wait until there is one\n")
+
+
 def test_what_cannot_be_asked_is_told() -> None:
     """Nobody there, plaintext to elsewhere, certificates that are not there."""
     assert (down := run("--namesrv", "127.0.0.1:1", "--timeout", "2")).exit_code == 1
