@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from dledger.backoff import Backoff
 from dledger.client.aio.connections import NodeConnections
-from dledger.client.aio.leader_finder import AsyncSeeker
+from dledger.client.aio.leader_finder import LeaderFinder
 from dledger.client.discovery import Directory, most_telling, report_of_node
 from dledger.client.shared import (
     RETRY_WAIT_S_MAX,
@@ -33,7 +33,7 @@ class Calls:
 
     def __init__(self, connections: NodeConnections, directory: Directory, group: str) -> None:
         self.directory: Final = directory
-        self.seeker: Final = AsyncSeeker(directory, self.ask_all, report_of_node)
+        self.seeker: Final = LeaderFinder(directory, self.ask_all, report_of_node)
         self._connections = connections
         self._metadata = codec.encode_metadata_request(group)
 

@@ -14,7 +14,7 @@ from dledger.errors import DLedgerError, UnavailableError
 _StatusT = TypeVar("_StatusT")
 
 
-class AsyncSeeker(Generic[_StatusT]):
+class LeaderFinder(Generic[_StatusT]):
     """Searches for the leader, one search at a time, whose result all waiting callers share."""
 
     def __init__(
@@ -36,7 +36,7 @@ class AsyncSeeker(Generic[_StatusT]):
             self._seeking.cancel()
 
     async def leader(self, deadline: TimeLimit) -> str:
-        """See ``Seeker.leader``."""
+        """The leader's address, known or searched for. Raises ``DLedgerError``, at the latest at the deadline."""
         found = self._directory.leader
         if found is None:
             found, search = await self._sought(deadline)
@@ -46,18 +46,8 @@ class AsyncSeeker(Generic[_StatusT]):
         self._failure = None
         return found
 
-    async def reader(self, deadline: TimeLimit) -> str:
-        """See ``Seeker.reader``."""
-        found = self._directory.leader
-        if found is None:
-            found, search = await self._sought(deadline)
-            found = found or search.answering
-            if found is None:
-                raise search.failure("nobody answers")
-        return found
-
     async def look(self) -> str | None:
-        """See ``Seeker.look``."""
+        """Look whether another node leads, because the present leader is silent; None if nobody is known to lead."""
         search = Search(self._directory, doubting=True)
         with suppress(DLedgerError):  # no server answers, or the client is closed
             if not await self._ask(search, TimeLimit(LOOK_TIMEOUT_S)):

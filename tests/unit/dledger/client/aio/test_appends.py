@@ -13,7 +13,7 @@ import pytest
 from dledger.client import ReadMode
 from dledger.client.aio import DLedgerClient
 from dledger.client.aio.calls import Calls
-from dledger.client.aio.leader_finder import AsyncSeeker
+from dledger.client.aio.leader_finder import LeaderFinder
 from dledger.client.appends import INFLIGHT_REQUESTS_MAX
 from dledger.client.discovery import Directory, ServerReport
 from dledger.client.shared import TimeLimit
@@ -116,11 +116,11 @@ def test_overdue_appends_ask_together_who_leads(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(window, "LOOK_AFTER_MS", 50.0)
     looks: list[float] = []
 
-    async def look(seeker: AsyncSeeker[NodeStatus]) -> str | None:
+    async def look(seeker: LeaderFinder[NodeStatus]) -> str | None:
         looks.append(time.monotonic())
         return seeker._directory.leader
 
-    monkeypatch.setattr(AsyncSeeker, "look", look)
+    monkeypatch.setattr(LeaderFinder, "look", look)
 
     async def test(group: FakeGroup, client: DLedgerClient) -> None:
         await client.append(b"first")
@@ -203,7 +203,7 @@ def test_a_search_that_nobody_waits_for_any_more_fails_in_silence() -> None:
             for address in addresses:
                 yield address, UnavailableError("gone")
 
-        seeker = AsyncSeeker(Directory(("n0:1",)), ask_all, lambda report: report)
+        seeker = LeaderFinder(Directory(("n0:1",)), ask_all, lambda report: report)
         with pytest.raises(UnavailableError, match="no leader found within 0 s"):
             await seeker.leader(TimeLimit(0))
         search = seeker._seeking

@@ -7,12 +7,13 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from dledger.client.aio.leader_finder import AsyncSeeker
+from dledger.client.aio.leader_finder import LeaderFinder
 from dledger.client.discovery import Directory, ServerReport
 from dledger.client.shared import TimeLimit
 from dledger.errors import DLedgerError, UnavailableError
 
 LEADER = ServerReport("n0", True, 1, None, {})
+Answers = AsyncGenerator[tuple[str, ServerReport | DLedgerError], None]
 
 
 def test_async_look_does_not_end_with_the_word_of_the_present_leader() -> None:
@@ -20,11 +21,11 @@ def test_async_look_does_not_end_with_the_word_of_the_present_leader() -> None:
     directory = Directory(("n0:1", "n1:1"))
     directory.set_leader("n0:1")
 
-    async def ask(_addresses: object, _: TimeLimit) -> AsyncGenerator[tuple[str, ServerReport | DLedgerError], None]:
+    async def ask(_addresses: object, _: TimeLimit) -> Answers:
         yield "n0:1", LEADER
         yield "n1:1", ServerReport("n1", True, 2, None, {})
 
-    assert asyncio.run(AsyncSeeker(directory, ask, lambda report: report).look()) == "n1:1"
+    assert asyncio.run(LeaderFinder(directory, ask, lambda report: report).look()) == "n1:1"
 
 
 def test_whoever_gives_up_waiting_for_a_search_does_not_end_it_for_the_others() -> None:
@@ -33,13 +34,11 @@ def test_whoever_gives_up_waiting_for_a_search_does_not_end_it_for_the_others() 
     async def test() -> None:
         answer = asyncio.Event()
 
-        async def ask(
-            _addresses: object, _: TimeLimit
-        ) -> AsyncGenerator[tuple[str, ServerReport | DLedgerError], None]:
+        async def ask(_addresses: object, _: TimeLimit) -> Answers:
             await answer.wait()
             yield "n0:1", LEADER
 
-        seeker = AsyncSeeker(Directory(("n0:1",)), ask, lambda report: report)
+        seeker = LeaderFinder(Directory(("n0:1",)), ask, lambda report: report)
         patient = asyncio.create_task(seeker.leader(TimeLimit(30)))
         with pytest.raises(UnavailableError, match="no leader found within"):
             await seeker.leader(TimeLimit(0.01))
@@ -56,14 +55,12 @@ def test_whoever_has_no_time_left_for_a_search_is_told_why_the_last_one_failed()
         answers = [UnavailableError("n0:1 is unreachable: Connection refused")]
         never = asyncio.Event()
 
-        async def ask(
-            _addresses: object, _: TimeLimit
-        ) -> AsyncGenerator[tuple[str, ServerReport | DLedgerError], None]:
+        async def ask(_addresses: object, _: TimeLimit) -> Answers:
             if not answers:
                 await never.wait()
             yield "n0:1", answers.pop()
 
-        seeker = AsyncSeeker(Directory(("n0:1",)), ask, lambda report: report)
+        seeker = LeaderFinder(Directory(("n0:1",)), ask, lambda report: report)
         with pytest.raises(UnavailableError, match="no leader found: n0:1 is unreachable"):
             await seeker.leader(TimeLimit(30))
         with pytest.raises(UnavailableError, match=r"within 0\.01 s: n0:1 is unreachable: Connection refused"):
