@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from cluster import terminal
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
 _T = TypeVar("_T")
-_D = TypeVar("_D", bound="DataclassInstance")
-
-
-def facts(found: Sequence[tuple[str, Sequence[_D]]]) -> list[dict[str, object]]:
-    """Everything as JSON objects."""
-    several = len(found) > 1
-    return [
-        {**({"broker": broker} if several else {}), **dataclasses.asdict(one)} for broker, ones in found for one in ones
-    ]
 
 
 def print_table(
