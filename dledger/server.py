@@ -44,8 +44,7 @@ from dledger.records import record
 from dledger.remoting.log.service import LogHandlers
 from dledger.retention import Retention
 from dledger.rpc.bridge import LoopBridge
-from dledger.rpc.clients.aio_server import Methods
-from dledger.rpc.clients.connections import Connections
+from dledger.rpc.clients.grpc_server import GrpcServer
 from dledger.rpc.peers.identity import OldLogs
 from dledger.rpc.peers.log_exchange import PeerLogClient
 from dledger.rpc.peers.transport import PeerTransport
@@ -95,7 +94,7 @@ OPAQUE: Final = BodyFormat()
 
 
 class DLedgerServer:
-    """A member of a group, from its directory to its two ports. Use ``start``, ``wait`` and ``stop``.
+    """A member of a group, from its directory to its ports. Use ``start``, ``wait`` and ``stop``.
 
     Implements ``rpc.ports.Receiver`` (messages of peers) and ``rpc.ports.LogNode`` (requests of clients). Raises from
     the constructor, before a port is open: ``ConfigError``, ``IdentityError``, ``DirectoryLockedError``,
@@ -111,8 +110,13 @@ class DLedgerServer:
         instruments: Instruments = SILENT,
         bodies: BodyFormat = OPAQUE,
         prehistory: Callable[[], Prehistory | None] = lambda: None,
+        client_ports: bool = True,
     ) -> None:
-        """``prehistory``: of the older log that this one continues, as it is now; its ``end`` must not change."""
+        """``prehistory``: of the older log that this one continues, as it is now; its ``end`` must not change.
+
+        ``client_ports`` False: a broker serves clients of the log, at its own ports.
+        """
+        self._has_ports = client_ports
         self.bodies: Final = bodies
         self._prehistory = prehistory
         self._config = config.check()
@@ -320,13 +324,13 @@ class DLedgerServer:
         self._roles.add_handler(handler)
 
     def start(self) -> DLedgerServer:
-        """Open both ports and join the group; does nothing after a stop. Raises ``ConfigError`` if a port is taken."""
+        """Open the ports and join the group; does nothing after a stop. Raises ``ConfigError`` if a port is taken."""
         with self._life_lock:
             if self._stopped.is_set():
                 return self
             self._lines.recovered(self.log.recovery_report)
             try:
-                self._clients.start()
+                self._clients.start(ports=self._has_ports)
                 if self._access is not None:
                     self._access.start(self._clients.bridge.post, self._supervisor.thread)
                 self.grpc_port = self._clients.grpc_port
@@ -413,19 +417,16 @@ class DLedgerServer:
         return None if self._access is None else self._access.guard
 
     @property
-    def client_methods(self) -> Methods:
-        """The log service, from ``start`` on, for another server on ``bridge`` to serve at another address as well."""
-        return self._clients.methods
-
-    @property
     def log_handlers(self) -> LogHandlers:
-        """The same over remoting, for a server of remoting connections there."""
+        """The log's handlers over remoting, from ``start`` on, for a broker's server on ``bridge``."""
         return self._clients.log_handlers
 
-    @property
-    def connections(self) -> Connections:
-        """The client connections, from ``start`` on, for that other server to have its own watched, too."""
-        return self._clients.connections
+    def grpc_server(self, name: str) -> GrpcServer:
+        """A server of the log service, not started yet, for a broker; on ``bridge``'s loop, from ``start`` on.
+
+        ``name``: of the thread that watches its connections.
+        """
+        return self._clients.grpc_server(name)
 
     # -- background work -----------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from dledger.config import (
 from dledger.errors import ConfigError
 from dledger.limits import Bytes, Millis, Port, Positive, Range, Unit, out_of_range
 from dledger.types import TlsServerMode
-from dledger.values import CLIENT_PORT_OFFSET, address_text, is_loopback, parse_address, parse_addresses
+from dledger.values import address_text, is_loopback, parse_address, parse_addresses
 from rocketstore.config import MIB, MessageStoreConfig
 from rocketstore.message.delay import DelayLevels
 from rocketstore.types import BrokerRole
@@ -68,7 +68,7 @@ class BrokerConfig:
     0, as followers n0 to n2 have 1 to 3.
     """
     listen_port: Port = 10911
-    """Port for clients, of gRPC and of RocketMQ's remoting protocol; 0: any free port (plain broker only)."""
+    """Port for clients, of RocketMQ's remoting protocol; 0: any free port (plain broker only)."""
     grpc_server_port: Annotated[int | None, Range(0, 65535)] = None
     """Port for gRPC (health, reflection, and the log service of a member of a group); 0: none. Unset: ``listen_port`` +
     2.
@@ -283,10 +283,7 @@ class BrokerConfig:
 
     def _listen_problems(self, dledger: ServerConfig) -> list[str]:
         """Plaintext for other machines, unless already reported for the node's own addresses."""
-        told = [
-            *(member.address for member in dledger.members),
-            *filter(None, (dledger.bind_host, dledger.client_host)),
-        ]
+        told = [*(member.address for member in dledger.members), *filter(None, (dledger.bind_host,))]
         if not self.listen_host or dledger.security.problems(told):
             return []
         return dledger.security.problems([self.listen_host])
@@ -295,7 +292,6 @@ class BrokerConfig:
         others = {self.listen_port: "listen_port"} if self.listen_port else {}
         if self.dledger is not None and self.dledger.node_id in [one.node_id for one in self.dledger.members]:
             others[self.dledger.self_member.port] = f"the peer port of {self.dledger.node_id}"
-            others[self.dledger.client_bind_port] = "dledger's client port"
         found = []
         if self.vip_port and self.vip_port in others:
             found.append(f"vip_port={self.vip_port} is also {others[self.vip_port]}: change one of them")
@@ -328,14 +324,8 @@ class BrokerConfig:
                 "each other"
             ]
         peer_port = dledger.self_member.port
-        client_port = dledger.client_bind_port
         if self.listen_port == peer_port:
             return [f"listen_port={self.listen_port} is also the peer port of {dledger.node_id}: change one of them"]
-        if self.listen_port == client_port:
-            return [
-                f"listen_port={self.listen_port} is also dledger's client port (client_port, or the peer port + "
-                f"{CLIENT_PORT_OFFSET}): change one of them"
-            ]
         return []
 
 

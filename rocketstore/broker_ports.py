@@ -1,65 +1,300 @@
-"""The broker's ports for clients: ``listenPort`` and the VIP port, of remoting and still of gRPC, and gRPC's own."""
+"""What a broker runs on its event loop: its ports for clients, and what it says to name servers and other brokers.
+
+``listenPort`` and the VIP port are RocketMQ's remoting, ``grpcServerPort`` is gRPC: health, reflection, and the log
+service of a member of a group.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import NamedTuple
 
-import grpc
-
+from dledger.access.guard import AccessGuard
+from dledger.clock import Clock
+from dledger.conditions import Conditions
 from dledger.errors import ConfigError
-from dledger.remoting.shared_port import RemotingFactory, SharedPort
-from dledger.rpc import options
-from dledger.rpc.clients.connections import Place
+from dledger.remoting.acceptor import RemotingAcceptor
+from dledger.remoting.client import RemotingClient
+from dledger.rpc import options, tls
+from dledger.rpc.bridge import LoopBridge, Report
+from dledger.rpc.clients.connections import Connections
+from dledger.rpc.clients.grpc_server import GrpcServer
+from dledger.rpc.listening import listen_for_clients
 from dledger.rpc.tls_keeper import TlsKeeper
-from rocketstore.broker_config import BrokerConfig
+from dledger.server import DLedgerServer
+from dledger.types import LogIndex
+from dledger.values import address_text, host_of
+from rocketstore.broker.broker import Broker, ClientShares, LoopTools, Storage
+from rocketstore.broker.hosts import resolve
+from rocketstore.broker.mastership import Mastership
+from rocketstore.broker.ports import GroupView
+from rocketstore.broker.positions import no_indexes
+from rocketstore.broker.readers import ReadThreads
+from rocketstore.broker.status import group_view
+from rocketstore.broker_config import HA_PORT_OFFSET, BrokerConfig
+from rocketstore.broker_grpc import codec
+from rocketstore.broker_grpc.service import BrokerService
+from rocketstore.broker_remoting.registration import MASTER_ID, NameServerRegistration
+from rocketstore.broker_remoting.service import RemotingService
+from rocketstore.broker_remoting.successor import SuccessorWatch
+from rocketstore.ha.service import HaService
+from rocketstore.ha.slave_sync import SlaveSync
+from rocketstore.remoting.bodies.ha import HA_PORT
+from rocketstore.remoting.bodies.runtime import GRPC_PORT
+from rocketstore.types import BrokerRole
 
-_log = logging.getLogger("rocketstore")
+_LOG = logging.getLogger("rocketstore")
 
 
-class BrokerDoor:
-    """On the broker's event loop: ``bind`` before the gRPC server starts, then ``open``, and ``close``."""
+class Served(NamedTuple):
+    """What a broker's clients use of it."""
 
-    def __init__(self, config: BrokerConfig, tls_keeper: TlsKeeper | None, remoting: RemotingFactory | None) -> None:
+    storage: Storage
+    node: DLedgerServer | None
+    """None for a plain broker."""
+    replication: HaService | None
+    """Classic replication, of a plain broker."""
+    guard: AccessGuard | None
+    """None: everybody may do everything."""
+    tls: TlsKeeper | None
+    clock: Clock
+    conditions: Conditions
+
+
+class BrokerPorts:
+    """From ``open`` to ``close``, on the event loop, like everything here that does not say otherwise."""
+
+    def __init__(self, config: BrokerConfig, served: Served, has_caught_up: Callable[[], bool], report: Report) -> None:
         self._config = config
-        self._tls = tls_keeper
-        self._has_remoting = remoting is not None
-        self._port = SharedPort("broker", remoting, tls_keeper, config.tls_server_mode, config.effective_limits)
-        self.look = self._port.look
-        self.open = self._port.open
-        self.stop_listening = self._port.stop_listening
-        self.close = self._port.close
-        self.ports: frozenset[int] = frozenset()
-        """All ports listened on, once bound."""
-        self.grpc_port = 0
-        """The port of gRPC, once bound; 0: none."""
+        self._served = served
+        self._has_caught_up = has_caught_up
+        self._report = report
+        self.port = config.listen_port
+        """``listenPort``, once open."""
+        self.broker: Broker | None = None
+        """Once open."""
+        self._successors: SuccessorWatch | None = None
+        self._slave_sync: SlaveSync | None = None
+        self._registration: NameServerRegistration | None = None
+        self._remoting: RemotingService | None = None
+        self._acceptor: RemotingAcceptor | None = None
+        self._grpc: GrpcServer | None = None
+        self._service: BrokerService | None = None
+        self._dialled: list[RemotingClient] = []
 
-    def bind(self, server: grpc.aio.Server) -> int:
-        """Bind every port, and return ``listenPort``'s number. Raises ``ConfigError``."""
-        config = self._config
-        port = self._port.listen(config.bind_host, config.listen_port, "broker's")
-        ports = {port, *self._listen_for_vips()}
-        if config.grpc_bind_port is not None:
-            credentials = self._tls.client_server_credentials() if self._tls is not None else None
-            self.grpc_port = options.bind(server, config.bind_host, config.grpc_bind_port, "gRPC", credentials)
-            ports.add(self.grpc_port)
-        self._port.bind(server, config.store.store_path_root_dir)
-        self.ports = frozenset(ports)
-        return port
+    # -- for any thread ------------------------------------------------------------------------------------------------
 
-    def _listen_for_vips(self) -> list[int]:
-        """Bind the VIP port. If it is taken, the start fails only if ``vip_port`` was set: few clients use the port."""
+    @property
+    def grpc_port(self) -> int:
+        """The port of gRPC, once open; 0: none."""
+        return 0 if self._grpc is None else self._grpc.port
+
+    @property
+    def address(self) -> str:
+        """The broker's address for clients."""
+        return self._config.address(self.port)
+
+    def view(self) -> GroupView:
+        """This broker's view of its group."""
+        node, own, store = self._served.node, self._config.node_id, self._served.storage.store
+        if node is not None:
+            return group_view(node.status())
+        if store.role is not BrokerRole.SLAVE:
+            return GroupView(leader=own, leader_address=self.address, members={own: self.address})
+        master = self._registration.master if self._registration is not None else ""
+        members = {own: self.address} | ({str(MASTER_ID): master} if master else {})
+        return GroupView(leader=str(MASTER_ID) if master else "", leader_address=master, members=members)
+
+    def _runtime(self) -> dict[str, str]:
+        """What the runtime information says besides what the broker itself knows."""
+        table, replication = {GRPC_PORT: str(self.grpc_port)}, self._served.replication
+        if replication is None:
+            return table
+        facts = replication.facts()
+        return table | facts.table() | ({} if facts.is_slave else {HA_PORT: str(replication.port)})
+
+    # -- opening -------------------------------------------------------------------------------------------------------
+
+    async def has_successor(self) -> bool:
+        """Whether a plain master has one, before it writes anything: that would be in no other log."""
+        replication = self._served.replication
+        if replication is None or not self._config.name_servers:
+            return False
+        self._successors = watch = SuccessorWatch(
+            self._config,
+            lambda: self.address,
+            replication,
+            self._client_of_members(),
+            RemotingClient(tls=_name_server_tls(self._config)),
+        )
+        await watch.look()
+        watch.start(self._report)
+        return watch.found
+
+    async def open(self, bridge: LoopBridge) -> None:
+        """Serve clients. Raises ``ConfigError`` if a port is taken."""
+        with ExitStack() as opened:
+            listening = self._listen(opened)
+            self.broker = broker = await self._broker(bridge)
+            await self._serve_grpc(broker)
+            opened.pop_all()
+        self._remoting = self._serve_remoting(broker)
+        limits = self._config.effective_limits
+        self._acceptor = RemotingAcceptor(
+            "broker",
+            self._remoting.server.protocol,
+            self._served.tls,
+            self._config.tls_server_mode,
+            limits.handshake_ms_max / 1000,
+        )
+        self._acceptor.open(listening, self.grpc_port)
+
+    def _listen(self, opened: ExitStack) -> list[socket.socket]:
+        """Listen at ``listenPort`` and the VIP port. If the latter is taken, that is an error only if ``vip_port`` was
+        set: few clients use it.
+        """
         config = self._config
-        port = config.vip_bind_port
-        if not port or (config.vip_port is None and not self._has_remoting):
-            return []
+        listening = listen_for_clients(config.bind_host, config.listen_port, "broker's")
+        self.port = listening[0].getsockname()[1]
+        for one in listening:
+            opened.callback(one.close)
+        if not config.vip_bind_port:
+            return listening
         try:
-            return [self._port.listen(config.bind_host, port, "broker's VIP")]
+            further = listen_for_clients(config.bind_host, config.vip_bind_port, "broker's VIP")
         except ConfigError as error:
             if config.vip_port is not None:
                 raise
-            _log.warning("no VIP port, set vipPort to another one, or to 0 for none: %s", error)
-            return []
+            _LOG.warning("no VIP port, set vipPort to another one, or to 0 for none: %s", error)
+            return listening
+        for one in further:
+            opened.callback(one.close)
+        return [*listening, *further]
 
-    def remoting_clients(self) -> frozenset[Place]:
-        """Return the clients that have remoting connections. Thread-safe."""
-        return self._port.remoting_clients()
+    async def _broker(self, bridge: LoopBridge) -> Broker:
+        config, (storage, _, _, guard, _, clock, conditions) = self._config, self._served
+        storage.transactions.host = host = await asyncio.to_thread(resolve, host_of(self.address), self.port)
+        return Broker(
+            config,
+            storage,
+            Mastership(storage.store, self.view, self._has_caught_up),
+            LoopTools(bridge, clock, ReadThreads(config.read_threads), conditions),
+            ClientShares(config, guard),
+            host,
+        )
+
+    async def _serve_grpc(self, broker: Broker) -> None:
+        config, node, port = self._config, self._served.node, self._config.grpc_bind_port
+        if port is None:
+            return
+        if node is not None:
+            server = node.grpc_server("rocketstore-connections")
+        else:
+            connections = Connections(
+                "rocketstore-connections",
+                config.limits,
+                share_percent=config.access.account_share_percent,
+                conditions=self._served.conditions,
+            )
+            calls_max = config.pulls_waiting_max + config.send_pending_messages_max + config.streams_max
+            request_bytes_max = options.request_bytes_for(config.store.max_message_size)
+            server_options = options.server_options(config.limits, request_bytes_max, calls_max)
+            server = GrpcServer(connections, server_options, calls_max, config.streams_max)
+        self._service = BrokerService(broker, server.connections, self._position_of, self._runtime)
+        server.add(codec.SERVICE, self._service.methods())
+        await server.start(config.bind_host, port, self._served.tls, describes_itself=self._served.guard is None)
+        self._grpc = server
+        if node is not None:
+            node.grpc_port = server.port
+
+    def _serve_remoting(self, broker: Broker) -> RemotingService:
+        """RocketMQ's clients, and the name servers that tell them of this broker."""
+        config, (storage, node, replication, *_) = self._config, self._served
+        to_members = self._client_of_members()
+        to_name_servers = RemotingClient(tls=_name_server_tls(config), lost=lambda address: registration.lost(address))
+        self._dialled = [to_members, to_name_servers]
+        ha_address = address_text(host_of(self.address), config.store.ha_listen_port or self.port + HA_PORT_OFFSET)
+        self._registration = registration = NameServerRegistration(broker, to_name_servers, self.address, ha_address)
+        if replication is not None:
+            replication.known_master = lambda: registration.master_for_slaves
+            registration.lacks_master = replication.lacks_master
+            if (successors := self._successors) is not None:
+                registration.may_lead = lambda: not successors.found
+            if storage.store.role is BrokerRole.SLAVE:
+                self._slave_sync = SlaveSync(storage.state, to_members, replication.master, lambda: registration.master)
+                self._slave_sync.start(self._report)
+        log = None if node is None else node.log_handlers
+        service = RemotingService(broker, to_members, registration.announce, self._runtime, log)
+        registration.start()
+        return service
+
+    def _client_of_members(self) -> RemotingClient:
+        keeper = self._served.tls
+        return RemotingClient(tls=None if keeper is None else keeper.connecting_by_name)
+
+    def role_changed(self) -> None:
+        """Tell name servers who leads now."""
+        if self._registration is not None:
+            self._registration.wake()
+
+    def _position_of(self, index: int) -> int:
+        """The start of an entry; the log's begin or committed end if it is out of that range."""
+        node = self._served.node
+        if node is None:
+            return no_indexes(index)
+        known = node.bulk.committed_range()
+        if index <= known.begin.index:
+            return int(known.begin.position)
+        return int(node.bulk.place_of_index(min(LogIndex(index), known.end.index)).position)
+
+    # -- closing -------------------------------------------------------------------------------------------------------
+
+    async def close(self, grace_s: float) -> None:
+        """Answer what was accepted, within ``grace_s``, and close everything. Idempotent."""
+        await self._accept_nothing_more()
+        if self._remoting is not None:
+            await self._remoting.close(grace_s)
+        if self._grpc is not None:
+            await self._grpc.stop(grace_s)
+        if self._service is not None:
+            await self._service.drain()
+        if self.broker is not None:
+            await self.broker.close()
+        if self._acceptor is not None:
+            await self._acceptor.close()
+        for client in self._dialled:
+            await client.close()
+
+    async def _accept_nothing_more(self) -> None:
+        if self._grpc is not None:
+            await self._grpc.announce_end()
+        if self._service is not None:
+            self._service.stop_waiting()
+        elif self.broker is not None:
+            self.broker.stop_waiting()
+        if self._acceptor is not None:
+            self._acceptor.stop_listening()
+        for one in (self._slave_sync, self._successors, self._registration):
+            if one is not None:
+                await one.close()
+
+
+def _name_server_tls(config: BrokerConfig) -> Callable[[], ssl.SSLContext] | None:
+    """Makes a context for each connection, from the files as they are then. None: plaintext. Raises ``ConfigError``."""
+    ca, cert, key = config.namesrv_tls_files
+    if not config.namesrv_tls or ca is None:
+        return None
+    files = tls.TlsFiles(ca, cert, key)
+
+    def context() -> ssl.SSLContext:
+        made = tls.client_context(tls.read(files))
+        made.check_hostname = True
+        return made
+
+    context()
+    return context

@@ -233,6 +233,8 @@ PLAIN_ONLY: Final = frozenset(
     }
 )
 """Settings of the plain commit log, which a DLedger broker lacks."""
+SERVE_ONLY: Final = frozenset({"client_port", "client_host"})
+"""Settings of ``dledger serve``: at a broker, the clients of its log come to the broker's own ports."""
 DLEDGER_ONLY: Final = {target.setting for target in dledger_settings.TARGETS.values()} - {
     target.setting for target in _OWN.values()
 }
@@ -324,6 +326,8 @@ def _dledger(config: BrokerConfig, chosen: Mapping[str, Chosen]) -> ServerConfig
     server = replace(
         server,
         client_appends=False,
+        client_port=config.listen_port,  # at which the broker serves the clients of its log, too
+        client_host="",
         grpc_server_port=0,  # the broker's own has the same name
         store=replace(server.store, **{name: value for name, value in meant.items() if name not in given}),
     )
@@ -350,12 +354,15 @@ def _warnings(config: BrokerConfig, chosen: Mapping[str, Chosen], *, replicated:
     idle = [f"{one.given.name} ({WITHOUT_EFFECT[name]})" for name, one in chosen.items() if name in WITHOUT_EFFECT]
     if idle:
         found.append(f"settings that change nothing here: {', '.join(idle)}")
-    if of_other_mode := given(PLAIN_ONLY if replicated else DLEDGER_ONLY - {"members"}):
+    if of_other_mode := given(PLAIN_ONLY if replicated else DLEDGER_ONLY - {"members"} - SERVE_ONLY):
         mode = "with" if replicated else "without"
         names = ", ".join(one.name for one in of_other_mode)
         found.append(
             f"settings that change nothing {mode} enableDLegerCommitLog=true: {names} ({places(of_other_mode)})"
         )
+    if of_nodes := given(SERVE_ONLY):
+        names = ", ".join(one.name for one in of_nodes)
+        found.append(f"settings of `dledger serve` that change nothing in a broker: {names} ({places(of_nodes)})")
     number = chosen.get("broker_id")
     if number is not None and number.value != config.broker_id:
         found.append(f"{number.given.name} ({number.given.source}): a master has 0; set brokerRole=SLAVE for a slave")

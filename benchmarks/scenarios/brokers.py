@@ -152,7 +152,7 @@ def measure_query(brokers: LocalBrokers, admin: Admin, producer: Producer) -> It
     sent = producer.send(Message(TOPIC, BODY, keys="asked-for"))
     took: list[float] = []
     bare: list[float] = []
-    with grpc.insecure_channel(brokers.addresses[0]) as channel:
+    with grpc.insecure_channel(next(iter(brokers.nodes.values())).grpc_address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         for _ in range(ASKED):
             started = time.perf_counter()

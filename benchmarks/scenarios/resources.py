@@ -79,7 +79,7 @@ def measure_pending(context: Context, _names: frozenset[str]) -> Iterator[Figure
         ):
             for node in followers:
                 group.pause(node)
-            address = group.nodes[leader].client_address
+            address = group.nodes[leader].grpc_address
             load.submit_singles(address, PENDING_APPENDS, 1024, SUBMIT_TIMEOUT_SECONDS)
             pending = most_pending(client, address)
             threads = threads_of(group.pid(leader))

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 from cluster.local.group import LEADER_TIMEOUT_S, LocalGroup, wait_until
 from dledger.errors import DLedgerError
 from dledger.types import NodeId
-from dledger.values import CLIENT_PORT_OFFSET
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -34,8 +33,6 @@ class LocalBrokers(LocalGroup):
     ``settings`` are additional lines for every conf file. ``plain``: one broker without DLedger; ``LocalGroup``'s
     methods for the log (``statuses``, ``leader``, ``client``) are then not available.
     """
-
-    _companion = CLIENT_PORT_OFFSET
 
     def __init__(  # noqa: PLR0913  # each says what kind of group it is, and has a default
         self,

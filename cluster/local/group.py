@@ -63,9 +63,14 @@ class LocalNode:
         return f"{HOST}:{self.client_port}"
 
     @property
+    def grpc_port(self) -> int:
+        """The port of gRPC: the default one."""
+        return self.client_port + GRPC_PORT_OFFSET
+
+    @property
     def grpc_address(self) -> str:
         """``host:port`` of gRPC."""
-        return f"{HOST}:{self.client_port + GRPC_PORT_OFFSET}"
+        return f"{HOST}:{self.grpc_port}"
 
 
 class NodeProcess(Protocol):
@@ -93,9 +98,6 @@ class NodeProcess(Protocol):
 class LocalGroup:
     """Starts all nodes on entry and stops them on exit. Not thread-safe, except ``kill``."""
 
-    _companion = 0
-    """Offset from a node's peer port to a second port that must also be free."""
-
     def __init__(
         self,
         directory: Path,
@@ -118,7 +120,7 @@ class LocalGroup:
         """Each node's metrics port; see ``serve_metrics``."""
         directory.mkdir(parents=True, exist_ok=True)
         client_ports = free_ports(size)
-        peer_ports = free_ports(size, companion=self._companion, taken=client_ports)
+        peer_ports = free_ports(size, taken=client_ports)
         self.nodes = {
             NodeId(f"n{number}"): LocalNode(
                 NodeId(f"n{number}"), peer_ports[number], client_ports[number], directory / f"n{number}.log"
@@ -144,7 +146,6 @@ class LocalGroup:
     def serve_metrics(self) -> None:
         """Serve metrics from every node started from now on, each at its own port."""
         taken = {port for node in self.nodes.values() for port in (node.client_port, node.peer_port)}
-        taken |= {node.peer_port + self._companion for node in self.nodes.values()}
         self.metrics_ports = dict(zip(self.nodes, free_ports(len(self.nodes), taken=taken), strict=True))
 
     def _metrics_lines(self, node: NodeId) -> dict[str, str]:

@@ -1,4 +1,8 @@
-"""Accepts remoting connections with or without TLS, depending on ``tls.server.mode``."""
+"""A port of remoting, plaintext or TLS by its first byte, depending on ``tls.server.mode``.
+
+A frame begins with its length, which is below 16 MiB, so its first byte is zero; TLS begins with a handshake record.
+The first byte is only peeked at: a connection is handed to its protocol unread.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,13 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Final, cast
 
-from dledger.access.addresses import place_of
+from dledger.remoting import strangers
+from dledger.remoting.strangers import GrpcRefusal
 from dledger.rpc import tls
-from dledger.rpc.client_hello import HANDSHAKE_RECORD
-from dledger.rpc.front_door import Take, Verdict, hang_up
-from dledger.rpc.relay import peer_name
+from dledger.rpc.acceptor import FIRST_BYTES_MAX, Acceptor, Arrival
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.types import TlsServerMode
 
@@ -22,82 +25,73 @@ _LOG = logging.getLogger(__name__)
 TLS_SHUTDOWN_TIMEOUT_S: Final = 5.0
 REASONS_MAX: Final = 32
 """The limit of distinct refusals logged: anyone may connect, and fill logs."""
-REMOTING_FRAME: Final = 0x00
-"""The first byte of a remoting connection: a frame begins with its length, which is below 16 MiB."""
+_FRAME: Final = 0x00
+_TLS_HANDSHAKE: Final = 0x16
+_HTTP2: Final = "h2"
 
 
 class RemotingAcceptor:
-    """Serves a ``FrontDoor``: ``look`` for a port of remoting only, ``take_plain`` and ``take_sealed`` for any."""
+    """Accepts from ``open`` to ``close``, on the event loop that calls them."""
 
     def __init__(
         self,
         whose: str,
-        factory: Callable[[], asyncio.Protocol] | None,
+        factory: Callable[[], asyncio.Protocol],
         tls_keeper: TlsKeeper | None,
         mode: TlsServerMode | None,
         handshake_s_max: float,
-        taken: Callable[[str, asyncio.Protocol], None] | None = None,
     ) -> None:
-        """``factory`` makes each connection's protocol object; None: all are refused.
-
-        ``taken`` is called with the peer, in gRPC's form, and the protocol object of each connection, before it is one.
-        """
+        """``whose``: the program's name in log lines. ``factory`` makes each connection's protocol object."""
         self._whose = whose
         self._factory = factory
         self._tls = tls_keeper
         self._mode = mode or (TlsServerMode.ENFORCING if tls_keeper else TlsServerMode.PERMISSIVE)
         self._handshake_s_max = handshake_s_max
-        self._taken = taken
+        self._acceptor = Acceptor(f"{whose}'s", self._identify, handshake_s_max)
         self._reasons: set[str] = set()
+        self.stop_listening = self._acceptor.stop_listening
+        self.close = self._acceptor.close
+        self._grpc = "none is served"
 
-    def look(self, head: bytes) -> Verdict | Take | int:
-        """Identify a connection; see ``Look``."""
-        if not head:
-            return 1
-        if head[0] == REMOTING_FRAME:
-            return self.take_plain
-        return self.take_sealed if head[0] == HANDSHAKE_RECORD else Verdict.CLOSE
+    def open(self, listening: Iterable[socket.socket], grpc_port: int = 0) -> None:
+        """Accept connections from these sockets, and own them. ``grpc_port``: what gRPC's clients are told."""
+        if grpc_port:
+            self._grpc = f"that is grpcServerPort, {grpc_port} here"
+        self._acceptor.open(listening)
 
-    async def take_plain(self, link: socket.socket) -> None:
-        """Take a connection without TLS."""
-        if self._tls is not None and self._mode is TlsServerMode.ENFORCING:
-            self._refuse(link, f"this {self._whose} accepts only TLS (tls.server.mode=enforcing)")
-        else:
-            await self._take(link, None)
-
-    async def take_sealed(self, link: socket.socket) -> None:
-        """Take a connection with TLS."""
-        if self._tls is None:
-            self._refuse(link, f"it uses TLS, and this {self._whose} does not: set tls_cert_path and the others")
+    async def _identify(self, arrival: Arrival) -> None:
+        first = await _peek(arrival.link)
+        if first == _FRAME:
+            if self._tls is not None and self._mode is TlsServerMode.ENFORCING:
+                self._refuse(f"this {self._whose} accepts only TLS (tls.server.mode=enforcing)")
+            else:
+                await self._take(arrival, None)
+        elif first != _TLS_HANDSHAKE:
+            await self._refuse_stranger(arrival)
+        elif self._tls is None:
+            self._refuse(f"it uses TLS, and this {self._whose} does not: set tls_cert_path and the others")
         elif self._mode is TlsServerMode.DISABLED:
-            self._refuse(link, "it uses TLS, which is switched off (tls.server.mode=disabled)")
+            self._refuse("it uses TLS, which is switched off (tls.server.mode=disabled)")
         else:
-            await self._take(link, self._tls.accepting_clients())
+            await self._take(arrival, self._tls.accepting_clients())
 
-    async def _take(self, link: socket.socket, context: ssl.SSLContext | None) -> None:
-        if self._factory is None:
-            self._refuse(link, f"this {self._whose} does not speak that protocol")
-            return
-        try:
-            peer = peer_name(link)
-            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            protocol = self._factory()
-        except BaseException:
-            link.close()
-            raise
-        if self._taken is not None:
-            self._taken(peer, protocol)
+    async def _take(self, arrival: Arrival, context: ssl.SSLContext | None) -> None:
+        arrival.link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        protocol: asyncio.Protocol
         timeouts = {}
-        if context is not None:
-            timeouts["ssl_handshake_timeout"] = self._handshake_s_max
-            timeouts["ssl_shutdown_timeout"] = TLS_SHUTDOWN_TIMEOUT_S
+        if context is None:
+            protocol = self._factory()
+        else:
+            protocol = _Sealed(self._factory, self._refusal_of_grpc, self._handshake_s_max)
+            timeouts = {"ssl_handshake_timeout": self._handshake_s_max, "ssl_shutdown_timeout": TLS_SHUTDOWN_TIMEOUT_S}
         loop = asyncio.get_running_loop()  # it owns the socket from now on, whatever happens
-        taking = loop.create_task(loop.connect_accepted_socket(lambda: protocol, link, ssl=context, **timeouts))
+        taking = loop.create_task(
+            loop.connect_accepted_socket(lambda: protocol, arrival.take(), ssl=context, **timeouts)
+        )
         try:
             await asyncio.shield(taking)
         except ssl.SSLError as error:
-            self._complain(tls.explain(error, f"a remoting client at {place_of(peer)[0]}"))
-            return
+            self._complain(tls.explain(error, f"a remoting client at {arrival.host}"))
         except asyncio.CancelledError:
             if context is None:  # it is about to be made, and uvloop would not tell a protocol of its end then
                 taking.add_done_callback(_abort)
@@ -105,14 +99,106 @@ class RemotingAcceptor:
                 taking.cancel()
             raise
 
-    def _refuse(self, link: socket.socket, why: str) -> None:
-        self._complain(f"a remoting connection is refused: {why}")
-        hang_up(link)
+    # -- refusals ------------------------------------------------------------------------------------------------------
+
+    def _refuse(self, why: str) -> None:
+        self._complain(f"a connection to the {self._whose}'s port is refused: {why}")
+
+    def _refusal_of_grpc(self) -> GrpcRefusal:
+        reason = f"this is the port of RocketMQ's remoting, not of gRPC: {self._grpc}"
+        self._refuse(reason)
+        return GrpcRefusal(reason)
+
+    async def _refuse_stranger(self, arrival: Arrival) -> None:
+        """Tell a client of HTTP or gRPC, and the log, that it came to the wrong port."""
+        loop = asyncio.get_running_loop()
+        head = b""
+        while len(head) < strangers.HEAD_BYTES and (part := await loop.sock_recv(arrival.link, FIRST_BYTES_MAX)):
+            head += part
+        unread = FIRST_BYTES_MAX
+        if strangers.is_http2(head):
+            refusal = self._refusal_of_grpc()
+            await loop.sock_sendall(arrival.link, refusal.feed(head))
+            while unread > 0 and not refusal.is_done and (part := await loop.sock_recv(arrival.link, unread)):
+                unread -= len(part)
+                await loop.sock_sendall(arrival.link, refusal.feed(part))
+        else:
+            self._refuse("it begins with neither a frame nor TLS")
+            answer = strangers.answer_to(head, "this is the port of RocketMQ's remoting")
+            if not answer:
+                return
+            await loop.sock_sendall(arrival.link, answer)
+        arrival.link.shutdown(socket.SHUT_WR)
+        while unread > 0 and (part := await loop.sock_recv(arrival.link, unread)):  # else it might see a reset first
+            unread -= len(part)
 
     def _complain(self, reason: str) -> None:
         if reason not in self._reasons and len(self._reasons) < REASONS_MAX:
             self._reasons.add(reason)
             _LOG.warning("%s", reason)
+
+
+class _Sealed(asyncio.Protocol):
+    """A connection whose TLS handshake is done: remoting's clients agree on no protocol there, gRPC's on HTTP/2."""
+
+    def __init__(
+        self, factory: Callable[[], asyncio.Protocol], refuse_grpc: Callable[[], GrpcRefusal], refusal_s_max: float
+    ) -> None:
+        self._factory = factory
+        self._refuse_grpc = refuse_grpc
+        self._refusal_s_max = refusal_s_max
+        self._refused: tuple[asyncio.Transport, GrpcRefusal, asyncio.TimerHandle] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Put the connection's own protocol in this one's place, unless it is gRPC's."""
+        made = cast("asyncio.Transport", transport)  # uvloop's classes are not asyncio's
+        agreed = made.get_extra_info("ssl_object").selected_alpn_protocol()
+        if agreed == _HTTP2:
+            timer = asyncio.get_running_loop().call_later(self._refusal_s_max, made.abort)
+            self._refused = made, self._refuse_grpc(), timer
+            return
+        protocol = self._factory()
+        made.set_protocol(protocol)
+        protocol.connection_made(made)
+
+    def data_received(self, data: bytes) -> None:
+        """Refuse a call of gRPC."""
+        if self._refused is not None:
+            transport, refusal, _ = self._refused
+            answer = refusal.feed(data)
+            if not transport.is_closing():
+                transport.write(answer)
+            if refusal.is_done:
+                transport.close()
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        """The refused connection has ended."""
+        if self._refused is not None:
+            self._refused[2].cancel()
+
+
+async def _peek(link: socket.socket) -> int:
+    """The first byte, left unread. Raises ``EOFError`` if the connection ends before."""
+    loop = asyncio.get_running_loop()
+    while True:
+        readable = loop.create_future()
+        loop.add_reader(link, _tell, readable)
+        try:
+            await readable
+        finally:
+            loop.remove_reader(link)
+        try:
+            head = link.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            continue
+        if not head:
+            raise EOFError("connection closed")
+        return head[0]
+
+
+def _tell(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 def _abort(taking: asyncio.Task[tuple[asyncio.Transport, asyncio.Protocol]]) -> None:

@@ -149,6 +149,8 @@ class RemotingConnection(asyncio.Protocol):
         """When the last byte was received or sent, by the loop's clock."""
         self.partial_since: float | None = None
         """Since when a frame has been incomplete."""
+        self.has_spoken = False
+        """Whether a whole frame has come."""
         self.is_paused = False
         """Whether nothing is read for now."""
         self.is_closed = False
@@ -220,6 +222,7 @@ class RemotingConnection(asyncio.Protocol):
             return []
         frames, end = cut(buffer, most=most, header_bytes_max=self._header_bytes_max)
         if end:
+            self.has_spoken = True
             del buffer[:end]
             self._room.change(self.counted_as, -end)
         rest = len(buffer)

@@ -93,7 +93,7 @@ class RemotingServer:
         self._owner = Owner(self._admit, self._take, self._forget, self._hang_ups)
         self.refusals: Counter[tuple[int, int]] = Counter()
         """By the code of the request (``UNKNOWN`` if it has no handler) and of the answer."""
-        self._connections: set[RemotingConnection] = set()
+        self._connections: dict[RemotingConnection, None] = {}  # in order of arrival
         self._by_host: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._shares = HostShares(limits.requests_max, limits.host_requests_max)  # of the tasks
@@ -143,22 +143,29 @@ class RemotingServer:
     # -- connections ---------------------------------------------------------------------------------------------------
 
     def _admit(self, connection: RemotingConnection) -> None:
-        """Add a connection, or close it if there are too many."""
+        """Add a connection, or close it if there are too many that have asked for something."""
         connection.reset_if_killed()
         host, limits = connection.counted_as, self._limits
-        self._connections.add(connection)
+        self._connections[connection] = None
         self._by_host[host] += 1
         if self._is_closing:
             connection.close("this server is stopping")
-        elif len(self._connections) > limits.connections_max:
-            connection.close(f"{limits.connections_max} connections are open, the most there may be")
         elif self._by_host[host] > limits.host_connections_max:
-            connection.close(f"{host} has {limits.host_connections_max} connections, the most one host may have")
+            full = f"{host} has {limits.host_connections_max} connections, the most one host may have"
+            self._mute_one_of(host, connection).close(full)
+        elif len(self._connections) > limits.connections_max:
+            full = f"{limits.connections_max} connections are open, the most there may be"
+            self._mute_one_of(self._by_host.most_common(1)[0][0], connection).close(full)
+
+    def _mute_one_of(self, host: str, newest: RemotingConnection) -> RemotingConnection:
+        """The oldest connection of this host that has never sent a whole frame; else ``newest``."""
+        mute = (one for one in self._connections if one.counted_as == host and not one.has_spoken)
+        return next(mute, newest)
 
     def _forget(self, connection: RemotingConnection) -> None:
         if connection not in self._connections:
             return
-        self._connections.discard(connection)
+        del self._connections[connection]
         host = connection.counted_as
         self._by_host[host] -= 1
         if not self._by_host[host]:

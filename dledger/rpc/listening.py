@@ -39,6 +39,11 @@ def listen(host: str, port: int, whose: str) -> list[socket.socket]:
     return listening
 
 
+def listen_for_clients(host: str, port: int, whose: str) -> list[socket.socket]:
+    """``listen``, where ``0.0.0.0`` includes the addresses of IPv6, as gRPC takes it. Raises ``ConfigError``."""
+    return listen("::" if host == "0.0.0.0" and socket.has_dualstack_ipv6() else host, port, whose)
+
+
 def bind_problem(host: str, port: int, whose: str, advice: str = "") -> str:
     """Why listening failed, and what to do."""
     address = address_text(host, port)

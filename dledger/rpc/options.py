@@ -85,16 +85,21 @@ def calls_max(config: ServerConfig) -> int:
 
 
 def client_server_options(config: ServerConfig) -> Options:
-    """For the server that clients call."""
+    """For a server of a node's log."""
     waiting_max = config.replication.pending_entries_max + config.client_streams_max
+    return server_options(config.limits, request_bytes_max(config), waiting_max)
+
+
+def server_options(limits: ConnectionLimits, request_bytes_max: int, waiting_max: int) -> Options:
+    """For any server."""
     return [
         ("grpc.so_reuseport", 0),
-        ("grpc.max_receive_message_length", request_bytes_max(config)),
+        ("grpc.max_receive_message_length", request_bytes_max),
         ("grpc.max_send_message_length", -1),
         # Calls that have arrived and wait for the event loop: a burst of appends must not cancel some of them.
         ("grpc.server.max_pending_requests", waiting_max),
         ("grpc.server.max_pending_requests_hard_limit", 2 * waiting_max),
-        *limit_options(config.limits),
+        *limit_options(limits),
     ]
 
 

@@ -179,6 +179,9 @@ class TlsKeeper:
         client_facing = tls.server_context(replace(material, ca=client_ca))
         if self._client_auth is ClientAuth.NONE:
             client_facing.verify_mode = ssl.CERT_NONE
+        client_facing.set_alpn_protocols(
+            ["h2"]
+        )  # remoting's clients offer none; gRPC's are told that it is the wrong port
         naming = tls.client_context(material)
         naming.check_hostname = True
         return _InUse(

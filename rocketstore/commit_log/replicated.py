@@ -97,11 +97,9 @@ _STATUSES: Final = {
 
 
 def for_broker(config: ServerConfig) -> ServerConfig:
-    """The node's configuration adapted to a log of messages: no other writers, NOOPs that are records, and no port of
-    gRPC besides the broker's.
-    """
+    """The node's configuration adapted to a log of messages: no other writers, and NOOPs that are records."""
     replication = replace(config.replication, noop_body=noop_record(b""), noop_compatible=True)
-    return replace(config, replication=replication, client_appends=False, grpc_server_port=0)
+    return replace(config, replication=replication, client_appends=False)
 
 
 def noop_record(payload: bytes) -> bytes:

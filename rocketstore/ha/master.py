@@ -24,7 +24,7 @@ from dledger.errors import CorruptLogError, DiskError, TlsError
 from dledger.log_bound import BoundedLog
 from dledger.records import record
 from dledger.rpc import tls as tls_rules
-from dledger.rpc.front_door import DoorLimits, FrontDoor
+from dledger.rpc.acceptor import Acceptor, Arrival
 from dledger.rpc.listening import stop_serving
 from dledger.values import address_text
 from rocketstore.ha.ports import HaIdentity, HaLog, HaPace
@@ -111,7 +111,7 @@ class HaMaster:
         self._ends = BoundedLog(_LOG)
         """Of connections, which anyone can open who reaches the port."""
         self._servers: list[asyncio.Server] = []
-        self._door: FrontDoor | None = None
+        self._acceptor: Acceptor | None = None
         self._slaves: dict[asyncio.Task[None], _Slave] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._woken = False
@@ -120,10 +120,9 @@ class HaMaster:
         """Accept slaves at these sockets, and own them."""
         self._loop = asyncio.get_running_loop()
         if self._tls is not None:  # not with ``start_tls``: uvloop may have read the slave's first bytes by then
-            limits = DoorLimits(0, unknown_max=GREETING_MAX, first_bytes_timeout_s=GREETING_TIMEOUT_S)
-            take = partial(self._shake_hands, self._tls)
-            self._door = FrontDoor("replication", lambda _: take, "", limits)
-            self._door.open(listening)
+            greet = partial(self._shake_hands, self._tls)
+            self._acceptor = Acceptor("replication", greet, GREETING_TIMEOUT_S, GREETING_MAX)
+            self._acceptor.open(listening)
             return
         for one in listening:
             self._servers.append(await asyncio.start_server(self._accept, sock=one, limit=WORDS_BYTES_MAX))
@@ -152,8 +151,8 @@ class HaMaster:
         servers, self._servers = self._servers, []
         for server in servers:
             await stop_serving(server)
-        if self._door is not None:
-            await self._door.close()
+        if self._acceptor is not None:
+            await self._acceptor.close()
         tasks = tuple(self._slaves)
         for task in tasks:
             task.cancel()
@@ -166,17 +165,13 @@ class HaMaster:
         for one in self._slaves.values():
             one.more.set()
 
-    async def _shake_hands(self, tls: Callable[[], ssl.SSLContext], link: socket.socket) -> None:
-        """Accept a slave with TLS; owns the socket."""
-        try:
-            context, address = tls(), address_text(*link.getpeername()[:2])
-        except BaseException:
-            link.close()
-            raise
+    async def _shake_hands(self, tls: Callable[[], ssl.SSLContext], arrival: Arrival) -> None:
+        """Accept a slave with TLS."""
+        context, address = tls(), address_text(*arrival.link.getpeername()[:2])
         accepting = asyncio.StreamReaderProtocol(asyncio.StreamReader(WORDS_BYTES_MAX), self._accept)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: accepting, link, ssl=context, ssl_handshake_timeout=GREETING_TIMEOUT_S
+                lambda: accepting, arrival.take(), ssl=context, ssl_handshake_timeout=GREETING_TIMEOUT_S
             )
         except OSError as error:
             self._ends.info("the slave %s is gone: %s", address, error)

@@ -12,7 +12,6 @@ from dledger.errors import ConfigError, ShutdownError
 from dledger.remoting.acceptor import RemotingAcceptor
 from dledger.remoting.server import RemotingServer, ServerLimits
 from dledger.rpc.bridge import LoopBridge, LoopThread
-from dledger.rpc.front_door import DoorLimits, FrontDoor
 from dledger.rpc.listening import listen
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
@@ -54,7 +53,7 @@ class NameServer:
         self._loop = LoopThread("dledger-nameserver", self._threads.report)
         self._bridge: LoopBridge | None = None
         self._server: RemotingServer | None = None
-        self._door: FrontDoor | None = None
+        self._acceptor: RemotingAcceptor | None = None
         self._scan: asyncio.TimerHandle | None = None
         self._port = config.listen_port
 
@@ -132,9 +131,10 @@ class NameServer:
             host_unsent_bytes_max=config.host_receive_bytes_max,
         )
         self._server = server = RemotingServer("the name server", self._service.handlers(), limits)
-        door = RemotingAcceptor("name server", server.protocol, self._tls, config.tls_server_mode, HANDSHAKE_S_MAX)
-        self._door = FrontDoor("name server's", door.look, "", DoorLimits(0, first_bytes_timeout_s=HANDSHAKE_S_MAX))
-        self._door.open(listening)
+        self._acceptor = RemotingAcceptor(
+            "name server", server.protocol, self._tls, config.tls_server_mode, HANDSHAKE_S_MAX
+        )
+        self._acceptor.open(listening)
         self._look()
 
     def _look(self) -> None:
@@ -145,8 +145,8 @@ class NameServer:
     async def _end(self) -> None:
         if self._scan is not None:
             self._scan.cancel()
-        if self._door is not None:
-            await self._door.close()
+        if self._acceptor is not None:
+            await self._acceptor.close()
         if self._server is not None:
             await self._server.close(STOP_GRACE_S)
 

@@ -16,7 +16,6 @@ from dledger.client import DLedgerClient
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.server import DLedgerServer
 from dledger.types import NodeId
-from dledger.values import CLIENT_PORT_OFFSET
 from rocketstore.client.blocking import Producer
 from rocketstore.message.message import Message
 from rocketstore.remoting.codes import RequestCode
@@ -79,7 +78,7 @@ def _member_servers(directory: Path) -> Iterator[DLedgerServer]:
 def test_the_threads_of_a_node_are_those_of_the_table(tmp_path: Path, before: set[threading.Thread]) -> None:
     """A group of three, after an append and a read."""
     rows = _rows("Of a node")
-    always = {name for name, there in rows.items() if there == "always"}
+    always = {name for name, there in rows.items() if there in ("always", "not in a broker")}
     with ExitStack() as stack:
         servers = list(_member_servers(tmp_path))
         for server in servers:
@@ -116,11 +115,11 @@ def test_the_threads_of_a_broker_are_those_of_the_table(
     always = {name for name, there in rows.items() if there in modes}
     possible = {"rocketstore-read_N", "uvloop_N"}
     if replicated:
-        port = free_ports(1, companion=CLIENT_PORT_OFFSET)[0]
-        flags = flags | {"members": f"n0-127.0.0.1:{port}", "listen_port": str(free_ports(1, taken=[port])[0])}
+        port, listen_port = free_ports(2)
+        flags = flags | {"members": f"n0-127.0.0.1:{port}", "listen_port": str(listen_port)}
         node = _rows("Of a node")
         always |= {name for name, there in node.items() if there == "always" and "PEER" not in name}
-        possible |= set(node)
+        possible |= {name for name, there in node.items() if there != "not in a broker"}
     settings = {"listen_port": "0", "vip_port": "0", "store_path_root_dir": str(tmp_path), **_SMALL, **flags}
     config, _ = load_broker_settings(None, {}, settings)
     with ExitStack() as stack:

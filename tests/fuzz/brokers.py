@@ -27,7 +27,7 @@ def _plain(root: Path) -> BrokerConfig:
 
 
 def _replicated(root: Path, others: int = 0) -> BrokerConfig:
-    listen, client, *peers = free_ports(3 + others)  # at once: they must differ
+    listen, *peers = free_ports(2 + others)  # at once: they must differ
     flags = {
         "storePathRootDir": str(root),
         "enableDLegerCommitLog": "true",
@@ -36,7 +36,6 @@ def _replicated(root: Path, others: int = 0) -> BrokerConfig:
         "dLegerPeers": ";".join(f"n{number}-127.0.0.1:{port}" for number, port in enumerate(peers)),
         "cluster_id": "C",
         "listenPort": str(listen),
-        "client_port": str(client),
         "index_segment_bytes": "1600",
         "max_entry_bytes": "8192",
         "warm_bytes": "0",

@@ -78,7 +78,7 @@ def _check_messages(broker: BrokerServer, sent: list[bytes]) -> None:
 
 def test_whatever_is_asked_of_a_broker_it_serves_on(broker: BrokerServer) -> None:
     """The log's service, and bytes that are none, over several connections at once."""
-    port = Port(broker.address, (client_pb2.DESCRIPTOR,))
+    port = Port(f"127.0.0.1:{broker.grpc_port}", (client_pb2.DESCRIPTOR,))
     sent: list[bytes] = []
     end = broker.store.max_offset("Own", 0)
     assert end == 0
@@ -111,7 +111,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGroup]:
 
 def test_whatever_is_asked_of_nodes_they_serve_on(group: RunningGroup) -> None:
     """At the port of clients."""
-    port = Port(group.nodes[0].client_address, (client_pb2.DESCRIPTOR,))
+    port = Port(f"127.0.0.1:{group.nodes[0].grpc_port}", (client_pb2.DESCRIPTOR,))
 
     def play(sequence: list[Step]) -> None:
         player = Player(port)

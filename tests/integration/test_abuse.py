@@ -46,7 +46,7 @@ STREAMS_IN = ("AppendStream",)
 def ports_of(group: Group) -> list[int]:
     leader = group.nodes[group.leader()]
     follower = group.nodes[group.followers(leader.node_id)[0]]
-    return [leader.peer_port, leader.client_port, follower.peer_port, follower.client_port]
+    return [port for node in (leader, follower) for port in (node.peer_port, node.client_port, node.grpc_port)]
 
 
 def test_garbage_bytes_are_hung_up_on(group: Group) -> None:
@@ -88,7 +88,7 @@ def test_garbage_messages_are_refused(group: Group) -> None:
     noise = b"\xff" * 100
     with undisturbed(group):
         leader = group.nodes[group.leader()]
-        with channel_to(leader.client_port) as clients:
+        with channel_to(leader.grpc_port) as clients:
             ends = {name: call(clients, f"/dledger.v1.LogService/{name}", noise) for name in CLIENT_METHODS}
         frames = [as_peer(group, leader.node_id, purpose, kind, noise) for purpose, kind in PEER_FRAMES]
 
@@ -151,7 +151,7 @@ def test_oversized_messages_are_refused(group: Group) -> None:
     big = client_pb2.AppendRequest(bodies=[bytes(32 * MIB)]).SerializeToString()
     with undisturbed(group):
         leader = group.nodes[group.leader()]
-        with channel_to(leader.client_port) as clients:
+        with channel_to(leader.grpc_port) as clients:
             ends = [
                 call(clients, "/dledger.v1.LogService/Append", big),
                 call(clients, "/dledger.v1.LogService/AppendStream", big),
@@ -206,7 +206,7 @@ def test_idle_connections_delay_no_heartbeat(group: Group) -> None:
         links.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         idlers = []
         for number in range(IDLERS):
-            port = leader.peer_port if number % 2 else leader.client_port
+            port = (leader.peer_port, leader.client_port, leader.grpc_port)[number % 3]
             idlers.append(links.enter_context(closing(socket.create_connection((HOST, port), timeout=10))))
         for number, link in enumerate(idlers):
             if number % 10 == 0:

@@ -96,7 +96,7 @@ def test_replayed_aged_and_altered_requests_are_refused(secured: SecuredGroup) -
     """Each would be taken if it were not for that one thing; none gets into the log."""
     leader = secured.leader()
     follower = secured.followers(leader)[0]
-    address = secured.nodes[leader].client_address
+    address = secured.nodes[leader].grpc_address
     with unharmed(secured), SignedCalls(address, "alice", "alice-secret") as calls:
         calls.meet(APPEND, BODY)
         signed = calls.metadata(APPEND, BODY)
@@ -105,7 +105,7 @@ def test_replayed_aged_and_altered_requests_are_refused(secured: SecuredGroup) -
         stale = calls.call(APPEND, BODY, calls.metadata(APPEND, BODY, age_ms=signing.WINDOW_MS + 2000))
         other_body = calls.call(APPEND, BODY + BODY, calls.metadata(APPEND, BODY))
         other_method = calls.call(APPEND, BODY, calls.metadata(APPEND + "Stream", BODY))
-        with SignedCalls(secured.nodes[follower].client_address) as elsewhere:
+        with SignedCalls(secured.nodes[follower].grpc_address) as elsewhere:
             captured = elsewhere.call(APPEND, BODY, calls.metadata(APPEND, BODY))
 
     assert good.code is grpc.StatusCode.OK
@@ -126,7 +126,7 @@ def test_a_captured_request_is_worth_nothing_after_a_restart(secured: SecuredGro
     """The new process has no memory of what the old one took, and takes nothing that was signed for that one."""
     node = secured.followers(secured.leader())[0]
     method, body = options.method(options.LOG_SERVICE, "Metadata"), codec.encode_metadata_request("default")
-    with SignedCalls(secured.nodes[node].client_address, "alice", "alice-secret") as calls:
+    with SignedCalls(secured.nodes[node].grpc_address, "alice", "alice-secret") as calls:
         calls.meet(method, body)
         signed = calls.metadata(method, body)
         before = calls.call(method, body, signed)
@@ -230,7 +230,7 @@ def test_keys_work_together_with_tls(adopt: Adopt, tmp_path: Path) -> None:
 
 def test_health_is_open_and_reflection_is_closed(secured: SecuredGroup) -> None:
     """Whoever watches a node has no key; a list of methods is for those who have none to keep."""
-    with grpc.insecure_channel(secured.addresses[0]) as channel:
+    with grpc.insecure_channel(secured.nodes[secured.leader()].grpc_address) as channel:
         asked = health_pb2.HealthCheckRequest(service=options.LOG_SERVICE)
         answer = health_pb2_grpc.HealthStub(channel).Check(asked, timeout=5)
         listing = channel.stream_stream(f"/{reflection.SERVICE_NAME}/ServerReflectionInfo", None, None)

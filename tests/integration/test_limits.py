@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
@@ -43,7 +43,7 @@ def make(adopt: Adopt, tmp_path: Path) -> MakeGroup:
 
 
 def port_of(group: SecuredGroup) -> int:
-    return group.nodes[group.leader()].client_port
+    return group.nodes[group.leader()].grpc_port
 
 
 def test_connections_beyond_the_limit_are_hung_up_on(make: MakeGroup) -> None:
@@ -86,11 +86,16 @@ def test_idle_connections_are_closed(make: MakeGroup) -> None:
     """``connection_idle_ms_max``: politely, so that a client connects again with its next call."""
     group = make(connection_idle_ms_max=1000)
     port = port_of(group)
-    with unharmed(group), Http2Link(HOST, port, timeout_s=20) as link, closing(group.client(security=ALICE)) as client:
-        before = client.metadata(f"{HOST}:{port}")
+    with (
+        unharmed(group),
+        Http2Link(HOST, port, timeout_s=20) as link,
+        open_channel(f"{HOST}:{port}", ALICE) as channel,
+    ):
+        ask = channel.unary_unary(METADATA, None, None)
+        before = codec.decode_metadata(ask(ASK, timeout=10))
         link.begin()
         frames = link.frames()
-        after = client.metadata(f"{HOST}:{port}")
+        after = codec.decode_metadata(ask(ASK, timeout=10))
 
     assert [one.payload[8:] for one in frames if one.kind == GOAWAY][-1] == b"connection idle"
     assert after.node_id == before.node_id
@@ -114,7 +119,7 @@ def test_pinging_too_often_ends_the_connection(make: MakeGroup) -> None:
 def test_metadata_beyond_the_limit_is_refused(make: MakeGroup) -> None:
     """``header_bytes_max``: a kilobyte more than allowed."""
     group = make(header_bytes_max=8192)
-    address = group.nodes[group.leader()].client_address
+    address = group.nodes[group.leader()].grpc_address
     with unharmed(group), SignedCalls(address, "alice", "alice-secret") as calls:
         calls.meet(METADATA, ASK)
         signed = calls.metadata(METADATA, ASK)
@@ -128,7 +133,7 @@ def test_metadata_beyond_the_limit_is_refused(make: MakeGroup) -> None:
 def test_streams_beyond_the_limit_of_a_connection_wait(make: MakeGroup) -> None:
     """``connection_calls_max``: they begin when others end; another connection has its own."""
     group = make(connection_calls_max=3)
-    address = group.nodes[group.leader()].client_address
+    address = group.nodes[group.leader()].grpc_address
     with unharmed(group), ExitStack() as opened:
         crowded, other = (open_channel(address, ALICE) for _ in range(2))
         opened.callback(crowded.close)
@@ -150,7 +155,7 @@ def test_streams_beyond_the_limit_of_a_connection_wait(make: MakeGroup) -> None:
 def test_an_account_cannot_take_all_streams(make: MakeGroup) -> None:
     """``account_share_percent`` of ``client_streams_max``: the rest is for others."""
     group = make(client_streams_max=12, account_share_percent=50)
-    leader = group.nodes[group.leader()].client_address
+    leader = group.nodes[group.leader()].grpc_address
     with unharmed(group), ExitStack() as opened:
         alice, root = (open_channel(leader, who) for who in (ALICE, ROOT))
         opened.callback(alice.close)

@@ -26,7 +26,7 @@ WATCH_ROLE = "/dledger.v1.LogService/WatchRole"
 
 def metadata(group: Group, node: NodeId, group_name: str = "") -> client_pb2.MetadataResponse:
     """Ask one node, with nothing but gRPC and the message types."""
-    with grpc.insecure_channel(group.nodes[node].client_address) as channel:
+    with grpc.insecure_channel(group.nodes[node].grpc_address) as channel:
         call = channel.unary_unary(
             METADATA,
             request_serializer=client_pb2.MetadataRequest.SerializeToString,
@@ -123,7 +123,7 @@ class RoleWatcher:
 
 @contextmanager
 def watching(group: Group, nodes: list[NodeId]) -> Iterator[dict[NodeId, RoleWatcher]]:
-    watchers = {node: RoleWatcher(group.nodes[node].client_address) for node in nodes}
+    watchers = {node: RoleWatcher(group.nodes[node].grpc_address) for node in nodes}
     try:
         yield watchers
     finally:
@@ -163,7 +163,7 @@ def test_reflection_describes_the_service_and_calls_it(group: Group, which: str)
     """A client that has no proto file lists, describes and calls, as grpcurl does."""
     leader = group.leader()
     node = leader if which == "leader" else group.followers(leader)[0]
-    with grpc.insecure_channel(group.nodes[node].client_address) as channel:
+    with grpc.insecure_channel(group.nodes[node].grpc_address) as channel:
         database = ProtoReflectionDescriptorDatabase(channel)
         services = set(database.get_services())
         described = DescriptorPool(database).FindServiceByName("dledger.v1.LogService")
@@ -185,7 +185,7 @@ def test_reflection_describes_the_service_and_calls_it(group: Group, which: str)
 def test_health_is_serving(group: Group) -> None:
     """The standard health service answers; an unknown service is not found."""
     node = group.nodes[group.leader()]
-    with grpc.insecure_channel(node.client_address) as channel:
+    with grpc.insecure_channel(node.grpc_address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         asked = [health_pb2.HealthCheckRequest(service=name) for name in ("", "dledger.v1.LogService")]
         states = {health.Check(one, timeout=5).status for one in asked}

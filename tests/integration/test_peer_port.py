@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cluster.local.group import HOST
 from dledger.rpc import tls
-from dledger.rpc.peers.acceptor import UNKNOWN_MAX
+from dledger.rpc.acceptor import UNKNOWN_MAX
 from dledger.types import NodeId
 from tests.integration.harness import Group, undisturbed
 from tests.support.certificates import files

@@ -229,7 +229,7 @@ def test_peer_ports_take_no_clients(secured: Group) -> None:
         frame = begin_as_peer(secured, leader.node_id, shown, sender=NodeId("client"))
         credentials = channel_credentials(shown)
         with (
-            grpc.secure_channel(leader.client_address, credentials) as channel,
+            grpc.secure_channel(leader.grpc_address, credentials) as channel,
             pytest.raises(grpc.RpcError) as raised,
         ):
             channel.unary_unary("/dledger.v1.RaftService/Vote", None, None)(b"", timeout=5)
@@ -391,7 +391,7 @@ def test_certificates_are_renewed_under_load(secured: Group) -> None:
         for name in ("n0", "n1", "n2", "client"):
             certs.renew(here, name, new_key=True)
         for node, one in secured.nodes.items():
-            for port in (one.peer_port, one.client_port):
+            for port in (one.peer_port, one.client_port, one.grpc_port):
                 assert serial_at(port, files(here, node)) == serial_of(here / f"{node}.crt")
         load.history.wait_for_acks(100)
         assert secured.term() == term
@@ -421,14 +421,14 @@ def test_files_that_do_not_fit_change_nothing(secured: Group) -> None:
             (certs.Pair.named(here, "client").cert.read_bytes(), "does not match the certificate in"),
         ):
             pair.cert.write_bytes(bad)
-            assert serial_at(one.client_port, client) == before
+            assert serial_at(one.client_port, client) == serial_at(one.grpc_port, client) == before
             assert serial_at(one.peer_port, client) == before
             wait_until(partial(says, secured, node, "keeps its old", words), f"a line about {words}", 20)
         pair.cert.write_bytes(good)
         certs.renew(here, node)
         after = serial_of(pair.cert)
         assert after != before
-        assert serial_at(one.client_port, client) == after
+        assert serial_at(one.client_port, client) == serial_at(one.grpc_port, client) == after
         assert serial_at(one.peer_port, client) == after
 
 

@@ -82,7 +82,7 @@ class BrokerNode:
     """A replicated broker, alone in its group; ``settings`` by their names."""
 
     def __init__(self, directory: Path, **settings: str) -> None:
-        peer_port, listen_port, client_port = free_ports(3)
+        peer_port, listen_port = free_ports(2)
         flags = {
             "storePathRootDir": str(directory),
             "enableDLegerCommitLog": "true",
@@ -91,7 +91,6 @@ class BrokerNode:
             "dLegerPeers": f"n0-127.0.0.1:{peer_port}",
             "listenPort": str(listen_port),
             "vipPort": "0",
-            "client_port": str(client_port),
             "index_segment_bytes": "32000",
             "warm_bytes": "0",
             "mappedFileSizeCommitLog": "1m",

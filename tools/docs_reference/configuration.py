@@ -19,7 +19,7 @@ from dledger.setting_sources import SettingTarget
 from dledger.values import parse_percentage
 from rocketstore import settings as broker_settings
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.settings import DLEDGER_ONLY, PLAIN_ONLY, WITHOUT_EFFECT
+from rocketstore.settings import DLEDGER_ONLY, PLAIN_ONLY, SERVE_ONLY, WITHOUT_EFFECT
 from tools.docs_reference import commands, name_server, rocketmq_names
 from tools.docs_reference.records import Field, default_text, fields_of
 
@@ -228,11 +228,13 @@ def _node_entry(field: Field, follows: Mapping[str, list[str]]) -> SettingEntry:
     in_broker = broker_settings.TARGETS.get(field.name)
     readers = ["`serve`"]
     notes: list[str] = []
-    if in_broker is not None and in_broker.setting == field.name:
+    if field.name in SERVE_ONLY:
+        notes.append("A broker ignores it, with a warning: it serves its log at its own ports.")
+    elif in_broker is not None and in_broker.setting == field.name:
         readers.append("replicated `broker`" if field.name in DLEDGER_ONLY else "`broker`")
     elif in_broker is not None:
         notes.append(f"For `broker` this name means [{in_broker.setting}](#{in_broker.setting}).")
-    if field.name in follows:
+    if field.name in follows and field.name not in SERVE_ONLY:
         origin = " and ".join(f"[{one}](#{one})" for one in follows[field.name])
         unless = ", unless set" if len(readers) > 1 else ""
         notes.append(f"In a replicated broker it is derived from {origin}{unless}.")

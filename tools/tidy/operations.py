@@ -116,13 +116,12 @@ def _member(config: ServerConfig) -> Iterator[DLedgerServer]:
 @contextmanager
 def _brokered(directory: Path) -> Iterator[tuple[Recorder, Producer, str]]:
     """A recorder, a producer that has sent some messages, and the broker's address."""
-    peer_port, listen_port, client_port = free_ports(3)
+    peer_port, listen_port = free_ports(2)
     group = {"enableDLegerCommitLog": "true", "dLegerGroup": "g", "dLegerSelfId": "n0"}
     ports = {
         "dLegerPeers": f"n0-127.0.0.1:{peer_port}",
         "listenPort": str(listen_port),
         "vipPort": "0",
-        "client_port": str(client_port),
     }
     config, _ = load_broker_settings(None, {}, {"storePathRootDir": str(directory), **_SMALL, **group, **ports})
     with record() as recorder:

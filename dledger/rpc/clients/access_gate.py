@@ -19,7 +19,6 @@ from dledger.access.guard import (
 )
 from dledger.access.quota import Quotas, TooManyWaitsError
 from dledger.errors import AccessDeniedError, DLedgerError
-from dledger.rpc.relay import peer_of
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
@@ -29,7 +28,7 @@ REFUSALS: Final = (AccessDeniedError, SessionsFullError, TooManyWaitsError)
 
 def admit(guard: AccessGuard, quotas: Quotas, method: str, context: Context, body: bytes | None) -> Caller:
     """Authenticate and authorize a call; ``body`` None: a stream of requests. Raises ``REFUSALS``."""
-    return guard.admit(method, context.invocation_metadata() or (), peer_of(context.peer()), body, quotas)
+    return guard.admit(method, context.invocation_metadata() or (), context.peer(), body, quotas)
 
 
 def _always() -> bool:

@@ -1,4 +1,4 @@
-"""The connections of clients to one process: counts them per address, detects calls that do not end, and hangs up.
+"""The connections of gRPC's clients to one port: counts them per address, detects calls that do not end, and hangs up.
 
 gRPC counts connections, but not by address, and keeps an answer in memory until the client reads it. So a thread checks
 the process's connections once per second (ten times when there are many), and hangs up by shutting the socket down,
@@ -21,7 +21,7 @@ import stat
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
@@ -31,7 +31,6 @@ from dledger.access.addresses import counted_host, host_of, place_of, plain_host
 from dledger.access.quota import TooManyWaitsError
 from dledger.conditions import Conditions
 from dledger.config import ConnectionLimits
-from dledger.rpc.relay import peer_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -92,7 +91,7 @@ class Connection:
 
 
 class Connections:
-    """Wrap each call in ``call``, on the loop. ``watch`` ports once they are known; ``close`` joins the thread."""
+    """Wrap each call in ``call``, on the loop. ``watch`` the port once it is known; ``close`` joins the thread."""
 
     def __init__(
         self, name: str, limits: ConnectionLimits, *, share_percent: int, conditions: Conditions | None = None
@@ -105,25 +104,16 @@ class Connections:
         self._known: dict[str, Connection] = {}
         self._first_seen: dict[_Link, float] = {}
         self._condemned: deque[Place] = deque()
-        self._ports: frozenset[int] = frozenset()
-        self._others: tuple[Callable[[], Collection[Place]], ...] = ()
+        self._port = 0
         self._wake = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=name)
 
-    def watch(
-        self, ports: Iterable[int], calls_max: int, others: Callable[[], Collection[Place]] | None = None
-    ) -> None:
-        """Watch the connections to these ports, whose server accepts ``calls_max`` calls at once.
-
-        ``others``: connections to them that another server has taken, which have no calls and count as busy.
-        """
-        self._ports |= set(ports)
-        if others is not None:
-            self._others += (others,)
-        self._calls_max += max(1, calls_max * self._share // 100)
-        if self._thread.ident is None:
-            self._thread.start()
+    def watch(self, port: int, calls_max: int) -> None:
+        """Watch the connections to this port, whose server accepts ``calls_max`` calls at once; call it once."""
+        self._port = port
+        self._calls_max = max(1, calls_max * self._share // 100)
+        self._thread.start()
 
     def close(self) -> None:
         """Stop and join the thread. Idempotent."""
@@ -137,7 +127,7 @@ class Connections:
     @contextmanager
     def call(self, context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[Connection]:  # Any: of any messages
         """Wraps the handler of a call. Raises ``TooManyWaitsError`` if the client's address has too many."""
-        peer = peer_of(context.peer())
+        peer = context.peer()
         one = self._known.get(peer)
         if one is None or (one.hung_up and not one.calls):  # a new client on the same port is another connection
             one = self._new(peer)
@@ -197,7 +187,7 @@ class Connections:
             interval_s = LOOK_INTERVAL_S
             if crowded or self._condemned:
                 condemned = {self._condemned.popleft() for _ in range(len(self._condemned))}
-                links = links_to(self._ports)
+                links = links_to(self._port)
                 self._hang_up([one for one in links if one.place in condemned])
                 if self._make_room([one for one in links if one.place not in condemned]):
                     interval_s = max(CROWDED_INTERVAL_S, LOOKS_APART * (time.thread_time() - began_s))
@@ -221,13 +211,9 @@ class Connections:
         seen_before = {one: at for one, at in self._first_seen.items() if one in present}
         self._first_seen = seen_before | {one: now for one in links if one not in seen_before}  # the newest last
         known = {one.place: one for one in tuple(self._known.values())}
-        others = frozenset[Place]().union(*(one() for one in self._others))
         total_max = self._limits.connections_max
         leaving = surplus(
-            {
-                one: BUSY if one.place in others else self._quiet_since(one, known.get(one.place))
-                for one in self._first_seen
-            },
+            {one: self._quiet_since(one, known.get(one.place)) for one in self._first_seen},
             total_max=total_max,
             address_max=max(1, total_max * self._share // 100),
             idle_before=now - GRACE_S,
@@ -297,15 +283,15 @@ def _descriptors() -> list[str]:
         return []
 
 
-def links_to(ports: frozenset[int]) -> list[_Link]:
-    """This process's connections to these ports, whichever server accepted them."""
+def links_to(port: int) -> list[_Link]:
+    """This process's connections to this port."""
     found: list[_Link] = []
     for name in _descriptors():
         with suppress(OSError):  # closed meanwhile
             descriptor = int(name)
             status = os.stat(descriptor)
             if stat.S_ISSOCK(status.st_mode):
-                link = _link(descriptor, status.st_ino, ports)
+                link = _link(descriptor, status.st_ino, port)
                 if link is not None:
                     found.append(link)
     return found
@@ -321,9 +307,9 @@ def _copy(descriptor: int) -> socket.socket:
         raise
 
 
-def _link(descriptor: int, inode: int, ports: frozenset[int]) -> _Link | None:
+def _link(descriptor: int, inode: int, port: int) -> _Link | None:
     with _copy(descriptor) as link:
-        if link.family not in (socket.AF_INET, socket.AF_INET6) or link.getsockname()[1] not in ports:
+        if link.family not in (socket.AF_INET, socket.AF_INET6) or link.getsockname()[1] != port:
             return None
         host, its_port = link.getpeername()[:2]
         return _Link((plain_host(host), its_port), inode, descriptor)

@@ -1,7 +1,7 @@
 """The peer port: accepts connections, and finds out whose they are before anything is spent on them.
 
 A connection begins with TLS or with a frame, in a group with TLS only with TLS; then comes the handshake. Until that is
-done, it occupies neither a thread nor a place that members need, only one of ``UNKNOWN_MAX``, and for a few seconds.
+done, it occupies neither a thread nor a place that members need.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
 from typing import Final, NamedTuple
 
 from dledger.config import ServerConfig
 from dledger.errors import IdentityError, InvalidRequestError, ResponseCode, TlsError, UnknownMemberError
 from dledger.rpc import tls
+from dledger.rpc.acceptor import Acceptor, Arrival
 from dledger.rpc.listening import listen
 from dledger.rpc.peers import codec, frames
 from dledger.rpc.peers.connection import PeerConnection
@@ -29,13 +27,10 @@ from dledger.types import NodeId
 
 _LOG = logging.getLogger(__name__)
 
-UNKNOWN_MAX: Final = 256
-"""The limit of connections whose handshake is not done; one more closes the oldest of the host with the most."""
 HANDSHAKE_TIMEOUT_S: Final = 5.0
 """How long a new connection may take for its handshake, including that of TLS."""
 _TLS_HANDSHAKE_BYTES_MAX: Final = 256 * 1024
 _READ_BYTES: Final = 16 * 1024
-_ACCEPT_PAUSE_S: Final = 0.1
 _REFUSALS: Final = (InvalidRequestError, IdentityError, UnknownMemberError, TlsError)
 """They need a person, so they are logged, and told to the other side."""
 
@@ -53,90 +48,27 @@ class PeerAcceptor:
     def __init__(self, introduction: Introduction, serve: Callable[[PeerConnection, PeerCaller], None]) -> None:
         self._introduction = introduction
         self._serve = serve
-        self._listening: list[socket.socket] = []
-        self._unknown: dict[asyncio.Task[None], str] = {}  # with their hosts, in order of arrival
+        self._acceptor = Acceptor("peer", self._greet, HANDSHAKE_TIMEOUT_S)
         self.reasons = Reasons(logging.WARNING)
-
-    def open(self, listening: list[socket.socket]) -> None:
-        """Accept connections from these sockets, and own them."""
-        self._listening = listening
-        for one in listening:
-            asyncio.get_running_loop().add_reader(one, self._accept, one)
-
-    async def close(self) -> None:
-        """Stop accepting; ends connections whose handshake is not done. Idempotent."""
-        listening, self._listening = self._listening, []
-        for one in listening:
-            asyncio.get_running_loop().remove_reader(one)
-            one.close()
-        tasks = tuple(self._unknown)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    # -- accepting -----------------------------------------------------------------------------------------------------
-
-    def _accept(self, listening: socket.socket) -> None:
-        """Accept one connection. Not with ``sock_accept``: cancelling it could lose a connection just accepted."""
-        loop = asyncio.get_running_loop()
-        try:
-            link, address = listening.accept()
-        except (BlockingIOError, ConnectionAbortedError):  # the other side hung up already
-            return
-        except OSError as error:  # out of descriptors: it stays acceptable, so pause accepting
-            _LOG.warning("cannot accept a connection to the peer port: %s", error)
-            loop.remove_reader(listening)
-            loop.call_later(_ACCEPT_PAUSE_S, self._accept_again, listening)
-            return
-        link.setblocking(False)
-        if len(self._unknown) >= UNKNOWN_MAX:
-            self._make_room()
-        greeting = _Greeting(link, str(address[0]))
-        task = loop.create_task(self._greet(greeting))
-        self._unknown[task] = greeting.host
-        task.add_done_callback(partial(self._greeted, greeting))
-
-    def _accept_again(self, listening: socket.socket) -> None:
-        if listening in self._listening:
-            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
-
-    def _make_room(self) -> None:
-        """Close the oldest unknown connection of the host with the most."""
-        (host, _), *_ = Counter(self._unknown.values()).most_common(1)
-        oldest = next(task for task, its_host in self._unknown.items() if its_host == host)
-        del self._unknown[oldest]
-        oldest.cancel()
-
-    def _greeted(self, greeting: _Greeting, task: asyncio.Task[None]) -> None:
-        """Runs in any case, also when the task was cancelled before its first step."""
-        self._unknown.pop(task, None)
-        if not greeting.is_handed_over:
-            with suppress(OSError):  # what is unread would turn the end, and a refusal before it, into a reset
-                greeting.link.recv(HANDSHAKE_BYTES_MAX)
-            greeting.link.close()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _LOG.error("a connection to the peer port was lost", exc_info=error)
+        self.open = self._acceptor.open
+        self.close = self._acceptor.close
 
     # -- the handshake -------------------------------------------------------------------------------------------------
 
-    async def _greet(self, greeting: _Greeting) -> None:
+    async def _greet(self, arrival: Arrival) -> None:
         """Shake hands, and hand the connection over."""
-        caller = None
-        with suppress(OSError, EOFError, TimeoutError):  # it left, or took too long
-            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                try:
-                    caller = await self._shake_hands(greeting)
-                except _REFUSALS as error:
-                    self.reasons.log(
-                        f"{self._introduction.identity.node_id} refused a connection from {greeting.host}: {error}"
-                    )
-                    await greeting.send(FrameKind.REFUSAL, str(error).encode()[:HANDSHAKE_BYTES_MAX])
-                    return
-        if caller is None:
+        greeting = _Greeting(arrival.link, arrival.host)
+        try:
+            caller = await self._shake_hands(greeting)
+        except _REFUSALS as error:
+            self.reasons.log(
+                f"{self._introduction.identity.node_id} refused a connection from {greeting.host}: {error}"
+            )
+            await greeting.send(FrameKind.REFUSAL, str(error).encode()[:HANDSHAKE_BYTES_MAX])
             return
-        greeting.is_handed_over = True
-        greeting.link.setblocking(True)
-        self._serve(PeerConnection(greeting.link, greeting.tls, greeting.received), caller)
+        if caller is not None:
+            arrival.take().setblocking(True)
+            self._serve(PeerConnection(greeting.link, greeting.tls, greeting.received), caller)
 
     async def _shake_hands(self, greeting: _Greeting) -> PeerCaller | None:
         """The peer; None if its settings differ from ours, as it was told. Raises ``EOFError`` and ``_REFUSALS``."""
@@ -189,7 +121,6 @@ class _Greeting:
         self.names: tuple[str, ...] = ()
         """Of the other side's certificate."""
         self.received = FrameBuffer()
-        self.is_handed_over = False
 
     async def receive(self) -> bytes:
         """Some bytes from the socket."""

@@ -114,10 +114,10 @@ def test_a_stop_during_the_start_waits_for_it(server: DLedgerServer, monkeypatch
     """Else the start would go on to open what the stop believes to have closed."""
     start_clients, stopping = server._clients.start, threading.Thread(target=server.stop)
 
-    def start_while_stopping() -> None:
+    def start_while_stopping(*, ports: bool) -> None:
         stopping.start()
         stopping.join(0.2)  # it ends at once, unless it must wait for us
-        start_clients()
+        start_clients(ports=ports)
 
     monkeypatch.setattr(server._clients, "start", start_while_stopping)
 

@@ -24,11 +24,11 @@ SMALL = {"mappedFileSizeCommitLog": "1m", "maxHashSlotNum": "100", "maxIndexNum"
 
 def broker(directory: Path, *, member: bool) -> BrokerServer:
     """A plain one, or the only member of a group."""
-    listen, peer, node = free_ports(3)
+    listen, peer = free_ports(2)
     settings = {"storePathRootDir": str(directory), "listenPort": str(listen), **SMALL}
     if member:
         settings |= {"enableDLegerCommitLog": "true", "dLegerGroup": "G", "dLegerSelfId": "n0", "warm_bytes": "0"}
-        settings |= {"dLegerPeers": f"n0-127.0.0.1:{peer}", "client_port": str(node), "index_segment_bytes": "32000"}
+        settings |= {"dLegerPeers": f"n0-127.0.0.1:{peer}", "index_segment_bytes": "32000"}
     return BrokerServer(load_broker_settings(None, {}, settings)[0])
 
 

@@ -54,7 +54,7 @@ def plain(tmp_path: Path, **more: str) -> BrokerConfig:
 
 def alone(tmp_path: Path, **more: str) -> BrokerConfig:
     """The only member of a group."""
-    peer_port, listen_port, client_port = free_ports(3)
+    peer_port, listen_port = free_ports(2)
     flags = {
         "storePathRootDir": str(tmp_path),
         "enableDLegerCommitLog": "true",
@@ -62,7 +62,6 @@ def alone(tmp_path: Path, **more: str) -> BrokerConfig:
         "dLegerSelfId": "n0",
         "dLegerPeers": f"n0-127.0.0.1:{peer_port}",
         "listenPort": str(listen_port),
-        "client_port": str(client_port),
         "index_segment_bytes": "32000",
         "warm_bytes": "0",
         **_SMALL,
@@ -201,7 +200,7 @@ def test_the_status_names_this_broker_as_the_one_to_send_to(config: BrokerConfig
 
 def test_health_and_reflection_are_served(config: BrokerConfig) -> None:
     """What probes and grpcurl ask for."""
-    with running(config) as server, grpc.insecure_channel(server.address) as channel:
+    with running(config) as server, grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
         check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
             "/grpc.health.v1.Health/Check", request_serializer=None, response_deserializer=None
         )
@@ -235,13 +234,12 @@ def test_a_taken_port_is_an_error_that_leaves_nothing_running(tmp_path: Path) ->
         pass
 
 
-def test_a_taken_port_of_a_members_node_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_taken_port_of_a_member_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """What ends a start is told, and nothing else: the node has closed its log by then, and flushed it."""
     config = alone(tmp_path)
-    assert config.dledger is not None
-    with socket.create_server(("127.0.0.1", config.dledger.client_port or 0)):
+    with socket.create_server(("127.0.0.1", config.grpc_bind_port or 0)):
         broker = BrokerServer(config)
-        with pytest.raises(ConfigError, match="cannot listen on the client address"):
+        with pytest.raises(ConfigError, match="cannot listen on the gRPC address"):
             broker.start()
     assert not [one.getMessage() for one in caplog.records if one.levelno >= logging.ERROR]
     assert "did not stop cleanly" not in caplog.text

@@ -9,7 +9,6 @@ import pytest
 
 from cluster.local.brokers import LocalBrokers
 from dledger.types import NodeId
-from dledger.values import CLIENT_PORT_OFFSET
 from rocketstore.settings import load_broker_settings
 from rocketstore.types import FlushDiskType
 
@@ -33,7 +32,8 @@ def test_the_conf_files_make_one_group(tmp_path: Path) -> None:
 
     members = {config.dledger.members for config in configs if config.dledger is not None}
     ports = [config.listen_port for config in configs]
-    ports += [member.port + offset for member in next(iter(members)) for offset in (0, CLIENT_PORT_OFFSET)]
+    ports += [member.port for member in next(iter(members))]
+    ports += [config.grpc_bind_port or 0 for config in configs]
     assert [config.node_id for config in configs] == [N0, N1, N2]
     assert len(members) == 1
     assert len(set(ports)) == 9

@@ -91,6 +91,36 @@ def test_strangers_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None
     assert 0 < len(hung_up) <= LINES_MAX
 
 
+def test_who_has_asked_for_nothing_makes_room_for_newcomers() -> None:
+    """Half frames and silence shut no client out, of the same host or another; who is known to ask stays."""
+
+    async def test() -> None:
+        limits = ServerLimits(5, 3, 99, 99, 30.0, *[256 * MIB] * 4)
+        answer_all = Handlers({}, {}, lambda _: None, lambda _: None)
+        holder = _Server(99, 99)
+        holder.server = server = RemotingServer("test", answer_all, limits)
+        whole = encode(Frame(SLOW, 1))
+
+        def accept(host: str, data: bytes = b"") -> RemotingConnection:
+            connection, _ = holder.accept(host)
+            if data:
+                connection.data_received(data)
+            return connection
+
+        first, half, silent = accept("10.0.0.1", whole), accept("10.0.0.1", whole[:9]), accept("10.0.0.1")
+        newcomer = accept("10.0.0.1", whole)
+        assert [one.is_closed for one in (first, half, silent, newcomer)] == [False, True, False, False]
+        another = accept("10.0.0.1", whole)
+        assert [one.is_closed for one in (first, silent, newcomer, another)] == [False, True, False, False]
+        assert accept("10.0.0.1", whole).is_closed, "all others ask for something"
+        others = [accept(f"10.0.0.{number}", whole) for number in (2, 3)]
+        assert accept("10.0.0.4", whole).is_closed, "there is no room, and nobody mute at the host with most"
+        assert not any(one.is_closed for one in (first, newcomer, another, *others))
+        await server.close(0)
+
+    _on_a_loop(test)
+
+
 def test_one_host_cannot_use_up_the_requests_of_all() -> None:
     """Whoever asks from another one is answered as before."""
 

@@ -44,15 +44,22 @@ def body(count: int = 1) -> bytes:
 
 
 @contextmanager
-def serving(config: ServerConfig) -> Iterator[tuple[FakeNode, str]]:
+def served(config: ServerConfig) -> Iterator[tuple[FakeNode, ClientServer]]:
     node = FakeNode(hold=True)
     access = AccessControl.of(config.access, name="n0", clock=Clock())
     server = ClientServer(config, node, None if access is None else access.guard)
     server.start()
     try:
-        yield node, server.address
+        yield node, server
     finally:
         server.close()
+
+
+@contextmanager
+def serving(config: ServerConfig) -> Iterator[tuple[FakeNode, str]]:
+    """A node, and its address of gRPC."""
+    with served(config) as (node, server):
+        yield node, f"127.0.0.1:{server.grpc_port}"
 
 
 def test_a_call_without_a_deadline_is_given_one() -> None:
@@ -112,7 +119,7 @@ def test_calls_beyond_what_the_server_takes_are_refused(
 
 
 @contextmanager
-def shared(tmp_path: Path, *, entries: int) -> Iterator[tuple[FakeNode, str]]:
+def shared(tmp_path: Path, *, entries: int) -> Iterator[tuple[FakeNode, ClientServer]]:
     """A guarded server of which one account may have half of ``entries`` pending."""
     file = tmp_path / "plain_acl.yml"
     file.touch(0o600)
@@ -122,20 +129,20 @@ def shared(tmp_path: Path, *, entries: int) -> Iterator[tuple[FakeNode, str]]:
         access=AccessConfig(acl_enable=True, acl_file=file, account_share_percent=50),
         replication=ReplicationConfig(pending_entries_max=entries),
     )
-    with serving(config) as served:
-        yield served
+    with served(config) as found:
+        yield found
 
 
 def test_an_account_cannot_have_everything_pending(tmp_path: Path) -> None:
     """Single appends beyond its share are refused, safe to repeat; others are taken; what is answered makes room."""
     with (
-        shared(tmp_path, entries=8) as (node, address),
-        SignedCalls(address, "alice", "alice-secret") as alice,
-        DLedgerClient(address, security=BOB) as bob,
+        shared(tmp_path, entries=8) as (node, server),
+        SignedCalls(f"127.0.0.1:{server.grpc_port}", "alice", "alice-secret") as alice,
+        DLedgerClient(server.address, security=BOB) as bob,
     ):
         alice.meet(APPEND, body())
         many = body(4)
-        stream_free = grpc.insecure_channel(address)
+        stream_free = grpc.insecure_channel(alice.address)
         pending = stream_free.unary_unary(APPEND, None, None).future(many, metadata=alice.metadata(APPEND, many))
         wait_until(lambda: len(node.held) == 1, "four entries are pending")
 

@@ -40,10 +40,8 @@ def served(permission: str) -> Iterator[tuple[grpc.Channel, Callable[[str], obje
     server = ClientServer(ServerConfig(client_port=0), FakeNode(), guard)
     server.start()
     try:
-        with grpc.insecure_channel(server.address, CHANNEL_OPTIONS) as channel:
-            loop = server._loop
-            assert loop is not None
-            yield channel, lambda text: loop.call_soon_threadsafe(guard.apply, parse_rules(text))
+        with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}", CHANNEL_OPTIONS) as channel:
+            yield channel, lambda text: server.bridge.post(lambda: guard.apply(parse_rules(text)))
     finally:
         server.close()
 

@@ -181,14 +181,14 @@ class TransferringNode(FakeNode):
 
 @contextmanager
 def served(*, guarded: bool = True, client_appends: bool = True) -> Iterator[tuple[TransferringNode, str]]:
-    """A node with one entry, and its address for clients."""
+    """A node with one entry, and its address of gRPC."""
     node = TransferringNode()
     node.submit_append([b"first"], lambda _result: None)
     guard = AccessGuard(parse_rules(RULES), name="n0", clock=Clock()) if guarded else None
     server = ClientServer(ServerConfig(client_port=0, client_appends=client_appends), node, guard)
     server.start()
     try:
-        yield node, server.address
+        yield node, f"127.0.0.1:{server.grpc_port}"
     finally:
         server.close()
 

@@ -14,7 +14,7 @@ from dledger.client import DLedgerClient
 from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.store.format import decode_entry
 from dledger.types import Entry, LogPlace, Magic
-from rocketstore.client import Admin, Producer
+from rocketstore.client import Admin, Producer, TopicInfo
 from rocketstore.message.message import HostAddress, Message
 from rocketstore.message.record import MESSAGE_MAGIC, decode_record, encode_record, stored_at
 from rocketstore.server import BrokerServer
@@ -32,7 +32,8 @@ def server(tmp_path: Path) -> Iterator[BrokerServer]:
 
 def fill(server: BrokerServer) -> None:
     """Thirty messages, sent one by one, so that they have times of their own; now in their queues."""
-    with Producer([server.address]) as producer:
+    with Admin([server.address]) as admin, Producer([server.address]) as producer:
+        admin.put_topic(TopicInfo("T", 3, 3))
         for number in range(30):
             producer.send(Message("T", b"%d" % number), queue=number % 3)
     wait_until(

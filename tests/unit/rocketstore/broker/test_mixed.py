@@ -59,8 +59,8 @@ def plain(root: Path, **more: str) -> BrokerConfig:
 
 def members(*roots: Path, **more: str) -> list[BrokerConfig]:
     """One member per directory."""
-    ports = free_ports(3 * len(roots))
-    peers = ";".join(f"n{number}-127.0.0.1:{ports[3 * number]}" for number in range(len(roots)))
+    ports = free_ports(2 * len(roots))
+    peers = ";".join(f"n{number}-127.0.0.1:{ports[2 * number]}" for number in range(len(roots)))
     return [
         load_broker_settings(
             None,
@@ -71,8 +71,7 @@ def members(*roots: Path, **more: str) -> list[BrokerConfig]:
                 "dLegerPeers": peers,
                 **_SMALL,
                 **_MEMBER,
-                "listenPort": str(ports[3 * number + 1]),
-                "client_port": str(ports[3 * number + 2]),
+                "listenPort": str(ports[2 * number + 1]),
                 **more,
             },
         )[0]

@@ -55,7 +55,7 @@ def _broker(tmp_path: Path, server: NameServer, **settings: Any) -> Iterator[Bro
 
 
 def _failure(broker: BrokerServer) -> str:
-    registration = broker._registration
+    registration = broker._ports._registration
     assert registration is not None
     found: list[str] = []
 

@@ -375,17 +375,6 @@ def test_tls_that_is_begun_and_not_finished_ends_soon(
         assert is_closed(link)
 
 
-def test_a_slave_that_is_gone_before_tls_begins_leaves_no_socket(replication: Replication, tmp_path: Path) -> None:
-    """Each would occupy a descriptor for ever."""
-    accepting, _ = contexts(tmp_path / "certs")
-    master, _ = replication.master(filled(tmp_path / "master", 5), tls=accepting)
-
-    with socket.socket() as link:
-        with pytest.raises(OSError, match="not connected"):
-            replication.bridge.run(master._shake_hands(lambda: accepting, link))
-        assert link.fileno() == -1
-
-
 def test_a_slave_that_connects_twice_is_one_copy(replication: Replication, tmp_path: Path) -> None:
     """Its connection of before may look alive for a while: a put that needs two slaves must not count both."""
     master_log, answers = filled(tmp_path / "m", 3), list[PutMessageStatus]()

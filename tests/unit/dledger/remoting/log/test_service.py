@@ -6,11 +6,11 @@ import socket
 from collections.abc import Iterator
 from dataclasses import replace
 
+import grpc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dledger.client import DLedgerClient
 from dledger.config import ReplicationConfig, ServerConfig
 from dledger.errors import (
     AppendsNotServedError,
@@ -61,13 +61,25 @@ def serving() -> Iterator[Served]:
         yield found
 
 
-def test_both_protocols_are_served_at_one_port(serving: Served) -> None:
-    """Until each has its own: told apart by the first byte."""
-    with DLedgerClient(serving.server.address) as client, serving.dial() as remoting:
-        client.append(b"over gRPC")
+def test_both_protocols_serve_one_log(serving: Served) -> None:
+    """What was appended over one is read over the other, each at its own port."""
+    with (
+        grpc.insecure_channel(f"127.0.0.1:{serving.server.grpc_port}") as channel,
+        serving.dial() as remoting,
+    ):
+
+        def call(name: str, request: bytes) -> bytes:
+            method: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+                options.method(options.LOG_SERVICE, name), request_serializer=None, response_deserializer=None
+            )
+            return method(request, timeout=30)
+
+        call("Append", messages.encode_append(messages.Append("default", [b"over gRPC"])))
         append(remoting, b"over remoting")
-        assert [one.body for one in client.read(0)] == [b"over gRPC", b"over remoting"]
-        assert [one.body for one in read(remoting, 0).entries] == [b"over gRPC", b"over remoting"]
+        whole = messages.encode_read(messages.Read("default", LogIndex(0), 10))
+        bodies = [one.body for one in messages.decode_read_answer(call("Read", whole)).entries]
+        assert bodies == [b"over gRPC", b"over remoting"]
+        assert [one.body for one in read(remoting, 0).entries] == bodies
 
 
 def test_the_first_answer_announces_our_codes(serving: Served) -> None:
@@ -367,7 +379,7 @@ def test_a_code_of_nobody_is_refused(serving: Served) -> None:
 def test_bytes_of_no_protocol_are_hung_up_on(serving: Served) -> None:
     """And others are served."""
     with socket.create_connection(("127.0.0.1", serving.server.port), 30) as stranger:
-        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        stranger.sendall(b"\xff" * 16)
         assert stranger.recv(1) == b""
     with serving.dial() as client:
         append(client, b"a")

@@ -7,14 +7,13 @@ import asyncio
 import grpc
 import pytest
 
-from dledger.client import DLedgerClient
 from dledger.config import ConnectionLimits
 from dledger.rpc import loops, options
 from dledger.rpc.clients import codec
 from dledger.rpc.clients.aio_server import add_methods, aio_server
 from dledger.types import LogIndex
 from tests.support.http2 import HEADERS, Http2Link, call_frames, frame
-from tests.unit.dledger.rpc.clients.test_connections import serving
+from tests.unit.dledger.rpc.clients.test_connections import APPEND, READ, ask, serving
 
 RST_STREAM = 3
 PATH = "/dledger.v1.LogService/Nothing"
@@ -33,17 +32,18 @@ def refusal(link: Http2Link) -> bytes:
 )
 def test_a_request_for_anything_ends_itself_alone(path: bytes) -> None:
     """gRPC's own server ends, with all calls of everybody, at a path that is no UTF-8."""
-    with serving(ConnectionLimits()) as (node, server), DLedgerClient(server.address, timeout_s=30) as client:
-        client.append(b"before")
+    with serving(ConnectionLimits()) as (node, server), grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as held:
+        append = held.unary_unary(APPEND, request_serializer=None, response_deserializer=None)
+        append(codec.encode_append(codec.Append("default", [b"before"])), timeout=30)
         for _ in range(10):
-            with Http2Link("127.0.0.1", server.port) as link:
+            with Http2Link("127.0.0.1", server.grpc_port) as link:
                 link.begin()
                 link.send(call_frames(1, PATH, b"").replace(PATH.encode(), path))
                 assert b"there is no such method" in refusal(link)
 
-        client.append(b"after")
-        with DLedgerClient(server.address, timeout_s=30) as other:
-            assert len(other.read(LogIndex(0), count=2)) == 2
+        append(codec.encode_append(codec.Append("default", [b"after"])), timeout=30)
+        read = codec.encode_read(codec.Read("default", LogIndex(0), 2))
+        assert len(codec.decode_read_answer(ask(server, READ, read)).entries) == 2
     assert node.bodies() == [b"before", b"after"]
 
 
@@ -52,13 +52,12 @@ def test_requests_for_nothing_that_are_given_up_at_once_end_themselves_alone(cap
     cancel = (8).to_bytes(4, "big")
     with serving(ConnectionLimits()) as (_, server):
         for _ in range(20):
-            with Http2Link("127.0.0.1", server.port) as link:
+            with Http2Link("127.0.0.1", server.grpc_port) as link:
                 link.begin()
                 for stream in range(1, 41, 2):
                     link.send(call_frames(stream, PATH, b"") + frame(RST_STREAM, cancel, stream=stream))
-        with DLedgerClient(server.address, timeout_s=30) as client:
-            client.append(b"after")
-        with Http2Link("127.0.0.1", server.port) as link:
+        ask(server, APPEND, codec.encode_append(codec.Append("default", [b"after"])))
+        with Http2Link("127.0.0.1", server.grpc_port) as link:
             link.begin()
             for stream in range(1, 201, 2):
                 link.send(call_frames(stream, PATH, b""))
@@ -101,7 +100,7 @@ def test_a_server_takes_as_many_calls_at_a_time_as_it_was_told() -> None:
 def test_headers_that_are_no_text_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:
     """Whoever can connect may send hundreds of them with each request."""
     metadata = options.method(options.LOG_SERVICE, "Metadata")
-    with serving(ConnectionLimits()) as (_, server), Http2Link("127.0.0.1", server.port) as link:
+    with serving(ConnectionLimits()) as (_, server), Http2Link("127.0.0.1", server.grpc_port) as link:
         link.begin()
         odd = [(f"x-{number}", b"\xff" * 8) for number in range(20)]
         link.send(call_frames(1, metadata, codec.encode_metadata_request("default"), *odd))

@@ -95,7 +95,7 @@ def serving(config: ServerConfig | None = None, **bulk: int) -> Iterator[Service
     server = ClientServer(config or ServerConfig(client_port=0, bulk=BulkReadConfig(**bulk)), node)
     server.start()
     try:
-        with grpc.insecure_channel(server.address, CHANNEL_OPTIONS) as channel:
+        with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}", CHANNEL_OPTIONS) as channel:
             yield Service(node, server, channel)
     finally:
         server.close()
@@ -390,7 +390,7 @@ def test_reading_needs_the_permission_to_read(
         "Locate": codec.encode_locate(codec.Locate("default")),
     }[name]
     try:
-        with SignedCalls(server.address, key, f"{key}-secret") as calls:
+        with SignedCalls(f"127.0.0.1:{server.grpc_port}", key, f"{key}-secret") as calls:
             calls.meet(_path(name), request)
             answer = calls.call(_path(name), request, calls.metadata(_path(name), request))
         assert answer.code is (grpc.StatusCode.OK if allowed else grpc.StatusCode.PERMISSION_DENIED), answer

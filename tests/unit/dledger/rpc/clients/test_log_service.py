@@ -90,7 +90,7 @@ def _serve(config: ServerConfig) -> Iterator[Service]:
     server = ClientServer(config, node)
     server.start()
     try:
-        with grpc.insecure_channel(server.address, CHANNEL_OPTIONS) as channel:
+        with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}", CHANNEL_OPTIONS) as channel:
             yield Service(node, server, channel)
     finally:
         server.close()

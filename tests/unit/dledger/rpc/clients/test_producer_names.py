@@ -19,9 +19,9 @@ from tests.unit.dledger.rpc.test_limits import ALICE, BOB, shared
 def test_an_account_cannot_append_under_anothers_name(tmp_path: Path, *, single: bool) -> None:
     """Else the other one's entries would be answered as stored, and be lost."""
     with (
-        shared(tmp_path, entries=64) as (node, address),
-        DLedgerClient(address, security=ALICE) as alice,
-        DLedgerClient(address, security=BOB) as bob,
+        shared(tmp_path, entries=64) as (node, server),
+        DLedgerClient(server.address, security=ALICE) as alice,
+        DLedgerClient(server.address, security=BOB) as bob,
     ):
         node.hold = False
         bodies = [b"bob's"] if single else [b"bob's", b"bob's too"]

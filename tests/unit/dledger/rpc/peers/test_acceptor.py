@@ -14,6 +14,7 @@ import pytest
 from cluster.local.group import free_ports
 from dledger.config import Member, ServerConfig
 from dledger.core.messages import PushCommit
+from dledger.rpc.acceptor import UNKNOWN_MAX
 from dledger.rpc.peers import acceptor, frames
 from dledger.rpc.peers.frames import FrameKind, Purpose
 from dledger.rpc.peers.identity import REASONS_MAX
@@ -95,7 +96,7 @@ def test_silent_connections_shut_nobody_out(
         newer.send(FrameKind.PUSH, COMMIT)
         wait_until(lambda: len(receiver.received) == 2, "a push on a new connection")
 
-        ended = 400 - acceptor.UNKNOWN_MAX
+        ended = 400 - UNKNOWN_MAX
         wait_until(lambda: sum(wire.has_ended for wire in silent) >= ended, "the surplus to be ended")
 
 
@@ -105,7 +106,7 @@ def test_room_is_made_by_whoever_takes_most(address: tuple[str, int]) -> None:
         other = stack.enter_context(socket.create_connection(address, timeout=5, source_address=("127.0.0.2", 0)))
         many = [stack.enter_context(PeerWire(address)) for _ in range(400)]
 
-        ended = 400 - acceptor.UNKNOWN_MAX
+        ended = 400 - UNKNOWN_MAX
         wait_until(lambda: sum(wire.has_ended for wire in many) > ended, "the surplus to be hung up on")
 
         other.setblocking(False)
