@@ -169,11 +169,6 @@ class Directory:
             self._silent = {one: until for one, until in self._silent.items() if until > now}
         return self._silent
 
-    def replace_given(self, addresses: tuple[str, ...]) -> None:
-        """Use these instead of the addresses given so far; learnt ones stay."""
-        with self._lock:
-            self._whereabouts.replace_given(addresses)
-
     def learn(self, address: str, report: ServerReport) -> None:
         """Take over the report of the server at ``address``."""
         with self._lock:
@@ -222,15 +217,6 @@ class Directory:
                 self._leader = hinted
             elif self._leader == address and not isinstance(error, _OF_A_LEADER):
                 self._leader, self._suspect = None, address
-
-
-Addresses = Sequence[str] | str | Directory
-"""What clients take: addresses, or an address book, which several clients may share."""
-
-
-def directory_of(addresses: Addresses, leader_is: str) -> Directory:
-    """The address book itself, or a new one. Raises ``ConfigError`` for no address."""
-    return addresses if isinstance(addresses, Directory) else Directory(parse_addresses(addresses), leader_is)
 
 
 class Search:

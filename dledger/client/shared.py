@@ -31,10 +31,6 @@ RETRY_WAIT_S_MIN: Final = 0.02
 RETRY_WAIT_S_MAX: Final = 0.1
 """A longer pause would outlast the election it waits for: clients found the new leader 0.5 s late."""
 
-LOOK_AFTER_S: Final = 0.5
-"""An answer that takes longer is overdue: the client then checks whether another node leads."""
-LOOK_AGAIN_S: Final = 0.25
-"""The pause between two such checks."""
 
 _RETRIED: Final = (
     NotLeaderError,

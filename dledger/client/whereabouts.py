@@ -39,11 +39,6 @@ class AddressBook:
             known += tuple(address for address in self._hinted if address not in nodes_said)
         return tuple(dict.fromkeys(known))
 
-    def replace_given(self, given: tuple[str, ...]) -> None:
-        """Use these given addresses from now on."""
-        self._untried = (self._untried & set(given)) | (set(given) - set(self._given))
-        self._given = given
-
     def note_answer(self, address: str, node: str) -> None:
         """``node`` answered at ``address``."""
         self._untried.discard(address)

@@ -19,8 +19,6 @@ from dledger.errors import ConfigError, TlsError
 from dledger.rpc.file_watch import FileWatch
 from dledger.rpc.tls_stream import TlsStream
 
-ALERT_RECORD: Final = 0x15
-"""The first byte of a TLS alert."""
 MAKE_CERTIFICATES: Final = "`dledger certs` creates suitable ones"
 _REHEARSAL_ROUNDS: Final = 8
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG"})
