@@ -27,18 +27,14 @@ from dledger.rpc.clients.grpc_server import GrpcServer
 from dledger.rpc.listening import listen_for_clients
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.server import DLedgerServer
-from dledger.types import LogIndex
 from dledger.values import address_text, host_of
 from rocketstore.broker.broker import Broker, ClientShares, LoopTools, Storage
 from rocketstore.broker.hosts import resolve
 from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.ports import GroupView
-from rocketstore.broker.positions import no_indexes
 from rocketstore.broker.readers import ReadThreads
 from rocketstore.broker.status import group_view
 from rocketstore.broker_config import HA_PORT_OFFSET, BrokerConfig
-from rocketstore.broker_grpc import codec
-from rocketstore.broker_grpc.service import BrokerService
 from rocketstore.broker_remoting.registration import MASTER_ID, NameServerRegistration
 from rocketstore.broker_remoting.service import RemotingService
 from rocketstore.broker_remoting.successor import SuccessorWatch
@@ -84,7 +80,6 @@ class BrokerPorts:
         self._remoting: RemotingService | None = None
         self._acceptor: RemotingAcceptor | None = None
         self._grpc: GrpcServer | None = None
-        self._service: BrokerService | None = None
         self._dialled: list[RemotingClient] = []
 
     # -- for any thread ------------------------------------------------------------------------------------------------
@@ -141,7 +136,7 @@ class BrokerPorts:
         with ExitStack() as opened:
             listening = self._listen(opened)
             self.broker = broker = await self._broker(bridge)
-            await self._serve_grpc(broker)
+            await self._serve_grpc()
             opened.pop_all()
         self._remoting = self._serve_remoting(broker)
         limits = self._config.effective_limits
@@ -188,7 +183,7 @@ class BrokerPorts:
             host,
         )
 
-    async def _serve_grpc(self, broker: Broker) -> None:
+    async def _serve_grpc(self) -> None:
         config, node, port = self._config, self._served.node, self._config.grpc_bind_port
         if port is None:
             return
@@ -205,8 +200,6 @@ class BrokerPorts:
             request_bytes_max = options.request_bytes_for(config.store.max_message_size)
             server_options = options.server_options(config.limits, request_bytes_max, calls_max)
             server = GrpcServer(connections, server_options, calls_max, config.streams_max)
-        self._service = BrokerService(broker, server.connections, self._position_of, self._runtime)
-        server.add(codec.SERVICE, self._service.methods())
         await server.start(config.bind_host, port, self._served.tls, describes_itself=self._served.guard is None)
         self._grpc = server
         if node is not None:
@@ -242,16 +235,6 @@ class BrokerPorts:
         if self._registration is not None:
             self._registration.wake()
 
-    def _position_of(self, index: int) -> int:
-        """The start of an entry; the log's begin or committed end if it is out of that range."""
-        node = self._served.node
-        if node is None:
-            return no_indexes(index)
-        known = node.bulk.committed_range()
-        if index <= known.begin.index:
-            return int(known.begin.position)
-        return int(node.bulk.place_of_index(min(LogIndex(index), known.end.index)).position)
-
     # -- closing -------------------------------------------------------------------------------------------------------
 
     async def close(self, grace_s: float) -> None:
@@ -261,8 +244,6 @@ class BrokerPorts:
             await self._remoting.close(grace_s)
         if self._grpc is not None:
             await self._grpc.stop(grace_s)
-        if self._service is not None:
-            await self._service.drain()
         if self.broker is not None:
             await self.broker.close()
         if self._acceptor is not None:
@@ -273,9 +254,7 @@ class BrokerPorts:
     async def _accept_nothing_more(self) -> None:
         if self._grpc is not None:
             await self._grpc.announce_end()
-        if self._service is not None:
-            self._service.stop_waiting()
-        elif self.broker is not None:
+        if self.broker is not None:
             self.broker.stop_waiting()
         if self._acceptor is not None:
             self._acceptor.stop_listening()

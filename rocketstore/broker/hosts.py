@@ -8,19 +8,13 @@ import time
 from ipaddress import ip_address
 from typing import Final
 
-from dledger.access.addresses import address_of, parse_address, place_of
+from dledger.access.addresses import parse_address
 from dledger.values import address_text
 from rocketstore.message.message import LOOPBACK, HostAddress
 
 TRIES: Final = 3
 PAUSE_S: Final = 1.0
 _log = logging.getLogger("rocketstore")
-
-
-def peer_host(peer: str) -> HostAddress:
-    """Parse gRPC's peer name (``ipv4:127.0.0.1:4711``, ``ipv6:[::1]:4711``); loopback for anything else."""
-    address = address_of(peer)
-    return LOOPBACK if address is None else HostAddress(address.packed, place_of(peer)[1])
 
 
 def host_address(host: str, port: int) -> HostAddress:

@@ -6,11 +6,10 @@ converted to offsets: in each queue, that of the first message whose record star
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from dledger.errors import InvalidRequestError
 from rocketstore.broker.topics import Topics
 from rocketstore.message.checks import NO_SEND_TOPICS
 from rocketstore.state.changes import QueueOffset
@@ -22,11 +21,6 @@ COMMITTED_AT_ONCE: Final = 512
 """Offsets per change of the broker state."""
 
 
-def no_indexes(_index: int) -> int:
-    """Stands in where a log has no indexes."""
-    raise InvalidRequestError("a plain broker's log has no indexes: give a position instead")
-
-
 @dataclass(frozen=True, slots=True)
 class Reached:
     """Queue offsets, and the log position they correspond to: lower than requested if dispatch is behind."""
@@ -36,16 +30,11 @@ class Reached:
 
 
 class LogPositions:
-    """Looks up queue offsets. ``position_of``: the start of the entry with an index. May block, so for threads only."""
+    """Looks up queue offsets. May block, so for threads only."""
 
-    def __init__(self, store: MessageStore, topics: Topics, position_of: Callable[[int], int] = no_indexes) -> None:
+    def __init__(self, store: MessageStore, topics: Topics) -> None:
         self._store = store
         self._topics = topics
-        self._position_of = position_of
-
-    def of_index(self, index: int, topics: Iterable[str]) -> Reached:
-        """The offsets of a reader that has consumed every entry before ``index``."""
-        return self.of_position(self._position_of(index), topics)
 
     def of_position(self, position: int, topics: Iterable[str]) -> Reached:
         """For these topics, or for all if none are given. Raises ``Refusal`` for an unknown topic."""

@@ -80,10 +80,8 @@ class Retries:
         self.sent_back: Final[Counter[tuple[str, str]]] = Counter()
         """How many messages came back, by group and their first topic."""
 
-    async def put_back(
-        self, group: str, offset: int, *, delay_level: int, retries_max: int | None, owner: str, topic: str = ""
-    ) -> None:
-        """Store a message again, to be retried or as a dead one. ``topic``: the one it must be in, if given.
+    async def put_back(self, group: str, offset: int, *, delay_level: int, retries_max: int | None, owner: str) -> None:
+        """Store a message again, to be retried or as a dead one.
 
         Raises ``Refusal``.
         """
@@ -92,8 +90,6 @@ class Retries:
         if not config.retry_queues:
             return
         message = await self._message_at(offset)
-        if topic not in ("", message.topic):
-            raise Refusal(RefusalKind.NO_MESSAGE, f"no message of topic {topic} begins at offset {offset}")
         limit = config.retry_times_max if retries_max is None else retries_max
         is_dead = message.reconsume_times >= limit or delay_level < 0
         target = dead_topic(config) if is_dead else retry_topic(config)

@@ -12,7 +12,7 @@ Each message of a request is refused by itself, unless the request is stored ent
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
 from typing import Final, NamedTuple
@@ -137,7 +137,6 @@ class Sending:
         self._creations: dict[str, list[_Send]] = {}  # by topic, those that wait for it, in their order
         self._behind: dict[str, str] = {}  # numbered producers of which requests wait, and for which topic
         self._gathered = _Gathered(self._launch)
-        self._room_wanted: set[asyncio.Event] = set()
         self._listeners: tuple[Callable[[], None], ...] = ()
         self._last_topic: tuple[TopicConfig | None, BrokerConfig, int] = None, live.now, 0
         self.messages_pending = 0
@@ -188,21 +187,6 @@ class Sending:
 
         self.submit(caller, batch, done)
         return await stored
-
-    async def ensure_topics(self, caller: MessageSource, messages: Iterable[Message]) -> None:
-        """Create missing topics before the messages are submitted."""
-        for name in {one.topic for one in messages}:
-            if self._topics.find(name) is None and name not in caller.denied and self._topics.may_create(name):
-                await self._topics.create_default(name, caller.quota.owner)
-
-    async def wait_room(self, room: asyncio.Event) -> None:
-        """Wait until ``room`` is set, or any request was answered."""
-        room.clear()
-        self._room_wanted.add(room)
-        try:
-            await room.wait()
-        finally:
-            self._room_wanted.discard(room)
 
     # -- what is looked at ---------------------------------------------------------------------------------------------
 
@@ -460,9 +444,6 @@ class Sending:
             quota.give(messages, size)
         for listener in self._listeners:
             listener()
-        if self._room_wanted and not self.is_full:
-            for room in self._room_wanted:
-                room.set()
 
     def _completed(self, send: _Send, results: Sequence[PutResult]) -> Sequence[PutResult]:
         """The results of all its messages."""

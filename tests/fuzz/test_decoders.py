@@ -33,7 +33,6 @@ from dledger.store.traces import TRACES_FILE, last_life, traces_of, write_traces
 from dledger.types import EntryId, EntryRun, HardState, LogIndex, NodeId, Position, Term
 from dledger_spark.option_values import offsets_value
 from rocketstore.broker.tag_filter import TagFilter
-from rocketstore.broker_grpc import codec as broker_codec
 from rocketstore.client.aio.received import split_records
 from rocketstore.consume_queue.ends import QUEUE_ENDS_FILE, QueueEnd, read_ends, write_ends
 from rocketstore.consume_queue.units import parse_units
@@ -63,7 +62,7 @@ Decode = Callable[[bytes], object]
 
 def _wire_decoders() -> Iterator[tuple[str, Decode]]:
     """All of them, also those that are written tomorrow."""
-    for module in (codec, client_codec, bulk_codec, broker_codec):
+    for module in (codec, client_codec, bulk_codec):
         for name, one in sorted(vars(module).items()):
             if name.startswith("decode_") and isinstance(one, types.FunctionType) and one.__module__ == module.__name__:
                 required = [

@@ -34,7 +34,7 @@ def test_a_census_counts_lines_names_twins_and_large_classes(tmp_path: Path) -> 
     for name, text in {
         "dledger/one.py": f"class _Twin:\n    pass\ndef public():\n    pass\n{wide}",
         "cluster/two.py": "class _Twin:\n    pass\n",
-        "rocketstore/pb/three.py": "class Generated:\n    pass\n",
+        "dledger/pb/three.py": "class Generated:\n    pass\n",
         "tests/four.py": "class Test:\n    pass\n",
     }.items():
         path = tmp_path / name

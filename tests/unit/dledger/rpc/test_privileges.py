@@ -1,7 +1,6 @@
 """Who may call what at a node: every method of its services, for everybody from nobody to an administrator.
 
-The methods are those of the protocol's files: one that is added without a line here fails. The broker's have the same
-table in ``tests/unit/rocketstore/broker_grpc/test_privileges.py``.
+The methods are those of the protocol's files: one that is added without a line here fails.
 """
 
 from __future__ import annotations

@@ -1,24 +1,16 @@
-"""The broker's service on a real port, over a store and a state in memory."""
+"""The rules of a broker, over a store and a state in memory."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator
-from typing import Self, TypeVar, cast
-
-import grpc
-import pytest
-from google.protobuf.message import Message as Wire
+from collections.abc import Callable, Iterable
+from typing import Self, cast
 
 from dledger.access.guard import AccessGuard
 from dledger.access.rules import AccessRules
-from dledger.client.security import ClientSecurity
 from dledger.clock import Clock
 from dledger.conditions import Conditions
 from dledger.errors import InvalidRequestError
 from dledger.rpc.bridge import LoopBridge, LoopThread
-from dledger.rpc.clients.aio_server import add_methods, aio_server
-from dledger.rpc.clients.connections import Connections
 from rocketstore.broker.broker import Broker, ClientShares, LoopTools, Storage
 from rocketstore.broker.groups import Groups
 from rocketstore.broker.mastership import Mastership
@@ -26,21 +18,16 @@ from rocketstore.broker.ports import GroupView, StateDone
 from rocketstore.broker.readers import ReadThreads
 from rocketstore.broker.transactions.service import TransactionService
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.broker_grpc.codec import SERVICE
-from rocketstore.broker_grpc.service import BrokerService
 from rocketstore.message.message import HostAddress
 from rocketstore.message.record import decode_record
-from rocketstore.pb import broker_pb2 as pb
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import GroupConfig, QueueOffset, TopicConfig
 from rocketstore.store.message_store import IndexEnd, MessageStore
 from rocketstore.store.stats import StoreStats
 from rocketstore.types import BrokerRole, PutMessageStatus, PutResult, QueueUnit, ScannedRecords
 from tests.support.fake_store import FakeStore
-from tests.support.grpc_client import open_channel
 
 STORE_HOST = HostAddress(b"\x7f\0\0\1", 10911)
-AnswerT = TypeVar("AnswerT", bound=Wire)
 
 
 class FakeExtent:
@@ -235,7 +222,7 @@ class FakeState(BrokerState):
 
 
 class Harness:
-    """A served broker and a channel to it."""
+    """A broker, which no client can reach."""
 
     def __init__(
         self,
@@ -243,11 +230,9 @@ class Harness:
         *topics: TopicConfig,
         has_caught_up: Callable[[], bool] = lambda: True,
         rules: AccessRules | None = None,
-        security: ClientSecurity | None = None,
     ) -> None:
         self.config = config or BrokerConfig()
         self.guard = None if rules is None else AccessGuard(rules, name="n0", clock=Clock())
-        self._security = security
         self._has_caught_up = has_caught_up
         self.store = ServedFakeStore()
         self.state = FakeState(*(topics or (TopicConfig("T", 4, 4),)))
@@ -259,12 +244,9 @@ class Harness:
     def __enter__(self) -> Self:
         self.bridge = self._loop.start()
         self.bridge.run(self._serve(self.bridge))
-        self.address = f"127.0.0.1:{self.port}"
-        self.channel = open_channel(self.address, self._security)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.channel.close()
         self.stop()
         self._loop.stop()
 
@@ -277,7 +259,6 @@ class Harness:
         self.bridge.run(acting())
 
     async def _serve(self, bridge: LoopBridge) -> None:
-        self.server = aio_server()
         store = cast("MessageStore", _Observed(self.store))  # it passes everything else on
         clock = Clock()
         self.broker = Broker(
@@ -288,11 +269,6 @@ class Harness:
             ClientShares(self.config, self.guard),
             STORE_HOST,
         )
-        connections = Connections("unwatched", self.config.limits, share_percent=75)
-        self.service = BrokerService(self.broker, connections)
-        add_methods(self.server, SERVICE, self.service.methods())
-        self.port = self.server.add_insecure_port("127.0.0.1:0")
-        await self.server.start()
 
     def stop(self, grace_s: float | None = None) -> None:
         """As the broker's server does."""
@@ -301,38 +277,8 @@ class Harness:
             self.bridge.run(self._end(grace_s))
             self.broker.loop.readers.close()
 
-    async def _end(self, grace_s: float | None) -> None:
-        self.service.stop_waiting()
-        await self.server.stop(grace_s)
-        await self.service.drain()
+    async def _end(self, grace_s: float | None) -> None:  # for those that serve it
         await self.broker.close()
-
-    def call(self, method: str, request: Wire, answer: type[AnswerT], timeout_s: float = 10) -> AnswerT:
-        """A unary call."""
-        return answer.FromString(self.call_bytes(method, request.SerializeToString(), timeout_s))
-
-    def call_bytes(self, method: str, request: bytes, timeout_s: float = 10) -> bytes:
-        """A unary call with whatever bytes."""
-        unary: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self.channel.unary_unary(
-            f"/{SERVICE}/{method}", request_serializer=None, response_deserializer=None
-        )
-        return unary(request, timeout=timeout_s)
-
-    def send(self, *messages: pb.Message) -> list[pb.SendResult]:
-        """Results of one request."""
-        return list(self.call("Send", pb.SendRequest(messages=messages), pb.SendResponse).results)
-
-    def pull(self, **wish: object) -> pb.PullResponse:
-        """A pull from topic T."""
-        request = pb.PullRequest(**({"topic": "T"} | wish))  # type: ignore[arg-type]
-        return self.call("Pull", request, pb.PullResponse)
-
-    def stream(self, method: str, requests: Iterator[bytes]) -> grpc.CallIterator[bytes]:
-        """A stream both ways."""
-        multi: grpc.StreamStreamMultiCallable[bytes, bytes] = self.channel.stream_stream(
-            f"/{SERVICE}/{method}", request_serializer=None, response_deserializer=None
-        )
-        return multi(requests)
 
     @property
     def groups(self) -> Groups:
@@ -342,15 +288,3 @@ class Harness:
     def become(self, role: BrokerRole) -> None:
         """Change the store's role."""
         self.store.role = role
-
-
-@contextlib.contextmanager
-def failing(code: grpc.StatusCode, words: str = "") -> Iterator[dict[str, str]]:
-    """Expect a gRPC failure; gives its trailing metadata afterwards."""
-    metadata: dict[str, str] = {}
-    with pytest.raises(grpc.RpcError) as caught:
-        yield metadata
-    error = caught.value
-    assert error.code() is code, error
-    assert words in (error.details() or "")
-    metadata |= {str(one[0]): str(one[1]) for one in error.trailing_metadata() or ()}  # type: ignore[index]  # stubs

@@ -58,7 +58,7 @@ def test_messages_in_memory_need_no_thread(
 def test_waiting_for_a_message_needs_no_thread(
     broker: RemotingHarness, client: RemotingSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither to see that there is none yet, nor to read the one that arrives; for gRPC's pulls likewise."""
+    """Neither to see that there is none yet, nor to read the one that arrives."""
     client.subscribe("g", "T")
     client.send(body=b"first")
     monkeypatch.setattr(broker.broker.loop.readers, "run", no_thread)
@@ -68,9 +68,6 @@ def test_waiting_for_a_message_needs_no_thread(
         wait_until(lambda: len(broker.broker.pulling.waiting) == 1, "it waits")
         client.send(body=b"%d" % number)
         assert decode_record(client.answer_to(waiting).body).body == b"%d" % number
-
-    assert broker.pull(offset=2, wait_ms=9000).count == 1
-    assert broker.pull(offset=3).status == "OFFSET_OVERFLOW_ONE"
 
 
 def test_a_filter_is_applied(client: RemotingSocket) -> None:

@@ -1,1 +1,0 @@
-"""The broker over gRPC: decodes requests, calls the broker, encodes answers."""

@@ -1,1 +1,0 @@
-"""Generated from proto/rocketstore; see proto/generate.sh."""
