@@ -99,7 +99,7 @@ def test_every_test_that_is_named_exists() -> None:
         node.name
         for path in (ROOT / "tests").rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
 
     named = [
