@@ -196,10 +196,9 @@ class BrokerPorts:
                 share_percent=config.access.account_share_percent,
                 conditions=self._served.conditions,
             )
-            calls_max = config.pulls_waiting_max + config.send_pending_messages_max + config.streams_max
-            request_bytes_max = options.request_bytes_for(config.store.max_message_size)
-            server_options = options.server_options(config.limits, request_bytes_max, calls_max)
-            server = GrpcServer(connections, server_options, calls_max, config.streams_max)
+            streams_max = config.streams_max  # of health and reflection, which are all it serves
+            server_options = options.server_options(config.limits, options.FRAMING_BYTES, streams_max)
+            server = GrpcServer(connections, server_options, 2 * streams_max, streams_max)
         await server.start(config.bind_host, port, self._served.tls, describes_itself=self._served.guard is None)
         self._grpc = server
         if node is not None:
