@@ -128,7 +128,7 @@ class BrokerConfig:
     pulls_waiting_max: Positive = 20_000
     """Maximum pulls waiting for messages."""
     streams_max: Positive = 1024
-    """Maximum open client streams of each kind (send, pull; health and reflection) on this broker."""
+    """Maximum open streams of health and reflection at a plain broker's port of gRPC."""
     send_pending_messages_max: Positive = 40_000
     """Maximum messages of all producers waiting to be stored; beyond it, streams pause and single sends are refused."""
     send_pending_bytes_max: Bytes = 48 * MIB
