@@ -71,8 +71,7 @@ class SendBatch(NamedTuple):
 
     ``wait``: whether the answer waits for what the broker's settings promise. ``producer`` numbers the messages: then
     all of them are stored or none, as with ``together``. ``topic`` is created if the messages' is missing, otherwise
-    one of the broker's default, of at most ``queues_max`` queues (0: the default). ``has_room``: the sender waits until
-    there is room, and so is not refused for a lack of it.
+    one of the broker's default, of at most ``queues_max`` queues (0: the default).
     """
 
     messages: list[Message]
@@ -82,7 +81,6 @@ class SendBatch(NamedTuple):
     together: bool = False
     topic: TopicConfig | None = None
     queues_max: int = 0
-    has_room: bool = False
     origin: Origin = Origin.CLIENT
 
 
@@ -162,7 +160,7 @@ class Sending:
             done([])
             return
         if batch.origin is Origin.CLIENT:
-            problem = self._problem(caller, batch)
+            problem = self._problem(caller)
             if problem is not None:
                 done([problem] * len(batch.messages))
                 return
@@ -190,11 +188,11 @@ class Sending:
 
     # -- what is looked at ---------------------------------------------------------------------------------------------
 
-    def _problem(self, caller: MessageSource | None, batch: SendBatch) -> PutResult | None:
+    def _problem(self, caller: MessageSource | None) -> PutResult | None:
         """Why nothing of a request is taken now."""
         if not self._mastership.is_master:
             return self._mastership.refusal()
-        if caller is None or batch.has_room:
+        if caller is None:
             return None
         if caller.quota.is_full:
             problem = _refusal(PutMessageStatus.FLOW_CONTROL, str(caller.quota.full_error()))
