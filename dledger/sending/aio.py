@@ -1,4 +1,4 @@
-"""Drives a window on an event loop, as ``threads`` does with threads."""
+"""Drives a window on an event loop."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from dledger.errors import DLedgerError, PendingFullError, UnavailableError
 from dledger.records import record
-from dledger.sending.aio_futures import wait_for_batch
 from dledger.sending.batch import Answer, ItemT, OutgoingBatch, ResultT, partly_added
+from dledger.sending.futures import wait_for_batch
 from dledger.sending.window import NEVER, Window, Wish, connect_timeout_s
 
 SelfT = TypeVar("SelfT", bound="AsyncSender[Any, Any]")
@@ -41,7 +41,7 @@ OnEnd: TypeAlias = Callable[[BatchStream[ItemT, ResultT]], None]
 
 @record(frozen=True, slots=True)
 class AsyncLinks(Generic[ItemT, ResultT]):
-    """The asyncio counterpart of ``Links``."""
+    """How a sender finds a leader and opens a stream to it."""
 
     connect: Callable[[float, OnAnswer[ItemT, ResultT], OnEnd[ItemT, ResultT]], Awaitable[BatchStream[ItemT, ResultT]]]
     find_leader: Callable[[], Awaitable[str | None]]
@@ -53,7 +53,7 @@ def _now_ms() -> float:
 
 
 class AsyncSender(Generic[ItemT, ResultT]):
-    """``Sender`` for asyncio, bound to the event loop of its first use."""
+    """Sends what is added, in order; bound to the event loop of its first use."""
 
     def __init__(self, links: AsyncLinks[ItemT, ResultT], window: Window[ItemT, ResultT], name: str) -> None:
         self._links = links
@@ -76,11 +76,6 @@ class AsyncSender(Generic[ItemT, ResultT]):
     ) -> None:
         await self.close()
 
-    @property
-    def failed_items(self) -> int:
-        """How many items have failed so far."""
-        return self._window.failed_items
-
     async def add(
         self,
         payload: bytes,
@@ -89,7 +84,7 @@ class AsyncSender(Generic[ItemT, ResultT]):
         sequence: int | None = None,
         timeout_s: float | None = None,
     ) -> tuple[OutgoingBatch[ItemT, ResultT], int]:
-        """See ``Sender.add``; waits only while too much is pending."""
+        """Add an item; returns its batch and its place in it. Waits only while too much is pending."""
         if self._window.is_full:
             await self._wait_for_room(timeout_s)
         return self._add(payload, item, sequence, timeout_s)
@@ -130,7 +125,10 @@ class AsyncSender(Generic[ItemT, ResultT]):
     async def add_many(
         self, payloads: Sequence[bytes], *, items: Sequence[ItemT] = (), sequence: int | None = None
     ) -> list[tuple[OutgoingBatch[ItemT, ResultT], int, int]]:
-        """See ``Sender.add_many``. Other callers' items come between only if it has to wait for room."""
+        """Add items in order: batches, the place of the first item in each, and their number.
+
+        Other callers' items come between only if it has to wait for room.
+        """
         window = self._window
         spans: list[tuple[OutgoingBatch[ItemT, ResultT], int, int]] = []
         at = 0
@@ -166,7 +164,7 @@ class AsyncSender(Generic[ItemT, ResultT]):
     async def add_whole(
         self, payloads: list[bytes], *, sequence: int | None = None, timeout_s: float | None = None
     ) -> OutgoingBatch[ItemT, ResultT]:
-        """See ``Sender.add_whole``."""
+        """Add items that go in one request, or not at all."""
         window = self._window
         now_ms = _now_ms()
         if window.is_full:

@@ -52,10 +52,6 @@ class WindowRules(Generic[ItemT, ResultT]):
     """Whether an error with an unknown outcome would only recur."""
     unknown: Callable[[str], DLedgerError] = RequestTimeoutError
     """The error for an item that may or may not be stored."""
-    queue_of: Callable[[ItemT, ResultT | None], object] | None = None
-    """The queue of an unnumbered item, as sent or as stored: the item is not repeated once a later one of its queue
-    is stored. None: no such check.
-    """
 
 
 class OutgoingBatch(Generic[ItemT, ResultT]):
@@ -144,13 +140,10 @@ class OutgoingBatch(Generic[ItemT, ResultT]):
         self.sent_at_ms = now_ms
         self.was_first = is_first
 
-    def take(
-        self, answer: Answer[ResultT], rules: WindowRules[ItemT, ResultT], *, repeats: bool, given: bool
-    ) -> DLedgerError | None:
+    def take(self, answer: Answer[ResultT], rules: WindowRules[ItemT, ResultT], *, given: bool) -> DLedgerError | None:
         """Record an answer; returns its gravest failure. ``left`` then holds what to send again.
 
-        ``repeats``: unnumbered items that may be stored are also sent again. ``given``: the application assigned the
-        numbers, so no item may be sent without those before it.
+        ``given``: the application assigned the numbers, so no item may be sent without those before it.
         """
         sent, self.sent = self.sent, ()
         if isinstance(answer, AllStored):
@@ -170,7 +163,7 @@ class OutgoingBatch(Generic[ItemT, ResultT]):
         if self.producer:
             trouble, left = self._take_numbered(outcomes, sent, results, rules, given=given)
         else:
-            trouble, left = self._take_unnumbered(outcomes, sent, results, rules, repeats=repeats)
+            trouble, left = self._take_unnumbered(outcomes, sent, results, rules)
         if not left:  # the outcome of every item sent is known
             self.part_max = 0
             self.lost = bool(unsent) and self.doubtful
@@ -202,24 +195,18 @@ class OutgoingBatch(Generic[ItemT, ResultT]):
         sent: Sequence[int],
         results: Sequence[ResultT | DLedgerError],
         rules: WindowRules[ItemT, ResultT],
-        *,
-        repeats: bool,
     ) -> tuple[DLedgerError | None, Sequence[int]]:
         trouble: DLedgerError | None = None
-        overtaken: set[object] = set()  # queues in which a later item is stored
         again: list[int] = []
         for place, result in zip(reversed(sent), reversed(results), strict=True):
             if not isinstance(result, DLedgerError):
                 outcomes[place] = result
-                if rules.queue_of is not None:
-                    overtaken.add(rules.queue_of(self.items[place], result))
                 continue
             if trouble is None or (result.outcome == "unknown" != trouble.outcome):
                 trouble = result
             if not is_unknown(outcomes[place]):  # a later refusal does not undo an earlier attempt
                 outcomes[place] = result
-            may_repeat = rules.is_retried(result) or (repeats and result.outcome == "unknown")
-            if may_repeat and not (rules.queue_of and rules.queue_of(self.items[place], None) in overtaken):
+            if rules.is_retried(result):
                 again.append(place)
         return trouble, again[::-1]
 

@@ -64,11 +64,6 @@ class ProducerNumbering:
         self._following: int | None = None  # numbers from the application: the next one expected; None: any
         self._unnumbered_until_ms = 0.0
 
-    @property
-    def are_off(self) -> bool:
-        """Whether nothing is being numbered at present."""
-        return not self._name
-
     # --- numbering --------------------------------------------------------------------------------------------------
 
     def check(self, sequence: int | None) -> None:

@@ -17,9 +17,6 @@ no connection. Recovery, then and after any failure not caused by an item:
 2. When nothing is in flight, the batches to repeat go back to the front of the backlog, in order, and are renumbered
    (``numbering``).
 3. The driver connects to the current leader and sends a single batch; only its success reopens the window.
-
-Without numbers a server may not know which request follows which, so a request after a refused one may be stored.
-Senders that need the order then keep one request in flight (``one_at_a_time``).
 """
 
 from __future__ import annotations
@@ -63,10 +60,7 @@ _ABOUT_NUMBERS: Final = (OutOfOrderSequenceError, UnknownProducerError, TooManyP
 
 @record(frozen=True, slots=True)
 class WindowOptions:
-    """The limits of a window and its handling of failures.
-
-    ``retry_unknown``: without numbers, also send again what may be stored, so that it may be stored twice.
-    """
+    """The limits of a window."""
 
     linger_ms: Annotated[float, Range(0), Unit.MS] = 2.0
     batch_bytes: Bytes = 1 << 19
@@ -75,8 +69,6 @@ class WindowOptions:
     inflight_requests_max: Positive = 32
     inflight_items_max: Positive = 4096
     timeout_ms: Annotated[float, Range(above=0), Unit.MS] = 5000.0
-    retry_unknown: bool = False
-    one_at_a_time: bool = False
 
     def __post_init__(self) -> None:
         problems = out_of_range(self)
@@ -111,7 +103,6 @@ class Window(Generic[ItemT, ResultT]):
         self.options = options
         self.open: OutgoingBatch[ItemT, ResultT] | None = None
         self.pending_bytes = 0
-        self.failed_items = 0
         self.closed = False
         self.done: list[OutgoingBatch[ItemT, ResultT]] = []
         self._rules = rules
@@ -143,28 +134,15 @@ class Window(Generic[ItemT, ResultT]):
         return self.pending_bytes >= self.options.pending_bytes_max
 
     @property
-    def is_idle(self) -> bool:
-        """Whether everything added so far is done."""
-        return not (self._inflight or self._again or self._backlog or self.open)
-
-    @property
     def is_numbered_outside(self) -> bool:
         """Whether the application assigns the numbers."""
         return self._numbering is not None and self._numbering.are_given
 
     @property
-    def expiry_ms(self) -> float:
-        """No sealed batch expires earlier."""
-        return self._expiry_ms
-
-    @property
     def pending_items(self) -> int:
         """How many items were added and are not done."""
-        return sum(len(one.payloads) for one in self.unfinished())
-
-    def unfinished(self) -> list[OutgoingBatch[ItemT, ResultT]]:
-        """All batches that are not done."""
-        return self.waiting() + ([self.open] if self.open is not None else [])
+        unfinished = self.waiting() + ([self.open] if self.open is not None else [])
+        return sum(len(one.payloads) for one in unfinished)
 
     def waiting(self) -> list[OutgoingBatch[ItemT, ResultT]]:
         """All sealed batches that are not done."""
@@ -176,21 +154,6 @@ class Window(Generic[ItemT, ResultT]):
             self._numbering.check(sequence)
         elif sequence is not None:
             raise InvalidRequestError("sequence numbers require enable_idempotence")
-
-    def put(self, payload: bytes) -> int:
-        """Add an item to the open batch, cheaply; returns its place, or -1 if none is open or too much is pending."""
-        batch = self.open
-        if batch is None or self.pending_bytes >= self.options.pending_bytes_max:
-            return -1
-        payloads = batch.payloads
-        place = len(payloads)
-        cost = len(payload) + ITEM_OVERHEAD_BYTES  # raises for an unsized payload before anything has changed
-        payloads.append(payload)
-        self.pending_bytes += cost
-        size = batch.size = batch.size + cost
-        if size >= self.options.batch_bytes or place + 1 >= self.options.batch_items:
-            self.seal()
-        return place
 
     def add(
         self,
@@ -322,8 +285,7 @@ class Window(Generic[ItemT, ResultT]):
         if not self._inflight:
             return True
         options = self.options
-        alone = options.one_at_a_time and (self._numbering is None or self._numbering.are_off)
-        if self._single or alone or len(self._inflight) >= options.inflight_requests_max:
+        if self._single or len(self._inflight) >= options.inflight_requests_max:
             return False
         return self._inflight_items + items <= options.inflight_items_max
 
@@ -356,8 +318,7 @@ class Window(Generic[ItemT, ResultT]):
         numbering = self._numbering
         first = batch.sequence
         given = numbering is not None and numbering.are_given
-        repeats = self.options.retry_unknown and numbering is None
-        trouble = batch.take(answer, self._rules, repeats=repeats, given=given)
+        trouble = batch.take(answer, self._rules, given=given)
         if numbering is not None and batch.producer and batch.sequence > first:
             numbering.stored(batch)
         if numbering is not None and batch.lost:
@@ -410,7 +371,6 @@ class Window(Generic[ItemT, ResultT]):
     def _finish(self, batch: OutgoingBatch[ItemT, ResultT]) -> None:
         self.pending_bytes -= batch.size
         failed = batch.failed
-        self.failed_items += failed
         numbering = self._numbering
         if failed and numbering is not None and batch.producer and (numbering.are_given or not batch.sent):
             self._note_failed(numbering, batch)

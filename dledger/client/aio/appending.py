@@ -18,7 +18,7 @@ from dledger.errors import DLedgerError, EmptyBatchError, UnavailableError
 from dledger.remoting.log import codec
 from dledger.rpc.clients.codec import Append
 from dledger.sending.aio import AsyncLinks, AsyncSender, BatchStream, OnAnswer, OnEnd
-from dledger.sending.aio_futures import AsyncSentItem, AsyncSentMany, wait_for_batch
+from dledger.sending.futures import AsyncSentItem, AsyncSentMany, wait_for_batch
 from dledger.sending.numbering import ProducerNumbering
 from dledger.sending.window import Window, WindowOptions
 from dledger.values import MIB

@@ -35,7 +35,7 @@ def test_what_may_be_stored_is_not_sent_in_parts() -> None:
     batch.producer, batch.sequence = "n0", 0
     for answer in (RequestTimeoutError("the stream broke"), InvalidRequestError("the limits have changed")):
         batch.begin(0.0, is_first=True)
-        batch.take(answer, RULES, repeats=False, given=False)
+        batch.take(answer, RULES, given=False)
 
     assert not batch.left
     assert [one.outcome for one in batch.outcomes if isinstance(one, DLedgerError)] == ["unknown", "unknown"]
@@ -50,7 +50,7 @@ def test_a_refused_item_makes_nothing_certain_of_those_behind_it_that_were_unkno
     busy, refused = PendingFullError("full"), InvalidRequestError("the limits have changed")
     for answer in (RequestTimeoutError("the stream broke"), [busy, refused, busy]):
         batch.begin(0.0, is_first=True)
-        batch.take(answer, RULES, repeats=False, given=True)
+        batch.take(answer, RULES, given=True)
 
     assert not batch.left
     assert [one.outcome for one in batch.outcomes if isinstance(one, DLedgerError)] == ["unknown"] * 3

@@ -166,11 +166,9 @@ def test_where_the_broker_knows_of_less_a_new_name_begins(
 def test_without_room_nothing_is_numbered_for_a_while(numbers: ProducerNumbering, send: Make) -> None:
     """Case 6; then it is tried again."""
     assert number_again(numbers, send(error=TooManyProducersError("")), send()) == [("", -1, False)] * 2
-    assert numbers.are_off
 
     assert number_again(numbers, send(), now_ms=UNNUMBERED_MS - 1) == [("", -1, False)]
     assert number_again(numbers, send(), now_ms=UNNUMBERED_MS) == [("n1", 0, False)]
-    assert not numbers.are_off
 
 
 def test_a_refusal_because_of_an_earlier_batch_costs_no_name(numbers: ProducerNumbering, send: Make) -> None:

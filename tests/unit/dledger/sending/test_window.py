@@ -16,7 +16,6 @@ from dledger.errors import (
     OutOfOrderSequenceError,
     PendingFullError,
     RequestTimeoutError,
-    TooManyProducersError,
     UnavailableError,
 )
 from dledger.sending import window as window_module
@@ -133,31 +132,6 @@ def test_a_batch_larger_than_all_that_may_be_under_way_goes_alone() -> None:
     window.add_whole([b"a", b"b", b"c"], 0.0)
 
     assert bodies(sent(window)) == [[b"a", b"b", b"c"]]
-
-
-def test_without_numbers_an_ordered_window_has_one_request_under_way() -> None:
-    """The server would store what follows a refused one."""
-    options = WindowOptions(linger_ms=0.0, batch_items=1, one_at_a_time=True)
-    window = opened(options)
-
-    add(window, b"a", b"b")
-
-    assert bodies(sent(window)) == [[b"a"]]
-
-
-def test_an_ordered_window_that_numbers_nothing_for_a_while_has_one_request_under_way() -> None:
-    """As one that never does: where the server has no room for its name, nothing else keeps the order."""
-    options = WindowOptions(linger_ms=0.0, batch_items=1, one_at_a_time=True)
-    window = opened(options, numbering=named())
-    add(window, b"a", b"b", b"c")
-    first, *behind = sent(window)
-    assert len(behind) == 2, "numbers keep the order"
-    fail(window, TooManyProducersError("no room"), first, *behind)
-    window.step(1000.0)
-    window.connected()
-    store(window, *sent(window, 1000.0), now_ms=1000.0)
-
-    assert bodies(sent(window, 1000.0)) == [[b"b"]]
 
 
 def test_nothing_goes_under_a_new_name_while_something_is_under_way_under_the_old_one() -> None:
@@ -350,7 +324,7 @@ def test_an_abandoned_window_sends_nothing_more() -> None:
     window.fail_all(UnavailableError("closed"), 1.0)
     fail(window, RequestTimeoutError("it ended"), under_way, now_ms=2.0)
 
-    assert window.is_idle
+    assert not window.pending_items
     assert [one.outcome for one in (*under_way.outcomes, *waiting.outcomes)] == ["unknown", "not_applied"]  # type: ignore[union-attr]
     with pytest.raises(UnavailableError):
         window.add(b"c", 3.0)
@@ -473,8 +447,8 @@ def test_an_abandoned_window_forgets_nothing_that_was_refused_or_never_sealed() 
         one.fail_all(UnavailableError("closed"), 1.0)
     fail(window, RequestTimeoutError("it ended"), under_way, now_ms=2.0)
 
-    assert window.is_idle
-    assert patient.is_idle
+    assert not window.pending_items
+    assert not patient.pending_items
     for batch in (refused, lingering, unsealed):
         assert batch.done
         assert [type(outcome) for outcome in batch.outcomes] == [UnavailableError]
@@ -482,17 +456,16 @@ def test_an_abandoned_window_forgets_nothing_that_was_refused_or_never_sealed() 
 
 def test_all_that_waits_is_counted_however_it_was_added() -> None:
     """Else there is no bound, or never room again."""
-    window: Window[None, int] = Window(WindowOptions(linger_ms=10_000.0, pending_bytes_max=3 * 65), RULES, named())
+    window: Window[None, int] = Window(WindowOptions(linger_ms=10_000.0), RULES, named())
     whole = window.add_whole([b"a", b"b"], 0.0)
     window.step(0.0)
     window.connected()
     assert window.pending_bytes == whole.size == 2 * 65
     window.add(b"c", 0.0)
-    assert window.put(b"d") == -1
+    assert window.pending_bytes == 3 * 65
 
     store(window, *sent(window))
     assert window.pending_bytes == 65
-    assert window.put(b"d") == 1
 
 
 def test_an_item_with_a_time_out_of_its_own_shares_no_batch() -> None:

@@ -60,7 +60,7 @@ def test_everybody_is_told_the_truth(seed: int, *, numbered: bool) -> None:
     world, told = bad_day(seed, numbered=numbered)
 
     entries = world.log.entries
-    assert world.window.is_idle
+    assert not world.window.pending_items
     assert world.window.pending_bytes == 0
     assert len(told) == ITEMS
     for payload, batch, place in told:
