@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from benchmarks import stats
+from benchmarks.blocking_remoting import BlockingRemotingClient
 from benchmarks.context import Context
 from benchmarks.figures import Figure
 from benchmarks.process_facts import resident_of
@@ -22,7 +23,6 @@ from benchmarks.registry import Scenario
 from benchmarks.scenarios.brokers import TOPIC, prepare
 from benchmarks.targets import ALONE
 from cluster.local.brokers import LocalBrokers
-from dledger.remoting.blocking import BlockingRemotingClient
 from dledger.remoting.frame import Frame
 from rocketstore.client.blocking import Admin
 from rocketstore.remoting.codes import RequestCode

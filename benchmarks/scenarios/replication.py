@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks import stats
+from benchmarks.blocking_remoting import BlockingRemotingClient
 from benchmarks.context import Context
 from benchmarks.figures import Figure
 from benchmarks.peers import rocketmq
@@ -23,7 +24,6 @@ from benchmarks.targets import JAVA_PAIR, PUT_ALONE, RAW_COPY
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import HOST, free_ports
 from dledger.conditions import ConditionKind
-from dledger.remoting.blocking import BlockingRemotingClient
 from dledger.remoting.frame import Frame
 from rocketstore.client.aio.admin_records import TopicInfo
 from rocketstore.client.blocking import Admin, Producer

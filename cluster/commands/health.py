@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     import ssl
 
     from dledger.config import SecurityConfig
+    from dledger.remoting.frame import Frame
 
     MakeContext = Callable[[], ssl.SSLContext]
 
@@ -135,31 +135,40 @@ def security_context(addresses: Sequence[str], security: CommandSecurity) -> Mak
 
 def problem_of(address: str, tls: MakeContext | None, timeout_s: float) -> str:
     """The problem with a server; empty if it answers: whatever it is, and whatever it says to somebody unknown."""
+    import asyncio
     import ssl
 
-    from dledger.remoting.blocking import BlockingRemotingClient
     from dledger.remoting.client import UnreachableError
     from dledger.remoting.codes import AnswerCode
     from dledger.remoting.connection import DisconnectedError
-    from dledger.remoting.frame import Frame
     from dledger.rpc.tls import explain
-    from rocketstore.remoting.codes import RequestCode
 
-    with closing(BlockingRemotingClient(tls=tls)) as client:
-        try:
-            answer = client.call(address, Frame(RequestCode.GET_BROKER_CLUSTER_INFO, 0), timeout_s)
-        except UnreachableError as error:
-            if isinstance(error.__cause__, ssl.SSLError):
-                return explain(error.__cause__, address)
-            return str(error).removeprefix(f"cannot connect to {address}: ")
-        except TimeoutError:
-            return f"no answer within {timeout_s:g} s"
-        except DisconnectedError as error:
-            hint = "" if tls is not None else ": it may require TLS (--tls-ca), or not be a port for clients"
-            return f"{str(error).removeprefix(f'the connection to {address} ended: ')}{hint}"
+    try:
+        answer = asyncio.run(_ask(address, tls, timeout_s))
+    except UnreachableError as error:
+        if isinstance(error.__cause__, ssl.SSLError):
+            return explain(error.__cause__, address)
+        return str(error).removeprefix(f"cannot connect to {address}: ")
+    except TimeoutError:
+        return f"no answer within {timeout_s:g} s"
+    except DisconnectedError as error:
+        hint = "" if tls is not None else ": it may require TLS (--tls-ca), or not be a port for clients"
+        return f"{str(error).rpartition(' ended: ')[2]}{hint}"
     if answer.code == AnswerCode.SERVICE_NOT_AVAILABLE:
         return answer.remark or "it says that it is not available"
     return ""
+
+
+async def _ask(address: str, tls: MakeContext | None, timeout_s: float) -> Frame:
+    from dledger.remoting.client import RemotingClient
+    from dledger.remoting.frame import Frame
+    from rocketstore.remoting.codes import RequestCode
+
+    client = RemotingClient(tls=tls)
+    try:
+        return await client.call(address, Frame(RequestCode.GET_BROKER_CLUSTER_INFO, 0), timeout_s)
+    finally:
+        await client.close(at_once=True)
 
 
 def own_name_server(environ: Mapping[str, str]) -> OwnServer:

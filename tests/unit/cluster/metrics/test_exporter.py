@@ -12,6 +12,7 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.blocking_remoting import BlockingRemotingClient
 from cluster.local.group import free_ports
 from cluster.metrics import metered
 from cluster.metrics.broker_metrics import add_replication
@@ -21,7 +22,6 @@ from cluster.metrics.families import Families
 from dledger.conditions import ConditionKind
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.errors import DLedgerError
-from dledger.remoting.blocking import BlockingRemotingClient
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame
 from dledger.server import DLedgerServer

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.blocking_remoting import BlockingRemotingClient
 from cluster import certs
 from dledger.config import ClientAuth, SecurityConfig
-from dledger.remoting.blocking import BlockingRemotingClient
 from dledger.remoting.client import UnreachableError
 from dledger.remoting.connection import DisconnectedError
 from dledger.remoting.frame import Frame

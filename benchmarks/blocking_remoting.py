@@ -1,4 +1,4 @@
-"""Remoting requests without an event loop: one connection per address, one request on it at a time. Thread-safe."""
+"""Remoting requests without an event loop, for figures of one request: one connection per address, one at a time."""
 
 from __future__ import annotations
 
