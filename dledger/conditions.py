@@ -143,12 +143,6 @@ class Conditions:
         if held is not None:
             self._over(held)
 
-    def clear_kind(self, kind: ConditionKind) -> None:
-        """End all conditions of this kind, whatever their subjects."""
-        for one in self.now():
-            if one.kind == kind:
-                self.clear(kind, one.subject)
-
     def holds(self, kind: ConditionKind, subject: str | None = None) -> bool:
         """Whether one of this kind holds (``subject`` None: any)."""
         return any(one.kind == kind and subject in (None, one.subject) for one in self.now())

@@ -131,12 +131,10 @@ def _bound(value: float, unit: Unit | None) -> str:
 
 
 Positive = Annotated[int, Range(1)]
-NotNegative = Annotated[int, Range(0)]
 AboveZero = Annotated[float, Range(above=0)]
 Port = Annotated[int, Range(0, 65535)]
 Bytes = Annotated[int, Range(1), Unit.BYTES]
 BytesOrZero = Annotated[int, Range(0), Unit.BYTES]
 Millis = Annotated[int, Range(1), Unit.MS]
-MillisOrZero = Annotated[int, Range(0), Unit.MS]
 AnyMillis = Annotated[int, Unit.MS]
 Percent = Annotated[int, Range(1, 100), Unit.PERCENT]

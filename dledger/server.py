@@ -34,7 +34,7 @@ from dledger.core.messages import (
 from dledger.core.node import Node
 from dledger.core.noops import Wrap
 from dledger.core.outbox import RoleChange, RoleReason
-from dledger.core.ports import AppendHook, BatchHook, PreparedAppend
+from dledger.core.ports import BatchHook, PreparedAppend
 from dledger.core.progress import full_members
 from dledger.errors import CorruptLogError, DLedgerError, FencedError, InvalidRequestError, LeaderHint
 from dledger.instruments import SILENT, Instruments
@@ -302,10 +302,6 @@ class DLedgerServer:
             raise FencedError(f"{self._config.node_id} is fenced: {self.fenced}. Ask another member")
 
     # -- life ----------------------------------------------------------------------------------------------------
-
-    def add_append_hook(self, hook: AppendHook) -> None:
-        """Run ``hook`` on every entry this node appends as leader; only before ``start``."""
-        self.log.add_append_hook(hook)
 
     def add_batch_hook(self, hook: BatchHook) -> None:
         """Run ``hook`` on every batch this node appends as leader; only before ``start``."""

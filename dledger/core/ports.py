@@ -25,18 +25,13 @@ from dledger.types import (
     Term,
 )
 
-AppendHook = Callable[[LogIndex, Term, Position, memoryview], None]
-"""Called on the leader for every NORMAL entry of a batch, after its index and position are fixed, before its CRCs.
-
-The last argument is the whole record (48 byte header, then body), writable; a hook may change body bytes in place and
-nothing else. Followers never run hooks: they receive the patched bytes (RocketMQ stores position + 48 at record byte 76
-this way).
-"""
 BatchHook = Callable[[Sequence[int], Sequence[Body]], Sequence[Body]]
-"""Called on the leader once per part of a batch that lies in one segment: an ``AppendHook`` for many small entries.
+"""Called on the leader once per part of a batch of NORMAL entries that lies in one segment, after positions are fixed,
+before CRCs.
 
 From positions and bodies it returns the bodies to store, of unchanged lengths: the same objects, changed in place, if
-they are ``bytearray``.
+they are ``bytearray``. Followers never run hooks: they receive the patched bytes (RocketMQ stores position + 48 at
+record byte 76 this way).
 """
 
 

@@ -25,7 +25,7 @@ from time import monotonic
 
 from dledger.clock import Clock
 from dledger.config import StoreConfig
-from dledger.core.ports import AppendHook, BatchHook
+from dledger.core.ports import BatchHook
 from dledger.errors import (
     CorruptLogError,
     DiskError,
@@ -80,7 +80,6 @@ class FileStore(LogReader):
         self._clock = clock
         self._fs = fs
         self._checkpoint_file = opened.checkpoint_file
-        self._hooks: tuple[AppendHook, ...] = ()
         self._batch_hooks: tuple[BatchHook, ...] = ()
         self._remove_lock = threading.Lock()
         self._flush_lock = threading.Lock()
@@ -222,14 +221,8 @@ class FileStore(LogReader):
         """Repairs of this log with what peers have, for a background thread."""
         return Mender(self._files, self._state, self._fs, self.directory, self.mark_at, unchecked=self._unchecked)
 
-    def add_append_hook(self, hook: AppendHook) -> None:
-        """Have ``hook`` called for every entry appended as leader with magic 1, in the order of registration."""
-        self._hooks = (*self._hooks, hook)
-
     def add_batch_hook(self, hook: BatchHook) -> None:
-        """Have ``hook`` called for all of them at once, after the hooks for single entries, in order of
-        registration.
-        """
+        """Have ``hook`` called for what is appended as leader with magic 1, in order of registration."""
         self._batch_hooks = (*self._batch_hooks, hook)
 
     def append_as_leader(
@@ -245,8 +238,6 @@ class FileStore(LogReader):
         units: list[bytes] = []
         positions: list[int] = []
         for piece in pieces:
-            if self._hooks and magic is Magic.NORMAL:
-                piece = records.apply_hooks(self._hooks, index, term, piece)
             if self._batch_hooks and magic is Magic.NORMAL:
                 piece = records.apply_batch_hooks(self._batch_hooks, piece)
             encoded = records.encode_piece(int(magic), term, index, piece, chain)

@@ -31,7 +31,7 @@ from typing import Final
 import numpy as np
 from crc32c import crc32c
 
-from dledger.core.ports import AppendHook, BatchHook
+from dledger.core.ports import BatchHook
 from dledger.errors import EntryTooLargeError, InvalidRequestError, invariant
 from dledger.layout import BLANK_HEAD, BLANK_MAGIC, ENTRY, ENTRY_HEADER_BYTES, INDEX_UNIT, MIN_BLANK_BYTES
 from dledger.records import record
@@ -224,21 +224,6 @@ def encode_record(
     header = CHAINED_HEADER.pack(magic, size, index, term, position, channel, crc32c(body), length)
     chain = crc32c(header, chain_crc)
     return b"".join((header[:CHAIN_CRC_OFFSET], CHAIN_CRC.pack(chain), header[CHAIN_CRC_OFFSET:], body)), chain
-
-
-def apply_hooks(hooks: Sequence[AppendHook], first_index: int, term: int, piece: Piece) -> Piece:
-    """The piece after the hooks; what they do to a header is overwritten later."""
-    patched: list[Body] = []
-    position, channel = piece.position, piece.channel
-    for index, body in enumerate(piece.bodies, first_index):
-        size = len(body) + ENTRY_HEADER_BYTES
-        record = bytearray(HEADER.pack(1, size, index, term, position, channel, 0, 0, len(body)) + body)
-        with memoryview(record) as view:
-            for hook in hooks:
-                hook(LogIndex(index), Term(term), Position(position), view)
-        patched.append(bytes(record[ENTRY_HEADER_BYTES:]))
-        position += len(record)
-    return Piece(piece.position, patched, channel)
 
 
 def apply_batch_hooks(hooks: Sequence[BatchHook], piece: Piece) -> Piece:

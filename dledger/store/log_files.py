@@ -26,9 +26,6 @@ from dledger.types import LogIndex
 
 Write = tuple[int, bytes]
 """An absolute position inside one segment, and the bytes for it."""
-Touched = tuple[list[MappedFile], list[MappedFile]]
-"""Data and index files."""
-
 _COLD: Final = sys.maxsize
 """Everything that begins below this is read with ``pread``."""
 INDEX_ADVICE: Final = (

@@ -143,11 +143,6 @@ class MappedFileQueue:
         file = self.find(offset)
         return None if file is None else file.read(offset - file.base, size, cold=cold)
 
-    def file_by_time(self, time_ms: int) -> StoreFile | None:
-        """The first file last modified at or after ``time_ms``, otherwise the last one; None if there are none."""
-        files = self._files
-        return next((file for file in files if file.last_modified_ms >= time_ms), files[-1] if files else None)
-
     # Opening
 
     def load(self, below: int | None = None) -> None:

@@ -14,7 +14,6 @@ from typing import Final
 from dledger.errors import InvalidRequestError
 from dledger.layout import ENTRY_HEADER_BYTES
 from rocketstore.config import KIB, MessageStoreConfig
-from rocketstore.message.batch import expand_batch
 from rocketstore.message.delay import parse_level
 from rocketstore.message.message import (
     PROPERTY_DELAY,
@@ -27,7 +26,6 @@ from rocketstore.message.message import (
     PROPERTY_TIMER_OUT_MS,
     Message,
 )
-from rocketstore.message.message import SYS_FLAG_TRANSACTION as TRANSACTION
 from rocketstore.message.properties import (
     PROPERTIES_BYTES_MAX,
     decode_properties,
@@ -188,29 +186,6 @@ def _check_string(encoded: bytes) -> PutResult | None:
     except UnicodeDecodeError as error:
         return _illegal(f"the properties cannot be stored: {error}")
     return _properties_too_long(text, len(encoded)) if len(encoded) > PROPERTIES_BYTES_MAX else None
-
-
-def check_batch(batch: Message, config: MessageStoreConfig) -> PutResult | None:
-    """Why a batch (a message whose body consists of items) cannot be stored, or None if it can."""
-    if batch.sys_flag & TRANSACTION:
-        return _illegal("a batch cannot be part of a transaction")
-    if batch.delay_level > 0:
-        return _illegal("a batch cannot be delayed")
-    if len(batch.body) > config.max_message_size:
-        return _illegal(f"the batch has {len(batch.body)} bytes; at most {config.max_message_size} are allowed")
-    try:
-        messages = expand_batch(batch)
-    except InvalidRequestError as refusal:
-        return _illegal(str(refusal))
-    if not messages:
-        return _illegal("the batch is empty")
-    for message in messages:
-        if message.delay_level > 0:
-            return _illegal("a message of a batch cannot be delayed")
-        refusal_of_message = check_message(message, config)
-        if refusal_of_message is not None:
-            return refusal_of_message
-    return None
 
 
 def _check_fields(message: Message) -> str:

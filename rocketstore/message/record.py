@@ -243,15 +243,6 @@ def tails_of(window: NDArray[np.uint8], magics: Ints, body_ends: Ints) -> Tails:
     return Tails(begins, ends, ends + _PROPERTIES_LENGTH_BYTES, bytes_at(ends) << 8 | bytes_at(ends + 1))
 
 
-def record_length(message: Message) -> int:
-    """The length of the message's record. Raises ``InvalidRequestError`` if it cannot be stored."""
-    hosts = (len(message.born_host[0]), len(message.store_host[0]))
-    flags = _FLAGS_BY_LENGTHS.get(hosts, 0)
-    properties = encode_properties(message.properties) or message.property_string
-    topic_bytes = len(_topic_field(message.topic)) - 1
-    return _STRUCTS[flags].size + LENGTHS_BYTES + len(message.body) + topic_bytes + len(properties)
-
-
 def encode_record(message: Message, *, queue_offset: int = 0, physical_offset: int = 0) -> bytes:
     """The message's record; sets the message's ``size``, ``body_crc`` and the host bits of its ``sys_flag``.
 

@@ -104,10 +104,6 @@ def find_members(roots: Sequence[Path], conf_files: Sequence[Path]) -> list[OldM
     return members
 
 
-def _resolved(paths: Sequence[Path]) -> set[Path]:
-    return {path.resolve() for path in paths}
-
-
 def _loaded(path: Path, problems: list[str]) -> BrokerConfig | None:
     try:
         return load_broker_settings(path, {}, {})[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,6 @@ from typing import Any
 
 from docker.models.containers import Container
 
-from cluster.containers.compose import compose_command
 from cluster.containers.engine import EngineClient
 from cluster.containers.image import PROJECT
 from cluster.local.group import free_ports
@@ -24,6 +24,15 @@ from tests.support.waiting import wait_until
 UP_TIMEOUT_S = 120.0
 TOKEN = "a token of the tests"
 NODES = ("n0", "n1", "n2")
+
+
+def compose_command() -> list[str] | None:
+    """Docker's plugin, or Debian's docker-compose 1.29; None if there is neither."""
+    if shutil.which("docker") is not None:
+        asked = subprocess.run(["docker", "compose", "version"], check=False, capture_output=True)
+        if asked.returncode == 0:
+            return ["docker", "compose"]
+    return ["docker-compose"] if shutil.which("docker-compose") is not None else None
 
 
 @dataclass(frozen=True, slots=True)

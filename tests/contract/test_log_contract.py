@@ -9,7 +9,7 @@ from typing import Protocol
 
 import pytest
 
-from dledger.core.ports import AppendHook, BatchHook, Log
+from dledger.core.ports import BatchHook, Log
 from dledger.errors import (
     EntryTooLargeError,
     IndexBeforeBeginError,
@@ -39,8 +39,6 @@ from tests.unit.dledger.store.support import SEGMENT_BYTES, bodies_of, copy_log,
 
 class HookedLog(Log, Protocol):
     """A log that takes append hooks."""
-
-    def add_append_hook(self, hook: AppendHook) -> None: ...
 
     def add_batch_hook(self, hook: BatchHook) -> None: ...
 
@@ -161,24 +159,6 @@ def test_a_term_below_the_last_is_a_bug(log: Log) -> None:
         log.append_as_leader(Term(1), [b"b"])
 
 
-def test_hooks_patch_the_stored_body_of_normal_entries_only(log: HookedLog) -> None:
-    """A hook sees the final index and position and changes the body; CRCs cover the patched bytes; headers stay."""
-    seen: list[tuple[int, int, int, int]] = []
-
-    def hook(index: LogIndex, term: Term, position: Position, record: memoryview) -> None:
-        seen.append((index, term, position, len(record)))
-        record[0:48] = bytes(48)
-        record[48:50] = b"%02d" % index
-
-    log.add_append_hook(hook)
-    log.append_as_leader(Term(1), [b"..a", b"..b"])
-    log.append_as_leader(Term(1), [b"..n"], Magic.NOOP)
-    log.append_as_leader(Term(1), [b"x" * 4040])
-
-    assert seen == [(0, 1, 0, 51), (1, 1, 51, 51), (3, 1, 4096, 4088)]
-    assert [body[:3] for body in bodies_of(log)] == [b"00a", b"01b", b"..n", b"03x"]
-
-
 def test_batch_hooks_see_each_segments_part_of_a_batch_at_once(log: HookedLog) -> None:
     """Bodies that are ``bytearray`` are patched in place; what is stored, and its CRC, is what the hook gives back."""
     seen: list[list[int]] = []
@@ -189,10 +169,11 @@ def test_batch_hooks_see_each_segments_part_of_a_batch_at_once(log: HookedLog) -
 
     log.add_batch_hook(hook)
     batch = log.append_as_leader(Term(1), [bytearray(b"..a"), b"..b", b"x" * 4000])
+    log.append_as_leader(Term(1), [b"..n"], Magic.NOOP)
 
     assert seen == [[0, 51], [4096]]
     assert batch.positions == (0, 51, 4096)
-    assert [body[:4] for body in bodies_of(log)] == [b"00a", b"51b", b"96xx"]
+    assert [body[:4] for body in bodies_of(log)] == [b"00a", b"51b", b"96xx", b"..n"]
 
 
 def _stamp(body: Body, position: int) -> Body:

@@ -15,7 +15,7 @@ from rocketstore.remoting.bodies.clients import CheckClientBody, LockQueuesBody,
 from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.codes import RequestCode
-from rocketstore.remoting.supported import CODES, AnsweredBy
+from tools.docs_reference.supported import CODES, AnsweredBy
 from rocketstore.server import BrokerServer
 from tests.support.remoting import RemotingSocket
 from tests.unit.rocketstore.test_server import plain

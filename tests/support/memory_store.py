@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import groupby
 
-from dledger.core.ports import AppendHook, BatchHook
+from dledger.core.ports import BatchHook
 from dledger.errors import (
     IndexBeforeBeginError,
     IndexOutOfRangeError,
@@ -46,7 +46,6 @@ class MemoryStore:
     def __init__(self, segment_bytes: int = 1024 * MIB, max_entry_bytes: int = 4 * MIB) -> None:
         self._segment_bytes = segment_bytes
         self._entry_bytes_limit = min(max_entry_bytes, segment_bytes - MIN_BLANK_BYTES)
-        self._hooks: tuple[AppendHook, ...] = ()
         self._batch_hooks: tuple[BatchHook, ...] = ()
         self._sequence = 0
         self._committed = LogIndex(-1)
@@ -92,12 +91,8 @@ class MemoryStore:
     def committed_index(self) -> LogIndex:
         return self._committed
 
-    def add_append_hook(self, hook: AppendHook) -> None:
-        """Have ``hook`` called for every entry appended as leader with magic 1, in the order of registration."""
-        self._hooks = (*self._hooks, hook)
-
     def add_batch_hook(self, hook: BatchHook) -> None:
-        """Have ``hook`` called for all of them at once, after the single ones' hooks, in the order of registration."""
+        """Have ``hook`` called for all of them at once, in the order of registration."""
         self._batch_hooks = (*self._batch_hooks, hook)
 
     def term_at(self, index: LogIndex) -> Term:
@@ -141,8 +136,6 @@ class MemoryStore:
         first = index = self._last.index + 1
         count = len(self._positions)
         for piece in records.split_batch(bodies, self._end, self._segment_bytes, channel):
-            if self._hooks and magic is Magic.NORMAL:
-                piece = records.apply_hooks(self._hooks, index, term, piece)
             if self._batch_hooks and magic is Magic.NORMAL:
                 piece = records.apply_batch_hooks(self._batch_hooks, piece)
             position = piece.position

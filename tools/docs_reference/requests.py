@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from rocketstore.remoting.supported import CODES
+from tools.docs_reference.supported import CODES
 
 DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "rocketmq.md"
-BEGIN: Final = "<!-- requests: generated from rocketstore/remoting/supported.py by `make docs` -->\n"
+BEGIN: Final = "<!-- requests: generated from tools/docs_reference/supported.py by `make docs` -->\n"
 END: Final = "<!-- end of the requests -->\n"
 
 

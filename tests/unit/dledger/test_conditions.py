@@ -60,7 +60,7 @@ def test_a_condition_holds_from_its_beginning_until_it_is_cleared(conditions: Co
     conditions.clear(KIND.DAMAGED, "/data/0")
     conditions.clear(KIND.DAMAGED, "/data/none")
     assert [one.subject for one in conditions.now()] == ["/data/1"]
-    conditions.clear_kind(KIND.DAMAGED)
+    conditions.clear(KIND.DAMAGED, "/data/1")
     assert conditions.now() == ()
 
 

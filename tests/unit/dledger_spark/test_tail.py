@@ -18,7 +18,7 @@ from dledger_spark.directory.files import LogSegment
 from dledger_spark.errors import BrokenRecordError, LogDirectoryError
 from dledger_spark.options import VerifyCrc
 from rocketstore.message.message import HostAddress, Message
-from rocketstore.message.record import BLANK, BLANK_MAGIC, HEAD_V4, HEAD_V4_BYTES, encode_record, record_length
+from rocketstore.message.record import BLANK, BLANK_MAGIC, HEAD_V4, HEAD_V4_BYTES, encode_record
 from rocketstore.store.checkpoint import StoreCheckpoint
 from tests.support.log_bytes import write_disk_log
 
@@ -51,7 +51,7 @@ def write_plain(root: Path, *, durable: int | None, born_host: HostAddress = IPV
     for message in some_messages():
         message.born_host = born_host
         room = FILE_BYTES - len(data) % FILE_BYTES
-        if record_length(message) + 8 > room:
+        if len(encode_record(message)) + 8 > room:
             data += BLANK.pack(room, BLANK_MAGIC) + bytes(room - 8)
         places.append((root / "commitlog" / f"{len(data) // FILE_BYTES * FILE_BYTES:020d}", len(data) % FILE_BYTES))
         data += encode_record(message, physical_offset=len(data))

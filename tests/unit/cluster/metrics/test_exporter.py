@@ -157,7 +157,8 @@ def test_a_condition_is_1_while_it_holds_and_0_afterwards(
     assert value(samples(exporter), "dledger_condition", kind="damaged", node="n0", group="default") == 1
     assert value(samples(exporter), "dledger_condition", kind="fenced") == 0
 
-    node.conditions.clear_kind(ConditionKind.DAMAGED)
+    for subject in ("one", "other"):
+        node.conditions.clear(ConditionKind.DAMAGED, subject)
     assert value(samples(exporter), "dledger_condition", kind="damaged") == 0
 
 

@@ -10,9 +10,9 @@ from rocketstore.nameserver.kv import KvConfig
 from rocketstore.nameserver.service import NameService
 from rocketstore.nameserver.tables import RouteTables
 from rocketstore.remoting.codes import OwnCode, RequestCode
-from rocketstore.remoting.supported import CODES, AnsweredBy, Support
 from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness
 from tests.unit.rocketstore.nameserver.support import LIMITS
+from tools.docs_reference.supported import CODES, AnsweredBy, Support
 
 CODE_3 = frozenset(
     {

@@ -79,7 +79,6 @@ def test_an_empty_queue_has_no_offsets(tmp_path: Path) -> None:
     assert (queue.min_offset, queue.max_offset) == (-1, 0)
     assert queue.last_file(create=False) is None
     assert queue.find(0, first_if_missing=True) is None
-    assert queue.file_by_time(0) is None
     assert queue.flush(0)
     assert queue.commit(0)
 
@@ -344,17 +343,6 @@ def test_flushing_goes_on_after_unflushed_files_were_deleted(tmp_path: Path) -> 
         pass
 
     assert queue.flushed_where == 3 * SIZE
-
-
-def test_file_by_time_gives_the_first_one_changed_since(tmp_path: Path) -> None:
-    """Later than all: the last one."""
-    queue = filled(tmp_path, 3)
-    for number, file in enumerate(queue.files()):
-        os.utime(file.path, (100 + number, 100 + number))
-
-    bases = [getattr(queue.file_by_time(time_ms), "base", None) for time_ms in (0, 100_500, 102_000, 999_000)]
-
-    assert bases == [0, 1024, 2048, 2048]
 
 
 def test_destroy_leaves_nothing(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketstore.config import KIB, MIB, MessageStoreConfig
-from rocketstore.message.batch import encode_batch
-from rocketstore.message.checks import check_batch, check_client_topic, check_message, check_topic
+from rocketstore.message.checks import check_client_topic, check_message, check_topic
 from rocketstore.message.message import HostAddress, Message
 from rocketstore.message.record import encode_record
 from rocketstore.types import (
@@ -178,23 +177,3 @@ def test_what_passes_can_be_encoded(message: Message) -> None:
     """The checks are complete."""
     if check_message(message, CONFIG) is None:
         encode_record(message)
-
-
-@pytest.mark.parametrize(
-    ("batch", "refused"),
-    [
-        (Message("t", encode_batch([Message("t", b"x")])), False),
-        (Message("t", encode_batch([Message("t", b"x")]), sys_flag=0x4), True),
-        (Message("t", encode_batch([Message("t", b"x")]), properties={"DELAY": "1"}), True),
-        (Message("t", encode_batch([Message("t", b"x", properties={"DELAY": "1"})])), True),
-        (Message("t" * 128, encode_batch([Message("t", b"x")])), True),
-        (Message("t", encode_batch([Message("t", bytes(100))] * 9)), True),
-        (Message("t", b""), True),
-        (Message("t", b"garbage"), True),
-    ],
-)
-def test_batches_are_plain_messages_of_limited_size(batch: Message, refused: bool) -> None:
-    """Neither transactional nor delayed, not empty, and of whole items."""
-    refusal = check_batch(batch, MessageStoreConfig(max_message_size=1000))
-
-    assert status(refusal) is (PutMessageStatus.MESSAGE_ILLEGAL if refused else None)
