@@ -8,8 +8,9 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
 
 import click
 
@@ -38,6 +39,62 @@ class Server(Protocol):
 
 
 ServerT = TypeVar("ServerT", bound=Server)
+
+
+FC = TypeVar("FC", bound=Callable[..., Any])  # Any: a command's parameters
+
+
+def conf_option(text: str) -> Callable[[FC], FC]:
+    """``--config``, passed as ``config_file``."""
+    kind = click.Path(path_type=Path)
+    return click.option("-c", "--config", "config_file", envvar="DLEDGER_CONFIG", type=kind, metavar="FILE", help=text)
+
+
+def server_options(*, repair: str = "") -> Callable[[FC], FC]:
+    """The options of every server, for ``begin`` and ``run``; ``repair``: what that option does, if there is one."""
+    option = click.option
+    level: dict[str, Any] = {"default": "info", "show_default": True, "type": click.Choice(logs.LEVELS)}  # Any: mixed
+    options = [
+        option("--insecure", is_flag=True, help="Serve plaintext to other machines too; see the settings tls_…."),
+        option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other setting; may be repeated."),
+        option("--repair", is_flag=True, help=repair),
+        option("--log-level", envvar="DLEDGER_LOG_LEVEL", **level),
+        option(
+            "--log-format",
+            envvar="DLEDGER_LOG_FORMAT",
+            type=click.Choice(logs.FORMATS),
+            default="text",
+            show_default=True,
+            help="Log as plain text, or as one JSON object per line.",
+        ),
+        option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop when the parent process exits."),
+    ]
+    if not repair:
+        del options[2]
+
+    def decorate(command: FC) -> FC:
+        for one in reversed(options):
+            command = one(command)
+        return command
+
+    return decorate
+
+
+def begin(
+    named: Mapping[str, str | None], assignments: Sequence[str], *, insecure: bool, log_level: str, log_format: str
+) -> dict[str, str]:
+    """Log as the command line says; returns the settings that it gives. Raises ``click.UsageError``."""
+    logs.to_stderr(log_level, log_format)
+    flags = {name: text for name, text in named.items() if text is not None}
+    if insecure:
+        flags["insecure"] = "true"
+    return flags | assigned(assignments, flags)
+
+
+def warn(warnings: Iterable[str]) -> None:
+    """Log what is strange in the settings."""
+    for warning in warnings:
+        _log.warning("%s", warning)
 
 
 def assigned(assignments: Sequence[str], flags: Mapping[str, str]) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -49,15 +48,7 @@ Flags win over the environment, which wins over the file. Settings without effec
 
 SIGTERM stops gracefully: a master transfers leadership first.""",
 )
-@click.option(
-    "-c",
-    "--config",
-    "config_file",
-    envvar="DLEDGER_CONFIG",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Properties file with RocketMQ's, DLedger's or this project's setting names.",
-)
+@process.conf_option("Properties file with RocketMQ's, DLedger's or this project's setting names.")
 @click.option("-s", "--store", "store_path_root_dir", metavar="DIR", help="Directory for all data; default: ~/store.")
 @click.option("-n", "--name", "broker_name", help="The broker's name; the same for all members of a group.")
 @click.option("-i", "--id", "node_id", help="This member's id in a DLedger group (dLegerSelfId).")
@@ -68,25 +59,9 @@ SIGTERM stops gracefully: a master transfers leadership first.""",
     type=click.Choice(["sync", "async"]),
     help="Acknowledge after or before the flush.",
 )
-@click.option("--insecure", is_flag=True, help="Serve plaintext to other machines too; see the settings tls_….")
-@click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other setting; may be repeated.")
-@click.option(
-    "--repair",
-    is_flag=True,
-    help="Move a damaged or fenced replicated log aside (to damaged-N) and fetch it again from the other members.",
+@process.server_options(
+    repair="Move a damaged or fenced replicated log aside (to damaged-N) and fetch it again from the other members."
 )
-@click.option(
-    "--log-level", envvar="DLEDGER_LOG_LEVEL", type=click.Choice(logs.LEVELS), default="info", show_default=True
-)
-@click.option(
-    "--log-format",
-    envvar="DLEDGER_LOG_FORMAT",
-    type=click.Choice(logs.FORMATS),
-    default="text",
-    show_default=True,
-    help="Log as plain text, or as one JSON object per line.",
-)
-@click.option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop when the parent process exits.")
 def broker(
     config_file: Path | None,
     assignments: Sequence[str],
@@ -98,13 +73,9 @@ def broker(
     **named: str | None,
 ) -> None:
     """Run one broker until SIGTERM or SIGINT: RocketMQ's message store, for its clients and ours."""
-    logs.to_stderr(log_level, log_format)
-    flags = {name: text for name, text in named.items() if text is not None}
-    if insecure:
-        flags["insecure"] = "true"
-    config, warnings = load_broker_settings(config_file, os.environ, flags | process.assigned(assignments, flags))
-    for warning in warnings:
-        logging.getLogger(__name__).warning("%s", warning)
+    flags = process.begin(named, assignments, insecure=insecure, log_level=log_level, log_format=log_format)
+    config, warnings = load_broker_settings(config_file, os.environ, flags)
+    process.warn(warnings)
     sys.exit(_run(config, repair=repair, until_stdin_closes=until_stdin_closes))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cluster import logs, process
+from cluster import process
 
 if TYPE_CHECKING:
     from rocketstore.nameserver.config import NameServerConfig
@@ -34,34 +33,13 @@ different machines, and give all addresses to everybody (HOST:9876;HOST:9876): t
 Every setting is also read from the environment, as DLEDGER_<NAME> (DLEDGER_LISTEN_PORT, DLEDGER_KV_CONFIG_PATH, …).
 Flags win over the environment, which wins over the file. Settings without effect are listed at startup.""",
 )
-@click.option(
-    "-c",
-    "--config",
-    "config_file",
-    envvar="DLEDGER_CONFIG",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Properties file with RocketMQ's or this project's setting names.",
-)
+@process.conf_option("Properties file with RocketMQ's or this project's setting names.")
 @click.option("--port", "listen_port", metavar="PORT", help="Port to listen on; default: 9876; 0 picks a free one.")
 @click.option("--host", "listen_host", metavar="HOST", help="Address to listen on; default: 127.0.0.1.")
 @click.option(
     "--kv", "kv_config_path", metavar="FILE", help="File for administrators' values; default: ~/namesrv/kvConfig.json."
 )
-@click.option("--insecure", is_flag=True, help="Serve plaintext to other machines too; see the settings tls_….")
-@click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other setting; may be repeated.")
-@click.option(
-    "--log-level", envvar="DLEDGER_LOG_LEVEL", type=click.Choice(logs.LEVELS), default="info", show_default=True
-)
-@click.option(
-    "--log-format",
-    envvar="DLEDGER_LOG_FORMAT",
-    type=click.Choice(logs.FORMATS),
-    default="text",
-    show_default=True,
-    help="Log as plain text, or as one JSON object per line.",
-)
-@click.option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop when the parent process exits.")
+@process.server_options()
 def nameserver(
     config_file: Path | None,
     assignments: Sequence[str],
@@ -74,14 +52,9 @@ def nameserver(
     """Run one name server until SIGTERM or SIGINT: brokers register with it, and clients ask it where topics are."""
     from rocketstore.nameserver.settings import load_name_server_settings
 
-    logs.to_stderr(log_level, log_format)
-    flags = {name: text for name, text in named.items() if text is not None}
-    if insecure:
-        flags["insecure"] = "true"
-    flags |= process.assigned(assignments, flags)
+    flags = process.begin(named, assignments, insecure=insecure, log_level=log_level, log_format=log_format)
     config, warnings = load_name_server_settings(config_file, os.environ, flags)
-    for warning in warnings:
-        logging.getLogger(__name__).warning("%s", warning)
+    process.warn(warnings)
     sys.exit(_run(config, until_stdin_closes=until_stdin_closes))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -33,15 +32,7 @@ empty node takes 1.2 GiB.
 Every setting is also read from the environment, as DLEDGER_<NAME> (DLEDGER_MEMBERS, DLEDGER_NODE_ID, …).
 Flags win over the environment, which wins over the file.""",
 )
-@click.option(
-    "-c",
-    "--config",
-    "config_file",
-    envvar="DLEDGER_CONFIG",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Properties file with RocketMQ's, DLedger's or this project's setting names.",
-)
+@process.conf_option("Properties file with RocketMQ's, DLedger's or this project's setting names.")
 @click.option("-g", "--group", help="Name of the group.")
 @click.option("-i", "--id", "node_id", help="This node's id; one of the members.")
 @click.option("-p", "--peers", "members", metavar="ID-HOST:PORT;…", help="All members, including this one.")
@@ -50,25 +41,9 @@ Flags win over the environment, which wins over the file.""",
 @click.option(
     "--flush", "flush_mode", type=click.Choice(["sync", "async"]), help="Acknowledge after or before the flush."
 )
-@click.option("--insecure", is_flag=True, help="Serve plaintext to other machines too; see the settings tls_….")
-@click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other setting; may be repeated.")
-@click.option(
-    "--repair",
-    is_flag=True,
-    help="Move a damaged or fenced log aside (to damaged-N) and fetch it again from the other members.",
+@process.server_options(
+    repair="Move a damaged or fenced log aside (to damaged-N) and fetch it again from the other members."
 )
-@click.option(
-    "--log-level", envvar="DLEDGER_LOG_LEVEL", type=click.Choice(logs.LEVELS), default="info", show_default=True
-)
-@click.option(
-    "--log-format",
-    envvar="DLEDGER_LOG_FORMAT",
-    type=click.Choice(logs.FORMATS),
-    default="text",
-    show_default=True,
-    help="Log as plain text, or as one JSON object per line.",
-)
-@click.option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop when the parent process exits.")
 def serve(
     config_file: Path | None,
     assignments: Sequence[str],
@@ -80,13 +55,9 @@ def serve(
     **named: str | None,
 ) -> None:
     """Run one node until SIGTERM or SIGINT, which stop it gracefully: a leader first transfers leadership."""
-    logs.to_stderr(log_level, log_format)
-    flags = {name: text for name, text in named.items() if text is not None}
-    if insecure:
-        flags["insecure"] = "true"
-    loaded = settings.load(config_file, os.environ, flags | process.assigned(assignments, flags))
-    for warning in loaded.warnings:
-        logging.getLogger(__name__).warning("%s", warning)
+    flags = process.begin(named, assignments, insecure=insecure, log_level=log_level, log_format=log_format)
+    loaded = settings.load(config_file, os.environ, flags)
+    process.warn(loaded.warnings)
     sys.exit(_run(loaded.config, repair=repair, until_stdin_closes=until_stdin_closes))
 
 
