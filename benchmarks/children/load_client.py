@@ -18,10 +18,9 @@ import grpc
 
 from cluster.local.tls import client_security
 from dledger.client import AppendFuture, ClientSecurity, DLedgerClient
-from dledger.errors import DLedgerError
+from dledger.errors import ResponseCode
+from dledger.pb import client_pb2 as pb
 from dledger.rpc import options
-from dledger.rpc.clients import codec as client_codec
-from dledger.rpc.clients.codec import Append
 
 
 class Pipeline:
@@ -73,7 +72,7 @@ def measure(client: DLedgerClient, command: Mapping[str, Any]) -> dict[str, obje
 
 def pend(address: str, group: str, command: Mapping[str, Any]) -> dict[str, object]:  # Any: as above
     """Send ``count`` single appends at once, each as a separate request, and report their results."""
-    request = client_codec.encode_append(Append(group, (os.urandom(command["body_bytes"]),)))
+    request = pb.AppendRequest(group=group, bodies=[os.urandom(command["body_bytes"])]).SerializeToString()
     with grpc.insecure_channel(address) as channel:
         call = channel.unary_unary(options.method(options.LOG_SERVICE, "Append"), _raw, _raw)
         calls = [call.future(request, timeout=command["timeout_seconds"]) for _ in range(command["count"])]
@@ -86,8 +85,8 @@ def failure_of(call: grpc.Future[bytes]) -> str | None:
     error = call.exception()
     if error is not None:
         return repr(error)
-    outcome = client_codec.decode_appended(call.result())[1]
-    return repr(outcome) if isinstance(outcome, DLedgerError) else None
+    status = pb.AppendResponse.FromString(call.result()).status
+    return None if status.code == ResponseCode.SUCCESS else f"{status.error}: {status.message}"
 
 
 def _raw(message: bytes) -> bytes:

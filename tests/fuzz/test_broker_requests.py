@@ -15,10 +15,10 @@ from rocketstore.remoting.bodies.clients import CheckClientBody, LockQueuesBody,
 from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.codes import RequestCode
-from tools.docs_reference.supported import CODES, AnsweredBy
 from rocketstore.server import BrokerServer
 from tests.support.remoting import RemotingSocket
 from tests.unit.rocketstore.test_server import plain
+from tools.docs_reference.supported import CODES, AnsweredBy
 
 _WAITING: Final = {RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE}
 """May wait for a minute, as asked."""

@@ -19,11 +19,12 @@ from dledger.rpc.clients import codec
 from dledger.types import Magic
 from tests.integration.access_harness import ALICE, BOB, NOBODY, ROOT, RULES, SecuredGroup, unharmed
 from tests.integration.conftest import Adopt
+from tests.support import grpc_log
 from tests.support.signed_calls import SignedCalls
 from tests.support.waiting import wait_until
 
 APPEND = options.method(options.LOG_SERVICE, "Append")
-BODY = codec.encode_append(codec.Append("default", [b"by hand"]))
+BODY = grpc_log.encode_append(codec.Append("default", [b"by hand"]))
 
 
 @pytest.fixture
@@ -109,7 +110,7 @@ def test_replayed_aged_and_altered_requests_are_refused(secured: SecuredGroup) -
             captured = elsewhere.call(APPEND, BODY, calls.metadata(APPEND, BODY))
 
     assert good.code is grpc.StatusCode.OK
-    assert codec.decode_appended(good.data)[1]
+    assert grpc_log.decode_appended(good.data)[1]
     refused = (replayed, stale, other_body, other_method, captured)
     assert {one.code for one in refused} == {grpc.StatusCode.UNAUTHENTICATED}
     assert "replayed request" in replayed.details

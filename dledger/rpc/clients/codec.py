@@ -1,6 +1,7 @@
 """The encoding of client requests and answers: ``proto/dledger/v1/client.proto``.
 
-Both ends use it, so that an error raised in a node is the same error in the client.
+Answers that also travel over remoting (metadata, errors, transfers) are read here, too, so that an error raised in a
+node is the same error in the client.
 """
 
 from __future__ import annotations
@@ -22,12 +23,10 @@ from dledger.types import (
     AppendedBatch,
     Entry,
     LogIndex,
-    Magic,
     NodeId,
     Position,
     ProducerBatch,
     Role,
-    StoredRun,
     Term,
 )
 
@@ -82,23 +81,6 @@ class ReadAnswer:
 # --- requests -------------------------------------------------------------------------------------------------------
 
 
-def encode_append(request: Append) -> bytes:
-    """One append request."""
-    producer = request.producer
-    if producer is None:
-        return pb.AppendRequest(
-            group=request.group, bodies=request.bodies, request_id=request.request_id, ordered=request.ordered
-        ).SerializeToString()
-    return pb.AppendRequest(
-        group=request.group,
-        bodies=request.bodies,
-        request_id=request.request_id,
-        ordered=request.ordered,
-        producer=producer.producer,
-        sequence=producer.sequence,
-    ).SerializeToString()
-
-
 def decode_append(data: bytes) -> Append:
     """Raises ``InvalidRequestError``, like every ``decode_*`` of requests."""
     check_count(data, _BODIES)
@@ -118,30 +100,12 @@ def decode_producer_request(data: bytes) -> tuple[str, str]:
     return name(wire.group, "group"), wire.producer
 
 
-def encode_read(request: Read) -> bytes:
-    """A read request."""
-    return pb.ReadRequest(
-        group=request.group,
-        first_index=request.first_index,
-        count=request.count,
-        max_bytes=request.max_bytes,
-        mode=pb.ReadMode.Name(request.mode),
-    ).SerializeToString()
-
-
 def decode_read(data: bytes) -> Read:
     """A read request, its numbers in range (the index may still be beyond the log)."""
     wire = parse(pb.ReadRequest, data)
     if wire.count < 0 or wire.max_bytes < 0:
         raise InvalidRequestError(f"count={wire.count} and max_bytes={wire.max_bytes} must not be negative")
     return Read(wire.group, index(wire.first_index, "first_index"), wire.count, wire.max_bytes, _mode(wire.mode))
-
-
-def encode_follow(request: Read) -> bytes:
-    """A follow request."""
-    return pb.FollowRequest(
-        group=request.group, first_index=request.first_index, mode=pb.ReadMode.Name(request.mode)
-    ).SerializeToString()
 
 
 def decode_follow(data: bytes) -> Read:
@@ -203,20 +167,6 @@ def encode_appended(request_id: int, outcome: AppendedBatch | DLedgerError) -> b
     ).SerializeToString()
 
 
-def decode_appended(data: bytes) -> tuple[int, AppendedBatch | DLedgerError]:
-    """The request's id and its outcome (an error is returned, not raised: it belongs to one of many requests)."""
-    wire = parse(pb.AppendResponse, data)
-    failure = _failure(wire.status)
-    if failure is not None:
-        return wire.request_id, failure
-    first = LogIndex(wire.first_index)
-    last = LogIndex(first + wire.count - 1)
-    duplicates = tuple(
-        StoredRun(LogIndex(run.first_index), run.count, Term(run.term), tuple(run.positions)) for run in wire.duplicates
-    )
-    return wire.request_id, AppendedBatch(Term(wire.term), first, last, tuple(wire.positions), duplicates)
-
-
 def encode_producer_answer(outcome: int | DLedgerError) -> bytes:
     """The number of a producer's next entry."""
     if isinstance(outcome, DLedgerError):
@@ -252,18 +202,6 @@ def encode_read_answer(outcome: ReadAnswer | DLedgerError) -> bytes:
             chain_crc=entry.chain_crc,
         )
     return response.SerializeToString()
-
-
-def decode_read_answer(data: bytes) -> ReadAnswer:
-    """Raises the error in the answer, like the decoders below."""
-    wire = parse(pb.ReadResponse, data)
-    raise_failure(wire.status)
-    return ReadAnswer(
-        [_entry(entry) for entry in wire.entries],
-        LogIndex(wire.committed_index),
-        LogIndex(wire.begin_index),
-        LogIndex(wire.end_index),
-    )
 
 
 def encode_metadata(outcome: NodeStatus | DLedgerError) -> bytes:
@@ -506,19 +444,3 @@ def _role(value: str) -> Role:
         return Role(value)
     except ValueError as error:
         raise InvalidRequestError(f"role {value!r} is unknown") from error
-
-
-def _entry(wire: pb.Entry) -> Entry:
-    try:
-        magic = Magic(wire.magic)
-    except ValueError as error:
-        raise InvalidRequestError(f"entry magic {wire.magic} is unknown") from error
-    return Entry(
-        LogIndex(wire.index),
-        Term(wire.term),
-        Position(wire.position),
-        wire.body,
-        magic,
-        body_crc=wire.body_crc,
-        chain_crc=wire.chain_crc,
-    )

@@ -18,6 +18,7 @@ from dledger.config import AccessConfig, ConnectionLimits, ReplicationConfig, Se
 from dledger.errors import ConfigError, PendingFullError
 from dledger.rpc import options
 from dledger.rpc.clients import codec
+from tests.support import grpc_log
 from tests.support.fake_node import FakeNode
 from tests.support.signed_calls import SignedCalls
 from tests.support.waiting import wait_until
@@ -40,7 +41,7 @@ accounts:
 
 
 def body(count: int = 1) -> bytes:
-    return codec.encode_append(codec.Append("default", [b"x"] * count))
+    return grpc_log.encode_append(codec.Append("default", [b"x"] * count))
 
 
 @contextmanager
@@ -146,7 +147,7 @@ def test_an_account_cannot_have_everything_pending(tmp_path: Path) -> None:
         pending = stream_free.unary_unary(APPEND, None, None).future(many, metadata=alice.metadata(APPEND, many))
         wait_until(lambda: len(node.held) == 1, "four entries are pending")
 
-        refused = codec.decode_appended(alice.call(APPEND, body(), alice.metadata(APPEND, body())).data)[1]
+        refused = grpc_log.decode_appended(alice.call(APPEND, body(), alice.metadata(APPEND, body())).data)[1]
         assert isinstance(refused, PendingFullError)
         assert refused.outcome == "not_applied"
         assert "alice has 4 entries" in str(refused)
@@ -156,7 +157,7 @@ def test_an_account_cannot_have_everything_pending(tmp_path: Path) -> None:
         node.release()
         pending.result(10)
         wait_until(lambda: alice.call(APPEND, body(), alice.metadata(APPEND, body())).data != b"", "alice may again")
-        answer = codec.decode_appended(alice.call(APPEND, body(), alice.metadata(APPEND, body())).data)[1]
+        answer = grpc_log.decode_appended(alice.call(APPEND, body(), alice.metadata(APPEND, body())).data)[1]
         assert not isinstance(answer, PendingFullError)
         stream_free.close()
 

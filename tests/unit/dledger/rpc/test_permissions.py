@@ -17,6 +17,7 @@ from dledger.clock import Clock
 from dledger.config import ServerConfig
 from dledger.rpc import options
 from dledger.rpc.clients import codec
+from tests.support import grpc_log
 from tests.support.fake_node import FakeNode
 from tests.support.grpc_client import CHANNEL_OPTIONS
 
@@ -57,7 +58,7 @@ def test_an_open_append_stream_ends_with_the_permission() -> None:
     with served("PUB") as (channel, change):
         requests: SimpleQueue[bytes | None] = SimpleQueue()
         call = stream_of(channel, "AppendStream")(iter(requests.get, None), 10, KEY)
-        requests.put(codec.encode_append(codec.Append("default", [b"x"])))
+        requests.put(grpc_log.encode_append(codec.Append("default", [b"x"])))
         next(iter(call))
 
         change(RULES.format("SUB"))

@@ -38,6 +38,7 @@ from dledger.rpc.clients import codec as messages
 from dledger.rpc.clients.codec import ReadMode
 from dledger.rpc.ports import RoleEvent
 from dledger.types import LogIndex, NodeId, Position, ProducerBatch, Role, Term
+from tests.support import grpc_log
 from tests.support.fake_node import FakeNode
 from tests.support.waiting import wait_until
 from tests.unit.dledger.remoting.log.harness import (
@@ -74,10 +75,10 @@ def test_both_protocols_serve_one_log(serving: Served) -> None:
             )
             return method(request, timeout=30)
 
-        call("Append", messages.encode_append(messages.Append("default", [b"over gRPC"])))
+        call("Append", grpc_log.encode_append(messages.Append("default", [b"over gRPC"])))
         append(remoting, b"over remoting")
-        whole = messages.encode_read(messages.Read("default", LogIndex(0), 10))
-        bodies = [one.body for one in messages.decode_read_answer(call("Read", whole)).entries]
+        whole = grpc_log.encode_read(messages.Read("default", LogIndex(0), 10))
+        bodies = [one.body for one in grpc_log.decode_read_answer(call("Read", whole)).entries]
         assert bodies == [b"over gRPC", b"over remoting"]
         assert [one.body for one in read(remoting, 0).entries] == bodies
 

@@ -12,6 +12,7 @@ from dledger.rpc import loops, options
 from dledger.rpc.clients import codec
 from dledger.rpc.clients.aio_server import add_methods, aio_server
 from dledger.types import LogIndex
+from tests.support import grpc_log
 from tests.support.http2 import HEADERS, Http2Link, call_frames, frame
 from tests.unit.dledger.rpc.clients.test_connections import APPEND, READ, ask, serving
 
@@ -34,16 +35,16 @@ def test_a_request_for_anything_ends_itself_alone(path: bytes) -> None:
     """gRPC's own server ends, with all calls of everybody, at a path that is no UTF-8."""
     with serving(ConnectionLimits()) as (node, server), grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as held:
         append = held.unary_unary(APPEND, request_serializer=None, response_deserializer=None)
-        append(codec.encode_append(codec.Append("default", [b"before"])), timeout=30)
+        append(grpc_log.encode_append(codec.Append("default", [b"before"])), timeout=30)
         for _ in range(10):
             with Http2Link("127.0.0.1", server.grpc_port) as link:
                 link.begin()
                 link.send(call_frames(1, PATH, b"").replace(PATH.encode(), path))
                 assert b"there is no such method" in refusal(link)
 
-        append(codec.encode_append(codec.Append("default", [b"after"])), timeout=30)
-        read = codec.encode_read(codec.Read("default", LogIndex(0), 2))
-        assert len(codec.decode_read_answer(ask(server, READ, read)).entries) == 2
+        append(grpc_log.encode_append(codec.Append("default", [b"after"])), timeout=30)
+        read = grpc_log.encode_read(codec.Read("default", LogIndex(0), 2))
+        assert len(grpc_log.decode_read_answer(ask(server, READ, read)).entries) == 2
     assert node.bodies() == [b"before", b"after"]
 
 
@@ -56,7 +57,7 @@ def test_requests_for_nothing_that_are_given_up_at_once_end_themselves_alone(cap
                 link.begin()
                 for stream in range(1, 41, 2):
                     link.send(call_frames(stream, PATH, b"") + frame(RST_STREAM, cancel, stream=stream))
-        ask(server, APPEND, codec.encode_append(codec.Append("default", [b"after"])))
+        ask(server, APPEND, grpc_log.encode_append(codec.Append("default", [b"after"])))
         with Http2Link("127.0.0.1", server.grpc_port) as link:
             link.begin()
             for stream in range(1, 201, 2):

@@ -16,6 +16,7 @@ from dledger.rpc.clients import codec
 from dledger.rpc.clients.codec import ReadMode
 from dledger.rpc.ports import MemberStatus, NodeStatus, PeerStatus, RoleEvent
 from dledger.types import AppendedBatch, Entry, LogIndex, Magic, NodeId, Position, Role, Term
+from tests.support import grpc_log
 
 numbers = st.integers(0, 2**62 - 1)
 hints = st.none() | st.builds(LeaderHint, st.text(min_size=1).map(NodeId), st.text())
@@ -47,7 +48,7 @@ ERRORS: list[DLedgerError] = [
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_an_error_arrives_as_itself(error: DLedgerError) -> None:
     """Class, message, outcome and leader survive the way; the response code alone could not tell them apart."""
-    _, arrived = codec.decode_appended(codec.encode_appended(7, error))
+    _, arrived = grpc_log.decode_appended(codec.encode_appended(7, error))
 
     assert isinstance(arrived, DLedgerError)
     assert type(arrived) is type(error)
@@ -59,7 +60,7 @@ def test_the_node_decides_the_outcome() -> None:
     error = errors.ShutdownError("stopping")
     error.outcome = "not_applied"
 
-    _, arrived = codec.decode_appended(codec.encode_appended(7, error))
+    _, arrived = grpc_log.decode_appended(codec.encode_appended(7, error))
 
     assert isinstance(arrived, errors.ShutdownError)
     assert arrived.outcome == "not_applied"
@@ -70,7 +71,7 @@ def test_damage_arrives_with_its_place() -> None:
     error = errors.CorruptLogError(Path("/log"), 8, "bodyCrc differs", "restore it")
 
     with pytest.raises(errors.CorruptLogError, match="damaged at offset 8") as caught:
-        codec.decode_read_answer(codec.encode_read_answer(error))
+        grpc_log.decode_read_answer(codec.encode_read_answer(error))
 
     arrived = caught.value
     assert (arrived.path, arrived.offset, arrived.reason, arrived.advice) == (
@@ -85,7 +86,7 @@ def test_damage_arrives_with_its_place() -> None:
 def test_an_error_with_its_own_constructor_arrives_as_what_its_code_says() -> None:
     """``ConfigError`` lists problems; what arrives says them as one sentence."""
     with pytest.raises(errors.InvalidRequestError, match="a; b"):
-        codec.decode_read_answer(codec.encode_read_answer(errors.ConfigError(["a", "b"])))
+        grpc_log.decode_read_answer(codec.encode_read_answer(errors.ConfigError(["a", "b"])))
 
 
 @pytest.mark.parametrize("code", [ResponseCode.INSTALL_SNAPSHOT_ERROR, 9999])
@@ -93,7 +94,7 @@ def test_an_unknown_code_is_the_base_error(code: int) -> None:
     """A newer node's error still says what it says."""
     data = pb.AppendResponse(status=pb.Status(code=code)).SerializeToString()
 
-    _, arrived = codec.decode_appended(data)
+    _, arrived = grpc_log.decode_appended(data)
 
     assert type(arrived) is DLedgerError
     assert f"answered {int(code)}" in str(arrived)
@@ -104,7 +105,7 @@ def test_append_round_trip(group: str, bodies: tuple[bytes, ...], request_id: in
     """Requests arrive as they were sent."""
     request = codec.Append(group, bodies, request_id, ordered)
 
-    assert codec.decode_append(codec.encode_append(request)) == request
+    assert codec.decode_append(grpc_log.encode_append(request)) == request
 
 
 @given(st.integers(0, 2**63 - 1), numbers, numbers, st.lists(numbers, min_size=1, max_size=9))
@@ -112,7 +113,7 @@ def test_appended_round_trip(request_id: int, term: int, first: int, positions: 
     """As do positive answers."""
     batch = AppendedBatch(Term(term), LogIndex(first), LogIndex(first + len(positions) - 1), tuple(positions))
 
-    assert codec.decode_appended(codec.encode_appended(request_id, batch)) == (request_id, batch)
+    assert grpc_log.decode_appended(codec.encode_appended(request_id, batch)) == (request_id, batch)
 
 
 @given(st.text(max_size=99), numbers, numbers, numbers, st.sampled_from(ReadMode))
@@ -120,8 +121,8 @@ def test_read_round_trip(group: str, first: int, count: int, max_bytes: int, mod
     """Reads and follows."""
     request = codec.Read(group, LogIndex(first), count, max_bytes, mode)
 
-    assert codec.decode_read(codec.encode_read(request)) == request
-    assert codec.decode_follow(codec.encode_follow(codec.Read(group, LogIndex(first), mode=mode))).mode is mode
+    assert codec.decode_read(grpc_log.encode_read(request)) == request
+    assert codec.decode_follow(grpc_log.encode_follow(codec.Read(group, LogIndex(first), mode=mode))).mode is mode
 
 
 @given(st.builds(RoleEvent, st.text().map(NodeId), st.sampled_from(Role), numbers.map(Term), hints))
@@ -135,7 +136,7 @@ def test_read_answer_round_trip() -> None:
     entry = Entry(LogIndex(3), Term(2), Position(99), b"body", Magic.NOOP, body_crc=0xFFFFFFFF, chain_crc=1)
     answer = codec.ReadAnswer([entry], LogIndex(3), LogIndex(0), LogIndex(4))
 
-    assert codec.decode_read_answer(codec.encode_read_answer(answer)) == answer
+    assert grpc_log.decode_read_answer(codec.encode_read_answer(answer)) == answer
 
 
 @pytest.mark.parametrize("age_ms", [-1, 0, 7])
@@ -213,9 +214,6 @@ def test_a_read_that_cannot_be_meant_is_refused(message: pb.ReadRequest, reason:
 
 
 def test_answers_with_unknown_words_are_refused() -> None:
-    """A role or a magic that this version does not know is an error of the answer, not of the program."""
+    """A role that this version does not know is an error of the answer, not of the program."""
     with pytest.raises(InvalidRequestError, match="role 'KING'"):
         codec.decode_role_event(pb.RoleChange(role="KING").SerializeToString())
-    strange = pb.ReadResponse(status=pb.Status(code=200), entries=[pb.Entry(magic=77)])
-    with pytest.raises(InvalidRequestError, match="magic 77"):
-        codec.decode_read_answer(strange.SerializeToString())

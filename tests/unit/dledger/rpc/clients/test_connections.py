@@ -20,6 +20,7 @@ from dledger.rpc.clients import codec, connections
 from dledger.rpc.clients.connections import Place, links_to, surplus
 from dledger.types import LogIndex
 from dledger.values import MIB
+from tests.support import grpc_log
 from tests.support.fake_node import FakeNode
 from tests.support.grpc_client import CHANNEL_OPTIONS
 from tests.support.http2 import DATA, Http2Link, call_frames
@@ -53,8 +54,8 @@ def ask(server: ClientServer, method: str, request: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("method", "request_"),
     [
-        (READ, codec.encode_read(codec.Read("default", LogIndex(0), max_bytes=8 * MIB))),
-        (FOLLOW, codec.encode_follow(codec.Read("default", LogIndex(0)))),
+        (READ, grpc_log.encode_read(codec.Read("default", LogIndex(0), max_bytes=8 * MIB))),
+        (FOLLOW, grpc_log.encode_follow(codec.Read("default", LogIndex(0)))),
     ],
 )
 def test_what_waits_for_a_reader_is_bounded_and_a_client_that_takes_nothing_is_hung_up_on(
@@ -78,7 +79,9 @@ def test_what_waits_for_a_reader_is_bounded_and_a_client_that_takes_nothing_is_h
             link.send(call_frames(1 + 2 * number, method, request_))
         wait_until(lambda: sum(read_bytes) >= 13 * MIB, "half of the room is taken")
 
-        answer = codec.decode_read_answer(ask(server, READ, codec.encode_read(codec.Read("default", LogIndex(0), 1))))
+        answer = grpc_log.decode_read_answer(
+            ask(server, READ, grpc_log.encode_read(codec.Read("default", LogIndex(0), 1)))
+        )
         assert len(answer.entries) == 1
         wait_until(link.is_closed, "it is hung up on", timeout_s=20)
         # Half of the room, of 100 asked for, also while its calls end one by one; and what the other one read.
@@ -98,7 +101,7 @@ def test_idle_connections_make_room_for_new_ones(monkeypatch: pytest.MonkeyPatch
             return sum(not link.is_closed() for link in links)
 
         wait_until(lambda: open_links() <= 6, "those beyond the share are hung up on")
-        ask(server, APPEND, codec.encode_append(codec.Append("default", [b"x"])))
+        ask(server, APPEND, grpc_log.encode_append(codec.Append("default", [b"x"])))
 
     assert len(node.entries) == 1
 

@@ -40,6 +40,7 @@ from dledger.rpc.clients import append_stream, codec
 from dledger.rpc.clients.codec import ReadMode
 from dledger.types import AppendedBatch, LogIndex, NodeId, Role, Term
 from dledger.values import MIB
+from tests.support import grpc_log
 from tests.support.fake_node import FakeNode
 from tests.support.grpc_client import CHANNEL_OPTIONS
 from tests.support.waiting import wait_until
@@ -61,11 +62,11 @@ class Service:
         return answer
 
     def append(self, *bodies: bytes, group: str = "default") -> AppendedBatch | DLedgerError:
-        return codec.decode_appended(self.call("Append", codec.encode_append(codec.Append(group, bodies))))[1]
+        return grpc_log.decode_appended(self.call("Append", grpc_log.encode_append(codec.Append(group, bodies))))[1]
 
     def read(self, first: int, **more: object) -> codec.ReadAnswer:
         request = replace(codec.Read("default", LogIndex(first)), **more)  # type: ignore[arg-type]  # by name
-        return codec.decode_read_answer(self.call("Read", codec.encode_read(request)))
+        return grpc_log.decode_read_answer(self.call("Read", grpc_log.encode_read(request)))
 
     def stream(self, name: str, data: bytes) -> grpc.CallIterator[bytes]:
         method = self.channel.unary_stream(_path(name), request_serializer=None, response_deserializer=None)
@@ -115,7 +116,7 @@ def service() -> Iterator[Service]:
 
 
 def append_request(*bodies: bytes, request_id: int = 1, ordered: bool = False) -> bytes:
-    return codec.encode_append(codec.Append("default", bodies, request_id, ordered))
+    return grpc_log.encode_append(codec.Append("default", bodies, request_id, ordered))
 
 
 # --- append ---------------------------------------------------------------------------------------------------------
@@ -170,9 +171,9 @@ def test_append_refuses_what_cannot_be_stored(
 ) -> None:
     """Before the node sees it, with DLedger's code and the limit's name."""
     with _serve(ServerConfig(client_port=0, store=StoreConfig(max_entry_bytes=1024))) as service:
-        data = service.call("Append", codec.encode_append(codec.Append(group, bodies)))
+        data = service.call("Append", grpc_log.encode_append(codec.Append(group, bodies)))
 
-        outcome = codec.decode_appended(data)[1]
+        outcome = grpc_log.decode_appended(data)[1]
         assert type(outcome) is kind
         assert reason in str(outcome)
         assert pb.AppendResponse.FromString(data).status.code == code
@@ -193,7 +194,7 @@ def test_errors_that_repeat_what_was_said_stay_short_and_keep_their_status(servi
     """gRPC would replace the status of an error whose text is above 16 KiB."""
     group = "\N{SNOWMAN}" * length
     with pytest.raises(IdentityError) as told:
-        codec.decode_read_answer(service.call("Read", codec.encode_read(codec.Read(group, LogIndex(0)))))
+        grpc_log.decode_read_answer(service.call("Read", grpc_log.encode_read(codec.Read(group, LogIndex(0)))))
     assert len(str(told.value)) <= 1000
 
     with pytest.raises(grpc.RpcError) as caught:
@@ -239,7 +240,7 @@ def test_thousands_of_appends_wait_without_threads() -> None:
 
         assert threads - before <= 16
         assert threads <= 64
-        assert len({codec.decode_appended(call.result())[0] for call in calls}) == pending
+        assert len({grpc_log.decode_appended(call.result())[0] for call in calls}) == pending
 
 
 # --- append stream --------------------------------------------------------------------------------------------------
@@ -257,7 +258,7 @@ def test_append_stream_answers_as_requests_complete(service: Service) -> None:
     service.node.release()
     send(None)
 
-    assert [codec.decode_appended(data)[0] for data in answers] == [109 - number for number in range(10)]
+    assert [grpc_log.decode_appended(data)[0] for data in answers] == [109 - number for number in range(10)]
 
 
 def test_append_stream_refuses_ordered_requests_after_a_failed_one(service: Service) -> None:
@@ -269,7 +270,7 @@ def test_append_stream_refuses_ordered_requests_after_a_failed_one(service: Serv
     send(append_request(b"free", request_id=4))
     send(None)
 
-    outcomes = dict(codec.decode_appended(data) for data in answers)
+    outcomes = dict(grpc_log.decode_appended(data) for data in answers)
 
     assert isinstance(outcomes[0], AppendedBatch)
     assert isinstance(outcomes[1], PendingFullError)
@@ -384,12 +385,12 @@ def test_linearizable_read_asks_the_leader_first(service: Service) -> None:
 def test_follow_streams_as_commits_advance(service: Service) -> None:
     """Old entries first, new ones when committed, none twice."""
     service.append(b"0", b"1", b"2")
-    call = service.stream("Follow", codec.encode_follow(codec.Read("default", LogIndex(1))))
+    call = service.stream("Follow", grpc_log.encode_follow(codec.Read("default", LogIndex(1))))
     answers = iter(call)
 
-    assert [entry.body for entry in codec.decode_read_answer(next(answers)).entries] == [b"1", b"2"]
+    assert [entry.body for entry in grpc_log.decode_read_answer(next(answers)).entries] == [b"1", b"2"]
     service.append(b"3")
-    assert [entry.body for entry in codec.decode_read_answer(next(answers)).entries] == [b"3"]
+    assert [entry.body for entry in grpc_log.decode_read_answer(next(answers)).entries] == [b"3"]
     _cancel(call)
 
 
@@ -408,15 +409,15 @@ def test_follow_ends_with_an_error(service: Service, request_: codec.Read, kind:
     service.node.begin_index = 1
     service.node.leader = N1
 
-    (answer,) = list(service.stream("Follow", codec.encode_follow(request_)))
+    (answer,) = list(service.stream("Follow", grpc_log.encode_follow(request_)))
 
     with pytest.raises(kind):
-        codec.decode_read_answer(answer)
+        grpc_log.decode_read_answer(answer)
 
 
 def test_follow_has_no_local_mode(service: Service) -> None:
     """Uncommitted entries may vanish again: a stream of them would lie."""
-    request = codec.encode_follow(codec.Read("default", LogIndex(0), mode=ReadMode.LOCAL))
+    request = grpc_log.encode_follow(codec.Read("default", LogIndex(0), mode=ReadMode.LOCAL))
 
     with pytest.raises(grpc.RpcError) as caught:
         list(service.stream("Follow", request))
