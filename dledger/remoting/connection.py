@@ -378,10 +378,11 @@ class RemotingConnection(asyncio.Protocol):
         Raises ``DisconnectedError``, ``TooManyCallsError`` and ``FrameError``: nothing was sent.
         """
         opaque = self._new_opaque()
-        self.send(encode(request._replace(opaque=opaque)))
+        data = encode(request._replace(opaque=opaque))
         answered: asyncio.Future[Frame] = self._loop.create_future()
-        self._calls[opaque] = answered
+        self._calls[opaque] = answered  # first: the connection may end while this is sent
         answered.add_done_callback(lambda _: self._calls.pop(opaque, None))
+        self.send(data)
         return answered
 
     def submit(self, frame_of: Callable[[int], bytes], answered: Callable[[Frame | DisconnectedError], None]) -> None:

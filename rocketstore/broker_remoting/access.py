@@ -131,7 +131,9 @@ class RemotingAccess:
         if rules is None and origin is connection.place:
             names = self._names.get(connection)
             if names is None:
-                names = self._names[connection] = names_at(origin.host, str(origin))
+                names = names_at(origin.host, str(origin))
+                if not connection.is_closed:  # nothing would forget them
+                    self._names[connection] = names
             return quotas.of(*names)
         account = None if rules is None else rules.accounts.get(frame.fields.get(ACCESS_KEY, ""))
         if account is None:

@@ -172,7 +172,7 @@ class LogHandlers:
         requests = self._requests
         status = requests.status(messages.decode_watch_role(frame.body))
         event = RoleEvent(status.node_id, status.role, status.term, status.leader)
-        if connection not in self._watches:
+        if connection not in self._watches and not connection.is_closed:  # its end would end no watch any more
             held = ExitStack()
             held.enter_context(admitted.quota.stream("watch", "client_streams_max"))
             watch = requests.hub.watch()

@@ -13,7 +13,7 @@ import pytest
 
 from dledger.remoting import connection as module
 from dledger.remoting.codes import AnswerCode
-from dledger.remoting.connection import ByteRoom, Owner, RemotingConnection, TooManyCallsError
+from dledger.remoting.connection import ByteRoom, DisconnectedError, Owner, RemotingConnection, TooManyCallsError
 from dledger.remoting.frame import FRAME_BYTES_MAX, Frame, cut, encode
 from dledger.remoting.server import Handlers, RemotingServer, ServerLimits
 from dledger.rpc import loops
@@ -106,6 +106,22 @@ def test_answers_to_a_connection_that_has_just_ended_are_dropped() -> None:
         assert not transport.written
         connection.connection_lost(None)
         assert connection.is_closed
+
+    _on_a_loop(test)
+
+
+def test_a_request_whose_sending_ends_the_connection_has_an_outcome() -> None:
+    """The other side has read nothing for long, and this request is too much: nobody would ever answer it."""
+
+    async def test() -> None:
+        side = _Side(bytes_max=MIB, host_bytes_max=MIB)
+        connection, _ = side.accept()
+        connection.is_full = True
+        answered = connection.ask(Frame(1, 0, body=bytes(2 * MIB)))
+        assert connection.is_closed
+        with pytest.raises(DisconnectedError):
+            await asyncio.wait_for(answered, 5)
+        assert not connection._calls
 
     _on_a_loop(test)
 

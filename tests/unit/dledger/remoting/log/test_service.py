@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,7 +31,7 @@ from dledger.errors import (
     UnavailableError,
 )
 from dledger.remoting.codes import ANNOUNCED, AnswerCode
-from dledger.remoting.frame import FLAG_ONEWAY
+from dledger.remoting.frame import FLAG_ONEWAY, Frame, encode
 from dledger.remoting.log.codes import JavaCode, LogCode
 from dledger.rpc import options
 from dledger.rpc.clients import bulk_codec
@@ -313,6 +314,23 @@ def test_a_watch_tells_the_role_and_then_its_changes(serving: Served) -> None:
     assert (first.role, first.term) == (Role.LEADER, 1)
     event = messages.decode_role_event(pushed.body)
     assert (event.role, event.term, pushed.flag & FLAG_ONEWAY) == (Role.FOLLOWER, 2, FLAG_ONEWAY)
+
+
+def test_a_closed_connection_begins_no_watch(serving: Served) -> None:
+    """Nothing would end it: it would take up room of its client's for ever."""
+
+    async def watch() -> tuple[int, int]:
+        server, handlers = serving.server._remoting, serving.server.log_handlers
+        assert server is not None
+        connection = server.protocol()
+        connection.data_received(encode(Frame(LogCode.WATCH_ROLE, 1)))
+        assert server.requests_under_way == 1
+        connection.connection_lost(None)  # in the same turn of the loop
+        while server.requests_under_way:
+            await asyncio.sleep(0)
+        return len(handlers._watches), len(serving.server._requests.hub._watchers)  # type: ignore[union-attr]
+
+    assert serving.server.bridge.run(watch()) == (0, 0)
 
 
 def test_a_watch_ends_with_its_connection(serving: Served) -> None:
