@@ -70,6 +70,8 @@ class SendPipeline:
         self._unplaced: dict[str, list[OutgoingMessage]] = {}  # by topic: its route is being looked up
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = False
+        self._has_ended = False
+        """Whether nothing more is sent, though messages may still have no outcome."""
 
     # -- adding --------------------------------------------------------------------------------------------------------
 
@@ -102,6 +104,7 @@ class SendPipeline:
                 await self.pending.flush()
         except TimeoutError:
             pass
+        self._has_ended = True
         if len(self.pending):
             _log.warning("the producer is closed before %d messages have an outcome", len(self.pending))
         for task in tuple(self._tasks):
@@ -236,7 +239,7 @@ class SendPipeline:
     def _moved(self, message: OutgoingMessage, name: str) -> bool:
         """Offer a message that this broker does not take to another one, if it may go there."""
         topic = message.message.topic
-        if not message.is_free or message.deadline <= self._loop.time():
+        if self._has_ended or not message.is_free or message.deadline <= self._loop.time():
             return False
         message.tried = (*message.tried, name)
         route = self.selector.route(topic)

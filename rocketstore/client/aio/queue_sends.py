@@ -105,7 +105,9 @@ class QueueSends:
                 self._list(waiting)
 
     async def close(self) -> None:
-        """End requests in progress: their messages may be stored. Idempotent."""
+        """End requests in progress: their messages may be stored; those that wait are not sent. Idempotent."""
+        for waiting in self._waiting.values():  # first: the end of a request begins the next one
+            waiting.messages.clear()
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

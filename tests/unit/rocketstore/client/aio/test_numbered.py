@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from rocketstore.client.aio.admin import Admin
 from rocketstore.client.aio.admin_records import TopicInfo
 from rocketstore.client.aio.producer import Producer, ProducerOptions
 from rocketstore.client.aio.queue_selection import OnFailure
-from rocketstore.client.aio.results import NO_OFFSET
+from rocketstore.client.aio.results import NO_OFFSET, SendResult
 from rocketstore.message.message import Message
 from rocketstore.remoting.codes import OwnCode, RequestCode
 from rocketstore.remoting.numbered_sends import NumberedSend
@@ -285,6 +286,30 @@ async def test_closing_at_once_gives_every_message_an_outcome() -> None:
         assert isinstance(error, errors.ClientError)
         assert error.outcome == "unknown"
         assert producer.pending_messages == 0
+
+
+@on_loop
+async def test_closing_sends_nothing_to_another_broker() -> None:
+    """What waits behind requests without an answer may go elsewhere, but not any more once the producer ends."""
+    async with world("a", "b") as here:
+        addresses = [one.address for one in here.servers.values()]
+        producer = Producer(addresses, timeout_s=60, options=ProducerOptions(close_timeout_s=0.1))
+        await producer.send_many([message(b"%d" % one) for one in range(4)])
+        here.store.answers.extend([silence] * 100)
+        futures: list[asyncio.Future[SendResult]] = []
+
+        def other_has(requests: int) -> bool:
+            return len(here.servers["b"].of(NUMBERED)) >= requests
+
+        for at in range(2 * numbered.REQUESTS_MAX):
+            futures += [await producer.submit(message(b"%d" % one)) for one in range(4)]
+            await until(partial(other_has, at + 2), "the other broker has its share")
+        await until(lambda: producer.pending_messages == sum(not one.done() for one in futures), "answered")
+        before = len(here.servers["b"].of(NUMBERED))
+        await producer.close()
+        outcomes = {getattr(one.exception(), "outcome", "stored") for one in futures}
+        assert outcomes == {"stored", "unknown", "not_applied"}
+        assert len(here.servers["b"].of(NUMBERED)) == before
 
 
 @on_loop

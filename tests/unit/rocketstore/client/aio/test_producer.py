@@ -512,6 +512,26 @@ async def test_closing_does_not_wait_for_ever() -> None:
 
 
 @on_loop
+async def test_what_closing_says_is_not_sent_is_not_sent_afterwards_either() -> None:
+    """The end of one request makes room for the next one of its queue, which nothing may use any more."""
+    async with world() as here:
+        here.stores[0].held = asyncio.Event()
+        producer = Producer(here.a.address, timeout_s=60, options=ProducerOptions(close_timeout_s=0.1))
+        futures = [await producer.submit(message(b"0", "A"), key="k")]
+        await until(lambda: here.a.of(SEND), "it is on its way")
+        futures += [await producer.submit(message(b"%d" % one, "A"), key="k") for one in range(1, 5)]
+        pipeline = producer._pipeline
+        assert pipeline is not None
+        await producer.close()
+        assert [getattr(one.exception(), "outcome", "") for one in futures] == ["unknown"] + 4 * ["not_applied"]
+        sends = pipeline._queue_sends
+        assert (len(sends._tasks), len(sends._ready), len(sends._waiting)) == (0, 0, 0)
+        here.stores[0].held.set()
+        assert [request.body for request in here.a.of(SEND)] == [b"0"]
+        assert here.a.of(BATCH) == []
+
+
+@on_loop
 async def test_nothing_is_kept_of_topics_and_queues_that_are_done() -> None:
     async with world() as here, here.producer() as producer:
         for one in range(20):
