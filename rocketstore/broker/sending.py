@@ -36,6 +36,8 @@ from rocketstore.types import PutMessageStatus, PutResult
 
 CREATE_S_MAX: Final = 1.2
 """How long a message may wait for its topic: RocketMQ's clients hang up after 3 s, and lose everything under way."""
+CREATED_MAX: Final = 64
+"""Topics that one request may need: all its messages are looked at again after each one that is created."""
 FLIGHTS_MAX: Final = 2
 """While as many groups of requests are being stored, the next ones gather,"""
 GATHER_S_MAX: Final = 0.005
@@ -87,7 +89,7 @@ class SendBatch(NamedTuple):
 class _Send:
     """A request on its way. ``allowed`` are the messages that are not in ``refused``, by place."""
 
-    __slots__ = ("allowed", "batch", "begun", "caller", "done", "refused", "tried")
+    __slots__ = ("allowed", "batch", "begun", "caller", "done", "occupies", "refused", "tried")
 
     def __init__(self, caller: MessageSource | None, batch: SendBatch, done: SendDone) -> None:
         self.caller = caller
@@ -96,6 +98,8 @@ class _Send:
         self.allowed: Sequence[Message] = batch.messages
         self.refused: dict[int, PutResult] | None = None
         self.begun: list[Begun] | None = None
+        self.occupies = False
+        """Whether it takes up room."""
         self.tried: tuple[str, ...] = ()
         """Topics that were created for it, or could not be."""
 
@@ -167,6 +171,7 @@ class Sending:
             send = _Send(caller, batch, done)
             if batch.producer is not None and (topic := self._behind.get(batch.producer.producer)):
                 self._creations[topic].append(send)
+                self._occupy(send)
             else:
                 self._route(send)
             return
@@ -326,6 +331,7 @@ class Sending:
             task = asyncio.get_running_loop().create_task(self._create(name, topic, owner, batch.queues_max))
             task.add_done_callback(partial(self._created, name))
         waiting.append(send)
+        self._occupy(send)
         if batch.producer is not None:
             self._behind[batch.producer.producer] = name
         return True
@@ -349,8 +355,11 @@ class Sending:
         problem = self.refusal_when_stopping() if task.cancelled() else task.result()
         for send in waiting:
             producer = send.batch.producer
-            if problem is not None:
-                send.done([problem] * len(send.batch.messages))
+            if problem is None and len(send.tried) >= CREATED_MAX:
+                why = f"this request is for more than {CREATED_MAX} topics that did not exist: send it once more"
+                self._answer(send, [_refusal(PutMessageStatus.FLOW_CONTROL, why)] * len(send.batch.messages))
+            elif problem is not None:
+                self._answer(send, [problem] * len(send.batch.messages))
             elif producer is not None and (other := self._behind.get(producer.producer)):
                 self._creations[other].append(send)
             else:
@@ -365,20 +374,36 @@ class Sending:
     # -- storing -------------------------------------------------------------------------------------------------------
 
     def _accept(self, send: _Send) -> None:
-        """What is accepted takes up room until it is answered."""
         batch = send.batch
         if not send.allowed:
-            send.done(self._completed(send, ()))
+            self._answer(send, self._completed(send, ()))
             return
-        count = len(batch.messages)
-        self.messages_pending += count
-        self.bytes_pending += batch.size
-        if send.caller is not None:
-            send.caller.quota.take(count, batch.size)
+        self._occupy(send)
         if batch.producer is None and batch.origin is Origin.CLIENT:
             self._gathered.add(send)
         else:
             self._launch([send])
+
+    def _occupy(self, send: _Send) -> None:
+        """What waits or is accepted takes up room until it is answered."""
+        if send.occupies:
+            return
+        send.occupies = True
+        count, size = len(send.batch.messages), send.batch.size
+        self.messages_pending += count
+        self.bytes_pending += size
+        if send.caller is not None:
+            send.caller.quota.take(count, size)
+
+    def _answer(self, send: _Send, results: Sequence[PutResult]) -> None:
+        """Answer a request of which nothing was given to the store; the room that it took up is free again."""
+        if send.occupies:
+            count, size = len(send.batch.messages), send.batch.size
+            self.messages_pending -= count
+            self.bytes_pending -= size
+            if send.caller is not None:
+                send.caller.quota.give(count, size)
+        send.done(results)
 
     def _launch(self, sends: Sequence[_Send]) -> None:
         """Store these together."""

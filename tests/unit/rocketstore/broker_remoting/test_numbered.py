@@ -9,6 +9,7 @@ import pytest
 
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame
+from rocketstore.broker.sending import CREATED_MAX
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.producer_names import PRODUCER_CHARS_MAX, check_producer_name
 from rocketstore.message.record import decode_record
@@ -42,6 +43,39 @@ def send(client: RemotingSocket, number: int, *messages: NumberedMessage, produc
 
 def bodies(broker: RemotingHarness) -> list[bytes]:
     return [decode_record(one.record).body for one in broker.store.log.records]
+
+
+def test_a_request_that_waits_for_its_topic_takes_up_room() -> None:
+    """Else a client fills the broker's memory with messages that cost little to send; and it is free again."""
+    config = BrokerConfig(send_pending_messages_max=8)
+    with RemotingHarness(config) as broker, broker.dial() as client:
+        broker.state.held = []
+        waiting = [begin(client, 0, *[numbered(b"x", "New") for _ in range(8)])]
+        wait_until(lambda: len(broker.state.held or ()) == 1, "the topic is being made")
+        refused = send(client, 0, numbered(b"y", "New"), producer="q")
+        assert refused.fields["status"] == PutMessageStatus.FLOW_CONTROL
+        broker.on_loop(broker.state.held[0])
+        assert client.answer_to(waiting[0]).code == AnswerCode.SUCCESS
+        sending = broker.broker.sending
+        assert (sending.messages_pending, sending.bytes_pending) == (0, 0)
+        assert send(client, 0, numbered(b"y", "New"), producer="q").code == AnswerCode.SUCCESS
+
+
+def test_a_request_for_many_missing_topics_is_to_be_sent_again() -> None:
+    """Its messages are looked at after each: one request of a megabyte would keep a broker busy for minutes."""
+    at_once = CREATED_MAX + 1
+    with RemotingHarness(BrokerConfig(queues_max=10_000)) as broker, broker.dial() as client:
+        messages = [numbered(b"x", f"New{at}") for at in range(2 * at_once + 1)]
+        for made in (1, 2):
+            refused = send(client, 0, *messages)
+            assert (refused.fields["status"], refused.fields["outcome"]) == (
+                PutMessageStatus.FLOW_CONTROL,
+                "not_applied",
+            )
+            assert sum(name.startswith("New") for name in broker.state.table) == made * at_once
+        assert broker.broker.sending.messages_pending == 0
+        assert send(client, 0, *messages).code == AnswerCode.SUCCESS
+        assert len(bodies(broker)) == len(messages)
 
 
 def test_a_repeated_request_is_answered_as_before(broker: RemotingHarness, client: RemotingSocket) -> None:
