@@ -78,7 +78,7 @@ class Consumer(BlockingClient):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if error is not None and not self._is_closed:
+            if error is not None and not self._is_closed and not self._thread.is_left_behind:
                 self._done.clear()
                 self._run(self._consumer.__aexit__(kind, error, trace))
         finally:
@@ -209,7 +209,7 @@ class Consumer(BlockingClient):
             self._is_closed = True
             SHARED.close_later(self._client)
             return
-        if self._done and not self._is_closed:
+        if self._done and not self._is_closed and not self._thread.is_left_behind:
             self._run(self._consumer.finish(self._take_done()))
         super().close()
 

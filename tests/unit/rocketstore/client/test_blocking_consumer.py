@@ -148,6 +148,25 @@ def test_an_interrupt_waits_for_the_handler_and_keeps_its_message_done(broker: B
     assert offset(broker) == 1
 
 
+def test_a_forked_child_may_leave_the_block_of_its_parents_consumer(sender: Sender) -> None:
+    """It ends as it wants to, and what the parent has in hand is not touched."""
+    sender.send(b"0", b"1")
+    with sender.consumer() as consumer:
+        one = next(iter(consumer))
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                consumer.__exit__(SystemExit, SystemExit(0), None)
+                consumer.close()
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+        assert one.body == b"0"
+        assert [found.body for found in consumer.poll(timeout_s=10)] == [b"1"]
+
+
 def test_a_forked_child_is_told_to_make_its_own(sender: Sender) -> None:
     """Every call fails at once; the parent's consumer goes on."""
     sender.send(b"0")
