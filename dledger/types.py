@@ -82,11 +82,6 @@ class Entry:
     body_crc: int = 0
     chain_crc: int = 0
 
-    @property
-    def entry_id(self) -> EntryId:
-        """This entry's term and index."""
-        return EntryId(self.term, self.index)
-
 
 @record(frozen=True, slots=True)
 class Boundary:

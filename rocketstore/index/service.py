@@ -397,17 +397,6 @@ class IndexService:
         if made is not self._files[-1]:
             made.seal()
 
-    def destroy(self) -> None:
-        """Remove all files. Raises ``DiskError``."""
-        with self._lock:
-            files, self._files = self._files, ()
-            self._indexed_to = -1
-            try:
-                for file in reversed(files):
-                    self._unlink(file.path)
-            except OSError as error:
-                raise self._error("removing", error) from error
-
     def _list(self) -> list[Path]:
         """Index files in order; leftovers are removed, other files are ignored."""
         found = []

@@ -10,8 +10,6 @@ from dledger.errors import InvalidRequestError
 PRODUCER_CHARS_MAX: Final = 128
 SEQUENCE_MAX: Final = (1 << 63) - 1 - (1 << 32)
 """Leaves room for the number of messages without overflow."""
-MEMORY_KEY: Final = "producer-memory"
-"""In the initial metadata of a send stream: identifies a producer table that is lost when the broker's process ends."""
 _NAME: Final = re.compile(rf"[A-Za-z0-9._/:-]{{1,{PRODUCER_CHARS_MAX}}}")
 
 

@@ -11,11 +11,8 @@ from typing import Final
 
 from dledger.errors import InvalidRequestError
 
-NAME_VALUE_SEPARATOR: Final = "\x01"
-PROPERTY_SEPARATOR: Final = "\x02"
 PROPERTIES_BYTES_MAX: Final = 32_767
 """The maximum of the record's length field, an i16."""
-_SHORTEST_SEGMENT: Final = 3
 
 
 def join_properties(properties: Mapping[str, str]) -> str:

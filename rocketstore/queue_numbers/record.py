@@ -29,7 +29,6 @@ from dledger.errors import InvalidRequestError
 from rocketstore.types import QueueKey
 
 VERSION: Final = 1
-PARTS_MAX: Final = 1 << 16
 NEXT_OFFSET_MAX: Final = 1 << 56
 """At 20 bytes per message, the position in the queue still fits a file offset."""
 _MAGIC: Final = b"RSQN"

@@ -8,8 +8,6 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
-VERSION_STANDARD_JSON: Final = 401
-"""V4_9_4: clients from this version on read a route as standard JSON."""
 VERSION_REGISTER_BODY: Final = 37
 """V3_0_11: from this version on, REGISTER_BROKER's body has a filter server list around the topics."""
 VERSION_SEND_BACK_MAX: Final = 121

@@ -52,7 +52,6 @@ from rocketstore.verification.compare import (
 )
 
 _CHUNK_BYTES: Final = 8 * MIB
-_PROBE_BYTES: Final = MIB
 _SMALLEST: Final = 8
 """Less space than this is left in a plain file only after its last record."""
 

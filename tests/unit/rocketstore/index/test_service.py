@@ -325,7 +325,6 @@ def test_other_disk_errors_are_told_apart(tmp_path: Path) -> None:
         lambda: service.delete_expired(200),
         lambda: service.truncate(0),
         lambda: service.truncate(100),
-        service.destroy,
     ):
         with pytest.raises(DiskError):
             action()
@@ -344,16 +343,6 @@ def test_sums_that_the_disk_does_not_give_are_an_error(tmp_path: Path, monkeypat
 
     with pytest.raises(DiskError, match="opening the index"):
         opened(tmp_path)
-
-
-def test_destroy_removes_everything(tmp_path: Path) -> None:
-    service = opened(tmp_path)
-    service.append([record(number) for number in range(9)])
-    service.destroy()
-    assert not list(tmp_path.iterdir())
-    assert found(service, "odd") == []
-    service.append([record(0)])
-    assert found(service, "0") == [0]
 
 
 def test_a_file_is_small_on_disk_until_it_is_filled(tmp_path: Path) -> None:
