@@ -54,6 +54,11 @@ class RateLimit:
         self._bytes_per_s = bytes_per_s
         self._free_at = 0.0
 
+    @property
+    def step_bytes_max(self) -> int:
+        """What a second allows: who takes more at a time makes others, and itself, wait for longer than clients do."""
+        return self._bytes_per_s or _NO_LIMIT
+
     async def take(self, size: int) -> None:
         """Wait for the turn of ``size`` bytes."""
         if not self._bytes_per_s:
@@ -85,19 +90,19 @@ class BulkService:
     async def fetch(self, data: bytes) -> AsyncGenerator[bytes, None]:
         """``FetchLog``."""
         request = codec.decode_fetch(data)
-        chunk_bytes = min(request.chunk_bytes or CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX)
         try:
             self._check_group(request.group)
-            async with aclosing(self._chunks(request, chunk_bytes)) as chunks:
+            async with aclosing(self._chunks(request)) as chunks:
                 async for chunk in chunks:
                     yield chunk
         except DLedgerError as error:
             yield codec.encode_chunk(error)
 
-    async def _chunks(self, request: codec.FetchLog, chunk_bytes: int) -> AsyncGenerator[bytes, None]:
+    async def _chunks(self, request: codec.FetchLog) -> AsyncGenerator[bytes, None]:
         """A request's chunks, each read while the one before is sent; a single empty one if there are no entries."""
         known = await self._run(self._log.committed_range)
         next_index, left = request.first_index, request.max_bytes or _NO_LIMIT
+        chunk_bytes = self._step_bytes(request)
         end = min(request.end_index or known.end.index, known.end.index)
         if next_index >= end:
             yield codec.encode_chunk(await self._run(lambda: self._nothing(next_index)))
@@ -140,10 +145,12 @@ class BulkService:
         self._check_group(request.group)
         return await self._run(lambda: self._located(request))
 
-    @staticmethod
-    def chunk_bytes(request: codec.FetchLog) -> int:
+    def chunk_bytes(self, request: codec.FetchLog) -> int:
         """How many bytes of log the first chunk of a fetch has at most, unless a single entry is larger."""
-        return min(request.max_bytes or _NO_LIMIT, request.chunk_bytes or CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX)
+        return min(request.max_bytes or _NO_LIMIT, self._step_bytes(request))
+
+    def _step_bytes(self, request: codec.FetchLog) -> int:
+        return min(request.chunk_bytes or CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, self._fetch_rate.step_bytes_max)
 
     async def one_chunk(self, request: codec.FetchLog, encode: Callable[[LogChunk], bytes]) -> bytes:
         """The encoded first chunk of a fetch, for clients that ask for each; empty if there are no entries."""

@@ -28,7 +28,7 @@ from dledger.errors import (
 )
 from dledger.rpc import loops, options
 from dledger.rpc.clients import bulk_codec as codec
-from dledger.rpc.clients.bulk_service import BLOCK_BYTES_MAX, RateLimit
+from dledger.rpc.clients.bulk_service import BLOCK_BYTES_MAX, CHUNK_BYTES_MAX, BulkService, RateLimit
 from dledger.store.format import decode_entry
 from dledger.types import BlockDigest, LogChunk, LogIndex, LogPlace, Position
 from dledger.values import MIB
@@ -309,6 +309,23 @@ def test_raw_bytes_and_digests_have_rates_of_their_own() -> None:
         began = time.monotonic()
         assert len(service.digests(0, 0, 4096)) == 5
         assert time.monotonic() - began > 0.24
+
+
+def test_a_chunk_is_no_larger_than_what_a_second_of_the_rate_allows() -> None:
+    """Whatever a client asks for: its turn after a chunk of 8 MiB would come later than it waits, each time anew."""
+    half = bytes(MIB // 2 - 48)
+    with serving(fetch_rate_bytes_max=MIB) as service:
+        service.node.submit_append([half] * 3, lambda _result: None)
+        assert [len(one.data) for one in service.fetch(10, chunk_bytes=CHUNK_BYTES_MAX)] == [MIB, MIB // 2]
+
+        asked = codec.FetchLog("default", LogIndex(10), LogIndex(0), 0, CHUNK_BYTES_MAX)
+        bulk = BulkService(
+            ServerConfig(client_port=0, bulk=BulkReadConfig(fetch_rate_bytes_max=MIB)), service.node.bulk
+        )
+        try:
+            assert loops.run(bulk.one_chunk(asked, lambda chunk: b"%d" % chunk.end_index)) == b"12"
+        finally:
+            bulk.close()
 
 
 # --- places and digests ---------------------------------------------------------------------------------------------
