@@ -49,7 +49,9 @@ Examples:
 @click.option("--insecure", is_flag=True, help="Allow plaintext to other machines.")
 @click.option("--access-key", metavar="KEY", help="Access key to sign requests with.")
 @click.option("--secret-key-file", type=click.Path(path_type=Path), metavar="FILE", help="File with its secret.")
-@click.option("--trust-name-servers", is_flag=True, help="Sign for addresses that name servers tell, without TLS.")
+@click.option(
+    "--trust-name-servers", is_flag=True, help="Sign for addresses that name servers, or brokers, tell, without TLS."
+)
 @click.option("--use", is_flag=True, help="Use it from now on.")
 @click.option("--force", is_flag=True, help="Replace one of the same name.")
 def add(name: str, use: bool, force: bool, **given: object) -> None:
