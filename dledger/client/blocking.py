@@ -17,6 +17,7 @@ from dledger.client.discovery import DISCOVERY_TIMEOUT_S
 from dledger.client.loop_runner import LoopRunner
 from dledger.client.shared import AppendResult, ReadFrom
 from dledger.errors import DLedgerError, InvalidRequestError, LeaderHint, PendingFullError, UnavailableError
+from dledger.forks import REASON
 from dledger.rpc.clients.codec import ReadMode
 from dledger.rpc.ports import NodeStatus, RoleEvent
 from dledger.sending.batch import ITEM_OVERHEAD_BYTES, call
@@ -38,9 +39,10 @@ SUBMITTED_BYTES_MAX: Final = 8 * MIB
 class _Chunk:
     """Entries submitted together, on their way to the loop, which places each in a batch of the window."""
 
-    __slots__ = ("bodies", "callbacks", "error", "futures", "is_placed")
+    __slots__ = ("bodies", "callbacks", "error", "futures", "is_placed", "runner")
 
-    def __init__(self) -> None:
+    def __init__(self, runner: LoopRunner) -> None:
+        self.runner = runner
         self.bodies: list[bytes] = []
         self.futures: list[AppendFuture] = []
         self.is_placed = False
@@ -68,7 +70,7 @@ class _Chunk:
 
 
 class AppendFuture:
-    """The result of one submitted entry. Thread-safe."""
+    """The result of one submitted entry. Thread-safe. In a forked child, one without an outcome has failed."""
 
     __slots__ = ("_batch", "_chunk", "_place")
 
@@ -79,8 +81,7 @@ class AppendFuture:
 
     def done(self) -> bool:
         """Whether ``result`` returns at once."""
-        batch = self._batch
-        return batch.done if batch is not None else self._chunk.error is not None
+        return self._has_outcome() or self._chunk.runner.is_left_behind
 
     def result(self, timeout: float | None = None) -> AppendResult:
         """Where the entry is stored; raises its error, or ``TimeoutError`` if there is none within ``timeout`` seconds.
@@ -101,6 +102,9 @@ class AppendFuture:
 
         It must not block; it may submit more entries. Exceptions are logged.
         """
+        if self._chunk.runner.is_left_behind:
+            call(lambda: callback(self))
+            return
 
         def placed() -> None:
             if self._batch is None:
@@ -110,8 +114,16 @@ class AppendFuture:
 
         self._chunk.when_placed(placed)
 
+    def _has_outcome(self) -> bool:
+        batch = self._batch
+        return batch.done if batch is not None else self._chunk.error is not None
+
     def _item(self, timeout: float | None) -> SentItem[AppendResult]:
         """Once it is done. Raises why it never got a batch."""
+        if self._chunk.runner.is_left_behind and not self._has_outcome():
+            lost = UnavailableError(REASON)
+            lost.outcome = "unknown"  # the parent goes on with it
+            raise lost
         until = None if timeout is None else time.monotonic() + timeout
         if self._batch is None and not self._chunk.is_placed:
             _wait(self._chunk.when_placed, lambda: self._chunk.is_placed, timeout)
@@ -179,7 +191,7 @@ class DLedgerClient:
     def append(self, body: bytes, *, timeout_s: float | None = None) -> AppendResult:
         """Append one entry; returns when a quorum has stored it. Appends of many threads share requests."""
         self._check_thread()
-        chunk = _Chunk()
+        chunk = _Chunk(self._runner)
         future = AppendFuture(chunk)
 
         def begin() -> None:
@@ -419,7 +431,7 @@ class _SubmitQueue:
             chunk = self._open
             if chunk is None:
                 self._runner.post(self._take)
-                chunk = self._open = _Chunk()
+                chunk = self._open = _Chunk(self._runner)
             future = AppendFuture(chunk)
             chunk.bodies.append(body)
             chunk.futures.append(future)

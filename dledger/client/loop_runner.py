@@ -39,6 +39,11 @@ class LoopRunner:
         self._lock = LostLock()
 
     @property
+    def is_left_behind(self) -> bool:
+        """Whether this is a forked child, in which the loop does not run."""
+        return isinstance(self._lock, LostLock)
+
+    @property
     def is_running(self) -> bool:
         """Whether it has been used, and not closed."""
         return self._thread is not None and not self._is_closed

@@ -10,17 +10,20 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self, TypeVar
 
+from dledger.forks import mind_forks
 from rocketstore.client.aio import admin as aio_admin
 from rocketstore.client.aio import numbered_producer as aio_numbered
 from rocketstore.client.aio import producer as aio_producer
 from rocketstore.client.aio import transactions as aio_transactions
 from rocketstore.client.aio.admin import FOREVER_MS
 from rocketstore.client.aio.errors import ClientError
-from rocketstore.client.aio.futures import BatchedFuture
+from rocketstore.client.aio.futures import BatchedFuture, leave_behind
 from rocketstore.client.aio.outgoing import OutgoingMessage
+from rocketstore.client.aio.pending import in_another_process
 from rocketstore.client.aio.producer import TIMEOUT_S, ProducerOptions
 from rocketstore.client.aio.results import PreparedMessage, SendResult, TransactionResult, TransactionState
 from rocketstore.client.aio.transactions import checked_state
@@ -180,6 +183,11 @@ class HandOver:
         """Of the futures of messages that are taken together."""
         self._is_told = False
         """Whether the thread was told that there are some, and has not looked yet."""
+        mind_forks(self)
+
+    def leave_behind(self) -> None:
+        """See ``LeftBehind``."""
+        leave_behind(self._messages, in_another_process())
 
     def __len__(self) -> int:
         return len(self._messages)
@@ -201,8 +209,12 @@ class HandOver:
         """Send what was handed over. On the clients' thread."""
         self._is_told = False  # first: of what comes from now on the thread is told again
         self._condition = threading.Condition()
-        take = self._messages.popleft
-        self._add_all([take() for _ in range(len(self._messages))])
+        taken = list(islice(self._messages, len(self._messages)))
+        try:
+            self._add_all(taken)
+        finally:  # not before: whoever forks meanwhile finds each of them here or there
+            for _ in taken:
+                self._messages.popleft()
 
 
 class NumberedProducer:

@@ -20,8 +20,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 import uvloop
 
-from rocketstore.client.aio.cluster import OTHER_PROCESS
-from rocketstore.client.aio.errors import ClientClosedError
+from rocketstore.client.aio.errors import OTHER_PROCESS, ClientClosedError
 
 _log = logging.getLogger(__name__)
 LOOK_S: Final = 1.0

@@ -16,6 +16,7 @@ from dledger.errors import ConfigError
 from dledger.values import parse_address, split
 from rocketstore.client.aio.connections import ATTEMPT_S_MAX, BrokerConnections, Deadline
 from rocketstore.client.aio.errors import (
+    OTHER_PROCESS,
     BrokerUnreachableError,
     ClientClosedError,
     ClientError,
@@ -39,7 +40,6 @@ PAUSE_S: Final = 0.05
 PAUSE_S_MAX: Final = 1.0
 ASKED_AT_ONCE: Final = 64
 """Requests about single queues, topics or groups that are in progress for one call."""
-OTHER_PROCESS: Final = "this client was made in another process: make one after the fork"
 _T = TypeVar("_T")
 
 

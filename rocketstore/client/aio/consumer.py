@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Final, Self, Unpack
 from dledger.errors import ConfigError, DLedgerError
 from rocketstore.client.aio.assignment import Assignment, Delivery, DeliveryQueue
 from rocketstore.client.aio.broker_session import Subscriptions
-from rocketstore.client.aio.cluster import OTHER_PROCESS, Cluster
+from rocketstore.client.aio.cluster import Cluster
 from rocketstore.client.aio.consumed_message import ConsumedMessage
 from rocketstore.client.aio.consumer_options import ConsumerOptions, ConsumerSettings
 from rocketstore.client.aio.consumer_requests import ConsumerRequests
 from rocketstore.client.aio.errors import (
+    OTHER_PROCESS,
     ClientClosedError,
     ClientError,
     NotFoundError,

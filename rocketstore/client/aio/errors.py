@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from dledger.remoting.frame import Frame
     from rocketstore.client.aio.results import SendResult
 
+OTHER_PROCESS: Final = "this client was made in another process: make one after the fork"
 REMARK_CHARS_MAX: Final = 500
 """How much of a server's remark an error repeats: Java's may contain a stack trace."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED, PENDING, RUNNING
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -142,6 +142,17 @@ def settle(futures: Sequence[AnyFuture], outcomes: Sequence[SendResult | BaseExc
         _release(condition)
     for future in watched:
         future._invoke_callbacks()
+
+
+def leave_behind(messages: Iterable[WithFuture], error: BaseException) -> None:
+    """In a forked child, on its only thread: nobody else would ever give these their outcomes. Takes no lock, since a
+    thread of the parent may hold any of them.
+    """
+    condition = threading.Condition()
+    for message in messages:
+        future = message.future
+        if isinstance(future, BatchedFuture) and not future.done():
+            future._condition, future._exception, future._state = condition, error, FINISHED
 
 
 def _release(condition: threading.Condition | None) -> None:

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
+from dledger.forks import mind_forks
 from dledger.records import record
-from rocketstore.client.aio.errors import ClientError, SendQueueFullError
-from rocketstore.client.aio.futures import settle
+from rocketstore.client.aio.errors import OTHER_PROCESS, ClientClosedError, ClientError, SendQueueFullError
+from rocketstore.client.aio.futures import leave_behind, settle
 from rocketstore.client.aio.outgoing import OutgoingMessage
 from rocketstore.client.aio.results import SendResult
 
@@ -25,6 +26,11 @@ class PipelineLimits:
     """In progress, of all queues together."""
 
 
+def in_another_process() -> ClientClosedError:
+    """The error of messages without an outcome in a forked child: the parent may store them yet."""
+    return ClientClosedError(OTHER_PROCESS, outcome="unknown")
+
+
 class PendingMessages:
     """Use it on one loop; ``is_full`` may be read anywhere."""
 
@@ -37,6 +43,11 @@ class PendingMessages:
         self.bytes = 0
         self.is_full = False
         """Whether callers should wait before they add more."""
+        mind_forks(self)
+
+    def leave_behind(self) -> None:
+        """See ``LeftBehind``."""
+        leave_behind(self._messages, in_another_process())
 
     def __len__(self) -> int:
         return len(self._messages)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.local.group import free_ports
 from dledger.client import ReadMode, blocking
 from dledger.client.blocking import SUBMITTED_BYTES_MAX, AppendFuture, DLedgerClient
 from dledger.errors import (
@@ -239,6 +240,34 @@ assert os.waitpid(pid, 0)[1] == 0
 client.append(b"b")
 client.close()
 """
+PENDING_AT_A_FORK = """
+import asyncio, os, signal, sys, threading
+from dledger.client import DLedgerClient
+from dledger.errors import UnavailableError
+client = DLedgerClient(sys.argv[1], timeout_s=60)
+sent = client.submit(b"a")
+client._runner.run(lambda: asyncio.sleep(0))  # it is in a batch now
+client._runner.post(threading.Event().wait)
+waiting = client.submit(b"b")
+pid = os.fork()
+if not pid:
+    signal.alarm(20)
+    for future in (sent, waiting):
+        called = []
+        future.add_done_callback(called.append)
+        assert future.done() and called == [future]
+        assert future.exception().outcome == "unknown"
+        try:
+            future.result()
+        except UnavailableError as error:
+            assert "fork" in str(error), error
+        else:
+            os._exit(3)
+    os._exit(0)
+status = os.waitpid(pid, 0)[1]
+assert not (sent.done() or waiting.done())
+os._exit(status and 1)
+"""
 INTERRUPTED = """
 import os, signal, sys, threading, time
 from dledger.client import DLedgerClient
@@ -272,6 +301,12 @@ def test_a_forked_child_is_told_to_make_its_own(group: FakeGroup) -> None:
     done = run(FORKING, group.addresses[0])
     assert (done.returncode, done.stderr) == (0, "")
     assert group.nodes[0].bodies() == [b"a", b"child", b"b"]
+
+
+def test_what_is_pending_at_a_fork_has_failed_in_the_child() -> None:
+    """In a batch or on its way to one: with the fork's error at once, where nobody would ever settle it."""
+    done = run(PENDING_AT_A_FORK, f"127.0.0.1:{free_ports(1)[0]}")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_ctrl_c_ends_a_wait(group: FakeGroup) -> None:

@@ -421,6 +421,43 @@ def test_a_producer_from_before_a_fork_says_so_and_a_new_one_works(world: World)
     assert world.store.bodies() == [b"before", b"child", b"after"]
 
 
+def test_what_is_pending_at_a_fork_has_failed_in_the_child(world: World) -> None:
+    """Sent or still handed over, numbered by the application or not: nobody would ever settle these futures there."""
+    world.hold()
+    ended = program(
+        world.address,
+        """
+        import asyncio, threading, warnings
+        from concurrent.futures import wait
+        warnings.simplefilter("ignore", DeprecationWarning)
+        producer = Producer(address, timeout_s=300)
+        numbered = producer.numbered("n")
+        sent = [producer.submit(Message("T", b"sent")), numbered.submit(Message("T", b"sent"), 0, queue=1)]
+        producer._run(asyncio.sleep(0))  # the thread has taken them
+        producer._thread.post(threading.Event().wait)
+        handed_over = [producer.submit(Message("T", b"x")), numbered.submit(Message("T", b"x"), 1, queue=1)]
+        child = os.fork()
+        if not child:
+            futures = [*sent, *handed_over]
+            assert wait(futures, 20).not_done == set()
+            for future in futures:
+                try:
+                    future.result(20)
+                except ClientError as error:
+                    assert "made in another process: make one after the fork" in str(error), error
+                    assert error.outcome == "unknown"
+                else:
+                    os._exit(1)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        assert not any(future.done() for future in [*sent, *handed_over])
+        os._exit(status and 1)
+        """,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    world.release()
+
+
 def test_ctrl_c_ends_a_program_that_waits(world: World) -> None:
     world.hold()
     source = textwrap.dedent(_BEGIN) + textwrap.dedent(
