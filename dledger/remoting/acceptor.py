@@ -10,10 +10,14 @@ import asyncio
 import logging
 import socket
 import ssl
+import struct
 from collections.abc import Callable, Iterable
 from typing import Final, cast
 
 from dledger.remoting import strangers
+from dledger.remoting.codes import TLS_REQUIRED, AnswerCode
+from dledger.remoting.errors import FrameError
+from dledger.remoting.frame import LENGTH_BYTES, PREFIX_BYTES, decode, encode
 from dledger.remoting.strangers import GrpcRefusal
 from dledger.rpc import tls
 from dledger.rpc.acceptor import FIRST_BYTES_MAX, Acceptor, Arrival
@@ -63,7 +67,7 @@ class RemotingAcceptor:
         first = await _peek(arrival.link)
         if first == _FRAME:
             if self._tls is not None and self._mode is TlsServerMode.ENFORCING:
-                self._refuse(f"this {self._whose} accepts only TLS (tls.server.mode=enforcing)")
+                await self._refuse_plaintext(arrival)
             else:
                 await self._take(arrival, None)
         elif first != _TLS_HANDSHAKE:
@@ -109,6 +113,27 @@ class RemotingAcceptor:
         self._refuse(reason)
         return GrpcRefusal(reason)
 
+    async def _refuse_plaintext(self, arrival: Arrival) -> None:
+        """Answer the first request, so that its client need not guess why it was hung up on."""
+        reason = f"this {self._whose} accepts only TLS (tls.server.mode=enforcing)"
+        self._refuse(reason)
+        loop = asyncio.get_running_loop()
+        head, needed = b"", PREFIX_BYTES
+        while len(head) < needed and (part := await loop.sock_recv(arrival.link, needed - len(head))):
+            head += part
+            if len(head) == PREFIX_BYTES:
+                needed += int.from_bytes(head[5:], "big")
+                if needed > min(LENGTH_BYTES + int.from_bytes(head[:LENGTH_BYTES], "big"), FIRST_BYTES_MAX):
+                    return  # it is no frame, or not the usual first one
+        try:
+            request = decode(memoryview(head))
+        except (FrameError, struct.error):
+            return
+        if request.is_response or request.is_oneway:
+            return
+        await loop.sock_sendall(arrival.link, encode(request.answer(AnswerCode.NO_PERMISSION, reason, TLS_REQUIRED)))
+        await self._end(arrival)
+
     async def _refuse_stranger(self, arrival: Arrival) -> None:
         """Tell a client of HTTP or gRPC, and the log, that it came to the wrong port."""
         loop = asyncio.get_running_loop()
@@ -128,8 +153,12 @@ class RemotingAcceptor:
             if not answer:
                 return
             await loop.sock_sendall(arrival.link, answer)
+        await self._end(arrival, unread)
+
+    async def _end(self, arrival: Arrival, unread: int = FIRST_BYTES_MAX) -> None:
+        """Read what is on its way: else the client might see a reset before the answer."""
         arrival.link.shutdown(socket.SHUT_WR)
-        while unread > 0 and (part := await loop.sock_recv(arrival.link, unread)):  # else it might see a reset first
+        while unread > 0 and (part := await asyncio.get_running_loop().sock_recv(arrival.link, unread)):
             unread -= len(part)
 
     def _complain(self, reason: str) -> None:

@@ -12,6 +12,8 @@ ANNOUNCED: Final = {"dledger": "1"}
 codes, 20000 to 20099 for the log and 20100 to 20199 for the broker, in this version of the protocol. A client uses none
 of them before it has seen this; RocketMQ's clients ignore it.
 """
+TLS_REQUIRED: Final = {"tls": "required"}
+"""The fields of a server's answer, NO_PERMISSION in plaintext, to a client that does not use TLS and must."""
 
 
 class AnswerCode(IntEnum):

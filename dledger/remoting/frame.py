@@ -32,6 +32,8 @@ LENGTH_BYTES: Final = 4
 FLAG_RESPONSE: Final = 1
 FLAG_ONEWAY: Final = 2
 _PREFIX: Final = struct.Struct(">iI")
+PREFIX_BYTES: Final = _PREFIX.size
+"""The two lengths, of the frame and of its header."""
 _FIXED: Final = struct.Struct(">hBhiii")
 """The fixed part of a binary header: code, language, version, opaque, flag, length of the remark."""
 _INT32: Final = struct.Struct(">i")

@@ -69,7 +69,7 @@ def test_clients_without_the_right_certificate_are_refused(secured: Group, tmp_p
     expire(here, "late")
     ca = here / "ca.crt"
     cases = {
-        "plaintext": (None, "if it requires TLS, give the CA.*--tls-ca"),
+        "plaintext": (None, "accepts only TLS: give the CA.*--tls-ca"),
         "no certificate": (ClientSecurity(TlsFiles(ca)), "requires a client certificate: give one .--tls-cert"),
         "of a CA that they do not know": (
             ClientSecurity(files(other, "stranger", ca=ca)),
@@ -86,7 +86,7 @@ def test_clients_without_the_right_certificate_are_refused(secured: Group, tmp_p
         heard = {name: refusal(secured, security) for name, (security, _) in cases.items()}
 
     for name, (_, words) in cases.items():
-        kind = UnavailableError if name in ("plaintext", "no certificate") else TlsError
+        kind = UnavailableError if name == "no certificate" else TlsError
         assert heard[name].outcome == "not_applied"
         with pytest.raises(kind, match=words):
             raise heard[name]
@@ -487,5 +487,5 @@ def test_brokers_speak_tls(tmp_path: Path, plain: bool) -> None:
             heard.append(str(raised.value))
 
     assert result.message_id
-    assert "if it requires TLS, give the CA of its certificate" in heard[0]
+    assert "accepts only TLS: give the CA of its certificate" in heard[0]
     assert "if it requires certificates of its clients, give one" in heard[1]

@@ -27,7 +27,7 @@ from dledger.errors import (
     UnavailableError,
 )
 from dledger.remoting.client import RemotingClient, UnreachableError
-from dledger.remoting.codes import ANNOUNCED, AnswerCode
+from dledger.remoting.codes import ANNOUNCED, TLS_REQUIRED, AnswerCode
 from dledger.remoting.connection import DisconnectedError, RemotingConnection, TooManyCallsError
 from dledger.remoting.errors import FrameError
 from dledger.remoting.fastjson import dumps_plain
@@ -45,7 +45,8 @@ ROLE_CHANGES_MAX: Final = 256
 _REQUEST_BYTES_DEFAULT: Final = 8 * MIB
 _OPAQUE: Final = 2_000_000_001
 """Stands for the opaque in a template."""
-_USE_TLS: Final = "use TLS (--tls-ca, --tls-cert, --tls-key; in Python security=ClientSecurity(tls=TlsFiles(…)))"
+_BY_TLS: Final = "security=ClientSecurity(tls=TlsFiles(…))"
+_USE_TLS: Final = f"use TLS (--tls-ca, --tls-cert, --tls-key; in Python {_BY_TLS})"
 _TLS_HINT: Final = "; if it requires TLS, give the CA of its certificate (--tls-ca)"
 _INSIST: Final = "pass --insecure (in Python ClientSecurity(insecure=True))"
 
@@ -184,6 +185,10 @@ class NodeConnections:
             answer = await connection.ask(Frame(JavaCode.METADATA, 0, self._fields(body), body))
         except (DisconnectedError, TooManyCallsError) as error:
             raise self._hung_up(address) from error
+        if answer.code == AnswerCode.NO_PERMISSION and answer.fields.items() >= TLS_REQUIRED.items():
+            raise TlsError(
+                f"{address} accepts only TLS: give the CA of its certificate (--tls-ca; in Python {_BY_TLS})"
+            )
         if any(answer.fields.get(name) != value for name, value in ANNOUNCED.items()):
             raise InvalidRequestError(
                 f"{address} answers, but is no node of this project in its present version: give the addresses of "

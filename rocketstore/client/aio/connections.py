@@ -16,7 +16,7 @@ from dledger.client.security import NOT_SIGNED_FOR, signed_for
 from dledger.errors import ConfigError
 from dledger.remoting.acl import signed
 from dledger.remoting.client import RemotingClient, UnreachableError
-from dledger.remoting.codes import AnswerCode
+from dledger.remoting.codes import TLS_REQUIRED, AnswerCode
 from dledger.remoting.connection import DisconnectedError, RemotingConnection, TooManyCallsError
 from dledger.remoting.errors import FrameError
 from dledger.remoting.frame import Frame
@@ -47,10 +47,8 @@ PROTOCOL_FIELD: Final = "dledger"
 """In the first answer of a broker of this project on each connection: the version of the requests that are its own."""
 _USE_TLS: Final = "use TLS (--tls-ca; in Python security=ClientSecurity(tls=TlsFiles(…)))"
 _INSIST: Final = "pass --insecure (in Python security=ClientSecurity(insecure=True))"
-_TLS_HINT: Final = (
-    "; if it requires TLS, give the CA of its certificate (--tls-ca; in Python "
-    "security=ClientSecurity(tls=TlsFiles(…)))"
-)
+_CA_HINT: Final = ": give the CA of its certificate (--tls-ca; in Python security=ClientSecurity(tls=TlsFiles(…)))"
+_TLS_HINT: Final = f"; if it requires TLS{_CA_HINT}"
 
 _CERTIFICATE_HINT: Final = "; if it requires certificates of its clients, give one: cert=… and key=… of TlsFiles"
 
@@ -110,8 +108,8 @@ class BrokerConnections:
     async def call(self, address: str, request: Frame, timeout_s: float) -> Frame:
         """The answer, whatever its code. Requests to one address are sent in the order of the calls.
 
-        Raises ``BrokerUnreachableError``, ``ConnectionEndedError``, ``TimedOutError``, ``BrokerBusyError`` and
-        ``MessageRefusedError`` (it fits into no frame).
+        Raises ``BrokerUnreachableError``, ``ConnectionEndedError``, ``TimedOutError``, ``BrokerBusyError``,
+        ``ForbiddenError`` (it accepts only TLS) and ``MessageRefusedError`` (it fits into no frame).
         """
         self._check(address)
         if self._access_key:
@@ -129,6 +127,8 @@ class BrokerConnections:
             raise BrokerBusyError(str(error), address=address) from error
         except FrameError as error:
             raise MessageRefusedError(f"the request fits into no frame: {error}") from error
+        if answer.code == AnswerCode.NO_PERMISSION and answer.fields.items() >= TLS_REQUIRED.items():
+            raise ForbiddenError(f"{address} accepts only TLS{_CA_HINT}", answer_code=answer.code, address=address)
         announced = answer.fields.get(PROTOCOL_FIELD)
         if announced is not None or address not in self._protocols:
             self._protocols[address] = _version(announced or "")

@@ -308,7 +308,10 @@ class SendPipeline:
         error.outcome = "not_applied"
         waiting, self._undecided[name] = self._undecided[name], []
         left = [one for one in waiting if not self._moved(one, name)]
-        self._undecided[name][:0] = in_time(self.pending, left, error)
+        if may_repeat(error, harmless=True):
+            self._undecided[name][:0] = in_time(self.pending, left, error)
+        else:  # it would be refused again
+            self.pending.fail(left, error)
 
     def _numbered_done(
         self, name: str, messages: Sequence[OutgoingMessage], outcomes: Sequence[SendResult | ClientError]

@@ -18,6 +18,8 @@ from cluster import certs
 from dledger.client.security import TlsFiles
 from dledger.config import ClientAuth, SecurityConfig
 from dledger.remoting.acceptor import REASONS_MAX, RemotingAcceptor
+from dledger.remoting.codes import TLS_REQUIRED, AnswerCode
+from dledger.remoting.frame import Frame, HeaderForm, cut, encode
 from dledger.remoting.server import Handlers, RemotingServer, ServerLimits
 from dledger.rpc import loops, tls
 from dledger.rpc.acceptor import Arrival
@@ -184,6 +186,26 @@ def test_plaintext_on_a_port_of_tls_is_told_in_the_log_once(tmp_path: Path, capl
         assert not any(served.plain() for _ in range(3))
     (line,) = warnings_of(caplog)
     assert line.endswith("is refused: this broker accepts only TLS (tls.server.mode=enforcing)")
+
+
+@pytest.mark.parametrize("form", HeaderForm)
+def test_a_request_in_plaintext_is_answered_that_it_must_use_tls(tmp_path: Path, form: HeaderForm) -> None:
+    """Its program, whichever, can say so at once; then the connection ends."""
+    with serving(tmp_path, secured=True) as served, served.connect() as link:
+        link.sendall(encode(Frame(105, 77, {"topic": "T"}, b"body", form=form)))
+        ((answer,), _) = cut(whole(link))
+    assert (answer.code, answer.opaque, answer.fields) == (AnswerCode.NO_PERMISSION, 77, TLS_REQUIRED)
+    assert answer.remark == "this broker accepts only TLS (tls.server.mode=enforcing)"
+
+
+@pytest.mark.parametrize(
+    "sent", [encode(Frame(105, 1, flag=2)), encode(Frame(0, 1).answer()), b"\0\0\0\x09\0\0\0\x01x", b"\0\0\0\0\0\0\0\0"]
+)
+def test_what_expects_no_answer_in_plaintext_gets_none(tmp_path: Path, sent: bytes) -> None:
+    """Oneway, an answer, or no frame: it is hung up on."""
+    with serving(tmp_path, secured=True) as served, served.connect() as link, suppress(ConnectionError):
+        link.sendall(sent)
+        assert whole(link) == b""
 
 
 def test_new_certificates_count_for_new_connections(tmp_path: Path) -> None:

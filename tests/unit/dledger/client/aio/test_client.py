@@ -37,6 +37,7 @@ from dledger.errors import (
     PendingFullError,
     RequestTimeoutError,
     TermChangedError,
+    TlsError,
     UnavailableError,
 )
 from dledger.remoting.connection import RemotingConnection
@@ -368,12 +369,15 @@ def test_tls_verifies_the_certificate_and_its_name(tmp_path: Path) -> None:
         (tmp_path / "other").mkdir()
         certs.make_authority(tmp_path / "other")
         stranger = ClientSecurity(TlsFiles(tmp_path / "other" / "ca.crt"))
-        for security, told in ((None, "--tls-ca"), (stranger, "certificate")):
+        for security, told in ((None, "accepts only TLS.*--tls-ca"), (stranger, "certificate")):
             connections = NodeConnections([f"localhost:{server.port}"], "default", security)
             with pytest.raises(DLedgerError, match=told) as error:
                 await connections.link(f"localhost:{server.port}", TimeLimit(TIMEOUT_S))
             assert error.value.outcome == "not_applied"
             await connections.close()
+        async with DLedgerClient(f"localhost:{server.port}", timeout_s=10 * TIMEOUT_S) as client:
+            with pytest.raises(TlsError, match="--tls-ca"):  # at once
+                await client.append(b"a")
 
     try:
         loops.run(asyncio.wait_for(main(), TIMEOUT_S))

@@ -12,7 +12,7 @@ from dledger.client.security import ClientSecurity
 from dledger.errors import ConfigError, DLedgerError
 from dledger.remoting import client as remoting_client
 from dledger.remoting.acl import is_signed
-from dledger.remoting.codes import AnswerCode
+from dledger.remoting.codes import TLS_REQUIRED, AnswerCode
 from dledger.remoting.frame import Frame
 from dledger.rpc import tls
 from rocketstore.client.aio import errors
@@ -153,6 +153,24 @@ async def test_servers_are_known_by_their_certificates(tmp_path: Path) -> None:
             await connections.ask(server.address, CODE, timeout_s=10)
         assert caught.value.outcome == "not_applied"
         await connections.close()
+
+
+@on_loop
+@pytest.mark.parametrize("routes", [True, False])
+async def test_whose_server_accepts_only_tls_is_told_at_once_what_to_give(*, routes: bool) -> None:
+    """Long before its time is up, by the first server it asks or by one whose address it was told."""
+
+    def refuses(frame: Frame) -> Frame:
+        return frame.answer(AnswerCode.NO_PERMISSION, "only TLS", TLS_REQUIRED)
+
+    async with scripted_server() as server, scripted_server() as broker:
+        Topics({"a": {0: broker.address}}, {"T": {"a": 4}}).serve(server)
+        broker.scripts[RequestCode.GET_ROUTEINFO_BY_TOPIC] = refuses
+        if not routes:
+            server.scripts[RequestCode.GET_ROUTEINFO_BY_TOPIC] = refuses
+        async with Producer(name_servers=server.address, timeout_s=300) as producer:
+            with pytest.raises(errors.ForbiddenError, match=r"accepts only TLS: give the CA .*--tls-ca"):
+                await producer.send(Message("T", b"x"))
 
 
 @on_loop
