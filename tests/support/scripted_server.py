@@ -171,6 +171,8 @@ class MessageStore:
         """While set and not ready, nothing is stored or answered."""
         self.status = 0
         """The answer code of what is stored."""
+        self.queues = 1 << 16
+        """How many there are: a message for another one is refused, as by a broker."""
         self.next_numbers: dict[str, int] = {}
         """By producer, of those that number their messages."""
         self.memory = "m1"
@@ -197,6 +199,8 @@ class MessageStore:
         if frame.code == OwnCode.SEND_NUMBERED:
             return self._store_numbered(frame)
         topic, queue = frame.fields["b"], int(frame.fields["e"])
+        if queue >= self.queues:
+            return frame.answer(AnswerCode.SYSTEM_ERROR, self.no_queue(queue))
         first = len(self.bodies(queue))
         if frame.code == RequestCode.SEND_BATCH_MESSAGE:
             items = decode_batch(frame.body)
@@ -222,6 +226,10 @@ class MessageStore:
             body=encode_next(self.next_numbers.get(decode_name(frame.body), 0), self.memory)
         )
 
+    def no_queue(self, queue: int) -> str:
+        """What a broker says of a queue that it does not have."""
+        return f"topic T has {self.queues} write queues, numbered from 0: there is no queue {queue}"
+
     def _store_numbered(self, frame: Frame) -> Frame:
         """All of a request's messages that are not here yet, if they follow what is here."""
         sent = NumberedSend.decode(frame.body)
@@ -229,6 +237,10 @@ class MessageStore:
         if sent.sequence > following:
             status = "OUT_OF_ORDER_SEQUENCE" if following else "UNKNOWN_PRODUCER"
             return frame.answer(AnswerCode.SYSTEM_ERROR, status, {"status": status, "outcome": "not_applied"})
+        for at, one in enumerate(sent.messages):
+            if one.queue_id >= self.queues:
+                fields = {"status": "QUEUE_NOT_FOUND", "outcome": "not_applied", "message": str(at)}
+                return frame.answer(AnswerCode.SYSTEM_ERROR, self.no_queue(one.queue_id), fields)
         results: list[PutResult] = []
         for number, one in enumerate(sent.messages, sent.sequence):
             if number < following:

@@ -21,6 +21,7 @@
         ├── BrokerBusyError         overloaded: slow down, try again
         ├── BrokerFailedError       it failed by itself
         ├── NotFoundError           no such topic, group, queue, message or client
+        │   └── NoQueueError        the topic has no such queue, perhaps not any more
         ├── ForbiddenError          the account, or the topic, does not permit it
         ├── MessageRefusedError     no broker would take this message
         └── RequestNotKnownError    the program that was asked does not have this request
@@ -149,6 +150,10 @@ class NotFoundError(RefusedError):
     """Raised when a topic, a group, a queue, a message or a client does not exist."""
 
 
+class NoQueueError(NotFoundError):
+    """Raised when a message was sent to a queue that its topic does not have: it may have had more before."""
+
+
 class ForbiddenError(RefusedError):
     """Raised when the account lacks the permission, the key is wrong, or the topic may not be written or read."""
 
@@ -196,6 +201,18 @@ def refusal_of(answer: Frame, address: str) -> RefusedError:
         address=address,
         outcome="unknown" if kind in _UNKNOWN_OUTCOMES else "not_applied",
     )
+
+
+_NO_QUEUE: Final = ("there is no queue ", "request queueId[")
+"""In the remark of a broker of ours, and of RocketMQ's, to a message for a queue that it does not have."""
+
+
+def refusal_of_send(answer: Frame, address: str) -> RefusedError:
+    """The error for the answer to messages: as ``refusal_of``, and ``NoQueueError``."""
+    refusal = refusal_of(answer, address)
+    if answer.code == AnswerCode.SYSTEM_ERROR and any(one in answer.remark for one in _NO_QUEUE):
+        return NoQueueError(str(refusal), answer_code=answer.code, address=address)
+    return refusal
 
 
 _PASSING: Final = (BrokerUnreachableError, NotMasterError, BrokerBusyError)

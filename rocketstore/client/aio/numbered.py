@@ -31,6 +31,7 @@ from rocketstore.client.aio.errors import (
     BrokerUnreachableError,
     ClientError,
     MessageRefusedError,
+    NoQueueError,
     NumberOutOfOrderError,
     ProducerForgottenError,
     RequestNotKnownError,
@@ -338,7 +339,7 @@ class NumberedStream:
     def _outcome(self, answer: Frame, messages: Sequence[OutgoingMessage]) -> Answer[SendResult]:
         status = STORED.get(answer.code)
         if status is None:
-            return self._refusal(answer, len(messages))
+            return self._refusal(answer, messages)
         try:
             host, rows = decode_stored(answer.body, len(messages))
             id_prefix = offset_message_id(HostAddress(*host), 0)[:-16]
@@ -346,15 +347,17 @@ class NumberedStream:
             return BadAnswerError(f"{self.address}: {error}")
         return AllStored(tuple(_results(messages, id_prefix, rows, status)))
 
-    def _refusal(self, answer: Frame, count: int) -> Answer[SendResult]:
+    def _refusal(self, answer: Frame, messages: Sequence[OutgoingMessage]) -> Answer[SendResult]:
         """Why none of the messages is stored, or all may be."""
-        fields = answer.fields
+        fields, count = answer.fields, len(messages)
         refusal: DLedgerError = refusal_of(answer, self.address)
         status = fields.get("status", "")
         if status == PutMessageStatus.OUT_OF_ORDER_SEQUENCE:
             refusal = OutOfOrderSequenceError(str(refusal))
         elif status == PutMessageStatus.UNKNOWN_PRODUCER:
             refusal = UnknownProducerError(str(refusal))
+        elif status == PutMessageStatus.QUEUE_NOT_FOUND:
+            refusal = NoQueueError(str(refusal), answer_code=answer.code, address=self.address)
         elif status in _BUSY:
             refusal = BrokerBusyError(str(refusal), answer_code=answer.code, address=self.address)
         refusal.outcome = "unknown" if fields.get("outcome") == "unknown" else "not_applied"
@@ -364,8 +367,9 @@ class NumberedStream:
         if not blamed.isdigit() or int(blamed) >= count or refusal.outcome == "unknown" or count == 1:
             return refusal
         behind = OutOfOrderSequenceError(f"another message of its request was refused: {refusal}")
-        outcomes: Sequence[DLedgerError] = [behind] * count
-        return [refusal if place == int(blamed) else one for place, one in enumerate(outcomes)]
+        to_blame = messages[int(blamed)]
+        is_gone = isinstance(refusal, NoQueueError)  # for all that it was chosen for
+        return [refusal if one is to_blame or (is_gone and one.queue == to_blame.queue) else behind for one in messages]
 
     def _break(self, error: DLedgerError) -> None:
         self.broken = self.broken or error

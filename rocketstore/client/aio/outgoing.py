@@ -89,6 +89,8 @@ class OutgoingMessage:
     """The queue it goes to; None: any."""
     first: MessageQueue | None = None
     """Of a message for any queue: the one whose turn it was."""
+    turn = 0
+    """Of a message with a sharding key: its place in the order of all of them."""
     tried: Sequence[str] = ()
     """Names of brokers that have refused it, of those it was numbered for."""
     unique_key = ""

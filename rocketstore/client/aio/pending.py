@@ -58,6 +58,14 @@ class PendingMessages:
         self.bytes += sum([one.size for one in messages])
         self._look()
 
+    def placed(self, topic: str, broker: str) -> set[OutgoingMessage]:
+        """Those of a topic that have a queue at a broker, without those under numbers of the application."""
+        return {
+            one
+            for one in self._messages
+            if one.queue is not None and (one.queue.topic, one.queue.broker_name) == (topic, broker) and one.number < 0
+        }
+
     async def wait_for_room(self, timeout_s: float) -> None:
         """Return once a message may be added. Raises ``SendQueueFullError``."""
         try:

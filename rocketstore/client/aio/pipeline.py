@@ -20,6 +20,7 @@ from rocketstore.client.aio.errors import (
     BrokerUnreachableError,
     ClientClosedError,
     ClientError,
+    NoQueueError,
     RequestNotKnownError,
     may_repeat,
     may_send_elsewhere,
@@ -41,6 +42,29 @@ NAMED_MAX: Final = 1024
 _UNKNOWN: Final = object()
 
 
+class _Replaced:
+    """Messages of a topic whose queues are gone, until the route is known anew and others have their outcomes."""
+
+    def __init__(self, why: ClientError) -> None:
+        self.why = why
+        self.messages: list[OutgoingMessage] = []
+        self.under_way: set[OutgoingMessage] = set()
+        """What may have to be placed again, too: in front of what has come later."""
+        self.is_settled = asyncio.Event()
+
+    def settle(self, messages: Iterable[OutgoingMessage]) -> None:
+        """These have their outcomes, or are in ``messages``."""
+        self.under_way.difference_update(messages)
+        if not self.under_way:
+            self.is_settled.set()
+
+    async def wait(self) -> None:
+        """Return once nothing is under way."""
+        while self.under_way:
+            self.is_settled.clear()
+            await self.is_settled.wait()
+
+
 class SendPipeline:
     """Use it on the cluster's loop. ``group`` is the producer group that requests name."""
 
@@ -60,7 +84,7 @@ class SendPipeline:
         self.pending: Final = PendingMessages(limits)
         self.selector: Final = QueueSelector(cluster.routes, on_failure)
         self._queue_sends = QueueSends(
-            cluster, self.selector, self.pending, group, limits, allow_duplicates=allow_duplicates
+            cluster, self.selector, self.pending, group, limits, self._place_anew, allow_duplicates=allow_duplicates
         )
         self._numbered: dict[str, NumberedSender | None] = {}  # by broker name; None: it does not number messages
         self._undecided: dict[str, list[OutgoingMessage]] = {}
@@ -68,6 +92,8 @@ class SendPipeline:
         self._named: dict[str, NamedSends] = {}  # under numbers of the application
         self._added: list[OutgoingMessage] = []  # in this turn of the loop
         self._unplaced: dict[str, list[OutgoingMessage]] = {}  # by topic: its route is being looked up
+        self._replaced: dict[str, _Replaced] = {}  # by topic
+        self._turns = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = False
         self._has_ended = False
@@ -210,6 +236,8 @@ class SendPipeline:
             if message.key is not None or message.wanted is not None:
                 try:
                     message.queue = self.selector.choose(route, message)
+                    if not message.turn:
+                        message.turn = self._turns = self._turns + 1
                 except ClientError as error:
                     self.pending.fail((message,), error)
                     continue
@@ -235,6 +263,41 @@ class SendPipeline:
         if self._idempotence != "auto":
             return self._idempotence
         return any(self._numbered.get(one.broker, _UNKNOWN) is not None for one in route.parts)
+
+    def _place_anew(self, broker: str, messages: Sequence[OutgoingMessage], why: ClientError) -> None:
+        """Choose queues anew for messages whose queues are gone, unless their callers chose them.
+
+        What comes for their topic meanwhile waits behind them, so that each key keeps its order. ``broker``: the one
+        that they were numbered for, if they were.
+        """
+        now = self._loop.time()
+        anew = [one for one in messages if one.wanted is None and one.deadline > now and not self._has_ended]
+        kept = set(anew)
+        self.pending.fail([one for one in messages if one not in kept], why)
+        for topic in {one.message.topic for one in anew}:
+            some = [one for one in anew if one.message.topic == topic]
+            for one in some:
+                one.queue, one.tried = None, ()
+            replaced = self._replaced.get(topic)
+            if replaced is None and topic in self._unplaced:  # its route is being looked up already
+                self._unplaced[topic][:0] = sorted(some, key=lambda one: one.turn)
+                continue
+            if replaced is None:
+                replaced = self._replaced[topic] = _Replaced(why)
+                self._unplaced[topic] = []
+                self._start(self._place_replaced(topic, replaced))
+            replaced.messages += some
+            if broker:
+                replaced.under_way |= self.pending.placed(topic, broker)
+
+    async def _place_replaced(self, topic: str, replaced: _Replaced) -> None:
+        with suppress(ClientError):  # the next attempt says what is the matter
+            await self._cluster.routes.refresh(topic)
+        await replaced.wait()
+        del self._replaced[topic]
+        replaced.messages.sort(key=lambda one: one.turn)
+        waiting = [*in_time(self.pending, replaced.messages, replaced.why), *self._unplaced.pop(topic)]
+        self._of_topic(topic, waiting)
 
     def _moved(self, message: OutgoingMessage, name: str) -> bool:
         """Offer a message that this broker does not take to another one, if it may go there."""
@@ -320,13 +383,20 @@ class SendPipeline:
         failed = [one for one in outcomes if isinstance(one, ClientError)]
         if not failed:
             self._stored(name, messages, outcomes)
+            for replaced in self._replaced.values():
+                replaced.settle(messages)
             return
         stored: list[OutgoingMessage] = []
         results: list[SendResult | ClientError] = []
+        gone: list[OutgoingMessage] = []
+        why: NoQueueError | None = None
         for message, outcome in zip(messages, outcomes, strict=True):
             if isinstance(outcome, ClientError):
                 self._cluster.routes.doubt(message.message.topic)
-                if may_send_elsewhere(outcome) and self._moved(message, name):
+                if isinstance(outcome, NoQueueError) and outcome.outcome == "not_applied":
+                    gone.append(message)
+                    why = outcome
+                elif may_send_elsewhere(outcome) and self._moved(message, name):
                     self.selector.avoid(name)
                 else:
                     self.pending.fail((message,), outcome)
@@ -335,6 +405,10 @@ class SendPipeline:
                 results.append(outcome)
         if stored:
             self._stored(name, stored, results)
+        if why is not None:
+            self._place_anew(name, gone, why)
+        for replaced in self._replaced.values():
+            replaced.settle(messages)
 
     def _stored(
         self, name: str, messages: Sequence[OutgoingMessage], results: Sequence[SendResult | ClientError]

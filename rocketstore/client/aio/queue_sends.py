@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from dledger.remoting.errors import RequestError
@@ -22,12 +22,13 @@ from rocketstore.client.aio.errors import (
     ClientError,
     ForbiddenError,
     MessageRefusedError,
+    NoQueueError,
     NotFoundError,
     TimedOutError,
     may_repeat,
     may_send_elsewhere,
     may_send_twice,
-    refusal_of,
+    refusal_of_send,
 )
 from rocketstore.client.aio.outgoing import OutgoingMessage, fit_together, request_of
 from rocketstore.client.aio.pending import PendingMessages, PipelineLimits
@@ -73,14 +74,17 @@ class QueueSends:
         pending: PendingMessages,
         group: str,
         limits: PipelineLimits,
+        place_anew: Callable[[str, Sequence[OutgoingMessage], ClientError], None],
         *,
         allow_duplicates: bool,
     ) -> None:
+        """``place_anew`` chooses other queues for messages whose own are gone."""
         self._cluster = cluster
         self._selector = selector
         self._pending = pending
         self._group = group
         self._limits = limits
+        self._place_anew = place_anew
         self._allow_duplicates = allow_duplicates
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[tuple[str, MessageQueue | None], _Waiting] = {}
@@ -192,10 +196,7 @@ class QueueSends:
             if failure is None:
                 waiting.failed = False
                 return
-            if isinstance(failure, MessageRefusedError) and len(batch) > 1:  # one of them is to blame
-                for message in reversed(batch):
-                    message.alone = True
-                    waiting.messages.appendleft(message)
+            if self._wait_again(waiting, batch, failure):
                 return
             if queue is not None:
                 tried.append(queue.broker_name)
@@ -213,6 +214,21 @@ class QueueSends:
         if batch:
             late = TimedOutError("the message was not sent in time", outcome="not_applied")
             self._pending.fail(batch, failure or late)
+
+    def _wait_again(self, waiting: _Waiting, batch: list[OutgoingMessage], failure: ClientError) -> bool:
+        """Whether they do: each alone, because one of them is to blame, or all for other queues."""
+        if isinstance(failure, MessageRefusedError) and len(batch) > 1:
+            for message in reversed(batch):
+                message.alone = True
+                waiting.messages.appendleft(message)
+            return True
+        if isinstance(failure, NoQueueError):
+            if waiting.queue is not None:
+                batch = [*batch, *waiting.messages]
+                waiting.messages.clear()
+            self._place_anew("", batch, failure)
+            return True
+        return False
 
     def _next_queue(self, topic: str, batch: list[OutgoingMessage], tried: list[str]) -> MessageQueue:
         """The queue whose turn it is, also if that was found before. Raises ``ClientError``."""
@@ -253,7 +269,7 @@ class QueueSends:
         answer, address = answered
         status = STORED.get(answer.code)
         if status is None:
-            return refusal_of(answer, address)
+            return refusal_of_send(answer, address)
         try:
             stored = read_header(SendAnswer, answer.fields)
         except RequestError as error:

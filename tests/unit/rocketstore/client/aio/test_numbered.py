@@ -313,6 +313,58 @@ async def test_closing_sends_nothing_to_another_broker() -> None:
 
 
 @on_loop
+async def test_a_topic_that_is_made_smaller_fails_no_message_and_each_key_keeps_its_order() -> None:
+    """The queue of a message is chosen anew, unless the caller has chosen it; nothing is stored twice."""
+    async with world() as here, here.producer(timeout_s=30) as producer:
+        here.topics.topics["T"]["a"] = 8
+        await producer.send_many([message(b"before %d" % one) for one in range(8)])
+        here.topics.topics["T"]["a"] = here.store.queues = 1
+        keyed, free = [], []
+        for one in range(400):
+            keyed.append(await producer.submit(message(b"%d" % one), key=str(one % 7)))
+            free.append(await producer.submit(message(b"free %d" % one)))
+            if one % 10 == 0:
+                await asyncio.sleep(0.001)
+        chosen = await producer.submit(message(b"chosen"), queue=5)
+        results = await asyncio.gather(*keyed, *free)
+        assert {one.queue for one in results} == {0}
+        found = here.store.bodies()[8:]
+        assert sorted(found) == sorted([*bodies(400), *(b"free %d" % one for one in range(400))])
+        for key in range(7):
+            mine = [int(one) for one in found if one.isdigit() and int(one) % 7 == key]
+            assert mine == list(range(key, 400, 7))
+        with pytest.raises(errors.NotFoundError, match="queue 5"):
+            await chosen
+        assert producer.pending_messages == 0
+
+
+@on_loop
+async def test_a_real_brokers_topic_can_be_made_smaller_under_a_running_producer(tmp_path: Path) -> None:
+    """Every message is stored once, each key's in order."""
+    with running(alone(tmp_path)) as broker:
+        async with Admin(broker.address, timeout_s=60) as admin, Producer(broker.address, timeout_s=60) as producer:
+            await admin.put_topic(TopicInfo("T", 8, 8))
+            await producer.send_many([message(b"before")] * 8)
+            await admin.put_topic(TopicInfo("T", 1, 1))
+            futures = [await producer.submit(message(b"%d" % one), key=str(one % 5)) for one in range(200)]
+            assert {one.queue for one in await asyncio.gather(*futures)} == {0}
+        await until(lambda: sum(map(len, stored(broker, "T").values())) >= 208, "all are in their queues")
+        found = [int(one) for one in stored(broker, "T")[0] if one.isdigit()]
+        for key in range(5):
+            assert [one for one in found if one % 5 == key] == list(range(key, 200, 5))
+
+
+@on_loop
+async def test_messages_that_wait_for_other_queues_fail_in_time_if_there_are_none() -> None:
+    """A route that is out of date for longer than a message may take."""
+    async with world() as here, here.producer(timeout_s=0.5) as producer:
+        here.store.queues = 0
+        with pytest.raises(errors.NoQueueError, match="there is no queue") as caught:
+            await producer.send(message(b"x"), key="k")
+        assert caught.value.outcome == "not_applied"
+
+
+@on_loop
 async def test_a_group_that_is_restarted_stores_everything_once(tmp_path: Path) -> None:
     """A whole broker: its log remembers the numbers."""
     config = alone(tmp_path)

@@ -211,6 +211,31 @@ async def test_messages_of_a_key_keep_their_order_across_retries() -> None:
 
 
 @on_loop
+async def test_a_topic_that_is_made_smaller_fails_no_message_and_each_key_keeps_its_order() -> None:
+    """At brokers that do not number messages; a queue that the caller has chosen stays chosen."""
+    async with world() as here, here.producer() as producer:
+        store = here.stores[0]
+        here.topics.topics["A"]["a"] = 8
+        await producer.send_many([message(b"before %d" % one, "A") for one in range(8)])
+        here.topics.topics["A"]["a"] = store.queues = 1
+        keyed, free = [], []
+        for one in range(200):
+            keyed.append(await producer.submit(message(b"%d" % one, "A"), key=str(one % 7)))
+            free.append(await producer.submit(message(b"free %d" % one, "A")))
+            if one % 10 == 0:
+                await asyncio.sleep(0.001)
+        results = await asyncio.gather(*keyed, *free)
+        assert {one.queue for one in results} == {0}
+        found = store.bodies()[8:]
+        assert len(found) == 400
+        for key in range(7):
+            mine = [int(one) for one in found if one.isdigit() and int(one) % 7 == key]
+            assert mine == list(range(key, 200, 7))
+        with pytest.raises(errors.NotFoundError, match="queue 5"):
+            await producer.send(message(b"chosen", "A"), queue=5)
+
+
+@on_loop
 async def test_a_queue_has_one_request_in_progress() -> None:
     """RocketMQ's brokers have several threads for messages."""
     async with world() as here, here.producer() as producer:
