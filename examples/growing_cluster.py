@@ -37,4 +37,4 @@ with ExitStack() as running:
             counts.update(producer.send(Message("orders", b"%d" % number)).broker for number in range(given.count))
         print(title, ", ".join(f"{broker} {messages}" for broker, messages in sorted(counts.items())))
     with Consumer(name_servers=server.address, group="billing", topics="orders", start="first") as consumer:
-        print("received", len({one.unique_key for one in islice(consumer, 2 * given.count)}), "messages")
+        print("received", len({one.message_id for one in islice(consumer, 2 * given.count)}), "messages")

@@ -31,6 +31,6 @@ bodies = []
 with Consumer(given.addresses, group=given.group, topics=given.topic, start="first") as consumer:
     while missing:
         for message in consumer.poll():  # the next poll commits these: delivery is at least once
-            missing.discard(message.unique_key)
+            missing.discard(message.message_id)
             bodies.append(message.body.decode())
 print(f"received {len(bodies)} messages, the last one: {bodies[-1] if bodies else '-'}")

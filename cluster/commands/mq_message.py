@@ -215,8 +215,8 @@ def _print_sent(sent: SendResult, as_json: bool, *, delayed: bool) -> None:
             "broker": sent.broker,
             "queue_id": sent.queue,
             "queue_offset": sent.offset,
-            "message_id": sent.offset_id,
-            "unique_key": sent.message_id,
+            "message_id": sent.message_id,
+            "offset_message_id": sent.offset_id,
         }
         terminal.print_json(found | {"queue_offset": None, "delayed": True} if delayed else found)
     elif terminal.on_terminal():

@@ -46,12 +46,13 @@ def message_json(message: Message, body: bytes) -> dict[str, object]:
     """Everything stored with it, and the decompressed body."""
     from rocketstore.message.ids import offset_message_id
 
+    offset_id = offset_message_id(message.store_host, message.offset)
     return {
         "topic": message.topic,
         "queue_id": message.queue_id,
         "queue_offset": message.queue_offset,
-        "message_id": offset_message_id(message.store_host, message.offset),
-        "unique_key": message.unique_key,
+        "message_id": message.unique_key or offset_id,
+        "offset_message_id": offset_id,
         "tags": message.tags,
         "keys": message.keys,
         "properties": message.properties,

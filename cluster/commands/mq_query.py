@@ -29,7 +29,7 @@ Examples:
   dledger message query-by-id 7F00000100002A9F0000000000000400
   dledger message query-by-id 7F00000100002A9F0000000000000400 --json | jq -r .body""",
 )
-@click.argument("message_id")
+@click.argument("message_id", metavar="OFFSET_MESSAGE_ID")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @broker_options
 def query_by_id(message_id: str, as_json: bool, target: BrokerTarget) -> None:
@@ -93,7 +93,7 @@ def query_by_key(  # noqa: PLR0913  # one parameter per option
         return
     rows = [
         (
-            str(message_json(message, b"")["message_id"]),
+            str(message_json(message, b"")["offset_message_id"]),
             str(message.queue_id),
             str(message.queue_offset),
             time_text(message.store_timestamp),

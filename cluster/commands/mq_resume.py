@@ -16,7 +16,7 @@ Examples:
   dledger message print -t TRANS_CHECK_MAX_TIME_TOPIC           those that were given up
   dledger message resume 7F00000100002A9F0000000000000400""",
 )
-@click.argument("message_id")
+@click.argument("message_id", metavar="OFFSET_MESSAGE_ID")
 @broker_options
 def resume(message_id: str, target: BrokerTarget) -> None:
     """Begin a transaction again that was given up: its producers are asked what became of it.

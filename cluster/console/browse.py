@@ -302,12 +302,13 @@ def _listed(messages: Iterable[Message]) -> list[dict[str, object]]:
 
 
 def _message_json(message: Message, body: bytes, note: str) -> dict[str, object]:
+    offset_id = offset_message_id(message.store_host, message.offset)
     return {
         "topic": message.topic,
         "queue": message.queue_id,
         "offset": message.queue_offset,
-        "message_id": offset_message_id(message.store_host, message.offset),
-        "unique_key": safe_text(message.unique_key)[:FIELD_MAX],
+        "message_id": safe_text(message.unique_key)[:FIELD_MAX] or offset_id,
+        "offset_message_id": offset_id,
         "tags": safe_text(message.tags)[:FIELD_MAX],
         "keys": safe_text(" ".join(message.keys))[:FIELD_MAX],
         "stored_ms": message.store_timestamp,

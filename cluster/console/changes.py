@@ -136,8 +136,8 @@ class BrokerChanges:
             "topic": topic,
             "queue": sent.queue,
             "offset": sent.offset,
-            "message_id": sent.offset_id,
-            "unique_key": sent.message_id,
+            "message_id": sent.message_id,
+            "offset_message_id": sent.offset_id,
             "delay_level": level,
             "status": str(sent.status),
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import shlex
 import subprocess
@@ -95,6 +96,7 @@ def bare(line: str) -> str:
         (r"\bc-[0-9a-f]{24}", "PRODUCER"),
         (r"in [\d.]+ s \([\d,]+/s\)", "in # s"),
         (r"\b7F000001[0-9A-F]{24}\b", "MESSAGE"),
+        (r"queue \d at offset \d+", "QUEUE"),
         (r"[0-9a-f]{16}$", "DIGEST"),
         (r"/tmp/\S+", "DIRECTORY"),
         (r"\s+", " "),
@@ -108,8 +110,20 @@ def without_figures(line: str) -> str:
     return re.sub(r"[\d,]+", "#", bare(line))
 
 
+def run_at_terminal(line: str, environment: dict[str, str]) -> list[str]:
+    """What a line of README prints there, which may be more than a pipe gets."""
+    ours, theirs = pty.openpty()
+    try:
+        with subprocess.Popen(["bash", "-c", line], stdin=theirs, stdout=theirs, env=environment) as running:
+            assert running.wait(DEADLINE_S) == 0
+        return os.read(ours, 65536).decode().splitlines()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
 def run(line: str, environment: dict[str, str]) -> list[str]:
-    """What a line of README prints."""
+    """What a line of README prints into a pipe."""
     done = subprocess.run(
         ["bash", "-c", line], capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=environment
     )
@@ -228,7 +242,10 @@ def test_the_lines_for_brokers_print_what_is_shown(tmp_path: Path) -> None:
         master = brokers.master(timeout_s=DEADLINE_S)
         environment = {**os.environ, "DLEDGER_BROKER": ",".join(brokers.addresses), "PATH": PATH}
         commands = [line[2:] for line in shown if line.startswith("$ ")]
-        printed = [line for command in commands for line in (f"$ {command}", *run(command, environment))]
+        printed: list[str] = []
+        for command in commands:
+            shows = run_at_terminal if command.startswith("dledger message send") else run
+            printed += (f"$ {command}", *shows(command, environment))
         received = run(shlex.join([sys.executable, "-c", python_lines(environment["DLEDGER_BROKER"])]), environment)
         brokers.kill(master)
         brokers.master(timeout_s=DEADLINE_S, other_than=master)

@@ -8,7 +8,7 @@ import { plain } from "./table.js";
 const PAGE = 20;
 const NEWEST = "newest";
 const SENT_MS = 500;
-const BY = { time: "Topic and time", offset: "Queue and offset", key: "Key", unique: "Unique key (the producer's id)", id: "Message id" };
+const BY = { time: "Topic and time", offset: "Queue and offset", key: "Key", unique: "Message id (the producer's)", id: "Offset message id" };
 
 const ORDER = { newest: "Newest first", oldest: "Oldest first" };
 
@@ -192,7 +192,7 @@ function messageTable(messages) {
 
 export async function showMessage(one) {
   await showDetail(`Message ${one.offset} of queue ${one.queue} of ${one.topic}`, "/api/message", { topic: one.topic, queue: one.queue, offset: one.offset }, (found) => [
-    ["Message id", mono(found.message_id)], ["Unique key", mono(found.unique_key || "–")], ["Tags", found.tags || "–"], ["Keys", found.keys || "–"],
+    ["Message id", mono(found.message_id)], ["Offset message id", mono(found.offset_message_id)], ["Tags", found.tags || "–"], ["Keys", found.keys || "–"],
     ["Stored", `${format.moment(found.stored_ms)} at ${found.store_host}`], ["Created", `${format.moment(found.born_ms)} at ${found.born_host}`],
     ["Location", `${format.count(found.size)} bytes at position ${format.count(found.position)}`],
     ["Redelivered", `${found.reconsume_times} times`],

@@ -70,7 +70,7 @@ function sendMessage(topic) {
       h("span", {}, answer.delay_level
         ? `Stored. It waits at delay level ${answer.delay_level}, and is then delivered to ${answer.topic}.`
         : `Stored in queue ${answer.queue} of ${answer.topic} at offset ${answer.offset}.`),
-      h("span", {}, "Id ", h("span", { class: "mono" }, answer.message_id)),
+      h("span", {}, "Offset message id ", h("span", { class: "mono" }, answer.offset_message_id)),
     ]),
   });
 }

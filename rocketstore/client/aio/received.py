@@ -84,12 +84,12 @@ class ReceivedMessage:
         return [one for one in self.property("KEYS").split(" ") if one]
 
     @property
-    def unique_key(self) -> str:
-        """The id assigned by the producer, or the empty string."""
-        return self.property(PROPERTY_UNIQUE_KEY)
+    def message_id(self) -> str:
+        """The id that its producer gave it, as in the result of its send; of a message without one, ``offset_id``."""
+        return self.property(PROPERTY_UNIQUE_KEY) or self.offset_id
 
     @property
-    def message_id(self) -> str:
+    def offset_id(self) -> str:
         """The offset message id: the host that stored it, and its position in the log."""
         message = self.decode()
         return offset_message_id(message.store_host, message.offset)

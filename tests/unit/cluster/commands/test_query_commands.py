@@ -48,7 +48,7 @@ def test_query_by_id(here: Here) -> None:
 
     assert ["queue", "id", "1"] in shown
     assert ["body", "\\xff"] in shown
-    assert (described["body_base64"], described["message_id"]) == ("/w==", message_id)
+    assert (described["body_base64"], described["offset_message_id"]) == ("/w==", message_id)
     assert here.run("message", "query-by-id", "0" * 32).exit_code == 1
 
 
@@ -69,7 +69,7 @@ def test_query_by_key(here: Here) -> None:
 
     rows = here.rows(*words, "k2")
     newest = json.loads(here.run(*words, "k1", "--max", "1", "--json").stdout)
-    the_same = json.loads(here.run(*words, "--unique", newest["unique_key"], "--json").stdout)
+    the_same = json.loads(here.run(*words, "--unique", newest["message_id"], "--json").stdout)
 
     assert [row[1:3] for row in rows] == [["1", "0"], ["1", "1"]]
     assert newest["body"] == "1-1"

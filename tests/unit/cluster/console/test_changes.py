@@ -48,9 +48,9 @@ def test_a_message_is_sent_with_all_that_the_form_has(desk: Desk) -> None:
 
     found = reply.json()
     assert (reply.status, found["queue"], found["offset"]) == (200, 1, 0)
-    stored = desk.admin.message_by_id(str(found["message_id"]))
+    stored = desk.admin.message_by_id(str(found["offset_message_id"]))
     assert (stored.body, stored.tags, stored.keys) == ("hello ☕\n".encode(), "new", ["order-1", "order-2"])
-    assert stored.unique_key == found["unique_key"]
+    assert stored.unique_key == found["message_id"]
     assert ("action", found["message"]) in desk.events()
 
 
@@ -115,7 +115,7 @@ def test_a_delayed_message_waits_and_is_listed(desk: Desk) -> None:
 
     wait_until(lambda: count() > before["count"], "it waits")
     found = desk.get("delayed?level=17&offset=-1")
-    (one,) = [one for one in found["messages"] if one["unique_key"] == sent["unique_key"]]
+    (one,) = [one for one in found["messages"] if one["message_id"] == sent["message_id"]]
     assert (one["to_topic"], one["to_queue"], one["preview"]["text"], one["keys"]) == ("later", "0", "tea", "k")
     assert one["due_ms"] == one["stored_ms"] + 3_600_000 == found["levels"][16]["next_due_ms"]
     assert [one["level"] for one in found["levels"]] == list(range(1, 19))

@@ -88,8 +88,8 @@ def test_what_clients_have_written_hides_nothing() -> None:
 
     shown = "a\\u202eb"
     (letter,), (late,) = dead["messages"], delayed["messages"]
-    assert {letter[name] for name in ("origin", "tags", "keys", "unique_key")} == {shown}
-    assert {late[name] for name in ("to_topic", "to_queue", "tags", "keys", "unique_key")} == {shown}
+    assert {letter[name] for name in ("origin", "tags", "keys", "message_id")} == {shown}
+    assert {late[name] for name in ("to_topic", "to_queue", "tags", "keys", "message_id")} == {shown}
 
 
 def test_compressed_bodies_are_shown_decompressed() -> None:

@@ -35,9 +35,15 @@ def test_hosts_of_both_kinds(born: HostAddress, store: HostAddress) -> None:
 
     assert first.body == second.body == b"body"
     assert (first.queue_id, first.queue_offset, first.topic, first.tags) == (3, 7, "orders", "a")
-    assert len(first.message_id) == (56 if store is V6 else 32)
+    assert len(first.offset_id) == (56 if store is V6 else 32)
     assert first.born_timestamp == 0
-    assert (first.unique_key, first.keys) == ("", ["k"])
+    assert (first.message_id, first.keys) == (first.offset_id, ["k"])
+
+
+def test_a_message_has_the_id_that_its_producer_gave_it() -> None:
+    """Java's ``msgId``: the one in the result of the send; where it is stored is another one."""
+    (message,) = split_records(record_of(properties={"UNIQ_KEY": "7F0000010001"}))
+    assert (message.message_id, len(message.offset_id)) == ("7F0000010001", 32)
 
 
 def test_blanks_alone_separate_keys() -> None:
