@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from rocketstore.client.aio.consumed_message import ConsumedMessage
+from rocketstore.client.aio.errors import ForbiddenError
 from rocketstore.client.aio.queue_reader import QueueReader
 from rocketstore.remoting.bodies.queues import MessageQueue
 
@@ -191,6 +192,13 @@ class DeliveryQueue:
         self.assignments[assignment.queue] = assignment
         self._turn.append(assignment)
         self.changed()
+
+    def check_permitted(self) -> None:
+        """Raises ``ForbiddenError`` if a queue may not be read, for whoever would wait in vain."""
+        for one in self.assignments.values():
+            refusal = one.reader.refusal
+            if isinstance(refusal, ForbiddenError):
+                raise refusal.with_traceback(None)
 
     def remove(self, assignment: Assignment) -> None:
         """Nothing more of it is handed out; messages in use may still be settled."""

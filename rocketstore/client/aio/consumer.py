@@ -158,13 +158,15 @@ class Consumer:
         """Up to ``max_messages`` of one queue, at least one unless none arrives within ``timeout_s``.
 
         Messages of earlier polls count as done. Raises ``OffsetOutOfRangeError`` if that was asked for, at every call
-        until ``seek`` moves elsewhere.
+        until ``seek`` moves elsewhere, and ``ForbiddenError`` if nothing has arrived and a queue may not be read: its
+        key was revoked, say. The queue is asked for again every second, so that a later call returns messages.
         """
         running = await self._started()
         self._finish_in_hand(running)
         delivery = await running.deliveries.receive(max_messages, timeout_s)
         if delivery is None:
             self._check_open()
+            running.deliveries.check_permitted()
             return []
         self._in_hand.append(delivery)
         return list(delivery.messages)
@@ -196,6 +198,8 @@ class Consumer:
         while not taken:
             self._check_open()
             first = await running.deliveries.receive(1, LOOK_S)
+            if first is None:
+                running.deliveries.check_permitted()
             while first is not None:
                 first.is_reported = True  # it may wait long for its turn
                 taken.append(first)

@@ -138,8 +138,8 @@ class QueueReader:
         """The queue's end in the last answer; -1 if unknown."""
         self.skipped = 0
         """How many offsets were skipped because their messages no longer exist."""
-        self.is_refused = False
-        """Whether it was refused at the last attempt, and is asked for again."""
+        self.refusal: ClientError | None = None
+        """Why it was refused at the last attempt; it is asked for again."""
         self._cluster = cluster
         self._settings = settings
         self._arrived = arrived
@@ -296,9 +296,9 @@ class QueueReader:
 
     async def _wait_out(self, error: ClientError) -> None:
         """Say once that the queue is refused, and try again after a while: the topic may be made anew."""
-        if not self.is_refused:
+        if self.refusal is None:
             _log.warning("%s: %s; waiting", self._named, error)
-        self.is_refused = True
+        self.refusal = error
         self._arrived()
         self._cluster.routes.doubt(self.queue.topic)
         await asyncio.sleep(REFUSED_PAUSE_S)
@@ -371,7 +371,7 @@ class QueueReader:
         """Process an answer that is no refusal; whether it was of any use. Raises ``ClientError``, ``_BeyondEnd``."""
         header = read_answer(PullAnswer, answer)
         offset, self.max_offset = self._offset, header.max_offset
-        self.is_refused = False
+        self.refusal = None
         self._source = header.suggest_which_broker_id
         if answer.code in _GO_ON:
             messages = split_pulled(answer.body, self.queue) if answer.code == AnswerCode.SUCCESS else []

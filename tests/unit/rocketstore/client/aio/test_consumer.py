@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dledger.client.security import ClientSecurity
+from dledger.config import AccessConfig
 from dledger.errors import ConfigError
+from rocketstore.client.aio import errors
 from rocketstore.client.aio.consumed_message import ConsumedMessage
 from rocketstore.client.aio.consumer import Consumer
 from rocketstore.client.aio.errors import ClientClosedError, NotFoundError, OffsetOutOfRangeError
+from rocketstore.client.aio.producer import Producer
+from rocketstore.message.message import Message
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.server import BrokerServer
 from tests.support.on_loop import on_loop
 from tests.unit.rocketstore.client.aio.harness import DEADLINE_S, TOPIC, Sender, bodies, gather, until
+from tests.unit.rocketstore.test_server import plain, running
 
 
 @on_loop
@@ -225,3 +233,37 @@ def test_arguments_that_do_not_fit_are_refused_at_once(arguments: dict[str, obje
     """Before anything is connected, with what to do."""
     with pytest.raises(ConfigError, match=problem):
         Consumer("127.0.0.1:1", **arguments)  # type: ignore[arg-type]
+
+
+_RULES = """accounts:
+- accessKey: alice
+  secretKey: alice-secret
+  defaultTopicPerm: PUB|SUB
+  defaultGroupPerm: SUB
+"""
+
+
+@on_loop
+async def test_whose_key_is_revoked_is_told_at_each_poll_until_it_may_read_again(tmp_path: Path) -> None:
+    """As with Kafka; the consumer goes on where it was."""
+    rules = tmp_path / "plain_acl.yml"
+    rules.write_text(_RULES)
+    rules.chmod(0o600)
+    alice = ClientSecurity(access_key="alice", secret_key="alice-secret")
+    with running(replace(plain(tmp_path), access=AccessConfig(acl_enable=True, acl_file=rules))) as server:
+        async with Producer(server.address, security=alice, timeout_s=30) as producer:
+            await producer.send(Message(TOPIC, b"before"))
+            async with Consumer(server.address, group="g", topics=TOPIC, start="first", security=alice) as consumer:
+                assert bodies(await gather(consumer, 1)) == [b"before"]
+                rules.write_text(_RULES.replace("alice", "bob"))
+                for _ in range(2):
+                    with pytest.raises(errors.ForbiddenError, match="access key"):
+                        await gather(consumer, 1)
+                rules.write_text(_RULES)
+                found: list[bytes] = []
+                async with asyncio.timeout(DEADLINE_S):
+                    while not found:
+                        with suppress(errors.ForbiddenError):
+                            await producer.send(Message(TOPIC, b"after"))
+                            found += bodies(await gather(consumer, 1))
+                assert found == [b"after"]
