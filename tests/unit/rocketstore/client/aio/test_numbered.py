@@ -275,6 +275,19 @@ async def test_more_than_may_be_on_its_way_waits_and_is_sent_in_order(monkeypatc
 
 
 @on_loop
+async def test_an_answer_without_an_outcome_says_nothing_of_the_message() -> None:
+    """As when a broker takes too long: another broker must not get it, and this one recognizes it."""
+    async with world("a", "b") as here, here.producer() as producer:
+        await producer.send_many([message(one) for one in bodies(4)])
+        before = {name: len(one.of(NUMBERED)) for name, one in here.servers.items()}
+        for store in here.stores.values():
+            store.answers.append(refuses(AnswerCode.SYSTEM_ERROR))
+        await producer.send(message(b"late"))
+        grown = sorted(len(one.of(NUMBERED)) - before[name] for name, one in here.servers.items())
+        assert grown == [0, 2]
+
+
+@on_loop
 async def test_closing_at_once_gives_every_message_an_outcome() -> None:
     async with world() as here:
         here.store.answers.extend([silence] * 100)
