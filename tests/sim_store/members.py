@@ -93,7 +93,7 @@ class NoClients:
         self.grpc_port = 0
         self.bridge = None
 
-    def start(self) -> None:
+    def start(self, *, ports: bool = True) -> None:
         """Nothing listens."""
 
     def close(self) -> None:
