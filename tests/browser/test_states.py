@@ -84,7 +84,7 @@ def test_nodes_that_never_answered_are_told_with_the_reason(page: Page) -> None:
         until_says(page, "verdict", "No node responds")
         until_says(page, "panel-topics", "No node responds.")
 
-        assert "connection refused" in page.js("return document.querySelector('.lane-note').textContent")
+        assert "Connection refused" in page.js("return document.querySelector('.lane-note').textContent")
         figures = ["figure-term", "figure-committed", "figure-rate", "figure-latency"]
         assert [page.text(one) for one in figures] == ["\u2013"] * 4
         page.leave()

@@ -89,11 +89,10 @@ class Calls:
             nonlocal said
             try:
                 return await attempt()
-            except RequestTimeoutError as error:
-                if said is not None and deadline.expired and not changes:
-                    raise said from error
-                raise
             except DLedgerError as error:
+                is_cut_short = isinstance(error, (RequestTimeoutError, UnavailableError)) and deadline.expired
+                if said is not None and is_cut_short and not changes:
+                    raise said from error
                 said = error
                 raise
 

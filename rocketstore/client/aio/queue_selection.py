@@ -132,7 +132,9 @@ class QueueSelector:
 
 def no_queues_yet(topic: str) -> NotFoundError:
     """The error for a key, or a number, of a queue of a topic that the first message creates."""
-    return NotFoundError(f"topic {topic} does not exist, so neither a key nor a number can choose one of its queues")
+    return NotFoundError(
+        f"topic {topic} does not exist, so neither a key nor a number can choose one of its queues: create it first"
+    )
 
 
 def creating_route(topic: str, default: TopicRoute) -> TopicRoute:

@@ -18,6 +18,7 @@ from dledger_spark.jobs.export import ExportOptions
 from dledger_spark.jobs.replay import ReplayOptions, ReplayTarget
 from dledger_spark.jobs.report import JobReport
 from dledger_spark.jobs.source import LogSource, ParquetSource
+from rocketstore.client import Admin, TopicInfo
 from tests.spark.jobs.logs import bodies, write_log
 from tests.support.log_bytes import DiskLog
 from tests.support.spark_nodes import BrokerNode, broker_node, entry_node
@@ -79,6 +80,8 @@ def test_a_replay_in_pieces_stores_every_row_once(spark: SparkSession, log: Disk
 def test_filters_choose_rows_and_make_another_replay(spark: SparkSession, log: DiskLog, broker: BrokerNode) -> None:
     """Topics, tags and SQL; queues are kept if that is asked for; the rate is kept to."""
     options = _options(log, broker, "some")
+    with Admin(broker.options["bootstrap.servers"]) as admin:
+        admin.put_topic(TopicInfo("some", 4, 4))
     source = options.source
     assert isinstance(source, LogSource)
     chosen = replace(

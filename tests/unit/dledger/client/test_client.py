@@ -317,15 +317,16 @@ def test_linearizable_read_follows_the_leader(client: DLedgerClient, group: Fake
         client.read(0, mode=ReadMode.LINEARIZABLE, address=group.addresses[0], timeout_s=0.2)
 
 
+@pytest.mark.parametrize("last", [RequestTimeoutError("silence"), UnavailableError("not connected within 0 s")])
 def test_what_a_node_said_tells_more_than_the_last_attempt_that_was_cut_short(
-    client: DLedgerClient, group: FakeGroup, monkeypatch: pytest.MonkeyPatch
+    client: DLedgerClient, group: FakeGroup, monkeypatch: pytest.MonkeyPatch, last: DLedgerError
 ) -> None:
     """The deadline ends a call wherever it is. Not so for what may have been carried out."""
-    answers: Iterator[DLedgerError] = itertools.cycle([NotLeaderError("not here"), RequestTimeoutError("silence")])
+    answers: Iterator[DLedgerError] = itertools.cycle([NotLeaderError("not here"), last])
 
     async def call(_address: str, _code: int, _body: bytes, deadline: TimeLimit, **_: bool) -> bytes:
         error = next(answers)
-        while isinstance(error, RequestTimeoutError) and not deadline.expired:
+        while not isinstance(error, NotLeaderError) and not deadline.expired:
             await asyncio.sleep(0)
         raise error
 
