@@ -420,7 +420,9 @@ Run it again after a failure: stored rows are not stored twice.""",
 @click.option(
     "--writer-id", default="", metavar="NAME", help="Name of the writers; default: derived from all these options."
 )
-@click.option("--keep-queues", is_flag=True, help="Write each message to the queue number it came from; the topic must exist.")
+@click.option(
+    "--keep-queues", is_flag=True, help="Write each message to the queue number it came from; the topic must exist."
+)
 @click.option("--skip-lost", is_flag=True, help="Replay the rest of a trimmed log.")
 @click.option("--to-option", multiple=True, metavar="NAME=VALUE", help="Other option of the sink; may be repeated.")
 def command(  # noqa: PLR0913  # one per option

@@ -109,9 +109,9 @@ class Page:
             raise AssertionError(f"not within {timeout_s} s: {what}; the page says:\n{text}") from error
 
     def complaints(self) -> list[str]:
-        """What the browser's console says, since it was last asked."""
+        """What the browser's console says, since it was last asked; not of pages of its own, as a new tab's."""
         entries = self.driver.get_log("browser")  # type: ignore[no-untyped-call]  # selenium leaves it untyped
-        return [f"{one['level']}: {one['message']}" for one in entries]
+        return [f"{one['level']}: {one['message']}" for one in entries if not one["message"].startswith("chrome://")]
 
     def leave(self) -> None:
         """Close the page, and keep in ``found`` what the browser had to complain of."""
