@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dledger.remoting.codes import AnswerCode
+from dledger.remoting.frame import Frame
 from rocketstore.client.aio import errors, numbered, routes
 from rocketstore.client.aio.admin import Admin
 from rocketstore.client.aio.admin_records import TopicInfo
@@ -24,6 +25,7 @@ from rocketstore.remoting.numbered_sends import NumberedSend
 from tests.support.on_loop import on_loop, until
 from tests.support.scripted_server import (
     MessageStore,
+    Reply,
     ScriptedServer,
     Topics,
     refuses,
@@ -349,6 +351,40 @@ async def test_a_topic_that_is_made_smaller_fails_no_message_and_each_key_keeps_
         with pytest.raises(errors.NotFoundError, match="queue 5"):
             await chosen
         assert producer.pending_messages == 0
+
+
+@on_loop
+async def test_what_comes_later_waits_for_what_may_need_another_queue() -> None:
+    """The first message of a key was refused, the second is under way: the third must not overtake it."""
+    async with world() as here, here.producer(timeout_s=30) as producer:
+        here.topics.topics["T"]["a"] = 8
+        assert (await producer.send(message(b"0"), key="k")).queue != 0
+        here.topics.topics["T"]["a"] = here.store.queues = 1
+        arrived: list[asyncio.Event] = []
+        both, release = asyncio.Event(), asyncio.Event()
+
+        async def send(frame: Frame) -> Reply:
+            arrived.append(both if not arrived else release)
+            if len(arrived) == 2:
+                both.set()
+            if len(arrived) <= 2:
+                await arrived[-1].wait()
+            return await here.store.send(frame)
+
+        here.a.scripts[NUMBERED] = send
+        asked = len(here.a.of(RequestCode.GET_ROUTEINFO_BY_TOPIC))
+        futures = [await producer.submit(message(b"1"), key="k")]
+        await until(lambda: len(arrived) == 1, "the first request is under way")
+        futures.append(await producer.submit(message(b"2"), key="k"))
+        await until(lambda: len(here.a.of(RequestCode.GET_ROUTEINFO_BY_TOPIC)) > asked, "the route is asked for")
+        for _ in range(100):  # its answer arrives
+            await asyncio.sleep(0)
+        futures.append(await producer.submit(message(b"3"), key="k"))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        release.set()
+        assert {one.queue for one in await asyncio.gather(*futures)} == {0}
+        assert here.store.bodies() == bodies(4)
 
 
 @on_loop
