@@ -139,7 +139,7 @@ def problem_of(address: str, tls: MakeContext | None, timeout_s: float) -> str:
     import ssl
 
     from dledger.remoting.client import UnreachableError
-    from dledger.remoting.codes import AnswerCode
+    from dledger.remoting.codes import TLS_REQUIRED, AnswerCode
     from dledger.remoting.connection import DisconnectedError
     from dledger.rpc.tls import explain
 
@@ -154,6 +154,8 @@ def problem_of(address: str, tls: MakeContext | None, timeout_s: float) -> str:
     except DisconnectedError as error:
         hint = "" if tls is not None else ": it may require TLS (--tls-ca), or not be a port for clients"
         return f"{str(error).rpartition(' ended: ')[2]}{hint}"
+    if answer.fields.items() >= TLS_REQUIRED.items():
+        return f"{answer.remark}: give --tls-ca"
     if answer.code == AnswerCode.SERVICE_NOT_AVAILABLE:
         return answer.remark or "it says that it is not available"
     return ""

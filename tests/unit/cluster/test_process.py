@@ -15,8 +15,9 @@ LOGGER = logging.getLogger("grpc._cython.cygrpc")
 
 @pytest.fixture(autouse=True)
 def _filters_as_before() -> Iterator[None]:
+    before = LOGGER.filters[:]
     yield
-    LOGGER.filters.clear()
+    LOGGER.filters[:] = before
 
 
 def test_a_client_that_went_away_is_no_error(caplog: pytest.LogCaptureFixture) -> None:

@@ -166,7 +166,7 @@ def test_a_server_with_tls_is_asked_with_its_own_certificate(tmp_path: Path) -> 
 
     assert result.output == f"{address}: serving\n"
     assert refused.exit_code == 1, "it shows no certificate"
-    assert "it may require TLS (--tls-ca)" in refused.output
+    assert "this broker accepts only TLS (tls.server.mode=enforcing): give --tls-ca" in refused.output
 
 
 def test_wrong_settings_are_told() -> None:

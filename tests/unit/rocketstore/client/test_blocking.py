@@ -226,6 +226,13 @@ def client_threads() -> list[threading.Thread]:
     return [one for one in threading.enumerate() if one.name == "rocketmq-clients"]
 
 
+@pytest.fixture
+def _no_other_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shared loop that no other test's clients use."""
+    monkeypatch.setattr(loop_thread, "SHARED", loop_thread.SharedLoop())
+
+
+@pytest.mark.usefixtures("_no_other_clients")
 def test_all_clients_share_a_thread_that_ends_with_the_last_one(world: World) -> None:
     before = len(client_threads())  # the broker's
     first, second = Producer(world.address), Admin(world.address)
@@ -241,6 +248,7 @@ def test_all_clients_share_a_thread_that_ends_with_the_last_one(world: World) ->
         third.send(message())
 
 
+@pytest.mark.usefixtures("_no_other_clients")
 def test_a_client_that_nobody_has_any_more_is_closed(world: World) -> None:
     producer = Producer(world.address, timeout_s=20)
     future = producer.submit(message())

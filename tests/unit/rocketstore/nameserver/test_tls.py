@@ -13,6 +13,7 @@ from benchmarks.blocking_remoting import BlockingRemotingClient
 from cluster import certs
 from dledger.config import ClientAuth, SecurityConfig
 from dledger.remoting.client import UnreachableError
+from dledger.remoting.codes import AnswerCode
 from dledger.remoting.connection import DisconnectedError
 from dledger.remoting.frame import Frame
 from dledger.rpc import tls
@@ -46,13 +47,13 @@ def _context(directory: Path, *, name: str = "client") -> ssl.SSLContext:
 
 
 def _asks(server: NameServer, context: ssl.SSLContext | None) -> bool:
-    """Whether it answers a client with these certificates, or without TLS."""
+    """Whether it serves a client with these certificates, or without TLS."""
     with closing(BlockingRemotingClient(tls=None if context is None else lambda: context)) as frames:
         try:
-            frames.call(server.address, Frame(RequestCode.GET_BROKER_CLUSTER_INFO, 0), TIMEOUT_S)
+            answer = frames.call(server.address, Frame(RequestCode.GET_BROKER_CLUSTER_INFO, 0), TIMEOUT_S)
         except (UnreachableError, DisconnectedError, TimeoutError):
             return False
-        return True
+        return answer.code == AnswerCode.SUCCESS
 
 
 def test_only_clients_of_the_ca_get_in(directory: Path, tmp_path: Path) -> None:
