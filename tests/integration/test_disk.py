@@ -102,7 +102,7 @@ def test_leader_with_a_full_disk_hands_over(make_group: Callable[..., Group]) ->
         group.wait_for(lambda all_: all_[N0].role is Role.LEADER, "n0 leads")
 
         with group.workload(value_bytes=20_000) as load:
-            group.wait_for(lambda all_: all_[N0].disk_full, "n0's disk is full", 40)
+            group.wait_for(lambda all_: N0 in all_ and all_[N0].disk_full, "n0's disk is full", 40)
             group.leader(other_than=N0)
             load.history.wait_for_acks(100)
         enlarge(group.store_dir(N0), 400)
