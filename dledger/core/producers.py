@@ -66,8 +66,8 @@ from dledger.values import MIB
 RUNS_KEPT: Final = 32
 """Runs per producer that the leader remembers, to answer where repeated entries are."""
 RUNS_WRITTEN: Final = 16
-"""The limit of them in a snapshot: more than a sender of messages has requests in flight (12); an appender may have
-32.
+"""The limit of them in a snapshot: more than a producer of messages has requests in flight (12); a client of the log
+may have 32.
 """
 SNAPSHOT_ENTRIES_PER_PRODUCER: Final = 32
 SNAPSHOT_ENTRIES_MAX: Final = 131_072
