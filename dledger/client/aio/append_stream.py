@@ -85,18 +85,22 @@ class PipelinedAppends:
         """See ``BatchStream``."""
         if self.broken is not None:
             return UnavailableError(f"the stream to {self.address} is closed: {self.broken}")
+        self._pending[batch] = None  # first: the connection may end while this is sent
+        refusal: DLedgerError
         try:
             self._connection.submit(partial(self._frame, batch), partial(self._answered, batch))
         except DLedgerError as error:
-            return error
+            refusal = error
         except DisconnectedError as error:
-            return UnavailableError(str(error))
+            refusal = UnavailableError(str(error))
         except TooManyCallsError as error:
-            return PendingFullError(str(error))
+            refusal = PendingFullError(str(error))
         except (TypeError, ValueError) as error:  # a payload that is none
-            return InvalidRequestError(f"cannot send it: {error}")
-        self._pending[batch] = None
-        return None
+            refusal = InvalidRequestError(f"cannot send it: {error}")
+        else:
+            return None
+        del self._pending[batch]
+        return refusal
 
     async def close(self, why: str = "") -> None:
         """See ``BatchStream``."""

@@ -18,6 +18,7 @@ from dledger.client.appends import INFLIGHT_REQUESTS_MAX
 from dledger.client.discovery import Directory, ServerReport
 from dledger.client.shared import TimeLimit
 from dledger.errors import DLedgerError, PendingFullError, RequestTimeoutError, TermChangedError, UnavailableError
+from dledger.remoting.connection import RemotingConnection
 from dledger.rpc.ports import NodeStatus
 from dledger.sending import window
 from dledger.sending.window import LOOK_AGAIN_MS
@@ -54,6 +55,24 @@ def test_what_is_under_way_when_it_is_closed_is_unknown() -> None:
             await client.append(b"c")
 
     with_client(test, timeout_s=30.0)
+
+
+def test_an_append_is_repeated_if_its_connection_ends_while_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, over the next one: as an append whose connection ends later."""
+    send = RemotingConnection.send
+
+    def close(connection: RemotingConnection, *_: bytes) -> None:
+        monkeypatch.setattr(RemotingConnection, "send", send)
+        connection.close("too much is unsent")
+
+    async def test(group: FakeGroup, client: DLedgerClient) -> None:
+        await client.append(b"a")
+        monkeypatch.setattr(RemotingConnection, "send", close)
+
+        assert (await client.append(b"b")).index == 1
+        assert group.nodes[0].bodies() == [b"a", b"b"]
+
+    with_client(test, timeout_s=10)
 
 
 def test_appends_are_repeated_until_they_are_stored() -> None:
