@@ -17,7 +17,13 @@ _TIMEOUT_S: Final = 20.0
 
 
 def handshake_frame(
-    config: ServerConfig, sender: NodeId, purpose: int, *, target: NodeId | None = None, version: int | None = None
+    config: ServerConfig,
+    sender: NodeId,
+    purpose: int,
+    *,
+    target: NodeId | None = None,
+    version: int | None = None,
+    client_address: str = "",
 ) -> bytes:
     """The frame with which ``sender``, configured like ``config``, begins a connection to the node of ``config``."""
     header = codec.EnvelopeHeader(config.effective_cluster_id, config.group, sender, target or config.node_id)
@@ -29,6 +35,7 @@ def handshake_frame(
         tuple(sorted(member.node_id for member in config.members)),
         store.segment_bytes,
         store.max_entry_bytes,
+        client_address,
     )
     return frames.pack(FrameKind.HANDSHAKE, codec.encode_handshake(handshake))
 

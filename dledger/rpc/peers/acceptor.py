@@ -90,9 +90,10 @@ class PeerAcceptor:
         sender = handshake.header.sender
         if keeper is not None:
             tls.check_name(greeting.names, sender, f"that {greeting.host} showed")
-        learn(sender, handshake.client_address)
         answer = identity.judge(handshake, client_address)
         purpose = _purpose(handshake.purpose) if answer.code is ResponseCode.SUCCESS else None
+        if purpose is not None:
+            learn(sender, handshake.client_address)
         await greeting.send(FrameKind.HANDSHAKE_ANSWER, codec.encode_handshake_answer(answer))
         return None if purpose is None else PeerCaller(sender, purpose)
 

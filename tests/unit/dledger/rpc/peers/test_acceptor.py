@@ -74,6 +74,20 @@ def test_a_connection_without_a_whole_handshake_is_ended(
         wait_until(lambda: len(receiver.received) == 1, "a push on the connection that was silent")
 
 
+def test_a_peer_with_other_settings_teaches_no_address(config: ServerConfig) -> None:
+    """What a handshake says is believed once the handshake is accepted."""
+    with closing(PeerTransport(config)) as transport:
+        transport.start(RecordingReceiver())
+        address = ("127.0.0.1", transport.port)
+        for version, known in (99, {}), (None, {N0: "10.0.0.1:1"}):
+            with PeerWire(address) as wire:
+                hello = handshake_frame(config, N0, Purpose.PUSH, version=version, client_address="10.0.0.1:1")
+                wire.link.sendall(hello)
+                assert wire.frame() is not None, "the answer"
+
+            assert dict(transport.client_addresses) == known
+
+
 def test_silent_connections_shut_nobody_out(
     config: ServerConfig, address: tuple[str, int], receiver: RecordingReceiver
 ) -> None:
