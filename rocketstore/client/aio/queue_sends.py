@@ -308,9 +308,9 @@ def in_time(
 ) -> list[OutgoingMessage]:
     """Those whose deadline has not passed; the others fail."""
     now = asyncio.get_running_loop().time()
-    if not batch or batch[0].deadline > now:  # the oldest
-        return batch
     late = [one for one in batch if one.deadline <= now]
+    if not late:
+        return batch
     why = failure or TimedOutError("the message could not be sent in time", outcome="not_applied")
     pending.fail(late, why)
     return [one for one in batch if one.deadline > now]
