@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self, TypeVar
@@ -20,8 +21,8 @@ from rocketstore.client.aio import numbered_producer as aio_numbered
 from rocketstore.client.aio import producer as aio_producer
 from rocketstore.client.aio import transactions as aio_transactions
 from rocketstore.client.aio.admin import FOREVER_MS
-from rocketstore.client.aio.errors import ClientError
-from rocketstore.client.aio.futures import BatchedFuture, leave_behind
+from rocketstore.client.aio.errors import ClientClosedError, ClientError
+from rocketstore.client.aio.futures import BatchedFuture, begin, leave_behind, settle
 from rocketstore.client.aio.outgoing import OutgoingMessage
 from rocketstore.client.aio.pending import in_another_process
 from rocketstore.client.aio.producer import TIMEOUT_S, ProducerOptions
@@ -202,7 +203,11 @@ class HandOver:
         self._messages.append(message)
         if not self._is_told:
             self._is_told = True
-            self._thread.post(self.take)
+            try:
+                self._thread.post(self.take)
+            except ClientClosedError as error:
+                self._fail_all(error)
+                raise
         return future
 
     def take(self) -> None:
@@ -215,6 +220,13 @@ class HandOver:
         finally:  # not before: whoever forks meanwhile finds each of them here or there
             for _ in taken:
                 self._messages.popleft()
+
+    def _fail_all(self, error: ClientClosedError) -> None:
+        """The thread has ended: messages of other callers, who saw that it had been told, get their outcomes here."""
+        self._is_told = False  # first: what comes from now on fails by itself
+        with suppress(IndexError):
+            while True:
+                settle([one.future for one in begin([self._messages.popleft()])], [error])
 
 
 class NumberedProducer:

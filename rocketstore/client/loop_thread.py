@@ -42,6 +42,7 @@ class ClientThread:
         self.loop: Final = uvloop.new_event_loop()
         self.is_left_behind = False
         """Whether this is a forked child, and the thread has stayed in its parent."""
+        self._posting = threading.RLock()  # guards the loop's end; also in signal handlers, on the thread that has it
         self._thread = threading.Thread(target=self._run, name="rocketmq-clients", daemon=True)
         self._thread.start()
 
@@ -62,9 +63,10 @@ class ClientThread:
         return call.result()
 
     def post(self, callback: Callable[[], object]) -> None:
-        """Call it on the loop soon. From any thread, and from signal handlers."""
+        """Call it on the loop soon. From any thread, and from signal handlers. Raises ``ClientClosedError``."""
         try:
-            self.loop.call_soon_threadsafe(callback)
+            with self._posting:
+                self.loop.call_soon_threadsafe(callback)
         except RuntimeError as error:  # the loop is closed
             raise ClientClosedError("this client is closed") from error
 
@@ -88,7 +90,9 @@ class ClientThread:
             self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         finally:
-            self.loop.close()
+            with self._posting:
+                self.loop.run_until_complete(asyncio.sleep(0))  # calls what was posted until now
+                self.loop.close()
 
 
 class _Call(Generic[_T]):

@@ -10,22 +10,24 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from types import FrameType
 
 import pytest
+import uvloop
 
 from dledger.errors import ConfigError
 from dledger.remoting.codes import AnswerCode
 from rocketstore.client import blocking, loop_thread
 from rocketstore.client.aio import errors
 from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.aio.outgoing import outgoing
 from rocketstore.client.aio.pending import PipelineLimits
 from rocketstore.client.aio.producer import ProducerOptions
 from rocketstore.client.aio.results import PreparedMessage, SendResult, TransactionState
-from rocketstore.client.blocking import Admin, Producer
+from rocketstore.client.blocking import Admin, HandOver, Producer
 from rocketstore.client.loop_thread import ClientThread
 from rocketstore.message.message import Message
 from rocketstore.remoting.codes import RequestCode
@@ -177,6 +179,51 @@ def test_a_future_that_was_cancelled_in_time_is_not_sent(world: World) -> None:
         go.set()
         second.result(20)
         assert world.store.bodies() == [b"0", b"2"]
+
+
+def test_a_callback_that_is_posted_while_the_thread_ends_is_called_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that another thread submits beside a close must get an outcome."""
+    outcomes: list[object] = []
+
+    class Loop(uvloop.Loop):
+        def close(self) -> None:
+            poster.start()
+            poster.join(0.1)  # as far as it comes
+            super().close()
+
+    def post() -> None:
+        try:
+            thread.post(lambda: outcomes.append("called"))
+        except errors.ClientClosedError as error:
+            outcomes.append(error)
+
+    monkeypatch.setattr(uvloop, "new_event_loop", Loop)
+    poster = threading.Thread(target=post)
+    thread = ClientThread()
+    thread.stop()
+    poster.join()
+
+    assert len(outcomes) == 1
+
+
+def test_a_message_whose_thread_was_to_be_told_by_another_one_fails_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one who tells the clients' thread finds that it has ended."""
+    thread = ClientThread()
+    handed_over = HandOver(thread, lambda _: None)
+    post = thread.post
+    futures: list[Future[SendResult]] = []
+
+    def post_late(callback: Callable[[], object]) -> None:
+        futures.append(handed_over.add(outgoing(message(), 1024)))
+        thread.stop()
+        post(callback)
+
+    monkeypatch.setattr(thread, "post", post_late)
+    with pytest.raises(errors.ClientClosedError):
+        handed_over.add(outgoing(message(), 1024))
+
+    assert isinstance(futures[0].exception(0), errors.ClientClosedError)
+    assert len(handed_over) == 0
 
 
 def test_flush_waits_for_what_was_submitted(world: World) -> None:
