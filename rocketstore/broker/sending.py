@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 
 from dledger.access.quota import Quota
 from dledger.conditions import Conditions
+from dledger.errors import DLedgerError
 from dledger.rpc.bridge import LoopBridge
 from dledger.types import ProducerBatch
 from rocketstore.broker.live_config import LiveConfig
@@ -27,6 +28,7 @@ from rocketstore.broker.system_topics import sendable_system_topic
 from rocketstore.broker.topics import Topics
 from rocketstore.broker.transactions.begins import Begun, HalfMessages
 from rocketstore.broker_config import BrokerConfig
+from rocketstore.commit_log.replicated import status_of
 from rocketstore.config import KIB
 from rocketstore.message.checks import TIMED_MARK, check_client_topic, check_keys, check_message, check_timed
 from rocketstore.message.message import SYS_FLAG_TRANSACTION, Message
@@ -46,6 +48,7 @@ GATHER_BYTES_MAX: Final = 64 * KIB
 """and only up to this size: more would hardly make each cheaper."""
 NOTHING_DENIED: Final[Mapping[str, PutResult]] = {}
 _ILLEGAL: Final = frozenset({PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIES_SIZE_EXCEEDED})
+_PLACELESS: Final = frozenset({PutMessageStatus.QUEUE_NOT_FOUND, PutMessageStatus.NOT_WRITABLE})
 
 SendDone = Callable[[Sequence[PutResult]], None]
 """Called once, on the loop, with one result per message."""
@@ -225,6 +228,26 @@ class Sending:
                 if (topic is None or name in being_made) and self._waits(send, name):
                     return
         refused = self._refusals(send, topics)
+        producer = send.batch.producer
+        if producer is not None and any(one.status in _PLACELESS for one in refused.values()):
+            self._occupy(send)
+            post, go_on = self._bridge.post, partial(self._go_on, send, producer, refused)
+            self._store.submit_producer(producer.producer, lambda following: post(partial(go_on, following)))
+            return
+        if refused:
+            send.refuse(refused)
+        self._accept(send)
+
+    def _go_on(
+        self, send: _Send, producer: ProducerBatch, refused: dict[int, PutResult], following: int | DLedgerError
+    ) -> None:
+        """Messages before number ``following`` are stored: that their queues are gone since is no reason to refuse."""
+        if isinstance(following, DLedgerError):  # whatever it is, a question changes nothing
+            problem = _refusal(status_of(following), str(following))._replace(leader=self._mastership.leader_address)
+            self._answer(send, [problem] * len(send.batch.messages))
+            return
+        stored = following - producer.sequence
+        refused = {at: why for at, why in refused.items() if at >= stored or why.status not in _PLACELESS}
         if refused:
             send.refuse(refused)
         self._accept(send)

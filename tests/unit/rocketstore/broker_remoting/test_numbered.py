@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from dledger.errors import LeaderNotReadyError
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame
 from rocketstore.broker.sending import CREATED_MAX
@@ -21,6 +22,7 @@ from rocketstore.remoting.numbered_sends import (
     decode_stored,
     encode_name,
 )
+from rocketstore.state.changes import TopicConfig
 from rocketstore.types import HALF_TOPIC, BrokerRole, PutMessageStatus, PutResult
 from tests.support.remoting import RemotingSocket
 from tests.support.waiting import wait_until
@@ -114,6 +116,34 @@ def test_a_refused_message_keeps_the_others_of_its_request_out(broker: RemotingH
     facts = {name: refused.fields[name] for name in ("status", "outcome", "message")}
     assert facts == {"status": "QUEUE_NOT_FOUND", "outcome": "not_applied", "message": "1"}
     assert bodies(broker) == []
+
+
+@pytest.mark.parametrize("now", [TopicConfig("T", 1, 1), TopicConfig("T", 4, 4, 4)])
+def test_a_repetition_is_recognized_if_its_queue_is_gone_since(
+    broker: RemotingHarness, client: RemotingSocket, now: TopicConfig
+) -> None:
+    """Refused, a message without an answer would stay in doubt. What is not stored yet has no place there."""
+    messages = [numbered(b"1"), numbered(b"2", queue_id=2)]
+    first = send(client, 0, *messages)
+    broker.state.table["T"] = now
+    repeated = send(client, 0, *messages)
+    assert (repeated.code, repeated.body) == (AnswerCode.SUCCESS, first.body)
+    refused = send(client, 1, *messages)
+    assert (refused.fields["message"], refused.fields["outcome"]) == ("1", "not_applied")
+    assert bodies(broker) == [b"1", b"2"]
+
+
+def test_a_broker_that_cannot_say_what_is_stored_refuses_for_now(
+    broker: RemotingHarness, client: RemotingSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is to be asked once more."""
+    send(client, 0, numbered(b"1"))
+    broker.state.table["T"] = TopicConfig("T", 4, 4, 4)
+    error = LeaderNotReadyError("not yet")
+    monkeypatch.setattr(broker.store, "submit_producer", lambda _name, done: done(error))
+    refused = send(client, 0, numbered(b"1"))
+    assert (refused.code, refused.remark) == (AnswerCode.SERVICE_NOT_AVAILABLE, "not yet")
+    assert broker.broker.sending.messages_pending == 0
 
 
 @pytest.mark.parametrize(
