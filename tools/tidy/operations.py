@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from cluster.local.group import free_ports
 from dledger.client import DLedgerClient
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.server import DLedgerServer
-from dledger.types import NodeId, Role
+from dledger.types import NodeId, Role, Term
 from rocketstore.client.aio.consumed_message import ConsumedMessage
 from rocketstore.client.blocking import Producer
 from rocketstore.client.blocking_consumer import Consumer
@@ -22,6 +23,7 @@ from rocketstore.settings import load_broker_settings
 from tools.tidy.calls import NotedCall, Recorder, record
 
 TIMEOUT_S: Final = 30.0
+SETTLED_S_MAX: Final = 60.0
 TOPIC: Final = "walks"
 _SETTLED_AFTER: Final = 20
 """Warm-up operations, after which connections, streams and segments exist."""
@@ -58,10 +60,40 @@ def watch_appends(directory: Path, count: int) -> WatchedAppends:
         )
         for _ in range(_SETTLED_AFTER):
             client.append(b"x" * 100)
-        calls = tuple(recorder.during(lambda: client.append(b"x" * 100)) for _ in range(count))
-        leader = next(one.config.node_id for one in servers if one.status().role is Role.LEADER)
+
+        def append() -> tuple[Term, list[NotedCall]]:
+            terms: list[Term] = []
+            calls = recorder.during(lambda: terms.append(client.append(b"x" * 100).term))
+            return terms[0], calls
+
+        def leader_of(term: Term) -> NodeId | None:
+            statuses = [one.status() for one in servers]
+            return next((one.node_id for one in statuses if one.role is Role.LEADER and one.term == term), None)
+
+        leader, calls = under_one_leader(append, leader_of, count)
         followers = tuple(one.config.node_id for one in servers if one.config.node_id != leader)
         return WatchedAppends(leader, followers, calls)
+
+
+def under_one_leader(
+    append: Callable[[], tuple[Term, list[NotedCall]]], leader_of: Callable[[Term], NodeId | None], count: int
+) -> tuple[NodeId, tuple[list[NotedCall], ...]]:
+    """The calls of ``count`` appends in a row within one term, and its leader.
+
+    Elsewhere in the group, and while it moves, an append takes other ways. Raises ``TimeoutError`` if it keeps moving.
+    """
+    deadline = time.monotonic() + SETTLED_S_MAX
+    kept: list[list[NotedCall]] = []
+    current: Term | None = None
+    while time.monotonic() < deadline:
+        term, calls = append()
+        if term == current:
+            kept.append(calls)
+        else:  # the first one found its leader, or was sent twice
+            current, kept = term, []
+        if len(kept) >= count and (leader := leader_of(term)) is not None:
+            return leader, tuple(kept[-count:])
+    raise TimeoutError(f"no leader lasted for {count} appends within {SETTLED_S_MAX:g} s: is this machine overloaded?")
 
 
 def watch_sends(directory: Path, count: int) -> list[list[NotedCall]]:
