@@ -1,4 +1,4 @@
-"""Facts about a process from ``/proc``: resident memory by mapping, and threads."""
+"""Facts about a process from ``/proc``: resident memory by mapping, threads, processor time."""
 
 from __future__ import annotations
 
@@ -40,6 +40,12 @@ def resident(smaps: str, directory: Path) -> Resident:
 def resident_of(pid: int, directory: Path) -> Resident:
     """The resident memory of a running process."""
     return resident(Path(f"/proc/{pid}/smaps").read_text(encoding="utf-8", errors="surrogateescape"), directory)
+
+
+def processor_s(pid: int) -> float:
+    """The processor time, user and system, that all its threads have used so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def threads_of(pid: int) -> int:

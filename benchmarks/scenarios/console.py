@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -13,12 +12,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection
-from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 from benchmarks.context import Context
 from benchmarks.figures import Figure
+from benchmarks.process_facts import processor_s
 from benchmarks.registry import Scenario
 from cluster.local.brokers import LocalBrokers
 
@@ -139,15 +138,9 @@ def _core_share(pid: int, seconds: float) -> float:
     """Percentage of one core used by the process, over ``seconds`` after a settling time."""
     never = threading.Event()
     never.wait(SETTLE_SECONDS)
-    before = _ticks(pid)
+    before = processor_s(pid)
     never.wait(seconds)
-    return (_ticks(pid) - before) / os.sysconf("SC_CLK_TCK") / seconds * 100
-
-
-def _ticks(pid: int) -> int:
-    """User and system time (``/proc/PID/stat``, fields 14 and 15) of all its threads."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
+    return (processor_s(pid) - before) / seconds * 100
 
 
 IDLE: Final = Scenario("the web console while nothing happens", (NO_PAGE, ONE_PAGE), measure)

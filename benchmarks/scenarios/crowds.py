@@ -5,7 +5,6 @@ The crowd comes from one address, the client from another.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,7 +16,7 @@ from benchmarks import stats
 from benchmarks.blocking_remoting import BlockingRemotingClient
 from benchmarks.context import Context
 from benchmarks.figures import Figure
-from benchmarks.process_facts import resident_of
+from benchmarks.process_facts import processor_s, resident_of
 from benchmarks.processes import ChildError, PythonChild
 from benchmarks.registry import Scenario
 from benchmarks.scenarios.brokers import TOPIC, prepare
@@ -69,11 +68,6 @@ class _Broker(NamedTuple):
         """Resident memory besides the mapped files."""
         return resident_of(self.pid, self.directory).own / 1e6
 
-    def processor_s(self) -> float:
-        """Processor time so far."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
 
 def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
     """Each crowd leaves before the next one comes; each has a broker of its own, so that memory can be compared."""
@@ -111,11 +105,11 @@ def _one(context: Context, crowd: str, command: Mapping[str, object]) -> dict[st
         before = broker.megabytes()
         log = context.directory / f"{crowd}.log"
         child = stack.enter_context(PythonChild("benchmarks.children.crowd", [address.rpartition(":")[2]], log))
-        began, used = time.monotonic(), broker.processor_s()
+        began, used = time.monotonic(), processor_s(broker.pid)
         with ThreadPoolExecutor(1) as pool:
             all_here = pool.submit(child.ask, command, CROWD_S_MAX)
             meanwhile = _sends(send, seconds, all_here)
-        processor = 100 * (broker.processor_s() - used) / (time.monotonic() - began)
+        processor = 100 * (processor_s(broker.pid) - used) / (time.monotonic() - began)
         memory = broker.megabytes() - before
         answer = all_here.result()
         counted = child.ask({"do": "count", "anew": False}, TIMEOUT_S)

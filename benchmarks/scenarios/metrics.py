@@ -6,13 +6,13 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from pathlib import Path
 from typing import Final
 from urllib.request import urlopen
 
 from benchmarks import stats
 from benchmarks.context import Context
 from benchmarks.figures import Figure
+from benchmarks.process_facts import processor_s
 from benchmarks.registry import Scenario
 from benchmarks.targets import UNMEASURED
 from cluster.local.brokers import LocalBrokers
@@ -30,7 +30,6 @@ PROBE: Final = "/healthz of the same port"
 PIPELINED: Final = 60_000
 SINGLES: Final = 1500
 BODY: Final = os.urandom(1024)
-_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
 def measure_scrape(context: Context, _names: frozenset[str]) -> Iterator[Figure]:
@@ -92,9 +91,9 @@ def measure_overhead(context: Context, names: frozenset[str]) -> Iterator[Figure
             sides = list(zip(spent, groups, clients, strict=True))
             for number in range(2 * context.settings.rounds + 1):  # the first is a warm-up
                 for costs, group, client in sides if number % 2 else reversed(sides):
-                    before = processor_s(group)
+                    before = group_processor_s(group)
                     append(client, count)
-                    costs.append((processor_s(group) - before) / count * 1e6)
+                    costs.append((group_processor_s(group) - before) / count * 1e6)
             with_metrics, without = (stats.median(costs[1:]) for costs in spent)
             yield Figure(name, with_metrics, "µs/entry", UNMEASURED, without)
 
@@ -112,13 +111,9 @@ def append_singly(client: DLedgerClient, count: int) -> None:
         client.append(BODY)
 
 
-def processor_s(group: LocalGroup) -> float:
+def group_processor_s(group: LocalGroup) -> float:
     """Processor time that the group's processes have used so far."""
-    total = 0
-    for node in group.nodes:
-        fields = Path(f"/proc/{group.pid(node)}/stat").read_text().rpartition(")")[2].split()
-        total += int(fields[11]) + int(fields[12])
-    return total / _TICKS_PER_S
+    return sum(processor_s(group.pid(node)) for node in group.nodes)
 
 
 SCRAPE: Final = Scenario("Metrics: a scrape of brokers with many topics", ("metrics_scrape",), measure_scrape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 
 from benchmarks import process_facts
@@ -39,3 +40,14 @@ def test_this_process_has_memory_and_threads(tmp_path: Path) -> None:
     """The real files have the expected shape."""
     assert process_facts.resident_of(os.getpid(), tmp_path).own > 1 << 20
     assert process_facts.threads_of(os.getpid()) >= threading.active_count()
+
+
+def test_processor_time_is_that_of_all_threads() -> None:
+    """As much as this process knows to have used, to a tick."""
+    before, known = process_facts.processor_s(os.getpid()), time.process_time()
+    busy = threading.Thread(target=lambda: [None for _ in iter(lambda: time.process_time() < known + 0.1, False)])
+    busy.start()
+    busy.join()
+
+    used = process_facts.processor_s(os.getpid()) - before
+    assert abs(used - (time.process_time() - known)) <= 2 / os.sysconf("SC_CLK_TCK")
