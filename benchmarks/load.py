@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.processes import PythonChild
@@ -20,17 +20,20 @@ class LoadClient(PythonChild):
 
     def appends_per_second(self, seconds: float, warmup_seconds: float, body_bytes: int, window: int) -> float:
         """Entries acknowledged per second with ``window`` appends outstanding. Raises if any was not acknowledged."""
-        command = {
-            "do": "measure",
-            "seconds": seconds,
-            "warmup_seconds": warmup_seconds,
-            "body_bytes": body_bytes,
-            "window": window,
-        }
-        answer = self.ask(command, seconds + warmup_seconds + 90.0)
-        return float(answer["per_second"])
+        return self._rate("measure", seconds, warmup_seconds, {"body_bytes": body_bytes, "window": window})
+
+    def bulk_appends_per_second(
+        self, seconds: float, warmup_seconds: float, body_bytes: int, entries: int, callers: int
+    ) -> float:
+        """Entries acknowledged per second if each of some threads appends many in a call. Raises if a call fails."""
+        options = {"body_bytes": body_bytes, "entries": entries, "callers": callers}
+        return self._rate("bulk", seconds, warmup_seconds, options)
 
     def submit_singles(self, address: str, count: int, body_bytes: int, timeout_seconds: float) -> None:
         """Start ``count`` appends at the node at once, as separate requests; ``hear`` returns their results."""
         command = {"do": "pend", "count": count, "body_bytes": body_bytes, "timeout_seconds": timeout_seconds}
         self.tell({**command, "address": address})
+
+    def _rate(self, what: str, seconds: float, warmup_seconds: float, options: Mapping[str, int]) -> float:
+        command = {"do": what, "seconds": seconds, "warmup_seconds": warmup_seconds, **options}
+        return float(self.ask(command, seconds + warmup_seconds + 90.0)["per_second"])

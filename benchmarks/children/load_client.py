@@ -5,22 +5,30 @@ Commands are JSON lines on stdin, responses go to stdout; it exits when stdin is
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
-
-import grpc
+from typing import Any, Final
 
 from cluster.local.tls import client_security
-from dledger.client import AppendFuture, ClientSecurity, DLedgerClient
-from dledger.errors import ResponseCode
-from dledger.pb import client_pb2 as pb
-from dledger.rpc import options
+from dledger.client import AppendFuture, DLedgerClient
+from dledger.remoting.client import DisconnectedError, RemotingClient, UnreachableError
+from dledger.remoting.connection import REQUESTS_MAX
+from dledger.remoting.frame import Frame
+from dledger.remoting.log.answers import error_of
+from dledger.remoting.log.codec import UNORDERED, encode_append
+from dledger.remoting.log.codes import LogCode
+from dledger.rpc.clients.codec import Append
+
+CONNECTION_REQUESTS: Final = REQUESTS_MAX - 24
+"""Single requests on one connection: a node reads no more from one that has ``REQUESTS_MAX`` in progress."""
 
 
 class Pipeline:
@@ -70,27 +78,47 @@ def measure(client: DLedgerClient, command: Mapping[str, Any]) -> dict[str, obje
     return {"per_second": per_second}
 
 
-def pend(address: str, group: str, command: Mapping[str, Any]) -> dict[str, object]:  # Any: as above
+def append_in_bulk(client: DLedgerClient, command: Mapping[str, Any]) -> dict[str, object]:  # Any: as above
+    """``callers`` threads append ``entries`` at a time and wait; entries acknowledged per second after the warm-up."""
+    bodies = [os.urandom(command["body_bytes"])] * command["entries"]
+
+    def append_until(deadline: float) -> int:
+        appended = 0
+        while time.perf_counter() < deadline:
+            appended += len(client.append_many(bodies))
+        return appended
+
+    def rate(seconds: float) -> float:
+        started = time.perf_counter()
+        deadlines = [started + seconds] * command["callers"]
+        return sum(pool.map(append_until, deadlines)) / (time.perf_counter() - started)
+
+    with ThreadPoolExecutor(command["callers"]) as pool:
+        rate(command["warmup_seconds"])
+        return {"per_second": rate(command["seconds"])}
+
+
+async def pend(address: str, group: str, command: Mapping[str, Any]) -> dict[str, object]:  # Any: as above
     """Send ``count`` single appends at once, each as a separate request, and report their results."""
-    request = pb.AppendRequest(group=group, bodies=[os.urandom(command["body_bytes"])]).SerializeToString()
-    with grpc.insecure_channel(address) as channel:
-        call = channel.unary_unary(options.method(options.LOG_SERVICE, "Append"), _raw, _raw)
-        calls = [call.future(request, timeout=command["timeout_seconds"]) for _ in range(command["count"])]
-        errors = [error for error in map(failure_of, calls) if error is not None]
+    body = encode_append(UNORDERED, Append(group, [os.urandom(command["body_bytes"])]))
+    async with AsyncExitStack() as stack:
+        calls = []
+        for at in range(0, command["count"], CONNECTION_REQUESTS):
+            link = RemotingClient()
+            stack.push_async_callback(link.close)
+            count = min(CONNECTION_REQUESTS, command["count"] - at)
+            calls += [failure_of(link, address, body, command["timeout_seconds"]) for _ in range(count)]
+        errors = [error for error in await asyncio.gather(*calls) if error is not None]
     return {"acknowledged": len(calls) - len(errors), "failed": len(errors), "first_failure": "".join(errors[:1])}
 
 
-def failure_of(call: grpc.Future[bytes]) -> str | None:
-    """Wait for one append; returns its error, or None."""
-    error = call.exception()
-    if error is not None:
+async def failure_of(link: RemotingClient, address: str, body: bytes, timeout_s: float) -> str | None:
+    """Append one entry; returns its error, or None."""
+    try:
+        answer = await link.call(address, Frame(LogCode.APPEND, 0, body=body), timeout_s)
+    except (UnreachableError, DisconnectedError, TimeoutError) as error:
         return repr(error)
-    status = pb.AppendResponse.FromString(call.result()).status
-    return None if status.code == ResponseCode.SUCCESS else f"{status.error}: {status.message}"
-
-
-def _raw(message: bytes) -> bytes:
-    return message
+    return repr(error_of(answer, address)) if answer.code else None
 
 
 def main() -> None:
@@ -102,23 +130,15 @@ def main() -> None:
         words = words[2:]
     group, *addresses = words
     actions: dict[str, Callable[[Mapping[str, Any]], dict[str, object]]] = {  # Any: the values of a JSON object
-        "measure": lambda command: _with_client(addresses, group, security, command),
-        "pend": lambda command: pend(command["address"], group, command),
+        "measure": lambda command: measure(client, command),
+        "bulk": lambda command: append_in_bulk(client, command),
+        "pend": lambda command: asyncio.run(pend(command["address"], group, command)),
     }
-    for line in sys.stdin:
-        command = json.loads(line)
-        sys.stdout.write(json.dumps(actions[command["do"]](command)) + "\n")
-        sys.stdout.flush()
-
-
-def _with_client(
-    addresses: list[str],
-    group: str,
-    security: ClientSecurity | None,
-    command: Mapping[str, Any],  # Any: as above
-) -> dict[str, object]:
     with DLedgerClient(addresses, group=group, security=security) as client:
-        return measure(client, command)
+        for line in sys.stdin:
+            command = json.loads(line)
+            sys.stdout.write(json.dumps(actions[command["do"]](command)) + "\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":
