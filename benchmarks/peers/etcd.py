@@ -105,6 +105,10 @@ class EtcdGroup:
             time.sleep(0.05)
         raise ChildError(f"no etcd member became leader in {timeout_seconds:g} s")
 
+    def pid(self, endpoint: str) -> int:
+        """The process id of one member."""
+        return self._processes[endpoint].pid
+
     def kill(self, endpoint: str) -> None:
         """SIGKILL one member, and wait until it is gone."""
         self._processes[endpoint].kill()

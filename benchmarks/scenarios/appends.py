@@ -1,4 +1,4 @@
-"""A group of three with one client: pipelined throughput compared with PySyncObj's, single round trips with etcd's."""
+"""A group of three with one client: its throughput beside PySyncObj's, and one append after the other beside etcd's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from typing import Final
 
 from benchmarks import stats
@@ -14,6 +15,8 @@ from benchmarks.context import Context
 from benchmarks.figures import Figure
 from benchmarks.load import LoadClient
 from benchmarks.peers import etcd, pysyncobj
+from benchmarks.process_facts import processor_s
+from benchmarks.processes import ChildError
 from benchmarks.registry import Scenario
 from benchmarks.targets import ETCD, OWN_P50, PYSYNCOBJ
 from cluster.local.group import LocalGroup
@@ -30,6 +33,45 @@ WINDOWS: Final = {
 """Outstanding appends, ours and PySyncObj's: first each side's usual number, which is judged; then two numbers that are
 the same on both sides, which are only shown: PySyncObj's speed is its window divided by its tick.
 """
+BULK: Final = "append_bulk"
+BULK_ENTRIES: Final = 1024
+BULK_CALLERS: Final = 4
+"""Threads that append so many entries in each call: together as many as are outstanding in ``append_pipelined``."""
+LEADER_PROCESSOR: Final = "append_leader_processor"
+SINGLES: Final = ("append_roundtrip_p50", "append_roundtrip_p99", LEADER_PROCESSOR)
+
+
+@dataclass(slots=True)
+class OneByOne:
+    """One side's appends, one after the other."""
+
+    append: Callable[[bytes], object]
+    leader: Callable[[], int]
+    """The process id of the leader."""
+    rounds: list[list[float]] = field(default_factory=list)
+    """Milliseconds of each append."""
+    processor_ms: list[float] = field(default_factory=list)
+    """Of the leader per append, by round that had but one; heartbeats are in it."""
+
+    def measure(self, seconds: float) -> None:
+        """One round."""
+        leader = self.leader()
+        before = processor_s(leader)
+        samples = round_trips(self.append, seconds)
+        used = processor_s(leader) - before
+        self.rounds.append(samples)
+        if self.leader() == leader:
+            self.processor_ms.append(used * 1e3 / len(samples))
+
+    def percentile(self, percent: float) -> float:
+        """The median of the rounds' percentiles."""
+        return stats.median([stats.percentile(samples, percent) for samples in self.rounds])
+
+    def processor(self) -> float:
+        """The median of the rounds. Raises ``ChildError`` if leadership moved in each of them."""
+        if not self.processor_ms:
+            raise ChildError("another node became leader in every round: is this machine overloaded?")
+        return stats.median(self.processor_ms)
 
 
 def round_trips(append: Callable[[bytes], object], seconds: float) -> list[float]:
@@ -47,8 +89,32 @@ def round_trips(append: Callable[[bytes], object], seconds: float) -> list[float
 def pipelined(context: Context, group: LocalGroup, name: str, windows: tuple[int, int]) -> Iterator[Figure]:
     """Throughput with this many appends outstanding, ours and the peer's."""
     window, peer_window = windows
+
+    def ours(client: LoadClient) -> float:
+        settings = context.settings
+        return client.appends_per_second(settings.seconds, settings.warmup_seconds, BODY_BYTES, window)
+
+    yield beside_pysyncobj(context, group, name, ours, peer_window)
+
+
+def bulk(context: Context, group: LocalGroup, name: str) -> Iterator[Figure]:
+    """Throughput of ``append_many``; PySyncObj has nothing like it, and appends as usual."""
+
+    def ours(client: LoadClient) -> float:
+        settings = context.settings
+        return client.bulk_appends_per_second(
+            settings.seconds, settings.warmup_seconds, BODY_BYTES, BULK_ENTRIES, BULK_CALLERS
+        )
+
+    yield beside_pysyncobj(context, group, name, ours, PEER_WINDOW)
+
+
+def beside_pysyncobj(
+    context: Context, group: LocalGroup, name: str, ours: Callable[[LoadClient], float], peer_window: int
+) -> Figure:
+    """Entries per second, taking turns with PySyncObj."""
     settings = context.settings
-    ours: list[float] = []
+    rates: list[float] = []
     theirs: list[float] = []
     with ExitStack() as stack:
         client = stack.enter_context(LoadClient(group.addresses, group.name, context.directory / f"{name}.log"))
@@ -58,56 +124,57 @@ def pipelined(context: Context, group: LocalGroup, name: str, windows: tuple[int
         else:
             context.baseline_missing(PYSYNCOBJ, pysyncobj.INSTALL)
         for _ in range(settings.rounds):
-            ours.append(client.appends_per_second(settings.seconds, settings.warmup_seconds, BODY_BYTES, window))
+            rates.append(ours(client))
             if peer is not None:
                 theirs.append(
                     peer.appends_per_second(settings.seconds, settings.warmup_seconds, BODY_BYTES, peer_window)
                 )
-    yield Figure(name, stats.median(ours), "entries/s", PYSYNCOBJ, stats.median(theirs) if theirs else None)
+    return Figure(name, stats.median(rates), "entries/s", PYSYNCOBJ, stats.median(theirs) if theirs else None)
 
 
 def single(context: Context, group: LocalGroup, suffix: str, names: frozenset[str]) -> Iterator[Figure]:
-    """Round trips, one at a time, in an otherwise idle group."""
+    """One append after the other, in an otherwise idle group."""
     settings = context.settings
-    ours: list[list[float]] = []
-    theirs: list[list[float]] = []
     with ExitStack() as stack:
         client = stack.enter_context(closing(group.client()))
-        put = None
+        ours = OneByOne(client.append, lambda: group.pid(group.leader()))
+        theirs = None
         if etcd.available():
-            put = stack.enter_context(etcd.etcd_group(context.directory / f"etcd{suffix}")).putter()
+            peer = stack.enter_context(etcd.etcd_group(context.directory / f"etcd{suffix}"))
+            theirs = OneByOne(peer.putter(), lambda: peer.pid(peer.leader()))
         else:
             context.baseline_missing(ETCD, etcd.INSTALL)
-        for append in (client.append, put):
-            if append is not None:
-                round_trips(append, settings.warmup_seconds)
+        sides = [side for side in (ours, theirs) if side is not None]
+        for side in sides:
+            round_trips(side.append, settings.warmup_seconds)
         for _ in range(settings.rounds):
-            ours.append(round_trips(client.append, settings.seconds))
-            if put is not None:
-                theirs.append(round_trips(put, settings.seconds))
-    p50, p99 = (stats.median([stats.percentile(samples, percent) for samples in ours]) for percent in (50, 99))
-    for percent, value in ((50, p50), (99, p99)):
-        name = f"append_roundtrip_p{percent}{suffix}"
+            for side in sides:
+                side.measure(settings.seconds)
+    for percent in (50, 99):
+        name, value = f"append_roundtrip_p{percent}{suffix}", ours.percentile(percent)
         if name in names:
-            peer_value = stats.median([stats.percentile(samples, percent) for samples in theirs]) if theirs else None
-            yield Figure(name, value, "ms", ETCD, peer_value)
+            yield Figure(name, value, "ms", ETCD, None if theirs is None else theirs.percentile(percent))
             if percent == 99:
-                yield Figure(name, value, "ms", OWN_P50, p50)
+                yield Figure(name, value, "ms", OWN_P50, ours.percentile(50))
+    if (name := LEADER_PROCESSOR + suffix) in names:
+        yield Figure(name, ours.processor(), "ms", ETCD, None if theirs is None else theirs.processor())
 
 
 def measure(flush: str, suffix: str, context: Context, names: frozenset[str]) -> Iterator[Figure]:
     """All requested figures of one flush mode, on one group."""
     with LocalGroup(context.directory / f"group-{flush}", flush=flush) as group:
         group.leader()
-        if any("roundtrip" in name for name in names):
+        if names.intersection(name + suffix for name in SINGLES):
             yield from single(context, group, suffix, names)
         for name, windows in WINDOWS.items():
             if name + suffix in names:
                 yield from pipelined(context, group, name + suffix, windows)
+        if BULK + suffix in names:
+            yield from bulk(context, group, BULK + suffix)
 
 
 def _scenario(flush: str, suffix: str) -> Scenario:
-    names = ("append_roundtrip_p50", "append_roundtrip_p99", *WINDOWS)
+    names = (*SINGLES, *WINDOWS, BULK)
     return Scenario(
         f"three nodes, flush={flush}, one client",
         tuple(name + suffix for name in names),
