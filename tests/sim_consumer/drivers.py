@@ -166,9 +166,7 @@ class Driver:
         while not self.is_dead:
             try:
                 await asyncio.to_thread(self._handle, self, one.decode().offset, one.body, tries)
-            except BaseException:  # this program tries again
-                if self.is_dead:
-                    raise
+            except BaseException:  # noqa: BLE001  # it tries again, and the dead wait for their cancellation
                 tries += 1
                 await asyncio.sleep(PAUSE_S)
             else:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 
 import pytest
 
 from tests.sim_consumer.broker import ModelBroker
-from tests.sim_consumer.drivers import GROUP, TOPIC, fast
+from tests.sim_consumer.drivers import GROUP, TOPIC, Driver, fast
 from tests.sim_consumer.oracle import DISTURBED_S, Oracle
-from tests.sim_consumer.worlds import KINDS, WORLDS, Run, StuckError, play
+from tests.sim_consumer.remoting import ServerLoop
+from tests.sim_consumer.worlds import KINDS, WAIT_S, WORLDS, Run, StuckError, play
 from tests.support.sweeps import fewer
 
 AT_ROCKETMQ = (
@@ -68,6 +70,27 @@ def test_a_reset_brings_what_is_in_the_queue_from_there_on(kind: str, place: int
     assert run.oracle.problems == []
     wanted = [*range(15, 20), *([40] if place == 0 else [])]
     assert run.oracle.calls == {b"%d" % number: 1 for number in wanted}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_handler_that_fails_at_the_moment_of_the_kill_does_not_end_its_thread_first(kind: str) -> None:
+    """Nobody sees the failure of the dead, and the kill finds the loop that it wants to cancel on."""
+    broker, servers = ModelBroker(), ServerLoop()
+    broker.put_topic(TOPIC, 1)
+    broker.send(TOPIC, 0, b"0")
+    failed = threading.Event()
+
+    def handle(driver: Driver, *_: object) -> None:
+        driver.is_dead = True
+        failed.set()
+        raise ValueError("planned")
+
+    with fast():
+        driver = Driver(kind, broker, servers, handle, "first", 1)
+        driver.start()
+        assert failed.wait(WAIT_S)
+        driver.kill()
+        servers.close()
 
 
 class Watched:
