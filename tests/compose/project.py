@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -37,15 +38,11 @@ def compose_command() -> list[str] | None:
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """A project that is up, and its published ports."""
+    """A project that is up, and its published ports by their names in the files: ``N0``, ``N0_METRICS``, …"""
 
     command: list[str]
     environment: dict[str, str]
     ports: dict[str, int]
-    metrics_ports: dict[str, int]
-    console_port: int
-    name_server_port: int
-    name_server_metrics_port: int
 
     def compose(self, *arguments: str) -> str:
         """``docker compose …``"""
@@ -84,6 +81,14 @@ def run(command: list[str], environment: dict[str, str]) -> str:
     return done.stdout
 
 
+def published_ports(*files: str) -> dict[str, int]:
+    """A free port for each that the files publish, all of one draw; gRPC's is as far from its node's as by default."""
+    found = {name for file in files for name in re.findall(r"\$\{DLEDGER_(\w+)_PORT:-", (PROJECT / file).read_text())}
+    chosen = sorted(name for name in found if not name.endswith("_GRPC"))
+    ports = dict(zip(chosen, free_ports(len(chosen)), strict=True))
+    return ports | {name: ports[name.removesuffix("_GRPC")] + GRPC_PORT_OFFSET for name in found - ports.keys()}
+
+
 @contextmanager
 def project(
     client: EngineClient, image: str, *files: str, profile: str = "", settings: Mapping[str, str] | None = None
@@ -96,28 +101,22 @@ def project(
         compose += ["--file", file]
     if profile:
         compose += ["--profile", profile]
-    ports = free_ports(9)
-    published = dict(zip(NODES, ports[:3], strict=True))
-    metrics = dict(zip(NODES, ports[3:6], strict=True))
-    brokers = ",".join(f"127.0.0.1:{port}" for port in published.values())
+    ports = published_ports(*files)
+    addresses = ",".join(f"127.0.0.1:{port}" for name, port in ports.items() if re.fullmatch(r"(N|LOG)\d", name))
     environment = {
         **{name: text for name, text in os.environ.items() if not name.startswith("DLEDGER_")},
         "DOCKER_HOST": client.url,
         "COMPOSE_PROJECT_NAME": f"dledger-test-{os.getpid()}",
         "DLEDGER_IMAGE": image,
-        **{f"DLEDGER_{node.upper()}_PORT": str(port) for node, port in published.items()},
-        **{f"DLEDGER_{node.upper()}_GRPC_PORT": str(port + GRPC_PORT_OFFSET) for node, port in published.items()},
-        **{f"DLEDGER_{node.upper()}_METRICS_PORT": str(port) for node, port in metrics.items()},
-        "DLEDGER_CONSOLE_PORT": str(ports[6]),
-        "DLEDGER_NAMESRV_PORT": str(ports[7]),
-        "DLEDGER_NAMESRV_METRICS_PORT": str(ports[8]),
+        **{f"DLEDGER_{name}_PORT": str(port) for name, port in ports.items()},
         "DLEDGER_CONSOLE_TOKEN": TOKEN,
         "DLEDGER_MAPPED_FILE_SIZE_COMMIT_LOG": "16m",
-        "DLEDGER_BROKER": brokers,
-        "DLEDGER_BOOTSTRAP": brokers,
+        "DLEDGER_SEGMENT_BYTES": "16m",
+        "DLEDGER_BROKER": addresses,
+        "DLEDGER_BOOTSTRAP": addresses,
         **(settings or {}),
     }
-    made = Project(compose, environment, published, metrics, *ports[6:])
+    made = Project(compose, environment, ports)
     try:
         made.compose("up", "--detach", "--no-build")
         yield made

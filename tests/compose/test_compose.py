@@ -32,7 +32,7 @@ def test_the_host_sees_the_group(project: Project) -> None:
     assert all("error" not in node for node in nodes.values()), nodes
     listed = json.loads(project.dledger("cluster", "list", "--json"))["brokers"]
     places = {one["node_id"]: one["address"] for one in listed}
-    assert places == {node: f"127.0.0.1:{port}" for node, port in project.ports.items()}, listed
+    assert places == {node: f"127.0.0.1:{project.ports[node.upper()]}" for node in NODES}, listed
 
 
 def test_messages_go_in_and_come_out(project: Project) -> None:
@@ -49,7 +49,8 @@ def test_messages_go_in_and_come_out(project: Project) -> None:
 
 def test_every_broker_has_metrics(project: Project) -> None:
     """At its published port, as Prometheus reads them; and it says there that it is ready."""
-    for node, port in project.metrics_ports.items():
+    for node in NODES:
+        port = project.ports[f"{node.upper()}_METRICS"]
         with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             text = answer.read().decode()
         assert "\ndledger_" in text, node
@@ -60,7 +61,7 @@ def test_every_broker_has_metrics(project: Project) -> None:
 
 def test_the_console_shows_the_group(project: Project) -> None:
     """To whoever has the token, and to nobody else."""
-    address = f"http://127.0.0.1:{project.console_port}"
+    address = f"http://127.0.0.1:{project.ports['CONSOLE']}"
     wait_until(lambda: opens(f"{address}/healthz"), "the console serves", 60.0)
 
     with pytest.raises(HTTPError) as refused:

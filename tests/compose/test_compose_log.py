@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from cluster.containers.engine import EngineClient
-from cluster.local.group import free_ports
 from tests.compose import project as projects
 from tests.compose.project import Project, wait_until_up
 from tests.support.waiting import wait_until
@@ -16,13 +15,7 @@ from tests.support.waiting import wait_until
 @pytest.fixture(scope="module")
 def project(docker_engine: EngineClient, image: str) -> Iterator[Project]:
     """Its group."""
-    ports = free_ports(6)
-    published = [f"DLEDGER_LOG{number}_PORT" for number in range(3)]
-    metrics = [f"DLEDGER_LOG{number}_METRICS_PORT" for number in range(3)]
-    settings = {name: str(port) for name, port in zip([*published, *metrics], ports, strict=True)}
-    settings["DLEDGER_BOOTSTRAP"] = ",".join(f"127.0.0.1:{port}" for port in ports[:3])
-    settings["DLEDGER_SEGMENT_BYTES"] = "16m"
-    with projects.project(docker_engine, image, "compose.log.yaml", settings=settings) as made:
+    with projects.project(docker_engine, image, "compose.log.yaml") as made:
         wait_until_up(made)
         yield made
 

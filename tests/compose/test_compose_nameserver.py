@@ -27,7 +27,7 @@ def project(docker_engine: EngineClient, image: str) -> Iterator[Project]:
 
 
 def _metrics(project: Project) -> dict[str, float]:
-    with urlopen(f"http://127.0.0.1:{project.name_server_metrics_port}/metrics", timeout=10) as answer:
+    with urlopen(f"http://127.0.0.1:{project.ports['NAMESRV_METRICS']}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines) if "#" not in name}
 
@@ -54,7 +54,7 @@ def test_the_brokers_register_also_after_it_was_restarted(project: Project, dock
 
 def test_the_console_shows_the_whole_cluster(project: Project) -> None:
     """By the name server, not only the nodes it is given."""
-    address = f"http://127.0.0.1:{project.console_port}"
+    address = f"http://127.0.0.1:{project.ports['CONSOLE']}"
     browser = build_opener(HTTPCookieProcessor())
 
     def members() -> list[int]:
@@ -78,7 +78,7 @@ def test_it_is_healthy_and_has_no_rights(project: Project, docker_engine: Engine
 
     assert output_of(container, "dledger", "health", "--nameserver") == "127.0.0.1:9876: serving\n"
     assert output_of(container, "id", "-u") == "10001\n"
-    address = f"127.0.0.1:{project.name_server_port}"
+    address = f"127.0.0.1:{project.ports['NAMESRV']}"
     assert project.dledger("health", "--nameserver", address) == f"{address}: serving\n"
     facts = container.attrs
     assert facts["Config"]["Healthcheck"]["Test"] == ["CMD", "dledger", "health", "--nameserver"]
