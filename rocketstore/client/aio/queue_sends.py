@@ -125,13 +125,15 @@ class QueueSends:
         if not waiting.is_listed and waiting.messages and waiting.in_progress < waiting.in_progress_max:
             waiting.is_listed = True
             self._ready.append(waiting)
+        self._schedule()
+
+    def _schedule(self) -> None:
         if self._ready and not self._is_scheduled and self._requests < self._limits.requests_max:
             self._is_scheduled = True
             self._loop.call_soon(self._send_ready)
 
     def _send_ready(self) -> None:
         """Begin as many requests as may be in progress."""
-        self._is_scheduled = False
         begun = 0
         while self._ready and self._requests + begun < self._limits.requests_max:
             waiting = self._ready.popleft()
@@ -144,6 +146,9 @@ class QueueSends:
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
             self._go_on(waiting)
+        self._is_scheduled = False
+        if begun:  # they count from their first step on, those that have a master
+            self._schedule()
 
     def _go_on(self, waiting: _Waiting) -> None:
         if waiting.messages or waiting.in_progress:
@@ -261,6 +266,7 @@ class QueueSends:
             return await self._cluster.connections.call(broker.master, request, timeout_s), broker.master
         finally:
             self._requests -= 1
+            self._schedule()
 
     def _settle(
         self, batch: list[OutgoingMessage], queue: MessageQueue, answered: tuple[Frame, str]

@@ -12,8 +12,9 @@ import pytest
 
 from dledger.errors import ConfigError
 from dledger.remoting.codes import AnswerCode
-from dledger.remoting.frame import FLAG_ONEWAY
+from dledger.remoting.frame import FLAG_ONEWAY, Frame
 from rocketstore.client.aio import errors, queue_selection, routes
+from rocketstore.client.aio.connections import BrokerConnections
 from rocketstore.client.aio.pending import PipelineLimits
 from rocketstore.client.aio.producer import Producer, ProducerOptions
 from rocketstore.client.aio.results import SendStatus
@@ -249,6 +250,46 @@ async def test_a_queue_has_one_request_in_progress() -> None:
         here.stores[0].held.set()
         await asyncio.gather(*futures)
         assert len(here.a.of(BATCH)) == 1
+
+
+@on_loop
+async def test_each_queue_has_its_turn_though_few_requests_may_be_in_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_progress = most = 0
+    call = BrokerConnections.call
+
+    async def counted(self: BrokerConnections, address: str, request: Frame, timeout_s: float) -> Frame:
+        nonlocal in_progress, most
+        if request.code != SEND:
+            return await call(self, address, request, timeout_s)
+        in_progress += 1
+        most = max(most, in_progress)
+        try:
+            return await call(self, address, request, timeout_s)
+        finally:
+            in_progress -= 1
+
+    monkeypatch.setattr(BrokerConnections, "call", counted)
+    async with world() as here, here.producer(limits=PipelineLimits(requests_max=3)) as producer:
+        here.topics.topics["A"] = {"a": 20}
+        futures = [await producer.submit(message(b"%d" % one, "A"), queue=one) for one in range(20)]
+        async with asyncio.timeout(10):
+            assert [(await one).queue for one in futures] == list(range(20))
+    assert most == 3
+
+
+@on_loop
+async def test_queues_of_a_broker_without_a_master_hold_up_no_others() -> None:
+    options = ProducerOptions(close_timeout_s=5, limits=PipelineLimits(requests_max=1))
+    async with world() as here, Producer([here.a.address], enable_idempotence=False, options=options) as producer:
+        here.topics.brokers["b"] = {1: here.b.address}
+        queues = [MessageQueue("T", "b", 0), MessageQueue("T", "b", 1), MessageQueue("T", "a", 0)]
+        *waiting, found = await asyncio.gather(*(producer.submit(message(), queue=one) for one in queues))
+        async with asyncio.timeout(10):
+            assert (await found).broker == "a"
+        assert not any(one.done() for one in waiting)
+        here.topics.brokers["b"] = {0: here.b.address}
+        async with asyncio.timeout(10):
+            assert [(await one).queue for one in waiting] == [0, 1]
 
 
 @on_loop
