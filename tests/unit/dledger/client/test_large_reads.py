@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
 
 import pytest
 
-from dledger.client import DLedgerClient, ReadFrom
+from dledger.client import DLedgerClient, ReadFrom, shared
+from dledger.client.aio.large_reads import LargeReads, ReadTarget
+from dledger.client.shared import TimeLimit
 from dledger.errors import (
     CorruptLogError,
     DLedgerError,
@@ -22,16 +27,21 @@ from dledger.errors import (
     UnavailableError,
     UntimedLogError,
 )
+from dledger.remoting.log.codes import LogCode
+from dledger.rpc.clients import bulk_codec
 from dledger.rpc.clients.bulk_service import TooManyBulkReadsError
 from dledger.rpc.ports import CommitEvent, NodeStatus
 from dledger.store.format import decode_entry
-from dledger.types import Entry, LogChunk, LogIndex, Position
+from dledger.types import BlockDigest, Entry, LogChunk, LogIndex, Position
 from tests.support.fake_group import FakeGroup, fake_group
+from tests.support.on_loop import on_loop
 from tests.support.waiting import wait_until
 
 DAMAGE = CorruptLogError(Path("/data/n0/data/0"), 100, "bodyCrc of entry 1 does not match its body", "keep the file")
 RECORD_BYTES = 100
 ALL = 50
+PATIENCE_S: Final = 10.0
+TARGET: Final = ReadTarget(ReadFrom.LEADER, "n0:1", PATIENCE_S)
 
 
 @pytest.fixture
@@ -372,3 +382,48 @@ def test_one_who_has_restarted_does_not_tell_how_far_it_was(
     other.become(None)
 
     assert indexes(client.fetch_log(0)) == list(range(ALL))
+
+
+class Halting:
+    """One node's connections: each answer of it is followed by a failure, long after it."""
+
+    is_closed = False
+
+    def __init__(self, clock: list[float], *answers: bytes) -> None:
+        self._clock = clock
+        self._answers = deque(answers)
+        self._failed = True
+
+    async def call(self, _address: str, _code: LogCode, _body: bytes, _deadline: TimeLimit) -> bytes:
+        self._failed = not self._failed
+        if self._failed:
+            self._clock[0] += 0.8 * PATIENCE_S
+            raise UnavailableError("it hung up")
+        return self._answers.popleft()
+
+
+def halting(monkeypatch: pytest.MonkeyPatch, *answers: bytes) -> LargeReads:
+    clock = [0.0]
+    monkeypatch.setattr(shared, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    connections: Any = Halting(clock, *answers)
+    calls: Any = SimpleNamespace(directory=SimpleNamespace(note_failure=lambda _address, _error: None))
+    return LargeReads(connections, calls)
+
+
+@on_loop
+async def test_a_node_that_fails_again_and_again_is_read_as_long_as_there_is_progress(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``timeout_s`` limits the time without any: large reads take hours."""
+    blocks = [BlockDigest(Position(at), 10, 0, LogIndex(0), LogIndex(0), 0) for at in range(0, 50, 10)]
+    answers = [
+        bulk_codec.encode_digests(bulk_codec.Digested((one,), Position(0), Position(50), LogIndex(4))) for one in blocks
+    ]
+    reads = halting(monkeypatch, *answers)
+    digests = reads.digests(bulk_codec.BlockDigests("g", Position(0), Position(50), 10), TARGET)
+    assert [one async for one in digests] == blocks
+
+    chunks = [LogChunk(LogIndex(at), 1, Position(0), Position(0), b"x", LogIndex(4), LogIndex(0)) for at in range(5)]
+    reads = halting(monkeypatch, *map(bulk_codec.encode_chunk, chunks))
+    fetched = reads.fetch(bulk_codec.FetchLog("g", LogIndex(0), LogIndex(5)), TARGET)
+    assert [one async for one in fetched] == chunks

@@ -376,6 +376,27 @@ def test_a_frame_may_take_its_time_while_its_connection_is_not_read() -> None:
     _on_a_loop(test)
 
 
+def test_each_frame_has_its_own_time_on_a_connection_that_always_has_part_of_one() -> None:
+    """Who sends without a pause is not taken for one whose frame never ends."""
+
+    async def test() -> None:
+        connection, _ = _Side().accept()
+        frame = encode(Frame(1, 1, body=bytes(10_000)))
+        connection.data_received(frame[:50])
+        first = connection.partial_since
+        while connection.heard_at == first:
+            await asyncio.sleep(0)
+            connection.data_received(frame[50:] + frame[:50])
+        assert connection.partial_since == connection.heard_at
+        since = connection.partial_since
+        while connection.heard_at == since:
+            await asyncio.sleep(0)
+            connection.data_received(frame[50:51])
+        assert connection.partial_since == since
+
+    _on_a_loop(test)
+
+
 def test_one_may_wait_until_everything_is_answered() -> None:
     async def test() -> None:
         side = _Side()

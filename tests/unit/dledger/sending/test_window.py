@@ -100,6 +100,41 @@ def test_an_answer_of_the_last_stream_opens_no_window_on_the_next() -> None:
     assert sent(window, 1000.0) == [refused]
 
 
+def test_what_is_in_doubt_is_sent_again_to_a_server_that_remembers_it_and_to_no_other() -> None:
+    """Also after a restart: from then on it is the new server's memory that counts."""
+    window = opened(numbering=named())
+    fates = []
+    for number, memory in enumerate(("before", "before", "after", "after", "last")):
+        (batch,) = add(window, b"%d" % number)
+        window.step(0.0)
+        assert sent(window) == [batch]
+        fail(window, RequestTimeoutError("no answer"), batch)
+        window.step(1000.0)
+        window.connected(memory)
+        again = sent(window, 1000.0)
+        fates.append([one.outcome for one in batch.outcomes if isinstance(one, DLedgerError)] if batch.done else again)
+        store(window, *again, now_ms=1000.0)
+
+    assert [fate if fate == ["unknown"] else len(fate) for fate in fates] == [1, 1, ["unknown"], 1, ["unknown"]]
+
+
+def test_a_late_answer_says_which_numbers_are_taken() -> None:
+    """Else what comes next gets one of them once more, and the server takes it for a repetition: it is lost."""
+    window = opened(numbering=named())
+    (late,) = add(window, b"late")
+    assert sent(window) == [late]
+    window.step(late.give_up_at_ms)
+    assert late.done
+    store(window, late, now_ms=late.give_up_at_ms)
+    (following,) = add(window, b"next", now_ms=late.give_up_at_ms)
+    for _ in range(2):
+        window.step(late.give_up_at_ms)
+        window.connected()
+        assert sent(window, late.give_up_at_ms) == [following]
+        assert following.sequence == late.sequence
+        fail(window, NotLeaderError("not here"), following, now_ms=late.give_up_at_ms)
+
+
 def test_what_is_added_while_no_request_may_be_sent_goes_together() -> None:
     """Also without any linger."""
     window = opened(WindowOptions(linger_ms=0.0, inflight_requests_max=2), numbering=named())

@@ -218,3 +218,5 @@ def test_a_batch_that_is_refused_takes_no_other_with_it(
     assert bodies == [body for number in range(3) if number != bad for body in (b"first", b"%d" % number)]
     offsets = [int(answer.fields["queueOffset"]) for answer in answers if answer.code == AnswerCode.SUCCESS]
     assert offsets == [2 + 2 * place for place in range(len(offsets))]
+    pending = broker.broker.sending
+    wait_until(lambda: (pending.messages_pending, pending.bytes_pending) == (0, 0), "all room is free again")

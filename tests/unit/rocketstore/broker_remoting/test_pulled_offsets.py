@@ -73,6 +73,17 @@ def test_a_reset_meanwhile_is_newer() -> None:
 
 
 @pytest.mark.usefixtures("_only_when_told")
+def test_a_reset_is_newer_than_what_a_consumer_commits_that_has_not_heard_of_it() -> None:
+    """While it goes on to pull, as it does until it is told."""
+    with RemotingHarness() as broker, broker.dial() as client:
+        broker.state.committed[KEY] = 2
+        pull(client, 3)
+        broker.state.committed[KEY] = 0
+        pull(client, 4)
+    assert broker.state.committed == {KEY: 0}
+
+
+@pytest.mark.usefixtures("_only_when_told")
 def test_a_slave_commits_nothing() -> None:
     with RemotingHarness() as broker, broker.dial() as client:
         pull(client, 3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import NamedTuple
 
@@ -10,6 +9,7 @@ import pytest
 
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame
+from rocketstore.broker.long_polling import Waiter
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.broker_remoting.pulls import SUBSCRIPTION, SUSPEND
 from rocketstore.remoting.codes import RequestCode
@@ -102,20 +102,26 @@ def test_a_waiting_pull_is_answered_by_the_arrival_of_a_message(
 
 
 def test_a_message_that_arrives_between_looking_and_waiting_is_not_missed(
-    broker: RemotingHarness, client: RemotingSocket
+    broker: RemotingHarness, client: RemotingSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The waiter is armed before the store is asked."""
-    real = broker.store.get
+    real, waits, wait = broker.store.get, [], Waiter.wait
+
+    async def noted(waiter: Waiter, timeout_s: float) -> None:
+        waits.append(waiter.woken)
+        await wait(waiter, timeout_s)
+
+    monkeypatch.setattr(Waiter, "wait", noted)
 
     def get_then_send(*args: object, **options: object) -> object:
         result = real(*args, **options)  # type: ignore[arg-type]
         if broker.store.gets == 1:
-            threading.Thread(target=lambda: send(broker, "a")).start()
-            wait_until(lambda: bool(broker.store.log.records), "the message is stored")
+            send(broker, "a")  # once it is answered, whoever waits has been woken
         return result
 
     broker.store.get = get_then_send  # type: ignore[method-assign,assignment]
     assert pull(client, wait_ms=LONG_MS).records == record(broker, 0)
+    assert waits == [True]
 
 
 def test_waiting_ends_with_the_time(client: RemotingSocket) -> None:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections import deque
 from typing import cast
 
-from rocketstore.client.aio.assignment import Assignment
+from rocketstore.client.aio.assignment import Assignment, DeliveryQueue
+from rocketstore.client.aio.consumed_message import split_pulled
 from rocketstore.client.aio.queue_reader import PulledBatch, QueueReader
+from rocketstore.message.message import Message
+from rocketstore.message.record import encode_record
 from rocketstore.remoting.bodies.queues import MessageQueue
+from tests.support.on_loop import on_loop
 
 
 class Batches:
@@ -49,3 +53,19 @@ def test_a_lost_end_that_was_done_is_all_that_is_read_anew() -> None:
     assignment.in_flight.settle(2)
     assignment.refill()
     assert (assignment.in_flight.done, assignment.position, reader.sought) == (4, 4, [])
+
+
+@on_loop
+async def test_what_is_in_use_of_a_lost_end_holds_up_nothing_that_is_read_anew() -> None:
+    """It does not count against the limits any more: what follows is handed out at once, not at the next change."""
+    deliveries = DeliveryQueue(deliveries_max=9, bytes_max=99, span_max=2)
+    reader = Batches()
+    assignment = assigned(reader)
+    deliveries.add(assignment)
+    assignment.in_flight.hand_out(0, 2, 10)
+    assert deliveries.at_once(9) is None
+    read_anew = split_pulled(encode_record(Message("T", b"anew")), assignment.queue)
+    reader.batches += [PulledBatch([], 0, rewinds=True), PulledBatch(read_anew, 1)]
+    found = deliveries.at_once(9)
+    assert found is not None
+    assert found.messages == read_anew

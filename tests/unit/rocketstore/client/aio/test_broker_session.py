@@ -8,12 +8,19 @@ from typing import Any
 
 import pytest
 
+from dledger.remoting.frame import Frame
+from rocketstore.client.aio import broker_session
 from rocketstore.client.aio.assignment import Assignment, DeliveryQueue
-from rocketstore.client.aio.broker_session import BrokerSession, Subscriptions
+from rocketstore.client.aio.broker_session import BrokerSession, SessionPlan, Subscriptions
+from rocketstore.client.aio.consumed_message import split_pulled
 from rocketstore.client.aio.consumer_options import ConsumerOptions
 from rocketstore.client.aio.offsets import Fetched, StartOffsets
+from rocketstore.client.aio.queue_reader import QueueReader
+from rocketstore.message.message import Message
+from rocketstore.message.record import encode_record
+from rocketstore.remoting.bodies.clients import LockedQueuesBody, LockQueuesBody
 from rocketstore.remoting.bodies.queues import MessageQueue
-from tests.support.on_loop import on_loop
+from tests.support.on_loop import on_loop, until
 
 QUEUE = MessageQueue("T", "b", 0)
 INCARNATION = 2
@@ -109,3 +116,40 @@ async def test_a_queue_of_which_nothing_was_read_goes_on_at_its_offset() -> None
     reader = Unsure(goes_back=False)
     assignment, _ = await committed(reader, 3, 0, 0)
     assert (reader.sought, reader.has_nothing_to_compare, assignment.in_flight.done) == ([], False, 3)
+
+
+@on_loop
+async def test_a_queue_that_comes_back_while_its_message_is_handled_begins_once_that_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else two handlers of an ordered consumer would have messages of one queue at a time."""
+    monkeypatch.setattr(broker_session, "SETTLE_S", 0.01)
+    monkeypatch.setattr(broker_session, "RETRY_S", 0.01)
+    monkeypatch.setattr(QueueReader, "start", lambda _reader: None)
+
+    async def ask_master(_name: str, _code: int, _header: None, body: bytes, **_: object) -> Frame:
+        return Frame(0, 0, {}, LockedQueuesBody(LockQueuesBody.decode(body).mq_set).encode())
+
+    cluster: Any = SimpleNamespace(
+        routes=SimpleNamespace(broker=lambda _name: None), ask_master=ask_master, deadline=lambda: None
+    )
+    store, deliveries = Offsets(0), DeliveryQueue(deliveries_max=1, bytes_max=99, span_max=9)
+    subscriptions = Subscriptions("g", "c1", {"T": "*"}, ConsumerOptions(ordered=True, commit_s=None))
+    session = BrokerSession("b", cluster, subscriptions, deliveries, StartOffsets(cluster, store, "first"), store)
+    mine, nothing = SessionPlan(frozenset({QUEUE})), SessionPlan()
+    session.assign(mine)
+    await until(lambda: session.is_settled, "it has the queue")
+    assignment = deliveries.assignments[QUEUE]
+    assignment.rest.extend(split_pulled(encode_record(Message("T", b"slow")), QUEUE))
+    delivery = deliveries.at_once(1)
+    assert delivery is not None
+    session.assign(nothing)
+    await until(lambda: session.is_settled, "it gives the queue back")
+    session.assign(SessionPlan(frozenset({QUEUE})))
+    await until(lambda: session.is_settled, "it may have it again")
+    assert QUEUE not in deliveries.assignments
+    assert deliveries.claim(delivery)
+    deliveries.finish(delivery)
+    session.message_done()
+    await until(lambda: QUEUE in deliveries.assignments, "the next one may begin")
+    await session.stop()

@@ -204,6 +204,23 @@ async def test_one_that_must_not_skip_says_what_is_gone(broker: BrokerServer, se
 
 
 @on_loop
+async def test_what_was_polled_last_comes_again_if_its_block_raises(broker: BrokerServer, sender: Sender) -> None:
+    """Only what came before it is done."""
+    await sender.topic(queues=1)
+    await sender.send(b"1", b"2")
+
+    async def fail() -> None:
+        async with Consumer(broker.address, group="g", topics=TOPIC, start="first") as consumer:
+            for _ in range(2):
+                assert await consumer.poll(1, timeout_s=DEADLINE_S)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
+    assert broker.state.offset("g", TOPIC, 0) == 1
+
+
+@on_loop
 async def test_a_closed_consumer_says_so(broker: BrokerServer, sender: Sender) -> None:
     """Closing is idempotent, ends iteration, and wakes a poll that waits."""
     await sender.topic()

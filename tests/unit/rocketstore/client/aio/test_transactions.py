@@ -214,6 +214,24 @@ async def test_a_broker_that_cannot_be_told_asks_later() -> None:
 
 
 @on_loop
+async def test_what_could_not_be_told_is_settled_by_the_next_check() -> None:
+    """Only what the broker has noted has ended: it asks about the other."""
+
+    async def check(_: PreparedMessage) -> TransactionState:
+        return TransactionState.COMMIT
+
+    async with world(check, timeout_s=0.3) as here:
+        here.server.scripts[END] = refuses(AnswerCode.SERVICE_NOT_AVAILABLE, "starting")
+        async with here.producer.transaction(MESSAGE) as transaction:
+            pass
+        assert isinstance(transaction.result.problem, errors.NotMasterError)
+        here.server.scripts[END] = lambda frame: frame.answer()
+        here.ask(transaction.id)
+        await until(lambda: here.ends[-1].from_transaction_check, "the check is answered")
+        assert here.ends[-1].msg_id == transaction.id
+
+
+@on_loop
 async def test_an_end_that_the_broker_refuses_for_good_is_said_once() -> None:
     async with world() as here:
         here.server.scripts[END] = refuses(AnswerCode.SYSTEM_ERROR, "find prepared transaction message failed")
