@@ -86,13 +86,6 @@ def write_traces(fs: FileSystem, directory: Path, traces: Traces) -> None:
     replace_durably(fs, directory / TRACES_FILE, f"{text}\n".encode())
 
 
-def forget_traces(fs: FileSystem, directory: Path) -> None:
-    """Make the next start accept the directory as it is, on an operator's word. Raises ``OSError``."""
-    with suppress(FileNotFoundError):
-        fs.unlink(directory / TRACES_FILE)
-        fs.sync_dir(directory)
-
-
 def last_life(directory: Path) -> LastLife:
     """Compare a directory with its traces. Raises ``OSError``."""
     if not (directory / TRACES_FILE).exists():

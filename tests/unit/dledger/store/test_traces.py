@@ -16,13 +16,11 @@ from dledger.errors import CorruptLogError, DiskError
 from dledger.store import traces
 from dledger.store.checkpoint import LogCheckpoint, LogCheckpointFile
 from dledger.store.file_store import FileStore
-from dledger.store.fs import FileSystem
 from dledger.store.hard_state import FileHardState
 from dledger.store.repair import set_aside_damaged
 from dledger.store.torn import SECTOR_BYTES
-from dledger.store.traces import TRACES_FILE, Inode, forget_traces, last_life
+from dledger.store.traces import TRACES_FILE, Inode, last_life
 from dledger.types import HardState, LogIndex, NodeId, Standing, Term
-from tests.crash.crash_fs import FailingFs
 from tests.unit.dledger.store.support import abandon, fill, open_store, small_config
 
 _VOTER = HardState(Term(1), NodeId("n0"), Standing.VOTER)
@@ -320,26 +318,15 @@ def test_a_single_file_that_was_restored_is_a_reason_for_doubt(tmp_path: Path) -
 
 
 def test_a_directory_of_an_earlier_version_is_believed_and_leaves_traces_from_then_on(tmp_path: Path) -> None:
-    """Nothing is known of its last start; so it is with one for which somebody vouches."""
+    """Nothing is known of its last start."""
     config = small_config(tmp_path)
     store = _new(config)
     store.close()
     sound = (store.directory / TRACES_FILE).read_bytes()
-    forget_traces(FileSystem(), store.directory)
-    forget_traces(FileSystem(), store.directory)
+    (store.directory / TRACES_FILE).unlink()
 
     assert _standing(open_store(config)) == (Standing.VOTER, "")
     assert (store.directory / TRACES_FILE).read_bytes() == sound
-
-
-def test_that_somebody_vouches_for_a_directory_is_durable(tmp_path: Path) -> None:
-    """A power cut must not bring back the doubt that a person has ended."""
-    (tmp_path / TRACES_FILE).write_text("{}")
-    fs = FailingFs()
-
-    forget_traces(fs, tmp_path)
-
-    assert fs.calls == [("unlink", str(tmp_path / TRACES_FILE)), ("sync_dir", str(tmp_path))]
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"inodes": {"identity": 5}}', b"\xff"])
