@@ -37,7 +37,7 @@ from dledger.errors import DLedgerError
 from dledger.types import Entry, LogIndex, Magic, NodeId, Term
 
 if TYPE_CHECKING:
-    from cluster.console.kept import KeptConsole
+    from cluster.console.playground import KeptConsole
     from dledger.rpc.ports import NodeStatus
 
 GENERATED_LINES: Final = 12_000
@@ -133,8 +133,7 @@ def _page(out: Console, group: LocalGroup, *, keep: bool = False) -> Iterator[_P
         out.print(f"{missing}\n")
         yield _Page()
         return
-    from cluster.console.kept import KeptConsole
-    from cluster.console.playground import open_console
+    from cluster.console.playground import KeptConsole, open_console
 
     if keep:
         try:

@@ -7,15 +7,19 @@ that nothing is lost.
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cluster.broker_target import BrokerTarget
 from cluster.connection import GroupTarget
 from cluster.console.control import LocalControl
 from cluster.console.server import ConsoleServer, ListenAddress
+from cluster.local.group import HOST, READY_WORDS, START_TIMEOUT_S, LocalGroupError, wait_until
 from dledger.errors import ConfigError, DLedgerError
 
 if TYPE_CHECKING:
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from cluster.local.group import LocalGroup
 
 TIMEOUT_S: Final = 5.0
+LOG_NAME: Final = "console.log"
 DEMO_PORT: Final = 8088
 APPENDS_PER_S: Final = 40
 SENDS_PER_S: Final = 20
@@ -61,6 +66,58 @@ def open_console(group: LocalGroup, *, port: int | None = None) -> Iterator[Cons
         server.stop()
 
 
+class KeptConsole:
+    """A console in a process of its own, which outlives the demo that started it, as its group does.
+
+    Started and listening once created, at the usual port, or at any if that is taken.
+
+    Raises ``LocalGroupError`` with the end of its log if it does not start.
+    """
+
+    def __init__(self, group: LocalGroup, *, port: int = DEMO_PORT) -> None:
+        self._log_file = group.directory / LOG_NAME
+        try:
+            self._process, self.url = self._start(group, port)
+        except LocalGroupError:
+            self._process, self.url = self._start(group, 0)
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self._process.pid
+
+    def close(self) -> None:
+        """End it now. Idempotent."""
+        self._process.kill()
+        self._process.wait()
+
+    def _start(self, group: LocalGroup, port: int) -> tuple[subprocess.Popen[bytes], str]:
+        words = [sys.executable, "-m", "cluster.entry", "console", "--group", group.name]
+        words += ["--nodes", ",".join(group.addresses), "--listen", f"{HOST}:{port}"]
+        with self._log_file.open("wb") as log:
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=group.environment() | {"DLEDGER_LOG_FORMAT": "text"},
+                start_new_session=True,  # Ctrl-C is for the demo
+            )
+        try:
+            wait_until(
+                lambda: process.poll() is not None or _address(self._log_file) != "",
+                START_TIMEOUT_S,
+                "the console is not ready",
+            )
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        if url := _address(self._log_file):
+            return process, url
+        raise LocalGroupError(f"the console ended: {self._log_file.read_text(errors='replace')[-1000:]}")
+
+
 @contextmanager
 def appending(group: LocalGroup, per_s: float = APPENDS_PER_S) -> Iterator[None]:
     """Append lines during the block."""
@@ -93,6 +150,12 @@ def trading(brokers: LocalBrokers, per_s: float = SENDS_PER_S) -> Iterator[None]
             _repeating(1.5 / per_s, lambda _: audit.poll(1, 0.5)),
         ):
             yield
+
+
+def _address(log_file: Path) -> str:
+    """Where the console listens, as it said; empty before."""
+    _, found, rest = log_file.read_text(errors="replace").partition(READY_WORDS)
+    return rest.split("\n")[0].strip() if found and "\n" in rest else ""
 
 
 def _line(number: int) -> bytes:

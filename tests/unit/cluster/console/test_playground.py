@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from cluster.console.kept import KeptConsole
+from cluster.console.playground import KeptConsole
 from cluster.local.group import LocalGroupError, free_ports
 
 DEADLINE_S = 60.0
