@@ -52,6 +52,7 @@ class GroupAdministration:
 
     async def all(self, _: RemotingConnection, frame: Frame) -> Frame:
         """GET_ALL_SUBSCRIPTIONGROUP_CONFIG."""
+        self._broker.mastership.require_caught_up()
         return frame.answer(body=await self._admin.read(self._encoded))
 
     def _encoded(self) -> bytes:

@@ -21,10 +21,12 @@ class SlaveSource:
 
     async def offsets(self, _: RemotingConnection, frame: Frame) -> Frame:
         """GET_ALL_CONSUMER_OFFSET."""
+        self._broker.mastership.require_caught_up()
         return frame.answer(body=await self._admin.read(self._offsets))
 
     async def delays(self, _: RemotingConnection, frame: Frame) -> Frame:
         """GET_ALL_DELAY_OFFSET."""
+        self._broker.mastership.require_caught_up()
         return frame.answer(body=await self._admin.read(self._delays))
 
     def _offsets(self) -> bytes:

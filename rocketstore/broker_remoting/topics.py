@@ -63,6 +63,7 @@ class TopicRequests:
 
     async def all(self, _: RemotingConnection, frame: Frame) -> Frame:
         """GET_ALL_TOPIC_CONFIG."""
+        self._broker.mastership.require_caught_up()
         return frame.answer(body=await self._admin.read(lambda: self._table.now().encode()))
 
     async def of_the_system(self, _: RemotingConnection, frame: Frame) -> Frame:

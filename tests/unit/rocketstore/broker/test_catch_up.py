@@ -86,6 +86,10 @@ def test_a_master_has_caught_up() -> None:
         (RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": 0}),
         (RequestCode.GET_MIN_OFFSET, {"topic": "T", "queueId": 0}),
         (RequestCode.QUERY_CONSUMER_OFFSET, {"consumerGroup": "g", "topic": "T", "queueId": 0}),
+        (RequestCode.GET_ALL_TOPIC_CONFIG, {}),
+        (RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, {}),
+        (RequestCode.GET_ALL_CONSUMER_OFFSET, {}),
+        (RequestCode.GET_ALL_DELAY_OFFSET, {}),
     ],
 )
 def test_reads_are_refused_until_then(code: RequestCode, fields: dict[str, object]) -> None:
