@@ -12,6 +12,7 @@ from dledger.remoting.codes import ANNOUNCED, AnswerCode
 from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import FRAME_BYTES_MAX, Frame
 from dledger.remoting.log.codec import WAIT_MS_MAX
+from dledger.remoting.log.codes import JavaCode, LogCode
 from dledger.remoting.log.service import LogHandlers
 from dledger.remoting.server import Direct, Handler, Handlers, RemotingServer, ServerLimits
 from rocketstore.broker.broker import Broker
@@ -55,6 +56,7 @@ _IN_TURN: Final = (
     RequestCode.UNLOCK_BATCH_MQ,
 )
 """Requests of which a later one takes back what an earlier one did."""
+_LOG_CODES: Final = frozenset({*JavaCode, *LogCode})
 
 
 async def tell_nobody() -> None:
@@ -123,7 +125,6 @@ class RemotingService:
         }
         log_direct: Mapping[int, Direct] = {} if log is None else log.direct
         log_awaited: Mapping[int, Handler] = {} if log is None else log.awaited
-        self._log_codes = log_direct.keys() | log_awaited.keys()
         self.server = RemotingServer(
             f"broker {config.name}",
             Handlers(
@@ -158,8 +159,8 @@ class RemotingService:
         await self._forwarding.close()
 
     def _admit(self, connection: RemotingConnection, frame: Frame) -> None:
-        """Those of the log check for themselves who may do what."""
-        if frame.code not in self._log_codes:
+        """Those of the log check for themselves who may do what; without a log, there is no such request."""
+        if frame.code not in _LOG_CODES:
             self.access.admit(connection, frame)
 
     def _groups_of(self, connection: RemotingConnection) -> Iterable[str]:

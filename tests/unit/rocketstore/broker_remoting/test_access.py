@@ -13,6 +13,7 @@ from dledger.config import AccessConfig
 from dledger.remoting.acl import ACCESS_KEY, SIGNATURE, signed
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame, HeaderForm
+from dledger.remoting.log.codes import JavaCode, LogCode
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.broker_remoting.requests import REQUESTS
 from rocketstore.message.batch import encode_batch
@@ -323,6 +324,16 @@ def test_a_code_without_a_rule_is_denied_and_without_a_key_not_even_told(
     with broker.dial() as stranger:
         assert "requires an access key" in stranger.ask(9999).remark
     assert "REGISTER_BROKER has no rule" in root.ask(CODE.REGISTER_BROKER).remark
+
+
+@pytest.mark.parametrize("code", [*JavaCode, *LogCode])
+def test_requests_of_a_log_do_not_exist_at_a_broker_without_one(
+    broker: RemotingHarness, root: RemotingSocket, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    """A client that finds out what it talks to is not told, and logged, as one that may not ask."""
+    with caplog.at_level(logging.INFO, "dledger.audit"):
+        assert root.ask(code).code == AnswerCode.REQUEST_CODE_NOT_SUPPORTED
+    assert not [one for one in caplog.records if one.name == "dledger.audit"]
 
 
 # -- nothing happens before --------------------------------------------------------------------------------------------
