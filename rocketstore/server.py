@@ -108,7 +108,7 @@ class BrokerServer:
         if config.dledger is None:
             self._access = AccessControl.of(config.access, name=config.name, clock=self._clock)
         self._open(config.dledger, instruments, repair=repair)
-        storage = Storage(self.store, self.state, self.transactions)
+        storage = Storage(self.store, self.state, self.transactions, self.schedule)
         parts = Served(storage, self.node, self.replication, self.guard, self._tls, self._clock, self.conditions)
         self._ports = BrokerPorts(config, parts, lambda: self._has_caught_up(), self._threads.report)
 

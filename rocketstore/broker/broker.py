@@ -23,6 +23,7 @@ from rocketstore.broker.offsets import Offsets
 from rocketstore.broker.pull import PullService
 from rocketstore.broker.readers import ReadThreads, RecordReader
 from rocketstore.broker.retries import Retries
+from rocketstore.broker.schedule import ScheduleService
 from rocketstore.broker.sending import Sending
 from rocketstore.broker.state_changes import StateChanges
 from rocketstore.broker.stats import Stats
@@ -43,6 +44,7 @@ class Storage(NamedTuple):
     store: MessageStore
     state: BrokerState
     transactions: TransactionService
+    schedule: ScheduleService
 
 
 class LoopTools(NamedTuple):
@@ -84,7 +86,7 @@ class Broker:
         shares: ClientShares,
         store_host: HostAddress,
     ) -> None:
-        store, state, transactions = storage
+        store, state, transactions, _ = storage
         bridge, clock, readers, conditions = loop
         self.live: Final = LiveConfig(config)
         self.storage: Final = storage

@@ -100,7 +100,8 @@ class RunningBroker:
         log = broker.store.log
         if prove and isinstance(log, PlainCommitLog) and not broker.config.access.acl_enable:
             here[proof.PROOF] = proof.answer(log, prove)
-        told = broker.store.runtime_info() | broker.state.runtime_info() | broker.storage.transactions.runtime_info()
+        store, state, transactions, schedule = broker.storage
+        told = store.runtime_info() | state.runtime_info() | transactions.runtime_info() | schedule.runtime_info()
         view, conditions = broker.mastership.view(), broker.loop.conditions.now()
         node = broker.config.node_id
         own = own_table(self._release, node, view.role, view.term, view.members, conditions, leader=view.leader)

@@ -16,8 +16,10 @@ from rocketstore.broker.groups import Groups
 from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.ports import GroupView, StateDone
 from rocketstore.broker.readers import ReadThreads
+from rocketstore.broker.schedule import ScheduleService
 from rocketstore.broker.transactions.service import TransactionService
 from rocketstore.broker_config import BrokerConfig
+from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import HostAddress
 from rocketstore.message.record import decode_record
 from rocketstore.state.broker_state import BrokerState
@@ -261,9 +263,12 @@ class Harness:
     async def _serve(self, bridge: LoopBridge) -> None:
         store = cast("MessageStore", _Observed(self.store))  # it passes everything else on
         clock = Clock()
+        transactions = TransactionService(self.config, store, self.state, clock)
+        delays = DelayLevels.parse(self.config.store.message_delay_level)
+        schedule = ScheduleService(store, self.state, delays, clock)
         self.broker = Broker(
             self.config,
-            Storage(store, self.state, TransactionService(self.config, store, self.state, clock)),
+            Storage(store, self.state, transactions, schedule),
             Mastership(store, lambda: self.view, self._has_caught_up),
             LoopTools(bridge, clock, ReadThreads(self.config.read_threads), self.conditions),
             ClientShares(self.config, self.guard),

@@ -63,6 +63,7 @@ def test_all_that_mqadmin_asks_of_a_running_broker(client: RemotingSocket, broke
     assert not {key for key in stored if key.startswith(("msg", "send", "pull", "query", "broker", "EndTr", "start"))}
     assert of_the_store <= table.keys()
     assert table["brokerVersionDesc"].startswith("V4_9")
+    assert [table[f"scheduleMessageOffset_{level}"] for level in (1, 18)] == ["0,0", "0,0"]
     numbers = [key for key in table if key.startswith(("msg", "send", "pull", "query"))]
     assert len(numbers) == 16
     assert all(table[key].isdigit() for key in numbers)
