@@ -104,7 +104,7 @@ class BrokerConfig:
     register_broker_timeout_mills: Annotated[int, Range(100, 60_000), Unit.MS] = 6_000
     """How long a name server may take to answer a registration."""
     broker_permission: Annotated[int, Range(0, 7)] = PERMISSION_READ | PERMISSION_WRITE
-    """What clients may do with topics that set no permission: the sum of 4 (read) and 2 (write)."""
+    """The permission of topics that set none: the sum of 4 (read) and 2 (write)."""
     auto_create_topic_enable: bool = True
     """Whether sending to a topic that does not exist creates it."""
     auto_create_subscription_group: bool = True

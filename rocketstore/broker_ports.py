@@ -1,4 +1,4 @@
-"""What a broker runs on its event loop: its ports for clients, and what it says to name servers and other brokers.
+"""The part of a broker on its event loop: its ports for clients, and its words to name servers and other brokers.
 
 ``listenPort`` and the VIP port are RocketMQ's remoting, ``grpcServerPort`` is gRPC: health, reflection, and the log
 service of a member of a group.
@@ -48,7 +48,7 @@ _LOG = logging.getLogger("rocketstore")
 
 
 class Served(NamedTuple):
-    """What a broker's clients use of it."""
+    """The parts of a broker that serving its clients takes."""
 
     storage: Storage
     node: DLedgerServer | None
@@ -106,7 +106,7 @@ class BrokerPorts:
         return GroupView(leader=str(MASTER_ID) if master else "", leader_address=master, members=members)
 
     def _runtime(self) -> dict[str, str]:
-        """What the runtime information says besides what the broker itself knows."""
+        """Entries of the runtime information that the broker itself does not know."""
         table, replication = {GRPC_PORT: str(self.grpc_port)}, self._served.replication
         if replication is None:
             return table

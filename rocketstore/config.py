@@ -154,8 +154,8 @@ class MessageStoreConfig:
     ha_slaves_max: Positive = 16
     """Maximum connected slaves."""
     ha_initial_transfer: HaInitialTransfer = HaInitialTransfer.FULL
-    """What a slave without a log gets: ``full``: all that the master has; ``newest-segment``: the newest file, as in
-    RocketMQ, so that older messages have one copy only.
+    """A slave's first log: ``full``: all that the master has; ``newest-segment``: the newest file, as in RocketMQ, so
+    that older messages have one copy only.
     """
     ha_handshake: HaHandshake = HaHandshake.AUTO
     """Whether the other side must say who it is, and be compared: ``auto``: if it can; ``required``: it must, so

@@ -1,4 +1,4 @@
-"""What a broker takes otherwise than its conf file says, as RocketMQ does, but aloud; and what it must not overlook."""
+"""Settings that a broker corrects, as RocketMQ does, but aloud; and those of RocketMQ that it must not overlook."""
 
 from __future__ import annotations
 

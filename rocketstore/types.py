@@ -78,7 +78,7 @@ class BrokerRole(StrEnum):
 
 
 class HaInitialTransfer(StrEnum):
-    """What a slave without a log gets of its master's."""
+    """The part of its master's log that a slave without one gets."""
 
     FULL = "full"
     NEWEST_SEGMENT = "newest-segment"

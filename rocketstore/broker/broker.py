@@ -39,7 +39,7 @@ from rocketstore.store.message_store import MessageStore
 
 
 class Storage(NamedTuple):
-    """What a broker keeps, and what runs on it whether or not clients are served; for any thread."""
+    """The storage of a broker, and the services on it that run whether or not clients are served; for any thread."""
 
     store: MessageStore
     state: BrokerState
@@ -48,7 +48,7 @@ class Storage(NamedTuple):
 
 
 class LoopTools(NamedTuple):
-    """What work on the loop needs of other threads, and of time."""
+    """The threads, the clock and the conditions that work on the loop uses."""
 
     bridge: LoopBridge
     clock: Clock

@@ -42,7 +42,7 @@ MET_MAX: Final = 1024
 
 
 class HalfCheck(NamedTuple):
-    """What to ask a producer about: the record of a half message with its real topic and queue, and its places."""
+    """A question to a producer: the record of a half message with its real topic and queue, and its places."""
 
     topic: str
     record: bytes
@@ -115,14 +115,14 @@ class Heartbeat:
 
 
 class Trouble(Enum):
-    """What is wrong with the members of a consumer group."""
+    """A problem of the members of a consumer group."""
 
     SUBSCRIPTIONS = "subscriptions"
     CLIENT_ID = "client id"
 
 
 class Said(NamedTuple):
-    """What a client said about a topic: its version of that, and a digest of the rest."""
+    """A client's subscription to a topic: its version, and a digest of the rest."""
 
     version: int
     digest: int
@@ -276,7 +276,7 @@ class ConsumerGroup:
         return self._id_list
 
     def newest(self, link: ClientLink, data: ConsumingClient) -> dict[str, Subscription]:
-        """What the group subscribes to after a client's heartbeat, by topic: what it has not said before counts."""
+        """The group's subscriptions after a client's heartbeat, by topic: those that are new in it count."""
         client = self.clients.get(link)
         said = {} if client is None else client.said
         found: dict[str, Subscription] = {}

@@ -31,7 +31,7 @@ _GROUP_TOPICS: Final = (RETRY_PREFIX, DEAD_PREFIX)
 
 
 class Operation(Enum):
-    """What callers may ask of a broker, as far as permissions tell requests apart."""
+    """The kinds of requests that permissions tell apart."""
 
     SEND = auto()
     SEND_SEVERAL = auto()
@@ -59,13 +59,13 @@ class Operation(Enum):
     LIST = auto()
     """Answers show what the account may use."""
     OBSERVE = auto()
-    """What every account may know of a broker."""
+    """For every account: the figures of a broker."""
     READ_ALL = auto()
     CHANGE = auto()
 
 
 class Rule(NamedTuple):
-    """What an operation requires besides a valid key, on each topic and each group it names."""
+    """The permissions that an operation requires besides a valid key, on each topic and each group it names."""
 
     topic: Permission = SUB
     group: Permission = SUB
@@ -110,7 +110,7 @@ class Need(NamedTuple):
 
 
 def needs(operation: Operation, topics: Iterable[str] = (), groups: Iterable[str] = ()) -> tuple[Need, ...]:
-    """What an operation on these topics and groups requires. Raises ``Refusal`` for names that are too long."""
+    """The permissions for an operation on these topics and groups. Raises ``Refusal`` for names that are too long."""
     rule = RULES[operation]
     if operation is Operation.SEND:
         topics = (one for one in topics if one != TRACE_TOPIC)

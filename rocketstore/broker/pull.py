@@ -158,7 +158,7 @@ class PullService:
         return self._answer(wish, result, leases)
 
     def _get_at_once(self, wish: _Wish, offset: int) -> GetResult | None:
-        """What can be said without a read thread: a filter may have to read much."""
+        """The answer, if it takes no read thread: a filter may have to read much."""
         if wish.tags is not None:
             return None
         pull, count, size = wish.pull, wish.max_messages, wish.max_bytes

@@ -83,7 +83,7 @@ class _Target:
 
 
 class MasterService(Protocol):
-    """What only a master does. Both methods may be called any number of times."""
+    """A service that only a master runs. Both methods may be called any number of times."""
 
     def start(self) -> None:
         """The store is master now."""

@@ -408,7 +408,7 @@ class Sending:
             self._launch([send])
 
     def _occupy(self, send: _Send) -> None:
-        """What waits or is accepted takes up room until it is answered."""
+        """Count a request that waits or is accepted against the limits until it is answered."""
         if send.occupies:
             return
         send.occupies = True

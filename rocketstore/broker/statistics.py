@@ -28,7 +28,7 @@ _SLACK_MS: Final = 5_000
 
 
 class Total(NamedTuple):
-    """What was counted since the start: what the statistic is about, and how many messages that were."""
+    """A total since the start, in the unit of the statistic and in messages."""
 
     amount: int
     messages: int
@@ -49,7 +49,7 @@ class BrokerTotals(NamedTuple):
 
 
 class StatsSpan(NamedTuple):
-    """What was counted in a span of time."""
+    """The count of a span of time."""
 
     amount: int
     per_s: float

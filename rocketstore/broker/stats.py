@@ -1,4 +1,4 @@
-"""What is in the queues of topics, how far groups are, and how old what comes next for them is.
+"""The extent of the queues of topics, the progress of groups, and the age of the next message for each.
 
 On read threads: it may wait for a disk.
 """

@@ -57,7 +57,7 @@ _ON_THE_WAY: Final = frozenset({BORN_HOST})
 OriginOf = Callable[[RemotingConnection, Frame], Place]
 """Where a request came from, also if a member has passed it on."""
 QuotaOf = Callable[[RemotingConnection, Frame], Quota]
-"""What the sender of a request may occupy."""
+"""The quota of a request's sender."""
 
 
 class _Known(NamedTuple):
@@ -125,7 +125,7 @@ class RemotingAccess:
             self.admit(connection, frame)
 
     def quota_of(self, connection: RemotingConnection, frame: Frame) -> Quota:
-        """What the sender of an admitted request may occupy: of its account, or of its address if it has none."""
+        """The quota of an admitted request's sender: its account's, or its address's if it has none."""
         quotas, origin = self._broker.shares.quotas, self._origin_of(connection, frame)
         rules = self.rules
         if rules is None and origin is connection.place:

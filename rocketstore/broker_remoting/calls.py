@@ -1,4 +1,4 @@
-"""What administrators ask of a client through its broker: where it is, to consume one message, to go back."""
+"""Administrators' requests to a client through its broker: its progress, to consume one message, to go back."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from rocketstore.remoting.headers import EndTransactionHeader, SendBackHeader, r
 
 
 class Names(NamedTuple):
-    """What a request names."""
+    """The topics and groups that a request names."""
 
     topics: Iterable[str] = ()
     groups: Iterable[str] = ()
@@ -226,7 +226,7 @@ RECORDS: Final[Mapping[int, Callable[[Frame], int]]] = {
 
 
 def resource_of(frame: Frame) -> str:
-    """What an administrator's request is about, for the audit log."""
+    """The object of an administrator's request, for the audit log."""
     if frame.code == RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP:
         return f"group:{checked_name(SubscriptionGroupConfig.decode(frame.body).group_name)}"
     if frame.code == RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST:

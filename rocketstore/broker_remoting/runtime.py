@@ -1,4 +1,4 @@
-"""What RocketMQ's tools ask of a running broker: how it does, what it is set to, to clean up."""
+"""Requests of RocketMQ's tools to a running broker: for its figures, for its settings, to clean up."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ _WAIT: Final = f"{PROPERTY_WAIT}\x01"
 _WAITING: Final = f"{_WAIT}true"
 _ENDS: Final = ("", "\x02")
 _SPECIAL: Final = (_WAIT, f"{PROPERTY_CLUSTER}\x01", _TRANSACTION, _DELAY, "\x02\x02")
-"""What makes properties unusual, wherever it is in them."""
+"""Parts of properties that make them unusual, wherever they are."""
 _LONG_NAMES: Final = frozenset({RequestCode.SEND_MESSAGE})
 _STORED: Final = {
     PutMessageStatus.PUT_OK: AnswerCode.SUCCESS,
@@ -178,7 +178,7 @@ class RemotingSends:
         self._broker.sending.submit(caller, batch, send.done)
 
     def _read(self, connection: RemotingConnection, frame: Frame, header: SendHeader) -> SendBatch:
-        """What is sent. What clients send to ``%RETRY%group`` may be a dead letter by now."""
+        """The messages of a request. One that is sent to ``%RETRY%group`` may be a dead letter by now."""
         broker, name, queue_id, target = self._broker, header.topic, header.queue_id, None
         if name.startswith(RETRY_PREFIX):
             broker.mastership.require()  # a slave does not know which group there is

@@ -1,4 +1,4 @@
-"""What RocketMQ's slaves fetch from their master besides topics and groups: offsets of groups, delivery of delays."""
+"""The tables that RocketMQ's slaves fetch besides topics and groups: offsets of groups, progress of delay levels."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class WatchedMaster(Protocol):
 
     @property
     def log(self) -> ReadableLog:
-        """What a successor must have."""
+        """The log that a successor must have."""
 
     def superseded(self, why: str) -> None:
         """There is one."""

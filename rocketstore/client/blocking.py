@@ -306,7 +306,7 @@ class Transaction:
 
     @property
     def result(self) -> TransactionResult:
-        """What became of it; after the block."""
+        """Its outcome; after the block."""
         return self._transaction.result
 
     @property
@@ -316,7 +316,7 @@ class Transaction:
 
     @property
     def state(self) -> TransactionState | None:
-        """What the end of the block does; None: commit it, unless the block raises."""
+        """The action at the end of the block; None: commit it, unless the block raises."""
         return self._transaction.state
 
     @state.setter
@@ -363,7 +363,7 @@ class Admin(BlockingClient):
         return self._run(self._admin.brokers())
 
     def status(self, address: str) -> BrokerStatus:
-        """What one broker says of itself (GET_BROKER_RUNTIME_INFO)."""
+        """The runtime information of one broker (GET_BROKER_RUNTIME_INFO)."""
         return self._run(self._admin.status(address))
 
     def statuses(self) -> dict[str, BrokerStatus | ClientError]:
@@ -375,7 +375,7 @@ class Admin(BlockingClient):
         return self._run(self._admin.topics_at(address))
 
     def read_at(self, address: str, topic: str, queue_id: int, offset: int, *, max_messages: int = 1000) -> QueuePart:
-        """What one broker holds of a queue from ``offset`` on, whatever its role: see ``aio.Admin.read_at``."""
+        """The part of a queue at one broker from ``offset`` on, whatever its role: see ``aio.Admin.read_at``."""
         return self._run(self._admin.read_at(address, topic, queue_id, offset, max_messages=max_messages))
 
     def broker_config(self, address: str) -> dict[str, str]:

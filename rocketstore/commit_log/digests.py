@@ -71,7 +71,7 @@ def find_plain_files(directories: Sequence[Path], segment_bytes: int = 0) -> Pla
 
 
 class FileEnding(Enum):
-    """What follows the last sound record of a file."""
+    """The kind of bytes behind the last sound record of a file."""
 
     FULL = "full"
     """A blank, or too little room for one: the log goes on in the next file."""
@@ -139,7 +139,7 @@ class PlainFileReader:
 
 
 class FileDigest(NamedTuple):
-    """What a file holds: where it starts, its sound records' bytes from there on, their CRC32C and number."""
+    """The content of a file: where it starts, its sound records' bytes from there on, their CRC32C and number."""
 
     base: int
     length: int
@@ -164,7 +164,7 @@ class LogDigest:
     files: tuple[FileDigest, ...]
     problems: tuple[ProblemItem, ...] = ()
     torn: ProblemItem | None = None
-    """What an unclean stop left behind the last record; the next start cuts it."""
+    """The bytes that an unclean stop left behind the last record; the next start cuts them."""
 
     @property
     def end(self) -> int:

@@ -46,7 +46,7 @@ class NumberedPuts:
         self._offsets: deque[int] = deque(maxlen=puts_remembered)  # per put: the offset of its first message
 
     def plan(self, batch: ProducerBatch, now_ms: int) -> Plan | DLedgerError:
-        """What to store of a batch, or why nothing; marks its producer as active."""
+        """The part of a batch to store, or why there is none; marks its producer as active."""
         plan = self._table.plan(batch, batch.count)
         if isinstance(plan, Plan) and plan.producer is not None:
             self._table.touch(plan.producer, now_ms)

@@ -33,7 +33,7 @@ HeadsSink = Callable[[Sequence[RecordHead]], None]
 
 @dataclass(frozen=True, slots=True)
 class PlainRecoveryReport:
-    """What recovery found and did, for the log line. Offsets are physical."""
+    """The findings and changes of recovery, for the log line. Offsets are physical."""
 
     start: int
     end: int

@@ -24,7 +24,7 @@ _CHUNK_BYTES: Final = UNIT_BYTES * (1 << 15)
 
 
 class QueueRecovery(NamedTuple):
-    """What recovery found, for one queue or combined for all.
+    """The findings of recovery, for one queue or combined for all.
 
     ``max_physical_offset``: the end of the furthest record that has a unit, -1 if none. ``replay_from``: queues were
     damaged; records from this physical offset on (-1: all) must be appended again. None: nothing is known to be

@@ -79,7 +79,7 @@ def _silent(_step: str, _done: int, _total: int) -> None: ...
 
 @dataclass(slots=True)
 class Exported:
-    """What was done. Offsets are physical."""
+    """The result of an export. Offsets are physical."""
 
     target: Path
     messages: int = 0
@@ -111,7 +111,7 @@ class Exported:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What a person decides."""
+    """The choices that are a person's."""
 
     link: bool = False
     """Old plain files are linked instead of copied."""

@@ -1,4 +1,4 @@
-"""What a stopped broker knew of topics, groups, consumer offsets and delayed delivery: its snapshot, and what the
+"""A stopped broker's topics, groups, consumer offsets and progress of delayed delivery: its snapshot, and what the
 committed log says since.
 """
 

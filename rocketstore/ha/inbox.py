@@ -1,4 +1,4 @@
-"""What arrives from a master, in pieces as large as there are.
+"""Takes in what arrives from a master, in pieces as large as there are.
 
 Every time that bytes are received, the interpreter is left to other threads, which may take milliseconds; and each
 piece that is verified has its costs. ``asyncio``'s streams give pieces of 256 KiB, copied twice.

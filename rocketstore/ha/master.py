@@ -75,7 +75,7 @@ class SlaveView:
     sent: int
     acknowledged: int
     lag_bytes: int = 0
-    """What it has not acknowledged."""
+    """The bytes that it has not acknowledged."""
     lag_ms: int = 0
     """How long ago the log was as it has acknowledged it; 0: it has all."""
 
@@ -480,7 +480,7 @@ class _Slave:
         return number
 
     async def words(self, offset: int) -> bytes:
-        """What it says in the frame at ``offset``. Raises ``HaProtocolError``."""
+        """The words in the frame at ``offset``. Raises ``HaProtocolError``."""
         found, size = FRAME.unpack(await self._reader.readexactly(FRAME.size))
         if found != offset or not 0 < size <= WORDS_BYTES_MAX:
             raise HaProtocolError(f"it sends {size} bytes at offset {found} instead of introducing itself")

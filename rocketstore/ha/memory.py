@@ -1,4 +1,4 @@
-"""What a slave knows of its master, kept for the day on which somebody asks what is lost with that master.
+"""A slave's knowledge of its master, kept for the day on which somebody asks what is lost with that master.
 
 A file in the store: the slave may be stopped or started anew when the master is gone.
 """

@@ -1,4 +1,4 @@
-"""What replication needs of a broker: its log, and who it is."""
+"""The interfaces through which replication uses a broker: its log, and its identity."""
 
 from __future__ import annotations
 

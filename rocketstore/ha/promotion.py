@@ -17,7 +17,7 @@ CONTACT_MS_MAX: Final = 600_000
 
 
 class Loss(StrEnum):
-    """What may be lost by a promotion, as it must be named to have it nevertheless."""
+    """The possible losses by a promotion, as they must be named to have it nevertheless."""
 
     TWO_MASTERS = "two-masters"
     """The old master lives, or another one does: what one of the two takes from now on is lost."""
@@ -60,7 +60,7 @@ class OtherSlave:
 
 @dataclass(frozen=True, slots=True)
 class PromotionCheck:
-    """What was looked at. ``loss``: what is at stake if it is wrong, None if it is right."""
+    """One check. ``loss``: what is at stake if it is wrong, None if it is right."""
 
     text: str
     loss: Loss | None = None

@@ -1,4 +1,4 @@
-"""What a slave has received: a stretch of the log, verified record by record before it is written or acknowledged.
+"""A stretch of the log that a slave has received, verified record by record before it is written or acknowledged.
 
 RocketMQ's slave writes what arrives as it is, half a record included, and acknowledges it. Here a part of a record
 waits in memory for the rest, so that a slave's log always ends with a whole record, and what is acknowledged can be
@@ -54,7 +54,7 @@ class ReceivedLog:
         return self.end + self._pending_bytes
 
     def feed(self, offset: int, data: bytes) -> Iterator[ReceivedStretch]:
-        """What has become whole. Raises ``DamagedStreamError``."""
+        """The records that have become whole. Raises ``DamagedStreamError``."""
         if offset != self.received:
             raise DamagedStreamError(f"the master sends offset {offset}, but {self.received} comes next")
         if self._pending:

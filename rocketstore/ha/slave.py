@@ -164,7 +164,7 @@ class HaSlave:
         self._conditions.clear(ConditionKind.NOT_REPLICATING)
 
     def received_from(self, offset: int) -> ReceivedLog:
-        """What takes the master's log from ``offset`` on; if the last connection ended within a blank, it knows."""
+        """A receiver of the master's log from ``offset`` on; it knows if the last connection ended within a blank."""
         before = self._received
         blank_left = before.blank_left if before is not None and before.end == offset else 0
         self._received = now = ReceivedLog(offset, self.log.segment_bytes, self.delay_levels, blank_left=blank_left)
@@ -173,7 +173,7 @@ class HaSlave:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _remembered(self, memory: SlaveMemory) -> MasterView:
-        """What was known when this broker last ran."""
+        """The memory of this broker's last run."""
         try:
             known = memory.read()
         except (CorruptLogError, OSError) as error:
@@ -295,13 +295,13 @@ class _Session:
             reporting.cancel()
 
     async def _pieces(self, timeout_s: float) -> list[tuple[int, bytes]]:
-        """What the master says next; may be nothing whole yet. Raises ``TimeoutError``, ``EOFError``."""
+        """The master's next frames; there may be no whole one yet. Raises ``TimeoutError``, ``EOFError``."""
         async with asyncio.timeout(timeout_s):
             await self._inbox.wait()
         return self._frames.feed(self._inbox.take())
 
     async def _flush_everything(self) -> None:
-        """What is asked for counts as acknowledged. Raises ``DiskError``."""
+        """Flush the whole log: an offset that is asked for counts as acknowledged. Raises ``DiskError``."""
         end, waited = self._log.end_offset, LoopCallback[tuple[PutMessageStatus, str]](self._slave.bridge)
         self._log.when_flushed(end, lambda status, why: waited.done((status, why)))
         status, why = await waited.future
@@ -348,7 +348,7 @@ class _Session:
         return begun
 
     async def _words(self, offset: int, timeout_s: float = GREETING_WAIT_S) -> tuple[bytes, list[tuple[int, bytes]]]:
-        """What the master says at ``offset``, and what it has sent after it. Raises ``TimeoutError``."""
+        """The master's frame at ``offset``, and those that it has sent after it. Raises ``TimeoutError``."""
         async with asyncio.timeout(timeout_s):
             while not (pieces := await self._pieces(timeout_s)):
                 pass

@@ -60,7 +60,7 @@ class SlaveSync:
         self.failure = ""
         """Why the last round took nothing over; empty if it did, or was not needed."""
         self.skipped: dict[str, str] = {}
-        """What the last round left out, by file."""
+        """The entries that the last round left out, by file."""
 
     def start(self, report: Report) -> None:
         """Begin; ``report`` is told if it ends by itself."""

@@ -1,4 +1,4 @@
-"""What a master and a slave say to each other. Pure: bytes in, bytes out.
+"""The protocol between a master and a slave. Pure: bytes in, bytes out.
 
 RocketMQ's part (4.9): the slave sends bare numbers of 8 bytes, first the offset from which it wants the log, then how
 far it has it. The master sends frames: an offset of 8 bytes, a length of 4, and so many bytes of the log from there on;

@@ -197,7 +197,7 @@ def tail_of(data: bytes, magic: int, body: int, body_bytes: int, end: int) -> tu
 
 
 def _signed(length: int, longest: int) -> int:
-    """What a length field says that was read without its sign."""
+    """The value of a length field that was read without its sign."""
     return length if length <= longest else length - 2 * (longest + 1)
 
 
@@ -211,7 +211,7 @@ def properties_of(record: bytes) -> bytes:
 
 
 class Tails(NamedTuple):
-    """What ``tail_of`` finds, for many records at once."""
+    """The results of ``tail_of`` for many records at once."""
 
     topic_begins: Ints
     topic_ends: Ints

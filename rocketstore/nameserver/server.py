@@ -106,7 +106,7 @@ class NameServer:
         return address_text(self.config.listen_host, self._port)
 
     def measure(self) -> NameServerMeasurements:
-        """What metrics show. Raises ``ShutdownError`` unless it serves."""
+        """The figures for metrics. Raises ``ShutdownError`` unless it serves."""
         with self._life_lock:
             bridge, server = self._bridge, self._server
             if bridge is None or server is None or self._stopped.is_set():

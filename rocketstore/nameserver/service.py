@@ -187,7 +187,7 @@ class NameService:
         return answer
 
     def measure(self, server: RemotingServer) -> NameServerMeasurements:
-        """What metrics show."""
+        """The figures for metrics."""
         brokers, addresses, topics, places = self._tables.sizes()
         return NameServerMeasurements(
             brokers=brokers,

@@ -120,7 +120,7 @@ class _Live:
 
 
 class _Share:
-    """What the brokers that register from one host have of the tables."""
+    """The share of the tables that the brokers of one host have."""
 
     __slots__ = ("addresses", "names", "places", "topics")
 

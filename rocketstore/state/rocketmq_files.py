@@ -72,15 +72,15 @@ _log = logging.getLogger("rocketstore")
 
 
 class FileChanges(NamedTuple):
-    """What one file says."""
+    """The content of one file."""
 
     changes: tuple[Change, ...]
     skipped: str = ""
-    """What in it cannot be taken over, for people; empty if everything can."""
+    """The part that cannot be taken over, for people; empty if everything can."""
 
 
 class Imported(NamedTuple):
-    """What several files say."""
+    """The content of several files."""
 
     changes: tuple[Change, ...] = ()
     sums: Mapping[str, str] = {}
@@ -194,7 +194,7 @@ def _joined(known: Sequence[Change], found: Mapping[str, Imported], taken: Mappi
 
 
 def once_replaced(taken: Mapping[str, str]) -> dict[str, str]:
-    """What is left of ``taken`` once our files have replaced those: their backups."""
+    """The rest of ``taken`` once our files have replaced those: their backups."""
     backups = {_backup_of(name): one for name, one in taken.items() if name in _READERS}
     return {name: one for name, one in taken.items() if name not in _READERS} | backups
 
@@ -375,7 +375,7 @@ def _consumer_offsets(content: _Content, skip: _Skip) -> Iterator[Change]:
 
 
 def _committed(group: str, offsets: Sequence[QueueOffset], skip: _Skip) -> Iterator[Change]:
-    """What can be committed of these."""
+    """Those of these offsets that can be committed."""
     try:
         change = CommitOffsets(group, tuple(offsets))
     except InvalidRequestError as error:

@@ -1,4 +1,4 @@
-"""What RocketMQ 5 keeps in a store that nothing here reads, so that messages would be missing without a word.
+"""Parts of RocketMQ 5's store that nothing here reads, so that messages would be missing without a word.
 
 Two kinds of messages are in its log without a place in an ordinary queue. Those with a time of delivery of their own
 wait in the topic ``rmq_sys_wheel_timer``, and ``timerwheel`` says when they are due. Those of topics of the queue type
@@ -40,7 +40,7 @@ _OTHERS: Final = {
 
 
 def unserved(root: Path, timer_end: int, with_batches: Collection[str] = ()) -> list[str]:
-    """What a broker on this directory does not serve, in sentences. Raises ``OSError``.
+    """The messages that a broker on this directory does not serve, in sentences. Raises ``OSError``.
 
     ``timer_end``: the next offset of ``TIMER_TOPIC``, queue 0; ``with_batches``: topics with such records in the log.
     """

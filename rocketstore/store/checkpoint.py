@@ -49,7 +49,7 @@ _SLACK_MS: Final = 3000
 
 @dataclass(frozen=True, slots=True)
 class StoreCheckpoint:
-    """What is known to be durable. Times are ms since 1970; ``UNKNOWN`` in a field that only this store writes."""
+    """How far files are durable. Times are ms since 1970; ``UNKNOWN`` in a field that only this store writes."""
 
     physic_ms: int = 0
     logics_ms: int = 0

@@ -630,7 +630,7 @@ class MessageStore:
         return -1 if unit is None else unit.offset
 
     def unit(self, topic: str, queue_id: int, offset: int) -> QueueUnit | None:
-        """What a queue says of a message; None if it is not there. Raises ``CorruptLogError``, ``DiskError``."""
+        """A message's unit in its queue; None if it is not there. Raises ``CorruptLogError``, ``DiskError``."""
         return self._reader.unit(topic, queue_id, offset)
 
     def request_clean(self) -> None:

@@ -55,7 +55,7 @@ class SealedLog:
 def take_over(
     config: MessageStoreConfig, layout: Layout, segment_bytes: int, *, clock: Clock, fs: FileSystem | None = None
 ) -> SealedLog | None:
-    """What the group's log in ``layout``, of segments of ``segment_bytes``, continues; None if there is nothing.
+    """The log that the group's log in ``layout``, of segments of ``segment_bytes``, continues; None if there is none.
 
     Raises ``ConfigError``, ``DirectoryLockedError``, ``CorruptLogError``, ``DiskError``.
     """

@@ -1,4 +1,4 @@
-"""What the future members of a group must agree on besides their logs, and what of their state differs."""
+"""Finds differences of a group's future members besides their logs: in settings, and in topics, groups and offsets."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _text(value: object) -> str:
 
 
 def state_differences(member: OldMember, reference: OldMember) -> list[str]:
-    """What ``member``'s topics, groups and offsets lack that ``reference`` has, and the other way round.
+    """Differences of ``member``'s topics, groups and offsets from ``reference``'s, in both directions.
 
     One sentence for each file. Raises ``OSError``.
     """
@@ -98,7 +98,7 @@ def _of_change(change: Change) -> list[tuple[str, object]]:
 
 
 def _apart(ours: _Entries, theirs: _Entries, reference: str) -> str:
-    """What distinguishes two files; empty if nothing does."""
+    """The difference of two files; empty if there is none."""
     behind: list[str] = []
     ahead: list[str] = []
     other: list[str] = []

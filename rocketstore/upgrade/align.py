@@ -39,7 +39,7 @@ from rocketstore.upgrade.members import BELONGING, DISCARDED, OldMember
 Advance = Callable[[int], None]
 
 _OWN: Final = (EPOCH_FILE, MEMORY_FILE)
-"""What is about one broker only."""
+"""The files of one broker only."""
 _SPARE_BYTES: Final = 64 * MIB
 """How much must be left on a disk."""
 _CHUNK_BYTES: Final = 8 * MIB
@@ -47,7 +47,7 @@ _CHUNK_BYTES: Final = 8 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """What is to be done for one member: copy what the master has from ``begin`` on."""
+    """The step for one member: to copy what the master has from ``begin`` on."""
 
     member: OldMember
     log: OldLog
@@ -57,7 +57,7 @@ class Alignment:
     whole: bool
     """Everything is copied, derived files and state included."""
     gives_up: bool
-    """What the member has is renamed first."""
+    """Whether the member's files are renamed first."""
     older: OldLog | None = None
     """Whose files before ``older_end`` are copied, too, because neither the member nor the master has them any more."""
     older_end: int = 0
@@ -91,7 +91,7 @@ class Alignment:
 def plan(
     members: Sequence[OldMember], compared: Sequence[Compared], reference: OldLog, give_up: Collection[str]
 ) -> tuple[list[Alignment], list[str]]:
-    """What must be done to make all members equal, and why it cannot be for some. ``give_up``: names of members."""
+    """The steps that make all members equal, and why there is none for some. ``give_up``: names of members."""
     steps, refused = [], []
     fit = [one.log for one in compared if one.standing in FITTING and one.log.name not in give_up]
     for member, one in zip(members, compared, strict=True):

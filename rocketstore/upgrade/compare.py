@@ -55,7 +55,7 @@ class OldLog:
 
 
 class RecordAt(NamedTuple):
-    """What a log has at an offset: a message, or ``what`` else."""
+    """A log's content at an offset: a message, or ``what`` else."""
 
     what: str
     topic: str = ""
@@ -206,7 +206,7 @@ def _file_of(log: OldLog, offset: int) -> Path:
 
 
 def record_at(files: PlainFiles, offset: int) -> RecordAt:
-    """What a log has at ``offset``. Raises ``OSError``."""
+    """A log's content at ``offset``. Raises ``OSError``."""
     base = offset - offset % files.segment_bytes
     path = files.paths.get(base)
     if path is None:
@@ -236,7 +236,7 @@ def record_at(files: PlainFiles, offset: int) -> RecordAt:
 
 
 def _missing(shorter: LogDigest, longer: LogDigest, count: Callable[[FileDigest], int]) -> int:
-    """What the longer log has behind the end of the shorter one, file by file."""
+    """The part of the longer log behind the end of the shorter one, file by file."""
     last = shorter.files[-1] if shorter.files else None
     begin = shorter.min_offset if last is None else last.base
     there = sum(count(one) for one in longer.files if one.base >= begin)

@@ -23,7 +23,7 @@ from rocketstore.store.directory import ABORT_FILE
 
 COMMIT_LOG: Final = "commitlog"
 BELONGING: Final = ("consumequeue", "index", "index-sums", "config", CHECKPOINT_FILE)
-"""What belongs to a log, besides its files."""
+"""Files that belong to a log, besides its own."""
 DISCARDED: Final = ".discarded-"
 _MARKS: Final = (LOCK_FILE, ABORT_FILE)
 

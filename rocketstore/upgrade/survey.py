@@ -1,4 +1,4 @@
-"""What a stopped broker's directory holds, and what of it will be there once it is opened here.
+"""The content of a stopped broker's directory, and how much of it will be there once it is opened here.
 
 The directory may be RocketMQ's or ours, of a plain broker or of a group's member. Everything is read, nothing changed.
 """
@@ -48,7 +48,7 @@ _UNKNOWN_PARTS: Final = {
 
 @dataclass(slots=True)
 class TopicSurvey:
-    """What the log has of one topic. Times in ms since 1970."""
+    """The messages of one topic in the log. Times in ms since 1970."""
 
     name: str
     messages: int = 0
@@ -91,9 +91,9 @@ class Survey:
     timer_end: int = 0
     """The next offset of RocketMQ 5's topic of messages with a time of their own."""
     settings: list[str] = field(default_factory=list)
-    """What the conf file says that has no effect here."""
+    """Settings of the conf file that have no effect here."""
     refused: list[str] = field(default_factory=list)
-    """What the conf file says that keeps a broker from starting here."""
+    """Settings of the conf file that keep a broker from starting here."""
 
     @property
     def messages(self) -> int:
@@ -135,7 +135,7 @@ def _is_written(data: Path) -> bool:
 
 
 class _Counts:
-    """What the records say, in log order."""
+    """Gathers the content of the records, in log order."""
 
     def __init__(self, found: Survey, changes: Sequence[Change]) -> None:
         self._found = found
@@ -244,7 +244,7 @@ def _is_end(error: CorruptLogError, segments: dict[int, Path]) -> bool:
 
 
 def _read_state(config_dir: Path, found: Survey) -> list[Change]:
-    """What RocketMQ's files say; counts groups and offsets."""
+    """The changes in RocketMQ's files; counts groups and offsets."""
     changes: list[Change] = []
     for name in STATE_FILES:
         for path in (config_dir / name, config_dir / f"{name}.bak"):
@@ -311,7 +311,7 @@ def _read_conf(conf_file: Path, root: Path, found: Survey) -> list[Path]:
 
 
 def _say(found: Survey, root: Path, nodes: Sequence[Path]) -> None:
-    """What is true of any such directory."""
+    """Add the warnings that hold for any such directory."""
     found.batches |= topics_of_batches(root)
     unknown = unserved(root, found.timer_end, found.batches)
     without = HIDDEN_TOPICS | found.batches | {TIMER_TOPIC}

@@ -271,7 +271,7 @@ class _Derived:
 
 
 def _bounds(store: MessageStoreConfig, found: VerifiedBroker) -> Bounds:
-    """What the broker has dispatched according to its files. Verifies its small files."""
+    """How far the broker has dispatched according to its files. Verifies its small files."""
     root = found.root
     checkpoint = root / CHECKPOINT_FILE
     if checkpoint.exists() and not is_intact(read_checkpoint_file(checkpoint)):

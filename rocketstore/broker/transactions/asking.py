@@ -29,7 +29,7 @@ _LOG: Final = logging.getLogger("rocketstore")
 
 
 class _Question(NamedTuple):
-    """What to ask, and where the message was sent from."""
+    """A check to send, and the host that the message was sent from."""
 
     check: HalfCheck
     born: HostAddress

@@ -1,4 +1,4 @@
-"""What happens to a message that begins a transaction before the store sees it, whichever protocol it came by."""
+"""Makes half messages of messages that begin a transaction, before the store sees them, whatever their protocol."""
 
 from __future__ import annotations
 

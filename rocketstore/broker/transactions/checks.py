@@ -29,7 +29,7 @@ _log = logging.getLogger("rocketstore")
 
 
 class Check(NamedTuple):
-    """What to ask about: the half message's places, its producer group, and how often that was asked, with this."""
+    """A check of a half message: its places, its producer group, and how often that was asked, with this."""
 
     queue_offset: int
     offset: int

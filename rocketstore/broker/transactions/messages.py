@@ -87,7 +87,7 @@ def op_target(op: Message) -> int:
 
 
 def check_record(record: bytes, times: int) -> bytes:
-    """What a producer is asked about: the half message with its real queue, as RocketMQ's broker sends it.
+    """The half message of a check, with its real queue, as RocketMQ's broker sends it.
 
     Raises ``CorruptRecordError``.
     """
@@ -104,13 +104,13 @@ def check_record(record: bytes, times: int) -> bytes:
 
 
 def given_up(record: bytes, times: int, host: HostAddress) -> Message:
-    """What remains of a half message about which no producer says anything. Raises ``CorruptRecordError``."""
+    """The message that keeps a half message about which no producer says anything. Raises ``CorruptRecordError``."""
     half = decode_record(record)
     return _again(half, CHECKED_TOO_OFTEN_TOPIC, times, host)
 
 
 def resumed(record: bytes, host: HostAddress) -> Message:
-    """What was given up, as a half message again. Raises ``CorruptRecordError``: it is no such message."""
+    """A given up message as a half message again. Raises ``CorruptRecordError``: it is no such message."""
     message = decode_record(record)
     _real_queue(message)
     return _again(message, HALF_TOPIC, 0, host)

@@ -94,7 +94,7 @@ def holds_end(store: MessageStore, half: Half, begin: int, end: int, check: Call
 
 
 def read_rounds(store: MessageStore) -> Rounds:
-    """What the last master has stored about its checks."""
+    """The rounds of checks that the last master has stored."""
     end = store.max_offset(TRANSACTION_CHECKS_TOPIC, 0)
     if end:
         for message in _messages(store, TRANSACTION_CHECKS_TOPIC, end - 1, end, lambda: None):
@@ -141,7 +141,7 @@ def _decoded(record: bytes) -> Message | None:
 
 
 def _scanned(store: MessageStore, at: int, end: int, check: Callable[[], None]) -> Iterator[Sequence[RecordHead]]:
-    """What the log holds between these positions."""
+    """Read the log between these positions."""
     at = max(at, store.log.min_offset)
     began, told = at, at
     while at < end:

@@ -61,7 +61,7 @@ class Rounds:
 
 
 def decode_rounds(body: bytes) -> Rounds:
-    """What a broker has stored; nothing if this version cannot read it."""
+    """The rounds that a broker has stored; none if this version cannot read them."""
     try:
         found = json.loads(body)
         version, scanned = found["version"], found["scanned"]

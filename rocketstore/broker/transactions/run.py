@@ -76,7 +76,7 @@ class NotReadyError(Refusal):
 
 
 class _Result(NamedTuple):
-    """What became of an end that was given to the log: if it is there, then between ``begin`` and ``end``."""
+    """The result of putting an end into the log: if it is there, then between ``begin`` and ``end``."""
 
     half: Half
     outcome: Outcome
@@ -389,7 +389,7 @@ class Run:
             return -1
 
     def _take_results(self) -> None:
-        """What was refused is open again; what is unknown, the log will show, or not."""
+        """Open refused transactions again; the log will show whether those of unknown outcome have ended."""
         while self._results:
             found = self._results.popleft()
             with self._lock:

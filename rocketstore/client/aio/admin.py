@@ -149,7 +149,7 @@ class Admin:
         return await self._named("", self._deadline())
 
     async def status(self, address: str) -> BrokerStatus:
-        """What one broker says of itself (GET_BROKER_RUNTIME_INFO)."""
+        """The runtime information of one broker (GET_BROKER_RUNTIME_INFO)."""
         return await self._status(address, self._deadline())
 
     async def statuses(self) -> dict[str, BrokerStatus | ClientError]:
@@ -177,7 +177,7 @@ class Admin:
     async def read_at(
         self, address: str, topic: str, queue_id: int, offset: int, *, max_messages: int = 1000
     ) -> QueuePart:
-        """What one broker holds of a queue from ``offset`` on, whatever its role: to compare copies.
+        """The part of a queue at one broker from ``offset`` on, whatever its role: to compare copies.
 
         Waits until it knows what is committed. Raises ``NotFoundError`` for a topic that it does not know.
         """
@@ -682,7 +682,7 @@ class Admin:
         *,
         oldest_first: bool,
     ) -> QueueSpan:
-        """What is left to be seen of a queue."""
+        """The messages of a queue that are still to come."""
         low, high = there.min_offset, there.max_offset
         since_ms, before_ms = stored
         if since_ms and low < high:

@@ -1,4 +1,4 @@
-"""What ``Admin`` takes and returns."""
+"""The records that ``Admin`` takes and returns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rocketstore.types import ConsumeFromWhere, MessageModel
 
 @dataclass(frozen=True, slots=True)
 class BrokerStatus:
-    """What a broker says of itself; ``table`` is the whole of it, by RocketMQ's names."""
+    """A broker's runtime information; ``table`` is the whole of it, by RocketMQ's names."""
 
     address: str
     runtime: RuntimeInfo

@@ -54,7 +54,7 @@ class InFlight:
         self.next = max(self.next, offset)
 
     def settle(self, first: int) -> None:
-        """What was handed out at this offset is done. Idempotent."""
+        """The message that was handed out at this offset is done. Idempotent."""
         self.size -= self._in_use.pop(first, 0)
 
 

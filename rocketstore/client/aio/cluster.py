@@ -1,4 +1,4 @@
-"""What every client has: connections, routes, a clock for each call, and the rules by which a request is repeated.
+"""The common part of all clients: connections, routes, a clock for each call, and the rules for repeating a request.
 
 ``Cluster`` belongs to the event loop it is first used on. A client is given the addresses of a group's brokers, or of
 name servers: everything else is the same for both.

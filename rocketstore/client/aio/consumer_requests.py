@@ -1,4 +1,4 @@
-"""What brokers ask of a consumer: that members have changed, to reset offsets, how it is getting on."""
+"""Brokers' requests to a consumer: that members have changed, to reset offsets, for its progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits at a broker's delay levels: a level's queue in ``SCHEDULE_TOPIC`` is its number less 1."""
+"""The messages that wait at a broker's delay levels: a level's queue in ``SCHEDULE_TOPIC`` is its number less 1."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ LEARNT_MAX: Final = 32
 
 @record(frozen=True, slots=True)
 class _Answer:
-    """What was said at an address over one connection: the address that the broker there tells, or nothing."""
+    """The answer at an address over one connection: the address that the broker there tells, or nothing."""
 
     told: str
     connection: int

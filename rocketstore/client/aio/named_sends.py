@@ -206,7 +206,7 @@ class NamedSends:
             self._give_up(behind(failure))
 
     def _give_up(self, failure: ClientError) -> None:
-        """What waits has numbers behind one that is missing."""
+        """Fail the messages that wait behind a missing number."""
         messages = list(self._added)
         self._added.clear()
         if messages:

@@ -39,7 +39,7 @@ class Page(NamedTuple):
 
 
 class Budget:
-    """What may still be pulled for a page."""
+    """The bytes and the empty pulls that a page may still take."""
 
     def __init__(self) -> None:
         self.bytes_left = PULLED_BYTES_MAX
@@ -157,7 +157,7 @@ async def read_page(spans: Sequence[QueueSpan], pull: Pull, count: int) -> Page:
 def span_of(
     queue: MessageQueue, low: int, high: int, ends: Mapping[MessageQueue, int], *, oldest_first: bool
 ) -> QueueSpan:
-    """What is left of a queue after a page with these ``ends``; all of it without any.
+    """The rest of a queue after a page with these ``ends``; all of it without any.
 
     A queue that was made after that page has nothing that is older.
     """

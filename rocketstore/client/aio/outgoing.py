@@ -46,9 +46,9 @@ CREATED_QUEUES: Final = 4
 NO_GROUP: Final = "DEFAULT_PRODUCER"
 """The producer group of those that have none; requests must name one."""
 MESSAGE_OVERHEAD_BYTES: Final = 320
-"""What a message takes here, and in a request, besides its body and its properties."""
+"""The bytes of a message here, and in a request, besides its body and its properties."""
 _UNIQUE_KEY_BYTES: Final = 1 + len(PROPERTY_UNIQUE_KEY) + 1 + 32
-"""What the property with the message's id takes."""
+"""The bytes of the property with the message's id."""
 _IN_TRANSACTIONS: Final = "use Producer.transaction"
 _BY_BROKERS: Final = "brokers set it"
 INSTEAD: Final = {
@@ -109,7 +109,7 @@ class OutgoingMessage:
         self.message = message
         self.properties = properties
         self.size = size
-        """What it takes here, and in a request."""
+        """Its bytes here, and in a request."""
 
     @property
     def is_free(self) -> bool:

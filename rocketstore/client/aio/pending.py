@@ -16,7 +16,7 @@ from rocketstore.client.aio.results import SendResult
 
 @record(frozen=True, slots=True)
 class PipelineLimits:
-    """What a producer may keep, and send at once."""
+    """The limits of a producer's messages that are pending, and of its requests."""
 
     pending_bytes_max: int = 32 * 1024 * 1024
     pending_messages_max: int = 65_536
@@ -109,7 +109,7 @@ class PendingMessages:
         self.settle(messages, [one.doubtful or error for one in messages])
 
     def fail_all(self, error: ClientError) -> None:
-        """Whatever is left fails."""
+        """Fail all that are left."""
         self.fail(tuple(self._messages), error)
 
     def drop(self, messages: Sequence[OutgoingMessage]) -> None:

@@ -49,7 +49,7 @@ class _Replaced:
         self.why = why
         self.messages: list[OutgoingMessage] = []
         self.under_way: set[OutgoingMessage] = set()
-        """What may have to be placed again, too: in front of what has come later."""
+        """Messages under way that may have to be placed again, too: in front of those that have come later."""
         self.is_settled = asyncio.Event()
 
     def settle(self, messages: Iterable[OutgoingMessage]) -> None:

@@ -44,7 +44,7 @@ _REFUSED: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class ProducerOptions:
-    """What is rarely changed.
+    """Options that are rarely changed.
 
     ``allow_duplicates``: send a message again although it may be stored, as RocketMQ's own producers do; otherwise it
     fails with ``outcome="unknown"``, and the caller decides. ``check_workers``: how many transactions ``check`` is

@@ -104,7 +104,7 @@ class _BeyondEnd(Exception):  # noqa: N818  # it is no error, but a finding
 
 
 class _Shown(NamedTuple):
-    """What a master answers about one place: the message there or the next one, if any."""
+    """A master's answer about one place: the message there or the next one, if any."""
 
     header: PullAnswer
     message: ConsumedMessage | None

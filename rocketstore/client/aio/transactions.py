@@ -73,7 +73,7 @@ class Transaction:
         self._half: SendResult | None = None
         self._result: TransactionResult | None = None
         self.state: TransactionState | None = None
-        """What the end of the block does; None: commit it, unless the block raises."""
+        """The action at the end of the block; None: commit it, unless the block raises."""
 
     @property
     def id(self) -> str:
@@ -93,7 +93,7 @@ class Transaction:
 
     @property
     def result(self) -> TransactionResult:
-        """What became of it; after the block."""
+        """Its outcome; after the block."""
         assert self._result is not None, "the transaction has not ended: look after the block"
         return self._result
 

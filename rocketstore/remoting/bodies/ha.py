@@ -1,4 +1,4 @@
-"""What a plain broker says of classic replication in its answer to GET_BROKER_RUNTIME_INFO: ``ha…`` values."""
+"""The values of classic replication in a plain broker's answer to GET_BROKER_RUNTIME_INFO: ``ha…``."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class HaFacts:
 
     @classmethod
     def of(cls, table: Mapping[str, str]) -> HaFacts | None:
-        """What such an answer says; None for a broker that says nothing of it. What is malformed counts as not said."""
+        """The facts in such an answer; None for a broker without any. Malformed values count as missing."""
         role = table.get(_ROLE)
         if role not in (_MASTER, _SLAVE):
             return None
@@ -146,7 +146,7 @@ class HaConnectionInfo(Body):
 
 @record(frozen=True, slots=True)
 class HaClientInfo(Body):
-    """What RocketMQ 5's slave tells of itself."""
+    """The status of a slave, as RocketMQ 5 tells it."""
 
     master_addr: str = ""
     transferred_byte_in_second: Int64 = 0

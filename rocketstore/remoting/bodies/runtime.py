@@ -1,4 +1,4 @@
-"""What a running broker says of itself in its answer to GET_BROKER_RUNTIME_INFO, ours or RocketMQ's own."""
+"""A running broker's answer to GET_BROKER_RUNTIME_INFO, ours or RocketMQ's own."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def own_table(
     *,
     leader: str = "",
 ) -> dict[str, str]:
-    """What our brokers add to RocketMQ's table. Members are written as in ``dLegerPeers``."""
+    """The entries that our brokers add to RocketMQ's table. Members are written as in ``dLegerPeers``."""
     problems = [[one.kind, one.subject, one.since_ms, one.message] for one in conditions]
     found = {_RELEASE: release, _NODE: node, _CONDITIONS: dumps_plain(problems).decode()}
     if role:
