@@ -1,4 +1,4 @@
-"""Strict decoding of single fields of protobuf messages, for the codecs of members and of clients."""
+"""Single fields of protobuf messages, strictly decoded, for the codecs of members and of clients."""
 
 from __future__ import annotations
 
@@ -38,3 +38,13 @@ def name(value: str, field: str) -> str:
     if len(value) > NAME_BYTES_MAX:
         raise InvalidRequestError(f"{field} has {len(value)} characters; at most {NAME_BYTES_MAX} are allowed")
     return value
+
+
+def varint(value: int) -> bytes:
+    """The bytes of a base-128 number, such as a field's length."""
+    digits = bytearray()
+    while value >= 0x80:
+        digits.append(value & 0x7F | 0x80)
+        value >>= 7
+    digits.append(value)
+    return bytes(digits)

@@ -12,7 +12,7 @@ from typing import Final
 from dledger.errors import DLedgerError, InvalidRequestError
 from dledger.pb import client_pb2 as pb
 from dledger.rpc.clients.codec import SUCCESS, raise_failure, status_of
-from dledger.rpc.fields import index, parse
+from dledger.rpc.fields import index, parse, varint
 from dledger.types import BlockDigest, LogChunk, LogIndex, LogPlace, LogRange, Position
 from dledger.values import MIB
 
@@ -113,7 +113,7 @@ def encode_chunk(outcome: LogChunk | DLedgerError) -> bytes:
         begin_index=outcome.begin_index,
         segment_base=outcome.segment_base,
     ).SerializeToString()
-    return b"".join((head, _DATA_TAG, _varint(len(outcome.data)), outcome.data))
+    return b"".join((head, _DATA_TAG, varint(len(outcome.data)), outcome.data))
 
 
 def decode_chunk(data: bytes) -> LogChunk:
@@ -129,15 +129,6 @@ def decode_chunk(data: bytes) -> LogChunk:
         committed_index=LogIndex(wire.committed_index),
         begin_index=LogIndex(wire.begin_index),
     )
-
-
-def _varint(number: int) -> bytes:
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
 
 
 # --- Locate ---------------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from dledger.errors import InvalidRequestError, InvariantError, ResponseCode
 from dledger.pb import raft_pb2 as pb
 from dledger.prehistory import DIGESTS_MAX, Prehistory
 from dledger.records import record
-from dledger.rpc.fields import NUMBER_LIMIT, index, name, parse
+from dledger.rpc.fields import NUMBER_LIMIT, index, name, parse, varint
 from dledger.types import (
     NO_ENTRY,
     Boundary,
@@ -108,17 +108,7 @@ def encode_pieces(message: Message) -> tuple[bytes, ...]:
     if not isinstance(message, PushAppend):
         return (serialized,)
     run = message.run.data
-    return serialized, _RUN_TAG + _varint(len(run)), run
-
-
-def _varint(value: int) -> bytes:
-    """A protobuf base-128 number."""
-    digits = bytearray()
-    while value >= 0x80:
-        digits.append(value & 0x7F | 0x80)
-        value >>= 7
-    digits.append(value)
-    return bytes(digits)
+    return serialized, _RUN_TAG + varint(len(run)), run
 
 
 def _to_proto(message: Message) -> ProtoMessage:
