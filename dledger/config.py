@@ -482,7 +482,7 @@ def grpc_port_of(configured: int | None, client_port: int) -> int | None:
 def grpc_port_problems(
     port: int | None, configured: int | None, client_port: str, taken: Mapping[int, str]
 ) -> list[str]:
-    """What is wrong with the port of gRPC. ``client_port``: what that port is called, by whom others are ``taken``."""
+    """Problems of the port of gRPC. ``client_port``: the name of that port; ``taken``: by whom others are."""
     advice = "set grpc_server_port to another one, or to 0 for none"
     how = f"grpc_server_port={port}" if configured is not None else f"grpc_server_port={port} ({client_port} + 2)"
     if port and PORT_MAX < port <= PORT_MAX + GRPC_PORT_OFFSET and configured is None:

@@ -151,7 +151,7 @@ def _written(contexts: Contexts) -> bytes:
 
 
 class _Change:
-    """What the contexts are, and shall be."""
+    """The contexts as they are, and as they shall be."""
 
     def __init__(self, contexts: Contexts) -> None:
         self.contexts = contexts

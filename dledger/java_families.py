@@ -20,7 +20,7 @@ class Idleness(StrEnum):
 
 
 class Risk(StrEnum):
-    """What a setting that changes nothing leaves undone."""
+    """The subject of a setting that changes nothing."""
 
     SECURITY = "security"
     DURABILITY = "durability"

@@ -14,7 +14,7 @@ from typing import Annotated, Final, get_type_hints
 
 
 class Unit(StrEnum):
-    """What a field counts, which determines how its text is read and its value shown."""
+    """The unit of a field, which determines how its text is read and its value shown."""
 
     BYTES = "bytes"
     MS = "ms"
@@ -75,7 +75,7 @@ class FieldLimits:
     unit: Unit | None = None
 
     def complaint(self, value: object) -> str:
-        """What is wrong with a value; empty if nothing is."""
+        """The problem with a value; empty if there is none."""
         if self.range is None or value is None:
             return ""
         given = value if isinstance(value, tuple) else (value,)

@@ -1,4 +1,4 @@
-"""What lies before a log that continues an older one: the older log's files, on which the members must agree.
+"""The prehistory of a log that continues an older one: the older log's files, on which the members must agree.
 
 Raft replicates only what is appended from now on. Members whose older files differ would serve different messages under
 the same offsets, so they must not talk to each other at all, not even vote: the handshake compares both sides'
@@ -64,7 +64,7 @@ def _of_one(one: Prehistory | None, without: str, having: str) -> str:
 
 
 def _lacking(one: Prehistory, other: Prehistory, name: str, other_name: str) -> str:
-    """What ``one`` never had and ``other`` still has."""
+    """The files that ``one`` never had and ``other`` still has, as a sentence."""
     if one.begin <= other.kept_from or other.kept_from >= other.end:
         return ""
     return (

@@ -1,4 +1,4 @@
-"""What retention removes from a node's log: expired entries that neither followers, producers nor the application
+"""Removes entries from a node's log: expired ones that neither followers, producers nor the application
 need.
 """
 

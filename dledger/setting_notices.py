@@ -1,4 +1,4 @@
-"""What people are told about settings that were read and change nothing: alarms first, then a line per subject."""
+"""Notices about settings that were read and change nothing: alarms first, then a line per subject."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def _file_layer(vocabulary: Vocabulary, file: Path | None, problems: list[str]) 
 
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
-"""What looks like a setting's name, and may be quoted."""
+"""Texts that look like a setting's name, and may be quoted."""
 _SERVICE_LINK = re.compile(r"(.*_)?SERVICE_(HOST|PORT(_\w+)?)|(.*_)?PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?")
 """Variables that Kubernetes sets in every container for a service called ``dledger…``; not ours."""
 

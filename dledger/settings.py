@@ -232,7 +232,7 @@ def _disk(chosen: Mapping[str, Chosen]) -> dict[str, object]:
 
 
 def _covered(chosen: Mapping[str, Chosen]) -> list[str]:
-    """What to say of a check ratio in RocketMQ's spelling that cleaning by force comes before."""
+    """A notice about a check ratio in RocketMQ's spelling that cleaning by force comes before."""
     check = chosen.get("disk_check_ratio")
     if check is None or check.given.name != "diskMaxUsedSpaceRatio" or not isinstance(check.value, float):
         return []
@@ -244,7 +244,7 @@ def _covered(chosen: Mapping[str, Chosen]) -> list[str]:
 
 
 def _unforced(chosen: Mapping[str, Chosen]) -> list[str]:
-    """What to say of a ratio in DLedger's spelling above which DLedger, but not this node, removes unexpired files."""
+    """A notice about a ratio in DLedger's spelling above which DLedger, but not this node, removes unexpired files."""
     one = chosen.get("disk_clean_ratio")
     if one is None or one.given.name != "diskSpaceRatioToForceClean" or "force_clean" in chosen:
         return []

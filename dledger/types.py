@@ -298,7 +298,7 @@ _WITH_STANDING: Final = (Standing.VOTER, Standing.FOUNDER)
 
 @record(frozen=True, slots=True)
 class HardState:
-    """What must be durable before a node sends messages: its term, its vote in that term, and its standing.
+    """The state that must be durable before a node sends messages: its term, its vote in that term, and its standing.
 
     ``doubt`` tells people why it is ``DOUBTFUL``. ``fenced``: its history is not the group's, for the reason in
     ``doubt``, and nothing that it holds may be believed. ``lost``: it is ``BLANK`` because flushed entries were set
@@ -331,7 +331,7 @@ class HardState:
 
 
 class TlsServerMode(StrEnum):
-    """What remoting clients may use: plaintext, both, or TLS."""
+    """The transports of remoting clients: plaintext, both, or TLS."""
 
     DISABLED = "disabled"
     PERMISSIVE = "permissive"

@@ -115,7 +115,7 @@ def plain_host(host: str) -> str:
 
 
 def counted_host(host: str) -> str:
-    """What limits per host count this host as: an IPv6 address as its /64, of which one machine may use every address.
+    """The name of this host for limits per host: of an IPv6 address its /64, all of which one machine may use.
 
     Anything else is its own name: an IPv4 address, or what stands in the place of one.
     """

@@ -42,7 +42,7 @@ class SessionsFullError(PendingFullError):
 
 
 class ResourceKind(StrEnum):
-    """What permissions are granted on."""
+    """The kinds of resources that permissions are granted on."""
 
     TOPIC = "topic"
     GROUP = "group"
@@ -294,7 +294,7 @@ def quota_at(host: str, peer: str, quotas: Quotas) -> Quota:
 
 
 def names_at(host: str, peer: str) -> tuple[str, str, str]:
-    """What ``Quotas.of`` wants to know of it."""
+    """The arguments of ``Quotas.of``."""
     host = counted_host(host)
     return f"@{host}", host, peer
 

@@ -53,7 +53,7 @@ class Limits:
 
 
 class Quota:
-    """What one connection, one owner or all together occupy; lives on the loop."""
+    """The entries and bytes that one connection, one owner or all together occupy; lives on the loop."""
 
     __slots__ = (
         "_bytes_soft",
@@ -237,7 +237,7 @@ class Quota:
         return f"{self.most} ({', '.join(filter(None, settings))})".removesuffix(" ()")
 
     def _room(self, number_max: int, *, little: bool) -> int:
-        """What may be filled here of a total ``number_max``; ``little``: for a connection that has little."""
+        """The part of a total ``number_max`` that may be filled here; ``little``: for a connection that has little."""
         share = max(1, number_max * self.percent // 100)
         return share if little or self._is_connection else share - share // _KEPT_PART
 

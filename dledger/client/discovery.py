@@ -83,7 +83,7 @@ def most_telling(failures: Iterable[DLedgerError]) -> DLedgerError:
 
 
 def nobody_answers(failures: Iterable[DLedgerError]) -> DLedgerError:
-    """What to report if no server answered: the most telling failure; if all are silent, what is known of each."""
+    """The error to report if no server answered: the most telling failure; if all are silent, one that names each."""
     found = list(failures)
     telling = most_telling(found)
     if len(found) == 1 or not isinstance(telling, _SILENCE):

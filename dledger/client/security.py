@@ -15,7 +15,7 @@ NOT_SIGNED_FOR: Final = (
     "was not given to this client, and without TLS gets no signature, which whoever answers there could use for ever: "
     "give this address, too, or use TLS"
 )
-"""What is the matter with an address outside ``signed_for``."""
+"""The problem of an address outside ``signed_for``."""
 
 
 @dataclass(frozen=True, slots=True)

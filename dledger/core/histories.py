@@ -57,12 +57,12 @@ def _holds(state: MemberState, entry: CommittedEntry) -> bool | None:
 
 
 def memory_of(state: MemberState, peer: NodeId) -> EntryId:
-    """What to report to a peer as held by it: nothing until histories were compared, since it may be another one's."""
+    """The entry to report to a peer as held by it: none before histories are compared, since it may be another's."""
     return state.remembered.get(peer, NO_ENTRY) if state.agrees.get(peer) else NO_ENTRY
 
 
 def least_of(state: MemberState, peer: NodeId) -> EntryId:
-    """What a peer must hold for its vote to count; nothing if its history is known to differ.
+    """The entry that a peer must hold for its vote to count; none if its history is known to differ.
 
     Also before histories were compared, as after every start of this member: all it costs the peer is this vote.
     """

@@ -107,7 +107,7 @@ class KnownProducer:
 
 @record(frozen=True, slots=True)
 class Plan:
-    """What to do with a batch: the first ``stored`` of its entries are in the log, up to ``stored_index``."""
+    """The plan for a batch: the first ``stored`` of its entries are in the log, up to ``stored_index``."""
 
     producer: KnownProducer | None
     """None: it must be registered first."""
@@ -139,7 +139,7 @@ class ProducerTable:
     # -- what a batch means --------------------------------------------------------------------------------------
 
     def plan(self, batch: ProducerBatch, count: int) -> Plan | DLedgerError:
-        """What to append of a batch of ``count`` entries, or why nothing. Changes nothing."""
+        """The part of a batch of ``count`` entries to append, or why there is none. Changes nothing."""
         producer = self._by_name.get(batch.producer)
         sequence = batch.sequence
         if producer is None:

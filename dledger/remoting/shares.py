@@ -9,7 +9,7 @@ KEPT_PART: Final = 8
 
 
 class HostShares:
-    """What all have together, at most ``most``, and each host, at most ``host_most``.
+    """Counts the shares of hosts in a total: all together have at most ``most``, each host at most ``host_most``.
 
     A host is a name of ``dledger.access.addresses.counted_host``.
     """
@@ -30,7 +30,7 @@ class HostShares:
             self._by_host.pop(host, None)
 
     def of(self, host: str) -> int:
-        """What this host has."""
+        """The share of this host."""
         return self._by_host.get(host, 0)
 
     @property

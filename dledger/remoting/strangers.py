@@ -1,4 +1,4 @@
-"""What clients of other protocols are told at a remoting port, in their own words: it is the wrong port for them.
+"""Answers to clients of other protocols at a remoting port, in their own words: it is the wrong port for them.
 
 Pure. gRPC's clients try again at once, and say nothing, if a connection merely ends; so their first call is answered
 (HTTP/2, RFC 9113; its headers, RFC 7541).

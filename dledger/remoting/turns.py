@@ -19,7 +19,7 @@ STARTS_MAX: Final = 64
 """Maximum starts in a turn, for those that turn out to take longer than the ones before."""
 _COST_S_MIN: Final = TURN_S / STARTS_MAX
 _FORGET: Final = 0.9
-"""What is left of an earlier estimate after a turn whose requests took less."""
+"""The part of an earlier estimate that is kept after a turn whose requests took less."""
 _BY_CONNECTION = dict[object, deque[Callable[[], None]]]
 
 

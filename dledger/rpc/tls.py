@@ -206,7 +206,7 @@ def rehearse(material: TlsMaterial) -> Mapping[str, object]:
 
 
 def client_problem(material: TlsMaterial) -> str:
-    """What a server that trusts the same CA would reject about our certificate; empty if nothing."""
+    """The reason why a server that trusts the same CA would reject our certificate; empty if there is none."""
     client = client_context(material)
     client.verify_mode = ssl.CERT_NONE  # this checks the other direction, and no peer is involved
     try:

@@ -103,7 +103,7 @@ class TlsStream:
         return self._outgoing.pending > 0
 
     def due(self) -> bytes:
-        """What TLS itself has to send: new keys, or after an ``SSLError`` the alert. In order with ``seal``'s
+        """Bytes that TLS itself has to send: new keys, or after an ``SSLError`` the alert. In order with ``seal``'s
         results.
         """
         with self._lock:

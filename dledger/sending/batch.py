@@ -24,7 +24,7 @@ ResultT = TypeVar("ResultT")
 _log = logging.getLogger(__name__)
 UNNUMBERED: Final = -1
 ITEM_OVERHEAD_BYTES: Final = 64
-"""What a waiting item costs besides its bytes: without it, the number of waiting empty items would be unbounded."""
+"""The cost of a waiting item besides its bytes: without it, the number of waiting empty items would be unbounded."""
 
 
 class AllStored(Generic[ResultT]):

@@ -78,7 +78,7 @@ class WindowOptions:
 
 @record(frozen=True, slots=True)
 class Wish:
-    """What the driver must do besides sending, and when to call ``step`` again (``wake_at_ms``)."""
+    """The driver's tasks besides sending, and when to call ``step`` again (``wake_at_ms``)."""
 
     wake_at_ms: float
     leave: str = ""

@@ -60,7 +60,7 @@ class CleanFacts:
 
 @dataclass(frozen=True, slots=True)
 class CleanPlan:
-    """What to do."""
+    """The segments to remove, and why no more."""
 
     remove: tuple[SegmentFacts, ...]
     disk_full: bool

@@ -86,7 +86,7 @@ class FileStore(LogReader):
         self._warmed_at = self._state.end
         self._disk_full = False
         self._unwiped: list[Write] = []
-        """What was written behind the end when the disk ran full: it is zeroed before any other write."""
+        """The bytes written behind the end when the disk ran full: they are zeroed before any other write."""
         self._ran_out_of_space = False
         self._instruments = instruments
         self.disk_used_ratio = -1.0
@@ -131,7 +131,7 @@ class FileStore(LogReader):
 
     @property
     def recovery_report(self) -> RecoveryReport:
-        """What opening found and did."""
+        """The findings and changes of opening."""
         return self._opened.report
 
     @property

@@ -238,7 +238,7 @@ def apply_batch_hooks(hooks: Sequence[BatchHook], piece: Piece) -> Piece:
 
 @record(frozen=True, slots=True)
 class Follow:
-    """What the next record must continue: the entry (or boundary) before it."""
+    """The entry (or boundary) that the next record must continue."""
 
     index: int
     term: int
@@ -367,7 +367,7 @@ def unit_of(header: EntryHeader) -> IndexUnit:
 
 
 def header_problem(header: EntryHeader, position: int, follow: Follow) -> str:
-    """What is wrong with a header at ``position`` after ``follow``, as a clause; empty if nothing is."""
+    """The problem with a header at ``position`` after ``follow``, as a clause; empty if there is none."""
     if header.magic not in _VALID_MAGICS:
         return f"magic {header.magic} is not that of an entry"
     if header.body_length < 0 or header.size != header.body_length + ENTRY_HEADER_BYTES:
@@ -478,5 +478,5 @@ def run_place_problem(position: int, size: int, end: int, segment_bytes: int) ->
 
 
 def after(boundary: Boundary) -> Follow:
-    """What the first entry after a boundary must continue."""
+    """The position in the chain that the first entry after a boundary must continue."""
     return Follow(boundary.index, boundary.term, boundary.chain_crc)

@@ -217,7 +217,7 @@ CHAINED_BYTES: Final = CHAINED_HEADER.size
 
 @cache
 def _tables() -> tuple[npt.NDArray[np.uint32], int]:
-    """What each value of each byte covered by the chain adds to the CRC, and the CRC of zeros: CRCs are linear."""
+    """The CRC that each value of each byte covered by the chain adds, and the CRC of zeros: CRCs are linear."""
     zeros = crc32c(bytes(CHAINED_BYTES))
     found = np.zeros((CHAINED_BYTES, 256), np.uint32)
     for at in range(CHAINED_BYTES):

@@ -21,7 +21,7 @@ LOCK_FILE: Final = "lock"
 
 @dataclass(frozen=True, slots=True)
 class StoreIdentity:
-    """What must agree between a directory and the node that opens it."""
+    """The values on which a directory and the node that opens it must agree."""
 
     cluster_id: str
     group: str

@@ -42,7 +42,7 @@ class LogState:
         self.sequence = 0
         self.committed = recovered.committed
         self.durable = recovered.flushed
-        """What is on the disk, for checkpoints; not reported before a checkpoint says so."""
+        """The end of the log on the disk, for checkpoints; not reported before a checkpoint says so."""
         self.flushed = recovered.flushed
         self.flush_mark = FlushMark(LogIndex(self.flushed.index), 0)
         """``flushed`` in the port's form; replaced as a whole."""
@@ -54,7 +54,7 @@ class LogState:
         self.on_damage: Callable[[CorruptLogError], None] = lambda _damage: None
         """Called for damage in data found by a lookup or a read; on that thread, must only record it."""
         self._flushing = self.flushed
-        """What the flush in progress will publish; a concurrent truncation lowers it."""
+        """The end that the flush in progress will publish; a concurrent truncation lowers it."""
         self._indexing = self.indexed
 
     def check_usable(self) -> None:
@@ -148,7 +148,7 @@ class LogState:
             return dirty, self.sequence
 
     def synced(self) -> None:
-        """What ``begin_flush`` took is on the disk: the next checkpoint may record it."""
+        """Note that the entries ``begin_flush`` took are on the disk: the next checkpoint may record them."""
         with self.lock:
             self.durable = self._flushing
 

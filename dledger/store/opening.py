@@ -64,7 +64,7 @@ _IMPORTED = HardState(
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
-    """What opening found and did, for the log line."""
+    """The findings and changes of opening, for the log line."""
 
     clean_stop: bool
     last_index: int
@@ -263,7 +263,7 @@ class _Opener:
             )
 
     def _without_older_log(self, data: Found) -> Found:
-        """What was found, without the older log's files, which may lie in the same read-only directories."""
+        """The files found, without those of the older log, which may lie in the same read-only directories."""
         position, read_only = self._first.position, self._layout.read_only
         older = [one for one in data.segments if one.base < position and one.path.parent in read_only]
         return replace(data, segments=tuple(one for one in data.segments if one not in older)) if older else data

@@ -1,4 +1,4 @@
-"""What this member knows the others to have held durably, kept for reporting after a restart.
+"""This member's knowledge of how far the others were durable, kept for reporting after a restart.
 
 A small JSON file with a CRC, replaced as a whole. It is as old as its last write: about a second while the group works.
 A missing (an earlier version's directory) or unreadable one counts as empty.

@@ -92,7 +92,7 @@ def verify_step(
 
 
 def _as_it_is(header: EntryHeader | None, data: bytes, position: int) -> Follow:
-    """What the record after a first one must continue. Raises ``DamagedError`` if the first one is bad."""
+    """The entry that the record after a first one must continue. Raises ``DamagedError`` if the first one is bad."""
     if header is None:
         raise DamagedError(0, "too little room for an entry header", None)
     problem = header_problem(header, position, Follow(header.index - 1, 0, 0))

@@ -1,4 +1,4 @@
-"""What a start records for the next one: the boot of the machine, the flush mode, and the files' identity.
+"""The record of a start for the next one: the boot of the machine, the flush mode, and the files' identity.
 
 The file ``traces`` is written at every start. A directory that was copied, or restored file by file, has files with
 other inodes than those recorded: it lacks what its member said since the copy was made. Inodes are compared with their
@@ -54,7 +54,7 @@ class Traces:
 
 @dataclass(frozen=True, slots=True)
 class LastLife:
-    """What recovery knows of the previous run: nothing if it left no traces (an earlier version's)."""
+    """Recovery's knowledge of the previous run: none if it left no traces."""
 
     same_boot: bool = True
     """Whether the machine has not been restarted since, so that the page cache has everything written."""

@@ -66,7 +66,7 @@ class VerifiedNode:
     """The end of the last entry; ``committed_end``: of the last committed one."""
     committed_end: int = 0
     torn: ProblemItem | None = None
-    """What an unclean stop left behind the durable mark."""
+    """The bytes that an unclean stop left behind the durable mark."""
     problems: list[ProblemItem] = field(default_factory=list)
     problem_count: int = 0
     samples: dict[int, int] = field(default_factory=dict)

@@ -98,7 +98,7 @@ class Appending:
             await submitting.close()
 
     async def abandon(self) -> None:
-        """What is in progress fails, as unknown if it may be stored. Idempotent."""
+        """End; appends in progress fail, as unknown if they may be stored. Idempotent."""
         closed = UnavailableError("the client is closed")
         for sender in (self._direct, self._submitting):
             if sender is not None:

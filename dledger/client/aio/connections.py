@@ -230,7 +230,7 @@ class NodeConnections:
             link.tell_watchers(None)
 
     def _requested(self, connection: RemotingConnection, request: Frame) -> None:
-        """What nodes send by themselves."""
+        """Take a request that a node sends by itself."""
         if request.code == LogCode.ROLE_CHANGED:
             for link in self._links.values():
                 if link.connection is connection:

@@ -187,7 +187,7 @@ class LargeReads:
     # --- chunks -------------------------------------------------------------------------------------------------------
 
     async def _chunks(self, node: str, request: codec.FetchLog, timeout_s: float) -> AsyncGenerator[LogChunk, None]:
-        """What one node has of a range, until it has no more of it or the limit of bytes is reached."""
+        """The chunks of a range at one node, until it has no more of it or the limit of bytes is reached."""
         coming = self._asked(node, request, timeout_s)
         try:
             while True:

@@ -31,7 +31,7 @@ class _Held:
 
 
 class Belief:
-    """What one follower has verified about the leader. Under the node's lock."""
+    """One follower's verified knowledge of the leader. Under the node's lock."""
 
     def __init__(self, state: MemberState) -> None:
         self._state = state

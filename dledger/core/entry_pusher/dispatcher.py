@@ -39,7 +39,7 @@ RECENT_BYTES: Final = 32 * MIB
 
 
 class DispatcherState(StrEnum):
-    """What the dispatcher is doing; ``IDLE`` unless the member leads."""
+    """The dispatcher's activity; ``IDLE`` unless the member leads."""
 
     IDLE = "IDLE"
     COMPARE = "COMPARE"

@@ -112,7 +112,7 @@ class QuorumAckChecker:
             prepared.placed(batch)
 
     def _plan(self, producer: ProducerBatch, count: int, now_ms: int, done: AppendDone) -> Plan | None:
-        """What to append of a producer's batch; None if nothing, and ``done`` has been called or will be."""
+        """The part of a producer's batch to append; None if there is none, and ``done`` has been called or will be."""
         refusal = self._refuse(count, 0)
         leader = self._state.role
         if refusal is None and isinstance(leader, Leader):

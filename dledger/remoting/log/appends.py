@@ -32,7 +32,7 @@ class _Waiting(NamedTuple):
 
 
 class _Client:
-    """What is remembered of a connection while it lasts."""
+    """The state of a connection while it lasts."""
 
     __slots__ = ("failed", "line", "task")
 

@@ -56,7 +56,7 @@ class RateLimit:
 
     @property
     def step_bytes_max(self) -> int:
-        """What a second allows: who takes more at a time makes others, and itself, wait for longer than clients do."""
+        """The bytes of one second: taking more at a time makes all wait for longer than clients do."""
         return self._bytes_per_s or _NO_LIMIT
 
     async def take(self, size: int) -> None:

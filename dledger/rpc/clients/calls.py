@@ -15,7 +15,7 @@ from dledger.rpc.clients.connections import Connection
 
 @record(frozen=True, slots=True)
 class Call:
-    """What a handler needs besides the request. ``caller`` is None without access control."""
+    """The context of a request, for its handler. ``caller`` is None without access control."""
 
     context: grpc.aio.ServicerContext[Any, Any]  # Any: of any messages
     connection: Connection

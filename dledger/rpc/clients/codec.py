@@ -43,7 +43,7 @@ class ReadMode(IntEnum):
     LINEARIZABLE = 1
     """Sees every append that finished before the read began; only the leader answers."""
     LOCAL = 2
-    """Whatever the node asked has stored, committed or not. For inspection."""
+    """All entries that the node asked has stored, committed or not. For inspection."""
 
 
 @record(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What clients ask of a log, whatever protocol they speak: who may, what is checked, what is limited. No wire types.
+"""Clients' requests to a log, whatever their protocol: permissions, checks and limits. No wire types.
 
 ``LogService`` adapts it to gRPC, ``dledger.remoting.log`` to remoting. Everything runs on the event loop; only
 ``LogNode.read`` may wait for a disk, so only it runs elsewhere, on a few threads.
@@ -52,7 +52,7 @@ _Value = TypeVar("_Value")
 
 
 class LogOperation(StrEnum):
-    """What a client may ask for; the names are those of the audit log."""
+    """The operations of clients; the names are those of the audit log."""
 
     APPEND = "Append"
     PRODUCER = "Producer"

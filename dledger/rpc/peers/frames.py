@@ -41,7 +41,7 @@ _KEEPALIVE: Final = (
 
 
 class Purpose(IntEnum):
-    """What a connection carries. Each has its own connection, so that a megabyte of log never delays a vote."""
+    """The purpose of a connection. Each has its own connection, so that a megabyte of log never delays a vote."""
 
     CONTROL = 1
     """Votes, heartbeats, take-leadership."""

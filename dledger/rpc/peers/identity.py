@@ -28,7 +28,7 @@ Learn = Callable[[NodeId, str], None]
 
 @dataclass(frozen=True, slots=True)
 class OldLogs:
-    """What a member says about the log that its own continues, and what it does when a peer's differs."""
+    """A member's statement about the log that its own continues, and its reaction when a peer's differs."""
 
     own: Callable[[], Prehistory | None] = lambda: None
     """The prehistory as it is now: its files expire."""
@@ -129,7 +129,7 @@ class PeerIdentity:
 
 
 class Introduction(NamedTuple):
-    """What a member says of itself to its peers, and what becomes of what they say."""
+    """A member's identity for its peers, and the callback that learns theirs."""
 
     identity: PeerIdentity
     client_address: str

@@ -1,4 +1,4 @@
-"""What waits to be sent to a peer, and what of it was sent and is not answered: one queue per connection's purpose.
+"""Messages to a peer that wait to be sent, or were sent and are not answered: one queue per connection's purpose.
 
 The queues have limits, because a peer may be down, stopped or slow for any time. What a limit drops is counted; nothing
 is repeated, because the protocol repeats itself. Thread-safe.
