@@ -59,7 +59,7 @@ ELSEWHERE = {
     "watch": "tail -f",
     "write": "append",
 }
-"""What etcd's command line and others call it, and what it is called here."""
+"""Names of etcd's command line and others, and the names here."""
 
 
 class _Commands(ErrorReportingGroup):

@@ -21,7 +21,7 @@ PIPELINE_MAX: Final = 10_000
 """Lines in flight at once; equal to a leader's default limit of pending entries."""
 _CHUNK_BYTES: Final = 1 << 16
 _SOON_S: Final = 0.005
-"""Whoever writes without a pause does not make us settle in between, which would cost a quarter of the rate."""
+"""Input without a pause is not settled in between, which would cost a quarter of the rate."""
 _ResultT = TypeVar("_ResultT", covariant=True)
 
 
@@ -33,7 +33,7 @@ class LineSending(Protocol[_ResultT]):
         ...
 
     def result(self) -> _ResultT:
-        """What became of it. Raises ``DLedgerError``."""
+        """Its outcome. Raises ``DLedgerError``."""
         ...
 
 
@@ -118,7 +118,7 @@ class LineReader:
 
 @dataclass(slots=True)
 class LineTally:
-    """What became of the lines. ``words``: how an applied and a not applied one are called."""
+    """The outcomes of the lines. ``words``: how an applied and a not applied one are called."""
 
     words: tuple[str, str]
     applied: int = 0

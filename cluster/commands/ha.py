@@ -308,7 +308,7 @@ def _own_address(config: BrokerConfig) -> str:
 
 
 def _asked_itself(config: BrokerConfig, timeout_s: float, security: CommandSecurity) -> _Asked:
-    """What the broker with these settings says of itself, if it runs."""
+    """The runtime information of the broker with these settings, if it runs."""
     from rocketstore.client.blocking import Admin
 
     address = _own_address(config)

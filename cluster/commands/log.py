@@ -286,7 +286,7 @@ def _wanted(entries: Sequence[Entry], show_all: bool) -> list[Entry]:
 
 
 def _about(entry: Entry) -> str:
-    """What one of the log's own entries is; empty for those of applications."""
+    """The kind of one of the log's own entries; empty for those of applications."""
     if entry.magic is Magic.NORMAL:
         return ""
     return describe_payload(entry.body) or f"{entry.magic.name} of term {entry.term}"

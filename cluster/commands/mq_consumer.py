@@ -132,7 +132,7 @@ _OF_GROUPS = (ConditionKind.DIFFERENT_SUBSCRIPTIONS, ConditionKind.SHARED_CLIENT
 
 
 def _troubles(admin: Admin, group: str) -> list[tuple[str, Condition]]:
-    """What is wrong with a group's consumers, as far as brokers say, with their addresses."""
+    """Problems of a group's consumers, as far as brokers tell, with the brokers' addresses."""
     from rocketstore.client.aio.errors import ClientError
 
     return [

@@ -70,7 +70,7 @@ message.add_command(resume)
 
 @dataclass(frozen=True, slots=True)
 class _Letter:
-    """What all messages of one command share."""
+    """The parts that all messages of one command share."""
 
     topic: str
     tags: str
@@ -314,7 +314,7 @@ def consume(  # noqa: PLR0913  # one parameter per option
 
 
 def _own_queues(target: BrokerTarget, topic: str, numbers: Sequence[int]) -> Assign:
-    """What to read without sharing: these queues of the only broker that has the topic, or all of those chosen."""
+    """The queues to read without sharing: these of the only broker that has the topic, or all of those chosen."""
     from rocketstore.remoting.bodies.queues import MessageQueue
 
     if not (numbers or target.broker_name):

@@ -23,7 +23,7 @@ _STYLES = {"equal": "green", "behind": "yellow", "ahead": "yellow", "differs": "
 
 @dataclass(slots=True)
 class _Result:
-    """What was found. ``problems`` forbid a start, ``notes`` do not."""
+    """The findings. ``problems`` forbid a start, ``notes`` do not."""
 
     reference: str
     compared: list[Compared]
@@ -31,7 +31,7 @@ class _Result:
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     aligned: list[str] = field(default_factory=list)
-    """What was, or would be done to make them equal."""
+    """The steps that were, or would be done to make them equal."""
 
     @property
     def may_start(self) -> bool:
@@ -207,7 +207,7 @@ def _read(
 
 
 def _add_member(member: OldMember, log: OldLog, result: _Result, *, is_running: bool) -> None:
-    """What is to be said of one member by itself."""
+    """Add the problems and notes about one member by itself."""
     name, digest = member.name, log.digest
     result.problems += [f"{name}: {one.path}: offset {one.offset}: {one.reason}" for one in digest.problems]
     if log.files.paths and member.segment_bytes not in (0, log.files.segment_bytes):
@@ -234,7 +234,7 @@ def _add_member(member: OldMember, log: OldLog, result: _Result, *, is_running: 
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """What the user wants: the master, which members to give up, and their locks; none for a dry run."""
+    """The user's choices: the master, which members to give up, and their locks; none for a dry run."""
 
     master: str
     give_up: set[str]

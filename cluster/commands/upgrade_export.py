@@ -102,7 +102,7 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def _lines(done: Exported, segment_bytes: int) -> Iterator[str]:
-    """What was done, for people."""
+    """The result, for people."""
     old = f" and {done.copied:,} in files taken over as they are" if done.copied else ""
     yield f"{done.target}: {done.messages:,} messages{old}, physical offsets {done.begin} to {done.end}"
     expired = f" ({done.expired_queues:,} without messages: their numbering goes on)" if done.expired_queues else ""

@@ -165,7 +165,7 @@ class Console:
     # --- what is ----------------------------------------------------------------------------------------------------
 
     def _what(self, request: Request) -> Desk | Overview:
-        """What a request is about: the group named by ``broker``, if there are several, otherwise everything.
+        """The pages that a request is about: the group named by ``broker``, if there are several, otherwise everything.
 
         Raises what ``Overview.desk`` does.
         """

@@ -48,7 +48,7 @@ _CURSOR: Final = re.compile(r"[0-9]{1,5}-[0-9]{1,19}")
 FIELD_MAX: Final = 4096
 PLAIN_BYTES_MAX: Final = 32 << 20
 _INFLATION_MAX: Final = 1032
-"""What a byte compressed with zlib becomes at most."""
+"""The most bytes that one byte compressed with zlib becomes."""
 _HEX_ROW: Final = 16
 _SHOWN: Final = frozenset("\n\t")
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})

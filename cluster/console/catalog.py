@@ -176,7 +176,7 @@ class Catalog:
         return {**about, **listed.told()}
 
     def _about(self, kind: str, rows: Iterable[TopicRow | GroupRow]) -> dict[str, object]:
-        """What a list of one kind says of itself: ``unseen`` have no figures yet, ``left_out`` are not in it."""
+        """The state of a list of one kind: ``unseen`` have no figures yet, ``left_out`` are not in it."""
         return {
             "loaded": self._loaded,
             "version": self._version,

@@ -1,4 +1,4 @@
-"""What the console changes at brokers for whoever uses its page: messages, topics, offsets, groups.
+"""Changes at brokers for the users of the console's page: to messages, topics, offsets, groups.
 
 It acts with its own account, so brokers refuse what that account may not. Whatever loses something is asked about
 first: without ``confirmed``, the answer is a question that names what would be lost.
@@ -42,7 +42,7 @@ _PERMISSIONS: Final = {"rw": PERMISSION_READ | PERMISSION_WRITE, "r": PERMISSION
 
 
 class BrokerChange(StrEnum):
-    """What can be asked for, as a part of the request's path."""
+    """The changes that there are, as parts of a request's path."""
 
     SEND = "send"
     PUT_TOPIC = "put-topic"
@@ -69,7 +69,7 @@ FIELDS: Final[Mapping[BrokerChange, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What was done: a sentence, and facts for the page."""
+    """The result of a change: a sentence, and facts for the page."""
 
     told: str
     facts: Mapping[str, object] = field(default_factory=dict)
@@ -227,7 +227,7 @@ class BrokerChanges:
     # --- groups ------------------------------------------------------------------------------------------------------
 
     def plan_reset(self, group: str, topic: str, start: Literal["first", "last"] | int) -> dict[str, object]:
-        """What a reset would do, queue by queue, without doing it. ``start``: an end, or a time (ms since 1970)."""
+        """The effect that a reset would have, queue by queue. ``start``: an end, or a time (ms since 1970)."""
         for name, what in ((group, "group"), (topic, "topic")):
             if problem := check_topic(name):
                 raise BadInputError(problem.replace("the topic", f"the {what}"), what)

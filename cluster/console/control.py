@@ -49,7 +49,7 @@ class ClusterControl(Protocol):
 
     @property
     def changes(self) -> frozenset[BrokerChange]:
-        """What may be changed at brokers."""
+        """The changes that are allowed at brokers."""
 
     def transfer(self, target: NodeId | None) -> str:
         """Transfer leadership to ``target``, or to the most caught-up member; returns a description.

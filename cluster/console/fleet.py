@@ -1,4 +1,4 @@
-"""What the console knows of all groups of brokers behind its name servers: who is registered, and what each one says.
+"""The console's knowledge of all groups of brokers behind its name servers: registrations, and runtime information.
 
 Pure: the watcher brings answers and the time, a page gets the groups that changed. Everything is bounded. A member that
 is no longer registered, and a group that has none left, are remembered for ``REMEMBER_MS``. Times are milliseconds
@@ -30,7 +30,7 @@ NAME_CHARS_MAX: Final = 255
 
 @dataclass(slots=True)
 class _Asked:
-    """What was learnt from one address; ``info`` is kept when it stops answering."""
+    """The newest answer of one address; ``info`` is kept when it stops answering."""
 
     info: RuntimeInfo | None = None
     answered_ms: int = 0
@@ -171,7 +171,7 @@ class Fleet:
         return self.update(-1, now_ms)
 
     def update(self, after: int, now_ms: int) -> dict[str, object]:
-        """What is new after number ``after``; ``names`` is None if no group came or went."""
+        """The news after number ``after``; ``names`` is None if no group came or went."""
         groups = sorted(self._groups.values(), key=lambda one: (one.cluster, one.name))
         return {
             "now_ms": now_ms,

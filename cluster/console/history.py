@@ -411,7 +411,7 @@ def _sentence(node: str, before: NodeState, state: NodeState, term: int) -> str 
 
 
 def _told(condition: Condition) -> tuple[str, str]:
-    """What is said of a node when the condition begins, and when it is over.
+    """The words about a node when the condition begins, and when it is over.
 
     The end of the subject is the most informative part: a file's name.
     """

@@ -1,4 +1,4 @@
-"""What a page asks the console to do, field by field."""
+"""Reads a page's request to the console, field by field."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class MemberView:
 
     @property
     def shown_state(self) -> str:
-        """What its row says: master, slave, candidate, silent, missing or unknown."""
+        """The state in its row: master, slave, candidate, silent, missing or unknown."""
         if not self.is_registered:
             return "missing"
         if self.state != "answers":
@@ -59,7 +59,7 @@ class MemberView:
 
     @property
     def note(self) -> str:
-        """What else is to be said of it."""
+        """The remark in its row; empty if there is none."""
         if not self.is_registered:
             return "answers, but is not registered" if self.state == "answers" else "not registered"
         if self.state == "silent":

@@ -18,7 +18,7 @@ from dledger.types import NodeId
 
 
 class SendOutcome(StrEnum):
-    """What a producer knows about its message."""
+    """A producer's knowledge of its message."""
 
     ACKNOWLEDGED = "acknowledged"
     UNKNOWN = "unknown"

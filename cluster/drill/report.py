@@ -112,7 +112,7 @@ def verdict_lines(result: DrillResult) -> list[str]:
 
 
 def passed_sentence(verdict: DrillVerdict) -> str:
-    """What a passed drill has shown."""
+    """The finding of a passed drill, as a sentence."""
     if verdict.earlier:
         return (
             f"every one of {verdict.acknowledged:,} acknowledged messages is on {', '.join(verdict.nodes)}, once, in "

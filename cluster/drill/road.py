@@ -64,7 +64,7 @@ def run_road(
 
 
 class _Road:
-    """What is done between the stations, and what was read at each."""
+    """The steps between the stations, and the messages read at each."""
 
     def __init__(self, drill: Drill, target: RoadTarget, stage: Stage, load: Load, recorder: HistoryRecorder) -> None:
         self.stations: list[Station] = []

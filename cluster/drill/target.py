@@ -113,7 +113,7 @@ class DrillTarget(Protocol):
 
 
 class RoadForm(StrEnum):
-    """What the brokers of a road are, one after the other, on the same directories."""
+    """The forms of a road's brokers, one after the other, on the same directories."""
 
     PAIR = "pair"
     """The first node is a plain master, the second its slave; the others do not run."""
