@@ -64,7 +64,7 @@ class ReplicaDigest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What an audit compares, and the bytes it cannot compare because only one replica has them."""
+    """The ranges that an audit compares, and the bytes it cannot compare because only one replica has them."""
 
     ranges: tuple[Held, ...]
     alone_bytes: int
@@ -81,7 +81,7 @@ class Coverage:
 
 
 def coverage(begins: Sequence[tuple[str, int]], end_position: int, segment_bytes: int) -> Coverage:
-    """What replicas (name, start position) hold up to ``end_position``, split where that changes and at segments."""
+    """The ranges of replicas (name, start position) up to ``end_position``, split where they change and at segments."""
     first = min((begin for _, begin in begins), default=end_position)
     segments = range(first - first % segment_bytes + segment_bytes, end_position, segment_bytes)
     cuts = sorted({begin for _, begin in begins if begin < end_position} | set(segments) | {end_position})

@@ -27,7 +27,7 @@ _UNSIGNED: Final = frozenset({"chainCrc", "bodyCrc"})
 
 
 class DifferenceKind(StrEnum):
-    """What is wrong with a replica."""
+    """The problem of a replica."""
 
     ENTRY = "entry differs"
     BLANK = "blank differs"

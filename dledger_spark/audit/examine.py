@@ -114,7 +114,7 @@ class Directories:
         return start
 
     def _before(self, position: int, copies: Sequence[Replica]) -> Follow | None:
-        """What the entry at ``position`` must continue, if any copy contains it."""
+        """The entry that the one at ``position`` must continue, if any copy contains it."""
         header = next((found for one in copies if (found := one.header_at(position)) is not None), None)
         if header is None:
             return self._last_before(position, copies)

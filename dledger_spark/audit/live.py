@@ -127,7 +127,7 @@ def _addresses(statuses: Sequence[NodeStatus]) -> dict[str, str]:
 
 
 def live_coverage(nodes: Sequence[LiveMember], end_position: int, block_bytes: int) -> Coverage:
-    """What can be compared, block by block."""
+    """The comparable part, block by block."""
     begins = [one.begin_position for one in nodes]
     return coverage(
         [(one.name, _first_block(one.begin_position, begins, block_bytes)) for one in nodes], end_position, _NO_SEGMENTS

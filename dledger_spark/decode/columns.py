@@ -25,7 +25,7 @@ _LOG_APPEND_TIME: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the columns of one batch are computed from."""
+    """The records from which the columns of one batch are computed."""
 
     records: Records
     crc_ok: pa.Array | None

@@ -50,7 +50,7 @@ DIFFERING_MAX: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class AuditOptions:
-    """What to compare: ``directories`` (of nodes, or of their brokers; at least two), or a running group.
+    """The replicas to compare: ``directories`` (of nodes, or of their brokers; at least two), or a running group.
 
     ``connection`` are options of the format ``dledger`` for a group: ``bootstrap.servers``, ``group``, ….
     """

@@ -77,7 +77,7 @@ def chosen_columns(options: ExportOptions, extent: Extent) -> tuple[str, ...]:
 
 
 def about(options: ExportOptions, extent: Extent) -> dict[str, Any]:  # Any: a JSON document
-    """What must be the same in every run into one directory."""
+    """The settings that must be the same in every run into one directory."""
     source, chosen = options.source, options.source.chosen()
     return {
         "version": VERSION,

@@ -91,7 +91,7 @@ def check(options: FollowOptions) -> None:
 
 
 def about(options: FollowOptions) -> dict[str, object]:
-    """What must be the same in every run into one directory."""
+    """The settings that must be the same in every run into one directory."""
     source = options.source
     return {
         "version": 1,

@@ -44,7 +44,7 @@ SPLIT_BYTES: Final = 256 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class RebuildOptions:
-    """What to rebuild or verify. ``root`` is a broker's ``storePathRootDir``, ``store`` its settings.
+    """The broker to rebuild or verify. ``root`` is its ``storePathRootDir``, ``store`` its settings.
 
     ``out``: write the result there instead of replacing the broker's files; it must not contain any.
     """
@@ -229,7 +229,7 @@ def _staging(beside: Path | None) -> Iterator[Path]:
 
 
 def _bounds(options: RebuildOptions) -> Bounds:
-    """What the broker has dispatched according to its files."""
+    """How far the broker has dispatched according to its files."""
     from dledger_spark.directory.files import NODE_PREFIX
     from rocketstore.verification.compare import Bounds, dispatched_to, read_deleted
 

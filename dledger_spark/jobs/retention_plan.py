@@ -53,7 +53,7 @@ class RetentionOutcome:
 
 
 def outcome(segments: Sequence[RetentionSegment], setting: Setting, now_ms: int) -> RetentionOutcome:
-    """What ``setting`` would delete of ``segments`` (the oldest first) at ``now_ms``."""
+    """The part of ``segments`` (the oldest first) that ``setting`` would delete at ``now_ms``."""
     count = _deleted(segments, setting, now_ms)
     gone, kept = segments[:count], segments[count:]
     return RetentionOutcome(

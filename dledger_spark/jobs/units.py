@@ -13,7 +13,7 @@ _BYTES: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 class CountUnit(Enum):
-    """What a number counts."""
+    """The units of a number."""
 
     TEXT = "text"
     COUNT = "count"
