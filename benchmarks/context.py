@@ -76,7 +76,7 @@ class Context:
     quiet: bool = True
     """False once other programs were seen to use the machine."""
     missing: list[str] = field(default_factory=list)
-    """What could not be measured because something is not installed, as sentences."""
+    """Figures that could not be measured because something is not installed, as sentences."""
 
     def baseline_missing(self, peer: str, install: str) -> str:
         """Report that a peer is not installed; returns the text to use instead of its name."""

@@ -47,7 +47,7 @@ class SparkClusterError(PipelineError):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to start. Port 0 selects a free one."""
+    """The processes to start. Port 0 selects a free one."""
 
     directory: Path
     workers: int = 2

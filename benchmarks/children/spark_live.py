@@ -23,7 +23,7 @@ BATCH_ROWS_MAX: Final = 500_000
 
 
 class SeenBatches:
-    """What a stream has read, by batch."""
+    """The rows that a stream has read, by batch."""
 
     def __init__(self) -> None:
         self.rows = 0

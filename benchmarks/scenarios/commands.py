@@ -1,4 +1,4 @@
-"""What a start of the command line costs: the processor time of a whole command, user and system."""
+"""The cost of a start of the command line: the processor time of a whole command, user and system."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ CROWDS: Final[Mapping[str, tuple[Mapping[str, object], str]]] = {
         f"{STORM} clients that send heartbeats of {SUBSCRIPTIONS:,} subscriptions as fast as they can",
     ),
 }
-"""What each crowd does."""
+"""The work of each crowd."""
 PARTS: Final = ("send_p50", "send_p99", "send_max", "memory", "processor")
 
 

@@ -73,7 +73,7 @@ class Live:
         return {**self._reads, "subscribe": topic, "startingOffsets": f'{{"index": {end}}}'}
 
     def wait_seen(self, rows: int) -> dict[str, Any]:  # Any: as above
-        """What the stream has read, once that includes this many rows."""
+        """The rows that the stream has read, once there are this many."""
         while (seen := self.ask("seen"))["rows"] < rows:
             time.sleep(0.1)
         return seen

@@ -1,4 +1,4 @@
-"""What every name of RocketMQ's and DLedger's settings does here: one table of all, and the reasons."""
+"""The effect of every name of RocketMQ's and DLedger's settings here: one table of all, and the reasons."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Support(StrEnum):
 
 
 class Supported(NamedTuple):
-    """What becomes of a request; ``note`` is what differs from RocketMQ, or why it is not supported."""
+    """The support of a request; ``note``: a difference from RocketMQ, or why it is not supported."""
 
     receiver: AnsweredBy
     support: Support
