@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self, TypeVar
 
@@ -214,7 +213,7 @@ class HandOver:
         """Send what was handed over. On the clients' thread."""
         self._is_told = False  # first: of what comes from now on the thread is told again
         self._condition = threading.Condition()
-        taken = list(islice(self._messages, len(self._messages)))
+        taken = list(self._messages.copy())  # in one step: other threads add to it
         try:
             self._add_all(taken)
         finally:  # not before: whoever forks meanwhile finds each of them here or there

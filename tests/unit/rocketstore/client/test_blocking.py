@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import pytest
 import uvloop
@@ -23,7 +24,7 @@ from dledger.remoting.codes import AnswerCode
 from rocketstore.client import blocking, loop_thread
 from rocketstore.client.aio import errors
 from rocketstore.client.aio.admin_records import TopicInfo
-from rocketstore.client.aio.outgoing import outgoing
+from rocketstore.client.aio.outgoing import OutgoingMessage, outgoing
 from rocketstore.client.aio.pending import PipelineLimits
 from rocketstore.client.aio.producer import ProducerOptions
 from rocketstore.client.aio.results import PreparedMessage, SendResult, TransactionState
@@ -33,6 +34,9 @@ from rocketstore.message.message import Message
 from rocketstore.remoting.codes import RequestCode
 from tests.support.scripted_server import MessageStore, ScriptedServer, Topics, refuses
 from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
 
 PROGRAM_S = 60.0
 
@@ -223,6 +227,41 @@ def test_a_message_whose_thread_was_to_be_told_by_another_one_fails_at_the_end(m
         handed_over.add(outgoing(message(), 1024))
 
     assert isinstance(futures[0].exception(0), errors.ClientClosedError)
+    assert len(handed_over) == 0
+
+
+def test_messages_added_while_others_are_taken_are_taken_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may add one after any instruction of the clients' thread: here after each."""
+    thread = ClientThread()
+    told: list[Callable[[], object]] = []
+    monkeypatch.setattr(thread, "post", told.append)
+    added = [outgoing(message(b"%d" % number), 1024) for number in range(200)]
+    taken: list[OutgoingMessage] = []
+    handed_over = HandOver(thread, taken.extend)
+    left = iter(added)
+
+    def add_one() -> None:
+        if (one := next(left, None)) is not None:
+            handed_over.add(one)
+
+    def after_instructions(frame: FrameType, event: str, _: object) -> TraceFunction:
+        frame.f_trace_opcodes = frame.f_code is HandOver.take.__code__
+        if event == "opcode":
+            add_one()
+        return after_instructions
+
+    add_one()
+    tracing = sys.gettrace()
+    sys.settrace(after_instructions)
+    try:
+        while told:
+            told.pop()()
+            add_one()
+    finally:
+        sys.settrace(tracing)
+        thread.stop()
+
+    assert taken == added
     assert len(handed_over) == 0
 
 
