@@ -27,7 +27,7 @@ DEMO_ARGS ?= --keep
 CLUSTER ?= start
 SPARK_VERSIONS ?= 4.2.1 4.3.0
 
-.PHONY: help install lock demo test test-all test-rest durations nightly coverage soak test-spark-matrix spark-cluster interop check format bench sim sim-store sim-consumer mutants image-base image compose-check drill proto screenshots tidy docs clean
+.PHONY: help install lock demo test test-all test-rest durations nightly coverage soak test-spark-matrix spark-cluster interop check format bench flame sim sim-store sim-consumer mutants image-base image compose-check drill proto screenshots tidy docs clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -149,6 +149,9 @@ mutants: $(STAMP) ## Plant every bug of tests/mutants, and see whether the tests
 
 bench: $(VENV)/.installed-bench ## Figures beside baselines (BENCH=append_pipelined,failover_p50)
 	$(BIN)/python -m benchmarks --output build/bench.json  # BENCH reaches it through the environment
+
+flame: $(VENV)/.installed-bench ## Flame graphs of a leader while a client appends, into docs/images (root)
+	$(BIN)/python -m benchmarks.flame
 
 image-base: $(STAMP) ## A base image of Debian's packages, where none can be pulled (root; build/image/base-….tar)
 	@$(BIN)/python -m cluster.containers.image --base

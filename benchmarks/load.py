@@ -29,6 +29,10 @@ class LoadClient(PythonChild):
         options = {"body_bytes": body_bytes, "entries": entries, "callers": callers}
         return self._rate("bulk", seconds, warmup_seconds, options)
 
+    def megabytes_read_per_second(self, seconds: float) -> float:
+        """The rate of large reads of the whole log, which may not be empty."""
+        return self._rate("read", seconds, 0.0, {})
+
     def submit_singles(self, address: str, count: int, body_bytes: int, timeout_seconds: float) -> None:
         """Start ``count`` appends at the node at once, as separate requests; ``hear`` returns their results."""
         command = {"do": "pend", "count": count, "body_bytes": body_bytes, "timeout_seconds": timeout_seconds}

@@ -98,6 +98,15 @@ def append_in_bulk(client: DLedgerClient, command: Mapping[str, Any]) -> dict[st
         return {"per_second": rate(command["seconds"])}
 
 
+def read_in_bulk(client: DLedgerClient, command: Mapping[str, Any]) -> dict[str, object]:  # Any: as above
+    """Read the whole log at the leader, again and again; megabytes per second of whole records."""
+    started = time.perf_counter()
+    received = 0
+    while (now := time.perf_counter()) < started + command["seconds"]:
+        received += sum(len(chunk.data) for chunk in client.fetch_log(0))
+    return {"per_second": received / 1e6 / (now - started)}
+
+
 async def pend(address: str, group: str, command: Mapping[str, Any]) -> dict[str, object]:  # Any: as above
     """Send ``count`` single appends at once, each as a separate request, and report their results."""
     body = encode_append(UNORDERED, Append(group, [os.urandom(command["body_bytes"])]))
@@ -132,6 +141,7 @@ def main() -> None:
     actions: dict[str, Callable[[Mapping[str, Any]], dict[str, object]]] = {  # Any: the values of a JSON object
         "measure": lambda command: measure(client, command),
         "bulk": lambda command: append_in_bulk(client, command),
+        "read": lambda command: read_in_bulk(client, command),
         "pend": lambda command: asyncio.run(pend(command["address"], group, command)),
     }
     with DLedgerClient(addresses, group=group, security=security) as client:
