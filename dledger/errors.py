@@ -6,7 +6,7 @@ effect: ``"not_applied"`` is safe to retry, ``"unknown"`` may have been or may s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -104,6 +104,16 @@ class DLedgerError(Exception):
     def __init__(self, message: str, *, leader: LeaderHint | None = None) -> None:
         super().__init__(message)
         self.leader = leader
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickled as it is, because arguments of constructors differ: worker processes return errors in this way."""
+        return _unpickled, (type(self), self.args, self.__dict__)
+
+
+def _unpickled(kind: type[DLedgerError], arguments: tuple[object, ...], fields: Mapping[str, object]) -> DLedgerError:
+    error = kind.__new__(kind, *arguments)
+    error.__dict__.update(fields)
+    return error
 
 
 class InvariantError(DLedgerError):
