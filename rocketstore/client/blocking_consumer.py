@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeVar, Unpack
 
@@ -122,12 +123,14 @@ class Consumer(BlockingClient):
         It is closed by another thread, a signal handler or the handler itself. See ``aio.Consumer.run``; an interrupt
         (Ctrl-C) waits for handlers that are at work.
         """
+        _check_handler(handler)
         self._run_handlers(lambda messages: handler(messages[0]), workers, 1)
 
     def run_batches(
         self, handler: Callable[[Sequence[ConsumedMessage]], object], *, workers: int = WORKERS, batch_max: int = 100
     ) -> None:
         """As ``run``, but with up to ``batch_max`` messages of one queue at a time, which are done or fail together."""
+        _check_handler(handler)
         self._run_handlers(handler, workers, batch_max)
 
     def _run_handlers(
@@ -170,9 +173,9 @@ class Consumer(BlockingClient):
         """Continue in a queue at an offset, ``"first"`` or ``"last"``: see ``aio.Consumer.seek``."""
         self._run(self._consumer.seek(queue, to))
 
-    def seek_to_time(self, time_ms: int, queues: Sequence[MessageQueue] | None = None) -> None:
-        """Continue at the first message stored at a time (ms since 1970) or later."""
-        self._run(self._consumer.seek_to_time(time_ms, queues))
+    def seek_to_time(self, time_ms: int, *queues: MessageQueue) -> None:
+        """Continue in these queues, or all, at the first message stored at a time (ms since 1970) or later."""
+        self._run(self._consumer.seek_to_time(time_ms, *queues))
 
     def pause(self, *queues: MessageQueue) -> None:
         """Hand out nothing of these queues, or of all, until ``resume``."""
@@ -221,3 +224,11 @@ class Consumer(BlockingClient):
 async def _called(function: Callable[..., _T], *arguments: object) -> _T:
     """On the clients' thread, which everything of the consumer belongs to."""
     return function(*arguments)
+
+
+def _check_handler(handler: Callable[..., object]) -> None:
+    """Refuse one whose calls would do nothing, or fail, for every message."""
+    if not callable(handler):
+        raise TypeError(f"a handler must be callable, not {handler!r}")
+    if iscoroutinefunction(handler):
+        raise TypeError("a handler of this consumer is a function: coroutine functions are for rocketstore.client.aio")

@@ -16,7 +16,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Never, Protocol, TypeVar
 
 import uvloop
 
@@ -216,6 +216,9 @@ class BlockingClient:
         self._is_closed = True
         if not self._thread.is_left_behind:
             SHARED.close(self._client)
+
+    def __reduce__(self) -> Never:
+        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: make one in each process")
 
     def __del__(self) -> None:
         if not (getattr(self, "_is_closed", True) or self._thread.is_left_behind):

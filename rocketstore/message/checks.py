@@ -70,6 +70,8 @@ _NUMBERS: Final = HEAD_V4.struct(
     "prepared_offset",
 )
 _CACHED_TOPICS_MAX: Final = 4096
+GROUP_CHARS_MAX: Final = 120
+"""RocketMQ's limit for groups: with ``%RETRY%`` before it, the name is one of a topic."""
 
 KEYS_BYTES_MAX: Final = 8 * KIB
 """Limit for the property ``KEYS``."""
@@ -107,6 +109,16 @@ def check_client_topic(topic: str) -> str:
     if topic in NO_SEND_TOPICS:
         return f"the topic {topic} is reserved for the broker"
     return check_topic(topic)
+
+
+def check_group_name(name: object) -> str:
+    """Why no new group may have this name; empty if one may: its retry topic has a name, too."""
+    if isinstance(name, str) and len(name) <= GROUP_CHARS_MAX and not check_topic(name):
+        return ""
+    return (
+        f"group {name!r}: 1 to {GROUP_CHARS_MAX} of the characters a-z A-Z 0-9 % | _ - (the limit for groups, "
+        "whose names are part of their retry topics')"
+    )
 
 
 def is_internal(topic: str) -> bool:

@@ -15,12 +15,12 @@ version is not malformed: it has a meaning that this version does not know and m
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, assert_never
 
 from dledger.errors import InvalidRequestError
+from rocketstore.message.checks import check_group_name, check_topic
 
 STATE_VERSION: Final = 3
 """The newest that this program knows."""
@@ -39,9 +39,6 @@ DELAY_LEVEL_MAX: Final = 255
 _I32_MAX: Final = (1 << 31) - 1
 PERMISSION_MAX: Final = 7
 """RocketMQ's bits: 4 read, 2 write, 1 inherited by topics made from it."""
-GROUP_CHARS_MAX: Final = 120
-"""RocketMQ's limit for groups: with ``%RETRY%`` before it, the name is one of a topic."""
-_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
 
 
 class MalformedStateError(InvalidRequestError):
@@ -247,17 +244,14 @@ class StateMessage:
 
 def check_name(name: object, what: str) -> None:
     """Raise ``MalformedStateError`` unless ``name`` is valid for RocketMQ's topics and groups."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or check_topic(name):
         raise MalformedStateError(f"{what} {name!r}: 1 to 127 of the characters a-z A-Z 0-9 % | _ -")
 
 
 def check_group(name: object) -> None:
     """Raise ``MalformedStateError`` unless ``name`` may be that of a new group: its retry topic has a name, too."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > GROUP_CHARS_MAX:
-        raise MalformedStateError(
-            f"group {name!r}: 1 to {GROUP_CHARS_MAX} of the characters a-z A-Z 0-9 % | _ - (the limit for groups, "
-            "whose names are part of their retry topics')"
-        )
+    if problem := check_group_name(name):
+        raise MalformedStateError(problem)
 
 
 class EncodedChange(NamedTuple):

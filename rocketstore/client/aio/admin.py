@@ -41,6 +41,7 @@ from rocketstore.client.aio.newest import PAGE_MAX, Page, QueueSpan, read_page, 
 from rocketstore.client.aio.outgoing import CREATING_TOPIC
 from rocketstore.client.aio.received import sent_expression, tags_of_expression
 from rocketstore.client.aio.routes import RoutedBroker
+from rocketstore.message.checks import check_client_topic, check_group_name
 from rocketstore.message.message import Message
 from rocketstore.remoting.bodies.clients import (
     ClientConnection,
@@ -239,6 +240,8 @@ class Admin:
 
     async def put_topic(self, topic: TopicInfo) -> None:
         """Create a topic, or change its numbers of queues and its permission; at all brokers unless it names one."""
+        if problem := check_client_topic(topic.name):
+            raise ConfigError([problem])
         header = PutTopicHeader(
             topic.name,
             CREATING_TOPIC,
@@ -286,6 +289,8 @@ class Admin:
 
     async def put_group(self, group: GroupInfo) -> None:
         """Create a consumer group, or change its settings; at all brokers unless it names one."""
+        if problem := check_group_name(group.name):
+            raise ConfigError([problem])
         config = SubscriptionGroupConfig(
             group.name,
             consume_enable=group.is_enabled,

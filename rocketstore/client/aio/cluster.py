@@ -228,8 +228,11 @@ def parse_given(addresses: Sequence[str] | str | None, name_servers: Sequence[st
     if (addresses is None) == (name_servers is None):
         raise ConfigError(["give either the addresses of brokers, or name_servers=… (not both)"])
     given = addresses if addresses is not None else name_servers
-    parts = split(given, ",;") if isinstance(given, str) else given or ()
-    found = tuple(dict.fromkeys(one.strip() for one in parts if one.strip()))
+    try:
+        parts = split(given, ",;") if isinstance(given, str) else [str.strip(one) for one in given or ()]
+    except TypeError:
+        raise TypeError(f'addresses are texts, such as "127.0.0.1:10911", or a list of them, not {given!r}') from None
+    found = tuple(dict.fromkeys(one for one in parts if one))
     problems = [] if found else ["no address given: give host:port of at least one broker or name server"]
     for one in found:
         try:

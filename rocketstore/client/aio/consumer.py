@@ -32,6 +32,7 @@ from rocketstore.client.aio.rebalancer import Assign, Rebalancer
 from rocketstore.client.aio.received import sent_expression, tags_of_expression
 from rocketstore.client.aio.routes import TopicRoute
 from rocketstore.client.aio.subscription_check import warn_of_others
+from rocketstore.message.checks import check_group_name, check_topic
 from rocketstore.message.ids import new_client_id, offset_message_id
 from rocketstore.message.tags import tags_code
 from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData, SubscriptionData
@@ -119,9 +120,13 @@ class Consumer:
             problems.append("broadcast needs a group, which brokers know its consumers by")
         if self._assign is not None and (options.broadcast or options.ordered):
             problems.append("assign does not go together with ordered or broadcast")
+        if self.group and (problem := check_group_name(self.group)):
+            problems.append(problem)
         if not self._subscriptions.expressions:
             problems.append("topics names no topic")
-        for expression in self._subscriptions.expressions.values():
+        for topic, expression in self._subscriptions.expressions.items():
+            if problem := check_topic(topic):
+                problems.append(problem)
             try:
                 tags_of_expression(expression)
             except ConfigError as error:
@@ -238,6 +243,8 @@ class Consumer:
         await self._run(handler, workers, batch_max)
 
     async def _run(self, handler: BatchHandler, workers: int, batch_max: int) -> None:
+        if not callable(handler):
+            raise TypeError(f"a handler must be callable, not {handler!r}")
         if workers < 1 or batch_max < 1:
             raise ConfigError(["workers and batch_max must be at least 1"])
         running = await self._started()
@@ -271,10 +278,12 @@ class Consumer:
         running.deliveries.go_to(assignment, to)
         assignment.may_rewind = True
 
-    async def seek_to_time(self, time_ms: int, queues: Iterable[MessageQueue] | None = None) -> None:
-        """Continue in all queues, or these, at the first message stored at a time (ms since 1970) or later."""
+    async def seek_to_time(self, time_ms: int, *queues: MessageQueue) -> None:
+        """Continue in these queues, or all, at the first message stored at a time (ms since 1970) or later."""
         running = await self._started()
-        chosen = list(running.deliveries.assignments) if queues is None else list(queues)
+        if not isinstance(time_ms, int):
+            raise TypeError(f"the time, in ms since 1970, comes first, and then the queues: not {time_ms!r}")
+        chosen = [running.assignment(one).queue for one in queues] or list(running.deliveries.assignments)
         for queue, offset in (await StartOffsets(running.cluster, None, time_ms).offsets_at(chosen, time_ms)).items():
             await self.seek(queue, offset)
 
@@ -473,6 +482,8 @@ class _Running:
 
     def assignment(self, queue: MessageQueue) -> Assignment:
         """Raises ``NotFoundError``."""
+        if not isinstance(queue, MessageQueue):
+            raise TypeError(f"a queue is a MessageQueue, such as those of Consumer.queues, not {queue!r}")
         found = self.deliveries.assignments.get(queue)
         if found is None:
             raise NotFoundError(f"queue {queue.queue_id} of {queue.topic} is not assigned to this consumer")
@@ -553,7 +564,7 @@ class _Running:
             self._report(f"{delivery!r} and others like it are kept until they can be read: {error}")
             self.deliveries.deliver_again(delivery, AGAIN_S_MAX, counts=False)
         else:
-            _log.warning("group %s: the handler failed with %r", self._subscriptions.group, delivery, exc_info=error)
+            _log.warning("group %s: the handler failed, for %r", self._subscriptions.group, delivery, exc_info=error)
             await self._failed(delivery)
 
     def finish(self, delivery: Delivery) -> None:

@@ -34,8 +34,8 @@ class ConsumerOptions:
     ordered: bool = False
     broadcast: bool = False
     offsets_file: Path | None = None
-    retries_max: Annotated[int, Range(0)] | None = None
-    commit_s: AboveZero | None = 5.0
+    retries_max: Annotated[int | None, Range(0)] = None
+    commit_s: Annotated[float | None, Range(above=0)] = 5.0
     when_out_of_range: Literal["go_on", "error"] = "go_on"
     timeout_s: AboveZero = 5.0
     pending_messages_max: Positive = 1000

@@ -10,6 +10,7 @@ from dledger.errors import InvalidRequestError
 from dledger.remoting.frame import Frame
 from rocketstore.client.aio.errors import MessageRefusedError
 from rocketstore.message.batch import encode_items
+from rocketstore.message.checks import check_topic
 from rocketstore.message.ids import unique_ids
 from rocketstore.message.message import (
     PROPERTY_CHECK_TIMES,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from rocketstore.client.aio.futures import AnyFuture
     from rocketstore.remoting.bodies.queues import MessageQueue
 
-TOPIC_CHARS_MAX: Final = 127
 CREATING_TOPIC: Final = "TBW102"
 """RocketMQ's default topic: brokers that have it create other topics when a message for them arrives."""
 CREATED_QUEUES: Final = 4
@@ -127,8 +127,8 @@ def outgoing(
     if not isinstance(message, Message):
         raise TypeError(f"a producer sends Message(topic, body), not {type(message).__name__}")
     topic, properties = message.topic, message.properties
-    if not 0 < len(topic) <= TOPIC_CHARS_MAX:
-        raise MessageRefusedError(f"a topic must have 1 to {TOPIC_CHARS_MAX} characters, not {len(topic)}: {topic!r}")
+    if problem := check_topic(topic):
+        raise MessageRefusedError(problem)
     if len(message.body) > body_bytes_max:
         raise MessageRefusedError(f"the body has {len(message.body)} bytes, more than {body_bytes_max}")
     if message.queue_id:

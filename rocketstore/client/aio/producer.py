@@ -24,6 +24,7 @@ from rocketstore.client.aio.pipeline import SendPipeline
 from rocketstore.client.aio.queue_selection import OnFailure
 from rocketstore.client.aio.results import PreparedMessage, SendResult, TransactionResult, TransactionState
 from rocketstore.client.aio.transactions import Check, Transaction, Transactions, checked_state
+from rocketstore.message.checks import check_group_name
 from rocketstore.message.ids import ids_of_client, new_client_id
 from rocketstore.message.message import Message
 from rocketstore.remoting.bodies.clients import HeartbeatData, ProducerData
@@ -90,6 +91,10 @@ class Producer:
     ) -> None:
         if check is not None and not group:
             raise ConfigError(["transactions need the name of a producer group: give group=… beside check=…"])
+        if group and (problem := check_group_name(group)):
+            raise ConfigError([problem])
+        if enable_idempotence not in (True, False, "auto"):
+            raise ConfigError([f'enable_idempotence must be True, False or "auto", not {enable_idempotence!r}'])
         self.group: Final = group
         self.client_id: Final = new_client_id()
         self._transaction_ids = ids_of_client(self.client_id)
@@ -380,6 +385,8 @@ def _placed(message: OutgoingMessage, key: str | None, queue: MessageQueue | int
         raise ConfigError(["a key chooses the queue: give either key or queue"])
     if key is not None and not isinstance(key, str):
         raise TypeError(f"key must be a str, not {type(key).__name__}: {key!r}")
+    if queue is not None and not isinstance(queue, int | MessageQueue):
+        raise TypeError(f"queue must be a number or a MessageQueue, not {queue!r}")
     message.key, message.wanted = key, queue
     return message
 

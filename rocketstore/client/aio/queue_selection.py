@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Collection, Sequence
 from typing import Final, TypeAlias
 
-from rocketstore.client.aio.errors import ClientError, ForbiddenError, NotFoundError
+from rocketstore.client.aio.errors import ClientError, ForbiddenError, NoQueueError, NotFoundError
 from rocketstore.client.aio.outgoing import CREATED_QUEUES, CREATING_TOPIC, OutgoingMessage, queue_number_of_key
 from rocketstore.client.aio.routes import RouteCache, TopicRoute
 from rocketstore.remoting.bodies.queues import MessageQueue
@@ -94,18 +94,18 @@ class QueueSelector:
         return queues[queue_number_of_key(key, len(queues))]
 
     def named(self, route: TopicRoute, queue: MessageQueue | int) -> MessageQueue:
-        """A queue given by number, if that is enough, or by broker and number. Raises ``NotFoundError``."""
+        """A queue given by number, if that is enough, or by broker and number. Raises ``NoQueueError``."""
         if isinstance(queue, MessageQueue):
             if queue in route.writable:
                 return queue
-            raise NotFoundError(f"topic {route.topic} has no writable queue {queue.queue_id} at {queue.broker_name}")
+            raise NoQueueError(f"topic {route.topic} has no writable queue {queue.queue_id} at {queue.broker_name}")
         found = [one for one in route.writable if one.queue_id == queue]
         if len(found) == 1:
             return found[0]
         if not found:
-            raise NotFoundError(f"topic {route.topic} has no writable queue {queue}")
+            raise NoQueueError(f"topic {route.topic} has no writable queue {queue}")
         names = ", ".join(one.broker_name for one in found)
-        raise NotFoundError(f"topic {route.topic} has a queue {queue} at each of {names}: give a MessageQueue")
+        raise NoQueueError(f"topic {route.topic} has a queue {queue} at each of {names}: give a MessageQueue")
 
     def route(self, topic: str) -> TopicRoute | None:
         """The route, or that of a topic that the first message creates; None: it is not known at once."""

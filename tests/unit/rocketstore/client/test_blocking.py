@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
+import pickle
 import signal
 import subprocess
 import sys
@@ -342,6 +344,33 @@ def test_a_client_that_nobody_has_any_more_is_closed(world: World) -> None:
     gc.collect()
     assert future.result(20)
     wait_until(lambda: not loop_thread.SHARED._clients, "it is closed")
+
+
+def test_a_client_is_not_copied_or_pickled_and_stays_open(world: World) -> None:
+    """The end of a copy would close the one that it was made from."""
+    with Producer(world.address) as producer:
+        for attempt in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="a Producer cannot be copied or pickled: make one in each process"):
+                attempt(producer)
+        gc.collect()
+        assert producer.send(Message("T", b"x")).broker == "a"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "problem"),
+    [
+        ({"addresses": 5}, TypeError, "addresses are texts, .* or a list of them, not 5"),
+        ({"addresses": ["127.0.0.1:1", 5]}, TypeError, "addresses are texts"),
+        ({"enable_idempotence": "yes"}, ConfigError, "must be True, False or \"auto\", not 'yes'"),
+        ({"group": "a b"}, ConfigError, "group 'a b': 1 to 120 of the characters"),
+    ],
+)
+def test_arguments_of_a_producer_are_checked(
+    arguments: dict[str, object], error: type[Exception], problem: str
+) -> None:
+    """At once, with what to write."""
+    with pytest.raises(error, match=problem):
+        Producer(**{"addresses": "127.0.0.1:1"} | arguments)  # type: ignore[arg-type]
 
 
 def test_a_callback_that_waits_for_its_client_is_an_error_and_no_deadlock(world: World) -> None:

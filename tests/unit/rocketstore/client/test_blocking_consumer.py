@@ -120,6 +120,22 @@ def test_handlers_run_on_threads_of_their_own_until_the_consumer_is_closed(
     assert offset(broker) == 20
 
 
+def test_a_handler_that_would_never_run_is_refused_before_any_message(broker: BrokerServer, sender: Sender) -> None:
+    """Of a coroutine function only the coroutine would be made: every message would be done, and not handled."""
+
+    async def handler(_: object) -> None: ...
+
+    sender.send(b"0")
+    with sender.consumer() as consumer:
+        for run in (consumer.run, consumer.run_batches):
+            with pytest.raises(TypeError, match=r"coroutine functions are for rocketstore\.client\.aio"):
+                run(handler)
+            with pytest.raises(TypeError, match="a handler must be callable, not None"):
+                run(None)  # type: ignore[arg-type]
+        assert [one.body for one in consumer.poll(timeout_s=30)] == [b"0"]
+    assert offset(broker) == 1
+
+
 def test_a_handler_may_close_the_consumer(broker: BrokerServer, sender: Sender) -> None:
     """``close`` returns at once there, ``run`` returns, and the message counts as done."""
     sender.send(b"0", b"1")

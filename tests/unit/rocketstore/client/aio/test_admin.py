@@ -87,6 +87,18 @@ async def test_topics_are_created_changed_listed_and_deleted(broker: BrokerServe
 
 
 @on_loop
+async def test_names_that_no_broker_takes_are_refused_at_once() -> None:
+    """A broker's answer to them leaves open whether it has done anything."""
+    async with Admin("127.0.0.1:1") as admin:
+        with pytest.raises(ConfigError, match="the topic 'a b' has characters other than"):
+            await admin.put_topic(TopicInfo("a b"))
+        with pytest.raises(ConfigError, match="the topic SELF_TEST_TOPIC is reserved for the broker"):
+            await admin.put_topic(TopicInfo("SELF_TEST_TOPIC"))
+        with pytest.raises(ConfigError, match="group 'a b': 1 to 120 of the characters"):
+            await admin.put_group(GroupInfo("a b"))
+
+
+@on_loop
 async def test_a_queues_offsets_are_its_first_its_end_and_by_time(broker: BrokerServer) -> None:
     async with admin_of(broker) as admin, Producer(broker.address, timeout_s=30) as producer:
         await admin.put_topic(TopicInfo("orders", 2, 2))

@@ -146,6 +146,16 @@ async def test_assigned_queues_are_read_without_a_group(broker: BrokerServer, se
         assert await consumer.poll(timeout_s=0.2) == []
         consumer.resume()
         assert bodies(await gather(consumer, 3)) == [b"1", b"2", b"3"]
+        await consumer.seek_to_time(0, queue)
+        assert bodies(await gather(consumer, 3)) == [b"1", b"2", b"3"]
+        await consumer.seek_to_time(0)
+        assert bodies(await gather(consumer, 3)) == [b"1", b"2", b"3"]
+        with pytest.raises(TypeError, match=r"a queue is a MessageQueue, such as those of .*, not 1"):
+            await consumer.seek(1, 0)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="the time, in ms since 1970, comes first"):
+            await consumer.seek_to_time(queue, 0)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="a handler must be callable, not None"):
+            await consumer.run_batches(None)  # type: ignore[arg-type]
     async with Consumer(broker.address, topics=TOPIC, assign=[1], start="first") as consumer:
         assert len(await gather(consumer, 3)) == 3
     with pytest.raises(NotFoundError, match=r"no queues \[7\]"):
@@ -244,6 +254,10 @@ async def test_a_closed_consumer_says_so(broker: BrokerServer, sender: Sender) -
         ({"topics": "t", "group": "g", "assign": "all", "ordered": True}, "does not go together"),
         ({"topics": "t", "group": "g", "start": "middle"}, "start must be"),
         ({"topics": "t", "group": "g", "offsets_file": Path("x")}, "for broadcast"),
+        ({"topics": "t", "group": "g", "commit_s": -1}, "commit_s=-1 must be above 0"),
+        ({"topics": "t", "group": "g", "retries_max": -1}, "retries_max=-1 must be at least 0"),
+        ({"topics": "t", "group": "a b"}, "group 'a b': 1 to 120 of the characters"),
+        ({"topics": "a b", "group": "g"}, "the topic 'a b' has characters other than"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused_at_once(arguments: dict[str, object], problem: str) -> None:

@@ -116,16 +116,20 @@ async def test_a_key_always_chooses_the_queue_that_rocketmqs_hash_chooses() -> N
 async def test_a_number_is_enough_for_a_queue_if_only_one_broker_has_the_topic() -> None:
     async with world() as here, here.producer() as producer:
         assert (await producer.send(message(topic="A"), queue=2)).queue == 2
-        with pytest.raises(errors.NotFoundError, match="has a queue 1 at each of a, b: give a MessageQueue"):
+        with pytest.raises(errors.NoQueueError, match="has a queue 1 at each of a, b: give a MessageQueue"):
             await producer.send(message(), queue=1)
         found = await producer.send(message(), queue=MessageQueue("T", "b", 1))
         assert (found.broker, found.queue) == ("b", 1)
-        with pytest.raises(errors.NotFoundError, match="no writable queue 9"):
+        with pytest.raises(errors.NoQueueError, match="no writable queue 9"):
             await producer.send(message(topic="A"), queue=9)
         with pytest.raises(ConfigError, match="give either key or queue"):
             await producer.send(message(), queue=1, key="k")
         with pytest.raises(TypeError, match="key must be a str, not int"):
             await producer.send(message(), key=7)  # type: ignore[arg-type]  # which is the point
+        with pytest.raises(TypeError, match="queue must be a number or a MessageQueue, not '1'"):
+            await producer.send(message(), queue="1")  # type: ignore[arg-type]
+        with pytest.raises(errors.MessageRefusedError, match="the topic 'a b' has characters other than"):
+            await producer.send(message(topic="a b"))
 
 
 @on_loop
@@ -464,8 +468,8 @@ async def test_send_many_says_of_each_message_what_became_of_it() -> None:
 @pytest.mark.parametrize(
     ("bad", "why"),
     [
-        (Message("", b""), "1 to 127 characters"),
-        (Message("T" * 128, b""), "1 to 127 characters"),
+        (Message("", b""), "the topic is empty"),
+        (Message("T" * 128, b""), "has 128 characters; at most 127"),
         (Message("T", b"x" * (4 * 1024 * 1024 + 1)), "more than 4194304"),
         (Message("T", b"", 3), r"send\(message, queue=3\)"),
         (Message("T", b"", properties={"DELAY": "3"}), "delay_level"),
