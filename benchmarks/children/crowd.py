@@ -92,6 +92,7 @@ class Crowd:
     async def _run(
         self, live: Callable[[_Client, int], Coroutine[Any, Any, None]], number: int, began: asyncio.Future[None]
     ) -> None:
+        client = None
         try:
             async with self._opening:
                 link = await asyncio.open_connection("127.0.0.1", self._port, local_addr=(HOST, 0))
@@ -101,7 +102,9 @@ class Crowd:
             if answer.code:
                 raise ConnectionError(f"heartbeat refused: {answer.remark}")
             began.set_result(None)
-        except OSError as error:
+        except (OSError, EOFError) as error:
+            if client is not None:
+                client.writer.transport.abort()
             began.set_exception(error)
             return
         try:
