@@ -215,8 +215,8 @@ class NodeConnections:
         else:
             hint = f"; or it does not trust the CA of our certificate {files.cert}"
         return UnavailableError(
-            f"{address} hung up before it answered: is this a peer port? Clients connect to the client port, by "
-            f"default the peer port + {CLIENT_PORT_OFFSET}{hint}"
+            f"{address} hung up before it answered: is this a port of peers, or of gRPC? Clients connect to the client "
+            f"port, by default the peer port + {CLIENT_PORT_OFFSET}{hint}"
         )
 
     def _greeted(self, connection: RemotingConnection, done: asyncio.Task[NodeLink]) -> None:

@@ -48,7 +48,8 @@ PROTOCOL_FIELD: Final = "dledger"
 _USE_TLS: Final = "use TLS (--tls-ca; in Python security=ClientSecurity(tls=TlsFiles(…)))"
 _INSIST: Final = "pass --insecure (in Python security=ClientSecurity(insecure=True))"
 _CA_HINT: Final = ": give the CA of its certificate (--tls-ca; in Python security=ClientSecurity(tls=TlsFiles(…)))"
-_TLS_HINT: Final = f"; if it requires TLS{_CA_HINT}"
+_PORT_HINT: Final = "; is it a listenPort? gRPC and peers have other ports"
+_TLS_HINT: Final = f"{_PORT_HINT}; if it requires TLS{_CA_HINT}"
 
 _CERTIFICATE_HINT: Final = "; if it requires certificates of its clients, give one: cert=… and key=… of TlsFiles"
 
@@ -94,7 +95,7 @@ class BrokerConnections:
         self._signed_for = signed_for(security, given)
         self._may_be_plain = security is not None and (security.tls is not None or security.insecure)
         self._contexts = None if security is None or security.tls is None else tls.ContextSource(security.tls)
-        self._hint = _TLS_HINT if self._contexts is None else ""
+        self._hint = _TLS_HINT if self._contexts is None else _PORT_HINT
         if security is not None and security.tls is not None and security.tls.cert is None:
             self._hint = _CERTIFICATE_HINT
         self._lost = lost

@@ -31,6 +31,14 @@ from rocketstore.remoting.headers import RouteHeader, write_header
 
 HEDGE_S: Final = 0.5
 """How long a server may take before the next one is asked, too."""
+_NO_ROUTES: Final = (
+    "does not tell where its topics are, as Apache RocketMQ's brokers do not: give the addresses of name servers "
+    "(--namesrv; in Python name_servers=…)"
+)
+_NO_BROKER: Final = (
+    "is a node of a bare log (dledger serve), which has no topics: start brokers (dledger broker), or use what a "
+    "log has (dledger append, dledger tail; in Python dledger.client)"
+)
 _NAME_SERVERS_REMARK: Final = "No topic route info in name server"
 """How RocketMQ's name servers, and ours, begin to say that they do not know a topic."""
 
@@ -145,14 +153,8 @@ class RouteServers:
         if answer.code in (AnswerCode.SUCCESS, AnswerCode.TOPIC_NOT_EXIST):
             return answer
         if answer.code == AnswerCode.REQUEST_CODE_NOT_SUPPORTED and not self._are_name_servers:
-            failures.append(
-                RequestNotKnownError(
-                    f"{address} does not tell where its topics are, as Apache RocketMQ's brokers do not: give the "
-                    "addresses of name servers (--namesrv; in Python name_servers=…)",
-                    answer_code=answer.code,
-                    address=address,
-                )
-            )
+            why = _NO_BROKER if self._connections.protocol_version(address) else _NO_ROUTES
+            failures.append(RequestNotKnownError(f"{address} {why}", answer_code=answer.code, address=address))
         else:
             refusal = refusal_of(answer, address)
             refusal.outcome = "not_applied"

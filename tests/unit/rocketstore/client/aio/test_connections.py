@@ -96,6 +96,7 @@ async def test_a_connection_that_ends_leaves_open_whether_it_was_done() -> None:
             await asked
         assert caught.value.outcome == "unknown"
         assert "requires TLS" in str(caught.value)  # nothing has ever come from there
+        assert "is it a listenPort? gRPC and peers have other ports" in str(caught.value)
         await connections.close()
 
 

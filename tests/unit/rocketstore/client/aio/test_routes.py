@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from dledger.remoting.codes import AnswerCode
+from dledger.remoting.codes import ANNOUNCED, AnswerCode
 from rocketstore.client.aio import errors, route_servers, routes
 from rocketstore.client.aio.connections import BrokerConnections
 from rocketstore.client.aio.route_servers import RouteServers
@@ -337,6 +337,20 @@ async def test_apaches_brokers_do_not_tell_routes_so_name_servers_must_be_given(
             await servers.route("T")
         with pytest.raises(errors.RequestNotKnownError, match="give the addresses of name servers"):
             await servers.clusters()
+
+
+@on_loop
+async def test_a_node_of_a_bare_log_is_not_taken_for_one_of_apaches_brokers() -> None:
+    """It announces this project's requests, and knows none about topics; name servers would not help."""
+    async with two_servers(are_name_servers=False) as (servers, (first, second)):
+        for one in (first, second):
+            for code in (ROUTE, RequestCode.GET_BROKER_CLUSTER_INFO):
+                one.scripts[code] = lambda frame: frame.answer(
+                    AnswerCode.REQUEST_CODE_NOT_SUPPORTED, "request type not supported", ANNOUNCED
+                )
+        for ask in (lambda: servers.route("T"), servers.clusters):
+            with pytest.raises(errors.RequestNotKnownError, match=r"a node of a bare log .* start brokers"):
+                await ask()
 
 
 @on_loop
