@@ -511,7 +511,7 @@ class ClientTables:
 
     def _forget_id(self, link: ClientLink) -> None:
         client_id = self._producer_ids.pop(link, "")
-        if self._producer_at.get(client_id) is link:
+        if self._producer_at.get(client_id) == link:  # links of one connection are equal, not the same
             del self._producer_at[client_id]
 
     def _leave_producers(self, link: ClientLink, name: str) -> None:

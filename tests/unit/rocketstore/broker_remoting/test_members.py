@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from rocketstore.broker.clients import SILENT_S_MAX
-from rocketstore.remoting.bodies.clients import LockedQueuesBody, LockQueuesBody
+from rocketstore.remoting.bodies.clients import HeartbeatData, LockedQueuesBody, LockQueuesBody, ProducerData
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.codes import RequestCode
-from tests.support.remoting import RemotingSocket
+from tests.support.remoting import RemotingSocket, send_fields
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness
 
@@ -38,3 +38,21 @@ def test_a_client_without_heartbeats_is_dropped(broker: RemotingHarness, client:
     broker.on_loop(later)
     assert client.is_hung_up
     wait_until(lambda: tables.consumers("g") is None and "g" not in tables.producer_groups(), "it is no member")
+
+
+def test_a_connection_has_one_client_id_and_none_when_it_is_gone(
+    broker: RemotingHarness, client: RemotingSocket
+) -> None:
+    """Else one client names ids without end, each with a connection that stays in memory; and who replies to a client
+    that is gone hears of an error of the broker's.
+    """
+    tables = broker.groups.clients
+    with broker.dial() as asker:
+        for number in range(3):
+            beat = HeartbeatData(f"asker{number}", (ProducerData("p"),))
+            assert asker.ask(RequestCode.HEART_BEAT, {}, beat.encode()).code == 0
+        assert [tables.producer_by_id(f"asker{number}") is not None for number in range(3)] == [False, False, True]
+    wait_until(lambda: "p" not in tables.producer_groups(), "it is gone")
+    assert not tables._producer_at
+    fields = send_fields("T", properties="REPLY_TO_CLIENT\x01asker2")
+    assert "channel of <asker2> not found" in client.ask(RequestCode.SEND_REPLY_MESSAGE_V2, fields, b"x").remark
