@@ -167,7 +167,7 @@ class Sending:
             done([])
             return
         if batch.origin is Origin.CLIENT:
-            problem = self._problem(caller)
+            problem = self.problem(caller)
             if problem is not None:
                 done([problem] * len(batch.messages))
                 return
@@ -196,8 +196,8 @@ class Sending:
 
     # -- what is looked at ---------------------------------------------------------------------------------------------
 
-    def _problem(self, caller: MessageSource | None) -> PutResult | None:
-        """Why nothing of a request is taken now."""
+    def problem(self, caller: MessageSource | None) -> PutResult | None:
+        """Why nothing of a request is taken now, whatever is in it."""
         if not self._mastership.is_master:
             return self._mastership.refusal()
         if caller is None:

@@ -130,11 +130,16 @@ class RemotingSends:
     def take(self, connection: RemotingConnection, frame: Frame) -> None:
         """Store what is sent, and answer. Raises ``RequestError`` and ``Refusal``: it is refused at once."""
         header = read_send(frame.fields, short=frame.code not in _LONG_NAMES)
-        batch = self._read(connection, frame, header)
-        self._submit(connection, frame, header.topic, MessageSource(self._access.quota_of(connection, frame)), batch)
+        caller = MessageSource(self._access.quota_of(connection, frame))
+        if frame.code == _BATCH and self._is_refused(connection, frame, header.topic, caller):
+            return
+        self._submit(connection, frame, header.topic, caller, self._read(connection, frame, header))
 
     def take_numbered(self, connection: RemotingConnection, frame: Frame) -> None:
         """SEND_NUMBERED."""
+        quota = self._access.quota_of(connection, frame)
+        if self._is_refused(connection, frame, "", MessageSource(quota)):
+            return
         wanted = NumberedSend.decode(frame.body)
         check_producer_name(wanted.producer)
         if not 0 <= wanted.sequence <= SEQUENCE_MAX:
@@ -149,7 +154,7 @@ class RemotingSends:
         name = self._access.own_producer(connection, frame, wanted.producer)
         producer = ProducerBatch(name, wanted.sequence, len(messages))
         denied = self._access.denied_topics(connection, frame, messages)
-        caller = MessageSource(self._access.quota_of(connection, frame), denied)
+        caller = MessageSource(quota, denied)
         batch = SendBatch(messages, len(frame.body), wanted.wait, producer)
         self._submit(connection, frame, messages[0].topic, caller, batch)
 
@@ -167,6 +172,13 @@ class RemotingSends:
         return frame.answer(body=encode_next(found, self._memory))
 
     # -- reading -------------------------------------------------------------------------------------------------------
+
+    def _is_refused(self, connection: RemotingConnection, frame: Frame, topic: str, caller: MessageSource) -> bool:
+        """Whether a request of many messages is refused before it is read: in that time nobody else is served."""
+        problem = self._broker.sending.problem(caller)
+        if problem is not None:
+            connection.done(frame, _refused(frame, topic, problem, 0 if frame.code == _NUMBERED else -1))
+        return problem is not None
 
     def _submit(
         self, connection: RemotingConnection, frame: Frame, topic: str, caller: MessageSource, batch: SendBatch

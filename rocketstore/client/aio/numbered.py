@@ -49,6 +49,7 @@ from rocketstore.message.message import HostAddress
 from rocketstore.remoting.codes import OwnCode, RequestCode
 from rocketstore.remoting.headers import RouteHeader, write_header
 from rocketstore.remoting.numbered_sends import (
+    MESSAGES_MAX,
     StoredRow,
     decode_next,
     decode_stored,
@@ -130,7 +131,7 @@ class NumberedSender:
         options = WindowOptions(
             linger_ms=0.0,
             batch_bytes=limits.batch_bytes_max,
-            batch_items=limits.batch_messages_max,
+            batch_items=min(limits.batch_messages_max, MESSAGES_MAX),
             pending_bytes_max=NUMBERED_BYTES_MAX,
             inflight_requests_max=REQUESTS_MAX,
             inflight_items_max=1 << 16,

@@ -14,7 +14,7 @@ from rocketstore.broker.sending import CREATED_MAX
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.producer_names import PRODUCER_CHARS_MAX, check_producer_name
 from rocketstore.message.record import decode_record
-from rocketstore.remoting.codes import OwnCode
+from rocketstore.remoting.codes import OwnCode, RequestCode
 from rocketstore.remoting.numbered_sends import (
     NumberedMessage,
     NumberedSend,
@@ -24,7 +24,7 @@ from rocketstore.remoting.numbered_sends import (
 )
 from rocketstore.state.changes import TopicConfig
 from rocketstore.types import HALF_TOPIC, BrokerRole, PutMessageStatus, PutResult
-from tests.support.remoting import RemotingSocket
+from tests.support.remoting import RemotingSocket, send_fields
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker.harness import STORE_HOST
 from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness
@@ -258,3 +258,19 @@ def test_a_denied_topic_keeps_the_whole_request_out(guarded: RemotingHarness) ->
         assert (refused.code, refused.fields["message"]) == (AnswerCode.NO_PERMISSION, "1")
         assert "PUB on topic hidden" in refused.remark
         assert (bodies(guarded), next_number(alice, "p")) == ([], 0)
+
+
+@pytest.mark.parametrize("code", [OwnCode.SEND_NUMBERED, RequestCode.SEND_BATCH_MESSAGE])
+def test_what_finds_no_room_is_not_even_read(code: int) -> None:
+    """Reading thousands of messages takes the loop up to a tenth of a second, and a client may send them again and
+    again. Here nothing could be read.
+    """
+    with RemotingHarness(BrokerConfig(send_pending_messages_max=8)) as broker, broker.dial() as client:
+        broker.state.held = []
+        waiting = begin(client, 0, *[numbered(b"x", "New") for _ in range(8)])
+        wait_until(lambda: len(broker.state.held or ()) == 1, "the topic is being made")
+        refused = client.ask(code, send_fields("T"), b"no messages")
+        assert (refused.code, "[OVERLOAD]" in refused.remark) == (AnswerCode.SYSTEM_BUSY, True)
+        broker.on_loop(broker.state.held[0])
+        assert client.answer_to(waiting).code == AnswerCode.SUCCESS
+        assert "malformed" in client.ask(OwnCode.SEND_NUMBERED, {}, b"no messages").remark

@@ -83,11 +83,11 @@ def test_bytes_after_the_last_message_are_refused() -> None:
         NumberedSend.decode(GOLDEN_REQUEST + b"x")
 
 
-@pytest.mark.parametrize("count", [0, -1, 16_385, 1 << 30])
+@pytest.mark.parametrize("count", [0, -1, 4097, 1 << 30])
 def test_a_number_of_messages_that_cannot_be_meant_is_refused(count: int) -> None:
     """Before anything is made of them."""
     data = b"\x01\x01p" + bytes(8) + (count & 0xFFFFFFFF).to_bytes(4, "big") + bytes(64)
-    with pytest.raises(RequestError, match="1 to 16384 can be sent at once"):
+    with pytest.raises(RequestError, match="1 to 4096 can be sent at once"):
         NumberedSend.decode(data)
 
 
