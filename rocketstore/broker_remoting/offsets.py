@@ -10,6 +10,7 @@ from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
 from rocketstore.broker.offsets import NONE, Offsets
+from rocketstore.broker_remoting.decoding import BodyDecoder
 from rocketstore.remoting.group_offsets import (
     CommitGroupOffsets,
     CommitPosition,
@@ -33,9 +34,12 @@ from rocketstore.remoting.headers import (
 class OffsetRequests:
     """On the loop."""
 
-    def __init__(self, offsets: Offsets, quota_of: Callable[[RemotingConnection, Frame], Quota]) -> None:
+    def __init__(
+        self, offsets: Offsets, quota_of: Callable[[RemotingConnection, Frame], Quota], decoder: BodyDecoder
+    ) -> None:
         self._offsets = offsets
         self._quota_of = quota_of
+        self._decoder = decoder
 
     async def query(self, _: RemotingConnection, frame: Frame) -> Frame:
         """QUERY_CONSUMER_OFFSET: a group without an offset starts a short queue at its begin, unless it asks not to."""
@@ -77,7 +81,7 @@ class OffsetRequests:
 
     async def commit_position(self, connection: RemotingConnection, frame: Frame) -> Frame:
         """COMMIT_POSITION."""
-        wanted = CommitPosition.decode(frame.body)
+        wanted = await self._decoder.run(connection, frame, CommitPosition.decode, frame.body)
         owner = self._quota_of(connection, frame).owner
         reached = await self._offsets.commit_position(owner, wanted.group, wanted.position, wanted.topics)
         return frame.answer(body=encode_reached(reached))

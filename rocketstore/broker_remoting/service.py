@@ -87,7 +87,7 @@ class RemotingService:
         access = self.access
         self._groups = groups = broker.groups
         members = MemberRequests(groups, access.quota_of, self._link_of, decoder, broker.loop.readers)
-        offsets = OffsetRequests(broker.offsets, access.quota_of)
+        offsets = OffsetRequests(broker.offsets, access.quota_of, decoder)
         self._statistics = Statistics(broker.live, broker.store, groups.retries, broker.loop.readers, broker.loop.clock)
         sends = RemotingSends(broker, forwarding.origin_of, access)
         self._pulls = RemotingPulls(broker, groups, access, self._link_of)
