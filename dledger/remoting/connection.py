@@ -311,6 +311,16 @@ class RemotingConnection(asyncio.Protocol):
                 self._taken = self._loop.create_future()
             await asyncio.shield(self._taken)
 
+    async def taken(self) -> None:
+        """Likewise after a large answer; who does not take it in time, when the waiting task is cancelled, is hung up
+        on.
+        """
+        try:
+            await self.drained()
+        except asyncio.CancelledError:
+            self.close("it does not take its answer")
+            raise
+
     def send(self, *parts: bytes) -> None:
         """Send the bytes of a frame, together with everything else of this turn of the loop.
 

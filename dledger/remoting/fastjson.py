@@ -58,8 +58,8 @@ class ObjectKey(str):
     __slots__ = ()
 
 
-def loads(data: bytes) -> object:
-    """Parse a body. Raises ``RequestError`` if it is neither JSON nor fastjson's variant."""
+def loads(data: bytes, *, tolerant: bool = True) -> object:
+    """Parse a body. Raises ``RequestError`` if it is neither JSON nor, if that is ``tolerant``, fastjson's variant."""
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
@@ -71,6 +71,8 @@ def loads(data: bytes) -> object:
         try:
             return _DECODER.decode(text)
         except ValueError:
+            if not tolerant:
+                raise
             return _Parser(text).parse()
     except RecursionError as error:
         raise RequestError("malformed body: nested too deeply") from error

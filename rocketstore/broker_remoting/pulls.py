@@ -145,7 +145,7 @@ class RemotingPulls:
             answer = frame.answer(code, str(result.status), fields)
             connection.send(head_of(answer, sum(map(len, result.records))), *result.records)
             del result  # the connection has its own copy of what it cannot send at once
-            await _drained(connection)
+            await connection.taken()
 
     def _header(self, result: GetResult, group: GroupConfig, next_offset: int, incarnation: int) -> PullAnswer:
         """``incarnation``: before the messages were read; one that has ended meanwhile is not told."""
@@ -161,7 +161,7 @@ class RemotingPulls:
     async def _taken(self, leases: Leases, connection: RemotingConnection, _frame: Frame) -> None:
         """Keep the room of an answer until the client has read it."""
         with self._cancelled_with(connection), leases:
-            await _drained(connection)
+            await connection.taken()
 
     @contextmanager
     def _cancelled_with(self, connection: RemotingConnection) -> Iterator[None]:
@@ -201,14 +201,6 @@ class RemotingPulls:
         if found.kind not in ("", TAG):
             raise RequestError(f"filters of type {found.kind} are not supported: use tags")
         return found.expression
-
-
-async def _drained(connection: RemotingConnection) -> None:
-    try:
-        await connection.drained()
-    except asyncio.CancelledError:  # also if it took too long
-        connection.close("it does not take its answer")
-        raise
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Final
 
-from dledger.errors import DLedgerError, InvalidRequestError, NotLeaderError, PendingFullError
+from dledger.errors import DLedgerError, InvalidRequestError, NotLeaderError, PendingFullError, ResponseCode
 from dledger.remoting.codes import ANNOUNCED, AnswerCode
 from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import FRAME_BYTES_MAX, Frame, head_of
@@ -41,8 +41,8 @@ UNSENT_BYTES_MAX: Final = 4 * FRAME_BYTES_MAX
 """Of answers that slow readers leave, besides those that have room of their quota."""
 _Own = Callable[[Admitted, RemotingConnection, Frame], Awaitable[bytes]]
 """Returns the body of the answer. Raises ``DLedgerError``."""
-_Java = Callable[[Admitted, Frame, java.Json], Awaitable[java.Json]]
-"""Returns the members of the answer's JSON. Raises ``DLedgerError``."""
+_Java = Callable[[Admitted, RemotingConnection, Frame, java.Json], Awaitable[java.Json | None]]
+"""Returns the members of the answer's JSON; None: it is sent. Raises ``DLedgerError``."""
 
 
 class LogHandlers:
@@ -101,7 +101,9 @@ class LogHandlers:
                     return frame.answer(body=body)
                 with Leases(self._requests.room, admitted.quota) as leases:
                     leases.take_now(len(body))
-                    await self._send(connection, frame, body)
+                    self._send(connection, frame, body)
+                    del body
+                    await connection.taken()
             except DLedgerError as error:
                 return self._refusal(frame, error)
             return None
@@ -118,8 +120,8 @@ class LogHandlers:
                     requests.check_group(read.group)
                     await requests.wait_for(read.first_index, wait_ms / 1000, admitted.quota)
                     self._access.admit_again(admitted, LogOperation.READ)
-                body = await requests.read(read, leases, codec.encode_read_answer)
-                await self._send(connection, frame, body)
+                self._send(connection, frame, await requests.read(read, leases, codec.encode_read_answer))
+                await connection.taken()
         except DLedgerError as error:
             return self._refusal(frame, error)
         return None
@@ -137,7 +139,9 @@ class LogHandlers:
                 await leases.take(requests.bulk.chunk_bytes(request))
                 body = await requests.bulk.one_chunk(request, bulk_codec.encode_chunk)
                 leases.resize(len(body))
-                await self._send(connection, frame, body)
+                self._send(connection, frame, body)
+                del body
+                await connection.taken()
         except TooManyBulkReadsError as error:
             requests.conditions.limit(str(error))
             return error_answer(frame, PendingFullError(str(error)))
@@ -209,10 +213,12 @@ class LogHandlers:
                 request = java.request_of(frame)
                 java.check_addressee(request, requests.config.node_id)
                 requests.check_group(java.text_of(request, "group"))
-                members = await handler(admitted, frame, request)
+                members = await handler(admitted, connection, frame, request)
             except DLedgerError as error:
                 self._note_limit(error)
                 return java.error_answer(frame, requests.status(), error, failed)
+            if members is None:
+                return None
             answer = java.answer_to(frame, requests.status(), members)
             if operation is not LogOperation.METADATA:
                 return answer
@@ -220,10 +226,14 @@ class LogHandlers:
 
         return handle
 
-    async def _java_metadata(self, _admitted: Admitted, _frame: Frame, _request: java.Json) -> java.Json:
+    async def _java_metadata(
+        self, _admitted: Admitted, _connection: RemotingConnection, _frame: Frame, _request: java.Json
+    ) -> java.Json:
         return java.metadata(self._requests.status())
 
-    async def _java_append(self, admitted: Admitted, frame: Frame, request: java.Json) -> java.Json:
+    async def _java_append(
+        self, admitted: Admitted, _connection: RemotingConnection, frame: Frame, request: java.Json
+    ) -> java.Json:
         requests, quota, size = self._requests, admitted.quota, len(frame.body)
         body = java.body_of(request)
         if quota.is_full:
@@ -237,14 +247,21 @@ class LogHandlers:
             raise outcome
         return java.appended(outcome.first_index, outcome.positions[0], outcome.term)
 
-    async def _java_get(self, admitted: Admitted, _frame: Frame, request: java.Json) -> java.Json:
+    async def _java_get(
+        self, admitted: Admitted, connection: RemotingConnection, frame: Frame, request: java.Json
+    ) -> None:
+        requests = self._requests
         first_index = LogIndex(java.number_of(request, "beginIndex"))
-        read = Read(self._requests.config.group, first_index, count=1, mode=ReadMode.LINEARIZABLE)
-        with Leases(self._requests.room, admitted.quota) as leases:
-            body = await self._requests.read(read, leases, codec.encode_read_answer)
-            return java.entries(first_index, codec.decode_read_answer(body))
+        read = Read(requests.config.group, first_index, count=1, mode=ReadMode.LINEARIZABLE)
+        encode = partial(java.encode_entries, first_index, requests.status())
+        with self._ends_with(connection), Leases(requests.room, admitted.quota) as leases:
+            answer = frame.answer(ResponseCode.SUCCESS)
+            self._send(connection, frame, await requests.read(read, leases, encode), answer)
+            await connection.taken()
 
-    async def _java_transfer(self, _admitted: Admitted, _frame: Frame, request: java.Json) -> java.Json:
+    async def _java_transfer(
+        self, _admitted: Admitted, _connection: RemotingConnection, _frame: Frame, request: java.Json
+    ) -> java.Json:
         requests = self._requests
         term, target = java.number_of(request, "term"), java.text_of(request, "transfereeId")
         if not target:
@@ -265,16 +282,13 @@ class LogHandlers:
         if isinstance(error, PendingFullError):
             self._requests.note_refusal(error)
 
-    async def _send(self, connection: RemotingConnection, frame: Frame, body: bytes) -> None:
-        """Send a large answer, and return when the client has read nearly all of it."""
-        if frame.is_oneway:
-            return
-        connection.send(head_of(frame.answer(), len(body)), body)
-        try:
-            await connection.drained()
-        except asyncio.CancelledError:  # also if it took too long
-            connection.close("it does not take its answer")
-            raise
+    @staticmethod
+    def _send(connection: RemotingConnection, frame: Frame, body: bytes, answer: Frame | None = None) -> None:
+        """Send a large answer. Keep no reference to it while the client reads: the connection has a copy, and there is
+        room for one.
+        """
+        if not frame.is_oneway:
+            connection.send(head_of(answer or frame.answer(), len(body)), body)
 
     def _ends_with(self, connection: RemotingConnection) -> ExitStack:
         """While this is entered, the end of the connection cancels the current task."""

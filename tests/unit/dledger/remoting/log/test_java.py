@@ -13,6 +13,7 @@ from dledger.config import ReplicationConfig, ServerConfig
 from dledger.errors import LeaderHint, QuorumAckTimeoutError
 from dledger.remoting.frame import Frame
 from dledger.remoting.log.codes import JavaCode
+from dledger.remoting.log.java import TOLERANT_BYTES_MAX
 from dledger.rpc.ports import MemberStatus
 from dledger.types import NodeId
 from tests.support.fake_node import FakeNode
@@ -170,3 +171,22 @@ def test_a_full_quota_is_dledgers_pending_full() -> None:
         serving.node.release()
         assert told(client.answer_to(first))["code"] == 200
     assert codes == {503}
+
+
+def test_only_a_small_request_may_be_other_than_json(client: RemotingSocket, serving: Served) -> None:
+    """Fastjson's variant takes the loop half a second for the largest frame."""
+    odd = b"{'group':'default','body':'%s'}"
+    assert told(client.ask(JavaCode.APPEND, body=odd % text(b"x" * 1000).encode()))["index"] == 0
+    refused = client.ask(JavaCode.APPEND, body=odd % text(b"x" * TOLERANT_BYTES_MAX).encode())
+    assert (told(refused)["code"], refused.remark) == (411, "malformed body: not JSON")
+    usual = odd.replace(b"'", b'"') % text(b"x" * TOLERANT_BYTES_MAX).encode()
+    assert told(client.ask(JavaCode.APPEND, body=usual))["index"] == 1
+
+
+def test_an_entry_that_no_frame_holds_in_json_is_refused(client: RemotingSocket, serving: Served) -> None:
+    """Up to five bytes for each of its own; others are read as usual, before and after."""
+    serving.node.submit_append([b"\x80" * (4 << 20), b"\x00\x80" * (1 << 20)], lambda _: None)
+    refused = ask(client, JavaCode.GET, beginIndex=0, maxSize=0)
+    assert (refused["code"], refused["entries"]) == (411, [])
+    (entry,) = ask(client, JavaCode.GET, beginIndex=1, maxSize=0)["entries"]
+    assert entry["body"] == [0, -128] * (1 << 20)

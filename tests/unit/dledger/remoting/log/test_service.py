@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import cast
 
 import grpc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dledger.conditions import Conditions
 from dledger.config import ReplicationConfig, ServerConfig
 from dledger.errors import (
     AppendsNotServedError,
@@ -33,12 +37,16 @@ from dledger.errors import (
 from dledger.remoting.codes import ANNOUNCED, AnswerCode
 from dledger.remoting.frame import FLAG_ONEWAY, Frame, encode
 from dledger.remoting.log.codes import JavaCode, LogCode
-from dledger.rpc import options
+from dledger.remoting.log.service import LogHandlers, log_server
+from dledger.rpc import loops, options
+from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.clients import bulk_codec
 from dledger.rpc.clients import codec as messages
 from dledger.rpc.clients.codec import ReadMode
+from dledger.rpc.clients.log_requests import LogRequests
 from dledger.rpc.ports import RoleEvent
 from dledger.types import LogIndex, NodeId, Position, ProducerBatch, Role, Term
+from dledger.values import MIB
 from tests.support import grpc_log
 from tests.support.fake_node import FakeNode
 from tests.support.waiting import wait_until
@@ -54,6 +62,7 @@ from tests.unit.dledger.remoting.log.harness import (
     served,
     succeeded,
 )
+from tests.unit.dledger.remoting.test_connection import Transport
 
 
 @pytest.fixture
@@ -347,6 +356,57 @@ def test_a_transfer_names_the_new_leader(serving: Served) -> None:
         assert messages.decode_transferred(succeeded(client.ask(LogCode.TRANSFER, body=body))).node_id == "n2"
         serving.node.leader = LeaderHint(NodeId("n1"), "")
         assert isinstance(error_in(client.ask(LogCode.TRANSFER, body=body)), NotLeaderError | TransferFailedError)
+
+
+class Unread(Transport):
+    """Keeps what is written, as the transport of a client that reads nothing does."""
+
+    kept = b""
+
+    def write(self, data: bytes) -> None:
+        self.kept = data
+        assert self.protocol is not None
+        self.protocol.pause_writing()
+
+
+@pytest.mark.parametrize("code", [LogCode.READ, LogCode.FETCH, JavaCode.GET])
+def test_an_answer_that_is_not_read_is_kept_once(code: LogCode | JavaCode) -> None:
+    """Its client has room for one copy, the connection's: who waits for the client keeps none."""
+
+    async def test() -> None:
+        node = FakeNode()
+        body = b"\xfe" * MIB
+        node.submit_append([body], lambda _: None)
+        requests = LogRequests(ServerConfig(client_port=0), node, LoopBridge(), None, Conditions("n0"))
+        server = log_server(requests, LogHandlers(requests))
+        connection, transport = server.protocol(), Unread("192.0.2.1")
+        transport.protocol = connection
+        connection.connection_made(cast("asyncio.Transport", transport))
+        asked = {
+            LogCode.READ: read_body(0),
+            LogCode.FETCH: bulk_codec.encode_fetch(bulk_codec.FetchLog(GROUP, LogIndex(0), chunk_bytes=2 * MIB)),
+            JavaCode.GET: json.dumps({"group": GROUP, "beginIndex": 0}).encode(),
+        }
+        tracemalloc.start()
+        try:
+            connection.data_received(encode(Frame(code, 1, body=asked[code])))
+            while not transport.kept:
+                await asyncio.sleep(0.001)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            kept, room = tracemalloc.get_traced_memory()[0], requests.quotas.root.answer_bytes
+        finally:
+            tracemalloc.stop()
+        assert room >= len(transport.kept) - 1024
+        assert MIB < kept < len(transport.kept) + MIB // 2
+        connection.connection_lost(None)
+        while server.requests_under_way:
+            await asyncio.sleep(0)
+        assert requests.quotas.root.answer_bytes == 0
+        await server.close(0)
+        requests.close()
+
+    loops.run(asyncio.wait_for(test(), 30))
 
 
 # --- large reads ------------------------------------------------------------------------------------------------------
