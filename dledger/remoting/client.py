@@ -90,6 +90,13 @@ class RemotingClient:
         found = self._open.get(address)
         return 0 if found is None or found.is_closed else self._numbers.get(found, 0)
 
+    def protocol(self, address: str) -> int | None:
+        """The version of our own requests that the server has announced over the open connection, 0 if none; None if it
+        has answered nothing there.
+        """
+        found = self._open.get(address)
+        return None if found is None or found.is_closed else found.protocol
+
     async def close(self, *, at_once: bool = False) -> None:
         """Close all connections; requests in progress fail. Idempotent.
 

@@ -7,7 +7,8 @@ from typing import Final
 
 VERSION: Final = 409
 """V4_9_8, the version that our requests and responses claim; clients infer a broker's features from it."""
-ANNOUNCED: Final = {"dledger": "1"}
+PROTOCOL_FIELD: Final = "dledger"
+ANNOUNCED: Final = {PROTOCOL_FIELD: "1"}
 """The fields that a server of ours adds to the first answer on each connection. They say that it knows our own request
 codes, 20000 to 20099 for the log and 20100 to 20199 for the broker, in this version of the protocol. A client uses none
 of them before it has seen this; RocketMQ's clients ignore it.

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, cast
 from dledger.access.addresses import counted_host, plain_host
 from dledger.log_bound import BoundedLog
 from dledger.records import record
-from dledger.remoting.codes import AnswerCode
+from dledger.remoting.codes import PROTOCOL_FIELD, AnswerCode
 from dledger.remoting.errors import FrameError
 from dledger.remoting.frame import (
     ANSWER_HEADER_BYTES_MAX,
@@ -151,6 +151,8 @@ class RemotingConnection(asyncio.Protocol):
         """Since when a frame has been incomplete."""
         self.has_spoken = False
         """Whether a whole frame has come."""
+        self.protocol: int | None = None
+        """The version of our own requests that the other side has announced; 0: none; None: it has answered nothing."""
         self.is_paused = False
         """Whether nothing is read for now."""
         self.is_closed = False
@@ -430,6 +432,8 @@ class RemotingConnection(asyncio.Protocol):
                 return self._opaque
 
     def _answered(self, frame: Frame) -> None:
+        if self.protocol is None or PROTOCOL_FIELD in frame.fields:  # also of an answer that nobody waits for any more
+            self.protocol = _version(frame.fields.get(PROTOCOL_FIELD, ""))
         submitted = self._submitted.pop(frame.opaque, None)
         if submitted is not None:
             submitted(frame)
@@ -544,6 +548,10 @@ def _encoded(request: Frame, answer: Frame) -> bytes:
         return encode(answer)
     except FrameError as error:
         return encode(request.answer(AnswerCode.SYSTEM_ERROR, f"the answer is too long: {error}"))
+
+
+def _version(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
 
 
 def _bytes_of(request: Frame) -> int:

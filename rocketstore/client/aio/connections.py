@@ -43,8 +43,6 @@ ATTEMPT_S_MAX: Final = 3.0
 """RocketMQ's ``sendMsgTimeout``: how long one server may take, of the time that a call has in all."""
 HEARD_MAX: Final = 1024
 """Addresses of which it is remembered that they have answered."""
-PROTOCOL_FIELD: Final = "dledger"
-"""In the first answer of a broker of this project on each connection: the version of the requests that are its own."""
 _USE_TLS: Final = "use TLS (--tls-ca; in Python security=ClientSecurity(tls=TlsFiles(…)))"
 _INSIST: Final = "pass --insecure (in Python security=ClientSecurity(insecure=True))"
 _CA_HINT: Final = ": give the CA of its certificate (--tls-ca; in Python security=ClientSecurity(tls=TlsFiles(…)))"
@@ -98,11 +96,9 @@ class BrokerConnections:
         self._hint = _TLS_HINT if self._contexts is None else _PORT_HINT
         if security is not None and security.tls is not None and security.tls.cert is None:
             self._hint = _CERTIFICATE_HINT
-        self._lost = lost
         if problems := self._plaintext_problems(given):
             raise ConfigError(problems)
-        self._client = RemotingClient(requests=requests, tls=self._contexts, lost=self._forget)
-        self._protocols: dict[str, int] = {}  # by address, of the present connection: 0 for another program
+        self._client = RemotingClient(requests=requests, tls=self._contexts, lost=lost)
         self._heard: set[str] = set()  # addresses that have ever answered
         self._is_closed = False
 
@@ -130,11 +126,8 @@ class BrokerConnections:
             raise MessageRefusedError(f"the request fits into no frame: {error}") from error
         if answer.code == AnswerCode.NO_PERMISSION and answer.fields.items() >= TLS_REQUIRED.items():
             raise ForbiddenError(f"{address} accepts only TLS{_CA_HINT}", answer_code=answer.code, address=address)
-        announced = answer.fields.get(PROTOCOL_FIELD)
-        if announced is not None or address not in self._protocols:
-            self._protocols[address] = _version(announced or "")
-            if len(self._heard) < HEARD_MAX:
-                self._heard.add(address)
+        if len(self._heard) < HEARD_MAX:
+            self._heard.add(address)
         return answer
 
     async def ask(
@@ -184,9 +177,20 @@ class BrokerConnections:
             raise refusal_of(answer, address)
         return answer
 
+    async def knows_ours(self, address: str, request: Frame, timeout_s: float) -> bool:
+        """Whether a server knows this project's own requests. Its first answer says so: to ``request``, if there was
+        none. Raises what ``call`` does.
+        """
+        if not self.is_open(address):
+            await self.call(address, request, timeout_s)
+        version = self._client.protocol(address)
+        if version is None:  # nothing is known of who listens there now
+            raise ConnectionEndedError(f"{address} hung up after its first answer", outcome="not_applied")
+        return version > 0
+
     def protocol_version(self, address: str) -> int:
         """The version of this project's own requests that the server has announced; 0: none, or not connected yet."""
-        return self._protocols.get(address, 0)
+        return self._client.protocol(address) or 0
 
     def connection_number(self, address: str) -> int:
         """The number of the open connection to a server, another one for each; 0 if there is none."""
@@ -194,7 +198,7 @@ class BrokerConnections:
 
     def is_open(self, address: str) -> bool:
         """Whether the server has answered over a connection that has not ended."""
-        return address in self._protocols
+        return self._client.protocol(address) is not None
 
     async def close(self, *, at_once: bool = False) -> None:
         """Close all connections; calls in progress fail. Idempotent. ``at_once``: without an orderly end."""
@@ -224,12 +228,3 @@ class BrokerConnections:
         if isinstance(cause, ssl.SSLError) or (self._contexts is not None and isinstance(cause, ConnectionResetError)):
             return BrokerUnreachableError(tls.explain(cause, address))
         return BrokerUnreachableError(str(error))
-
-    def _forget(self, address: str) -> None:
-        self._protocols.pop(address, None)
-        if self._lost is not None:
-            self._lost(address)
-
-
-def _version(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0

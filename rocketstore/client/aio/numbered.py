@@ -76,11 +76,8 @@ _BUSY: Final = frozenset({PutMessageStatus.TOO_MANY_PRODUCERS, PutMessageStatus.
 
 async def numbers_messages(cluster: Cluster, address: str) -> bool:
     """Whether a broker recognizes numbered messages: its first answer says so. Raises ``ClientError``."""
-    connections = cluster.connections
-    if not connections.is_open(address):  # any request will do, whatever its answer
-        header = write_header(RouteHeader(CREATING_TOPIC))
-        await connections.call(address, Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, 0, header), ATTEMPT_S_MAX)
-    return connections.protocol_version(address) > 0
+    any_request = Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, 0, write_header(RouteHeader(CREATING_TOPIC)))
+    return await cluster.connections.knows_ours(address, any_request, ATTEMPT_S_MAX)
 
 
 async def check_numbers_messages(cluster: Cluster, broker: RoutedBroker) -> None:

@@ -131,14 +131,9 @@ class BrokerOffsets:
             address = (await cluster.broker(name, deadline)).master
             if not address:
                 raise BrokerUnreachableError(f"brokers {name or 'of this group'} have no master now")
-            if not cluster.connections.is_open(address):  # its first answer tells what it is
-                header = GroupHeader(self._group)
-                await cluster.connections.call(
-                    address,
-                    Frame(RequestCode.GET_CONSUMER_LIST_BY_GROUP, 0, write_header(header)),
-                    min(ATTEMPT_S_MAX, deadline.remaining_s),
-                )
-            return await ask(address, cluster.connections.protocol_version(address) > 0)
+            any_request = Frame(RequestCode.GET_CONSUMER_LIST_BY_GROUP, 0, write_header(GroupHeader(self._group)))
+            timeout_s = min(ATTEMPT_S_MAX, deadline.remaining_s)
+            return await ask(address, await cluster.connections.knows_ours(address, any_request, timeout_s))
 
         return await cluster.repeat(attempt, deadline, harmless=True)
 

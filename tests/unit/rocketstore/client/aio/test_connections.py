@@ -209,6 +209,31 @@ async def test_a_server_that_announces_its_own_requests_is_known_by_its_first_an
 
 
 @on_loop
+async def test_a_server_whose_first_answer_nobody_waits_for_is_known_all_the_same() -> None:
+    """It announces its requests once on a connection. Else a broker that was frozen for three seconds would get
+    messages without numbers from then on, without a word, and consumers commit at it as at Apache's.
+    """
+    async with scripted_server() as server:
+        connections, held = BrokerConnections([server.address]), asyncio.Event()
+        answers = iter([{"dledger": "1"}, {}])
+
+        async def late(frame: Frame) -> Frame:
+            fields = next(answers)
+            await held.wait()
+            return frame.answer(fields=fields)
+
+        server.scripts[CODE] = late
+        first, second = [asyncio.ensure_future(connections.ask(server.address, CODE, timeout_s=30)) for _ in range(2)]
+        await until(lambda: len(server.requests) == 2, "both have arrived")
+        first.cancel()
+        await asyncio.sleep(0)
+        held.set()
+        await second
+        assert connections.protocol_version(server.address) == 1
+        await connections.close()
+
+
+@on_loop
 async def test_too_many_requests_without_an_answer_are_refused_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dledger.remoting.connection.CALLS_MAX", 3)
     async with scripted_server() as server:
