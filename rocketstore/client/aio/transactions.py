@@ -253,10 +253,13 @@ class Transactions:
                 self._known.pop(check.header.commit_log_offset, None)
 
     async def _answer(self, check: _PendingCheck) -> None:
+        prepared = check.prepared
+        if prepared.message.sys_flag & SYS_FLAG_COMPRESSED:
+            prepared = await asyncio.to_thread(_plain, prepared)
         if inspect.iscoroutinefunction(self._check):
-            state = await self._check(check.prepared)
+            state = await self._check(prepared)
         else:
-            found = await asyncio.to_thread(self._check, check.prepared)
+            found = await asyncio.to_thread(self._check, prepared)
             state = await found if inspect.isawaitable(found) else found
         if checked_state(state) is TransactionState.UNKNOWN:
             return
@@ -288,13 +291,18 @@ def _named(message: Message, transaction_id: str) -> Message:
     return replace(message, properties={**message.properties, PROPERTY_UNIQUE_KEY: transaction_id})
 
 
+def _plain(prepared: PreparedMessage) -> PreparedMessage:
+    """With its body decompressed, once its turn has come: what waits is as small as it was sent."""
+    message = prepared.message
+    with suppress(DLedgerError):  # by a method that is not installed: the application gets it as it is
+        body = decompress(message.body, message.sys_flag)
+        message = replace(message, body=body, sys_flag=message.sys_flag & ~COMPRESSION_FLAGS)
+    return replace(prepared, message=message)
+
+
 def _checked(record: bytes) -> PreparedMessage:
-    """The message of a check. Raises ``CorruptRecordError``."""
+    """The message of a check, as it was sent. Raises ``CorruptRecordError``."""
     message = decode_record(record)
-    if message.sys_flag & SYS_FLAG_COMPRESSED:
-        with suppress(DLedgerError):  # by a method that is not installed: the application gets it as it is
-            body = decompress(message.body, message.sys_flag)
-            message = replace(message, body=body, sys_flag=message.sys_flag & ~COMPRESSION_FLAGS)
     times = message.properties.get(PROPERTY_CHECK_TIMES, "")
     known = int(times) if times.isascii() and times.isdigit() and len(times) < 10 else 1
     return PreparedMessage(message, message.properties.get(PROPERTY_UNIQUE_KEY, ""), known)

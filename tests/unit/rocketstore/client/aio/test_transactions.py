@@ -439,6 +439,27 @@ async def test_a_compressed_message_is_checked_as_it_was_sent() -> None:
 
 
 @on_loop
+async def test_what_waits_to_be_checked_is_as_small_as_it_was_sent() -> None:
+    """It is counted by that: a thousand messages that grow a thousandfold would fill the memory of their producer."""
+    go, asked = asyncio.Event(), asyncio.Event()
+
+    async def check(_: PreparedMessage) -> TransactionState:
+        asked.set()
+        await go.wait()
+        return TransactionState.COMMIT
+
+    async with world(check) as here:
+        bomb = Message("T", zlib.compress(bytes(1 << 20)), sys_flag=SYS_FLAG_COMPRESSED)
+        for offset in range(4):
+            here.ask(f"U{offset}", offset, bomb)
+        pending = here.producer._find_transactions()
+        await until(lambda: asked.is_set() and len(pending._pending) == 3, "one is asked about, the others wait")
+        assert max(len(one.prepared.message.body) for one in pending._pending) == len(bomb.body)
+        go.set()
+        await until(lambda: len(here.ends) == 4, "they are answered")
+
+
+@on_loop
 async def test_closing_waits_for_a_check_that_is_being_answered() -> None:
     go, asked = asyncio.Event(), asyncio.Event()
 
