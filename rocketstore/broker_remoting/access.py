@@ -249,16 +249,16 @@ class RemotingAccess:
     async def _about_a_message(
         self, guard: AccessGuard, handler: Handler, connection: RemotingConnection, frame: Frame
     ) -> Answer:
-        if self._broker.mastership.is_master:  # a slave does nothing itself, and may not have the message yet
-            offset = RECORDS[frame.code](frame)
-            record = await self._broker.records.at(offset)
-            topic = None if record is None else real_topic(record)
-            if topic is None:
-                raise RequestError(f"look message by offset failed, {offset}")
-            try:
-                self._require_on_message(guard, connection, frame, topic)
-            except AccessDeniedError as error:
-                raise _refused(error) from None
+        self._broker.mastership.require()  # a slave may not have the message yet, and passes the request on
+        offset = RECORDS[frame.code](frame)
+        record = await self._broker.records.at(offset)
+        topic = None if record is None else real_topic(record)
+        if topic is None:
+            raise RequestError(f"look message by offset failed, {offset}")
+        try:
+            self._require_on_message(guard, connection, frame, topic)
+        except AccessDeniedError as error:
+            raise _refused(error) from None
         return await handler(connection, frame)
 
     async def _readable_message(

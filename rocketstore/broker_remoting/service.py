@@ -33,6 +33,7 @@ from rocketstore.broker_remoting.pulls import RemotingPulls
 from rocketstore.broker_remoting.queries import Queries
 from rocketstore.broker_remoting.refusals import code_of
 from rocketstore.broker_remoting.replies import Replies
+from rocketstore.broker_remoting.requests import RECORDS
 from rocketstore.broker_remoting.routes import Routes
 from rocketstore.broker_remoting.runtime import RunningBroker
 from rocketstore.broker_remoting.sends import RemotingSends
@@ -119,10 +120,7 @@ class RemotingService:
             code.END_TRANSACTION: transactions.end,
             code.RESUME_CHECK_HALF_MESSAGE: transactions.resume,
         } | _administration(broker, self._statistics, announce, replication)
-        allowed = {
-            number: access.awaited(number, forwarding.awaited(handler) if number in FORWARDED else handler)
-            for number, handler in awaited.items()
-        }
+        allowed = {number: self._allowed(number, handler) for number, handler in awaited.items()}
         log_direct: Mapping[int, Direct] = {} if log is None else log.direct
         log_awaited: Mapping[int, Handler] = {} if log is None else log.awaited
         self.server = RemotingServer(
@@ -157,6 +155,19 @@ class RemotingService:
         self._statistics.close()
         await self.server.close(grace_s)
         await self._forwarding.close()
+
+    def _allowed(self, code: int, handler: Handler) -> Handler:
+        """With what access control checks besides the header, and passed on by a slave.
+
+        What needs a look at a message is checked by who has it and does it: the master, at the very end. A slave that
+        becomes the master in between would do it unchecked.
+        """
+        access, forwarding = self.access, self._forwarding
+        if code not in FORWARDED:
+            return access.awaited(code, handler)
+        if code in RECORDS:
+            return forwarding.awaited(access.awaited(code, handler))
+        return access.awaited(code, forwarding.awaited(handler))
 
     def _admit(self, connection: RemotingConnection, frame: Frame) -> None:
         """Those of the log check for themselves who may do what; without a log, there is no such request."""

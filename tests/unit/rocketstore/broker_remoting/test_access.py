@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import pytest
@@ -14,6 +15,7 @@ from dledger.remoting.acl import ACCESS_KEY, SIGNATURE, signed
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame, HeaderForm
 from dledger.remoting.log.codes import JavaCode, LogCode
+from rocketstore.broker.mastership import Mastership
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.broker_remoting.requests import REQUESTS
 from rocketstore.message.batch import encode_batch
@@ -455,6 +457,20 @@ def test_nobody_ends_the_transactions_of_others_or_is_asked_about_them() -> None
         assert [one.code for one in mallory.others if not one.is_response] == []
         assert alice.ask(CODE.END_TRANSACTION, fields | {"commitOrRollback": 8}).code == 0
         wait_until(lambda: "T" in [one.head.topic for one in broker.store.log.records], "it is committed")
+
+
+def test_a_slave_that_becomes_the_master_meanwhile_looks_at_the_message_first(
+    broker: RemotingHarness, alice: RemotingSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would do itself, unchecked, what it had left for the master to check."""
+    broker.store.submit([Message("hidden", b"x")], lambda _: None, own=True)
+    broker.view = replace(broker.view, leader_address="")
+    looks = iter([False])
+    monkeypatch.setattr(Mastership, "is_master", property(lambda _: next(looks, True)))
+    offset = broker.store.log.records[0].head.offset
+    refused = alice.ask(CODE.CONSUMER_SEND_MSG_BACK, {"offset": offset, "group": "g", "delayLevel": 0})
+    assert is_refused(refused)
+    assert len(broker.store.log.records) == 1
 
 
 def test_a_message_is_looked_for_where_nothing_is(broker: RemotingHarness, alice: RemotingSocket) -> None:
