@@ -13,6 +13,7 @@ from rocketstore.client.aio.connections import ATTEMPT_S_MAX, Deadline
 from rocketstore.client.aio.errors import (
     BadAnswerError,
     BrokerUnreachableError,
+    ClientClosedError,
     ClientError,
     NotFoundError,
 )
@@ -85,12 +86,13 @@ class NamedSends:
         return await self._cluster.repeat(attempt, deadline, harmless=True)
 
     async def close(self) -> None:
-        """End at once; messages without an outcome are the pipeline's business. Idempotent."""
+        """End at once; what was not sent fails. Idempotent."""
         if self._finding is not None:
             self._finding.cancel()
             await asyncio.gather(self._finding, return_exceptions=True)
         if self._sender is not None:
             await self._sender.close()
+        self._give_up(ClientClosedError("the numbered producer was closed", outcome="not_applied"))
 
     # -- inside --------------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from rocketstore.client.aio.producer import Producer, ProducerOptions
 from rocketstore.client.aio.results import NO_OFFSET
 from rocketstore.message.message import Message
 from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.remoting.codes import RequestCode
 from tests.support.on_loop import on_loop, until
 from tests.support.scripted_server import refuses, silence, stores_silently
 from tests.unit.rocketstore.client.aio.test_numbered import NUMBERED, bodies, message, world
@@ -240,3 +241,27 @@ async def test_a_blocking_program_goes_on_at_a_broker(tmp_path: Path) -> None:
         await until(lambda: sum(map(len, stored(broker, "T").values())) >= 600, "all are in their queues")
         for queue, found in stored(broker, "T").items():
             assert found == [b"%d" % one for one in range(queue, 600, 2)]
+
+
+@on_loop
+async def test_a_message_submitted_beside_a_close_has_an_outcome() -> None:
+    """Also one whose topic is being looked up; its program would wait for ever."""
+    async with world() as here, here.producer() as producer:
+        job = producer.numbered("job")
+        here.store.answers.append(stores_silently)
+        first = await job.submit(message(b"0"), 0)
+        await until(lambda: here.a.of(NUMBERED), "it is stored, and not answered")
+        closing = asyncio.ensure_future(job.close())
+        await asyncio.sleep(0)
+        route = here.a.scripts[RequestCode.GET_ROUTEINFO_BY_TOPIC]
+        here.a.scripts[RequestCode.GET_ROUTEINFO_BY_TOPIC] = lambda frame: (
+            None if frame.fields["topic"] == "new" else route(frame)
+        )
+        beside = await job.submit(Message("new", b"1"), 1)
+        here.a.hang_up()
+        await first
+        await closing
+        with pytest.raises(errors.ClientClosedError) as caught:
+            async with asyncio.timeout(10):
+                await beside
+        assert caught.value.outcome == "not_applied"
