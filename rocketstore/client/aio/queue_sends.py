@@ -34,6 +34,7 @@ from rocketstore.client.aio.outgoing import OutgoingMessage, fit_together, reque
 from rocketstore.client.aio.pending import PendingMessages, PipelineLimits
 from rocketstore.client.aio.queue_selection import QueueSelector
 from rocketstore.client.aio.results import STORED, SendResult
+from rocketstore.message.message import SYS_FLAG_PREPARED
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.headers import SendAnswer, read_header
 
@@ -298,6 +299,8 @@ class QueueSends:
             return True
         if not (self._allow_duplicates and may_send_twice(failure)):
             return False
+        if any(one.sys_flag & SYS_FLAG_PREPARED for one in batch):
+            return False  # a transaction that begins twice ends once, and a check would commit it again
         for message in batch:
             message.doubtful = failure
         return True

@@ -242,6 +242,21 @@ async def test_an_end_that_the_broker_refuses_for_good_is_said_once() -> None:
 
 
 @on_loop
+async def test_a_transaction_does_not_begin_twice_even_where_duplicates_are_allowed() -> None:
+    """The end would be that of one half; asked about the other, a check commits the message once more."""
+    async with scripted_server() as server:
+        options = ProducerOptions(allow_duplicates=True)
+        producer = Producer(server.address, group="P", check=unknown, timeout_s=20.0, options=options)
+        here = World(server, producer)
+        async with producer:
+            here.store.answers.append(lambda frame: frame.answer(AnswerCode.SYSTEM_ERROR, "late"))
+            with pytest.raises(errors.BrokerFailedError, match="late") as caught:
+                async with producer.transaction(MESSAGE):
+                    pytest.fail("it has not begun")
+            assert (caught.value.outcome, len(server.of(SEND))) == ("unknown", 1)
+
+
+@on_loop
 async def test_transactions_need_a_group_and_a_check() -> None:
     async with scripted_server() as server, Producer(server.address) as producer:
         with pytest.raises(ConfigError, match="needs group=… and check=…"):
