@@ -32,6 +32,8 @@ PARTIAL_S_MAX: Final = 30.0
 SCAN_INTERVAL_S: Final = 10.0
 LITTLE: Final = 64
 """A connection with no more requests in progress may use what is reserved."""
+SILENCE_S: Final = 0.1
+"""How long nothing must have come or gone on a connection before a server that stops closes it."""
 UNKNOWN: Final = -1
 """In the place of the code of requests that have no handler."""
 _BUSY: Final = "[OVERLOAD] this server has too much to do, or too much of your host, try again later"
@@ -124,14 +126,17 @@ class RemotingServer:
         return RemotingConnection(self._owner, self._room, self._unsent_room, announced=self._announced)
 
     async def close(self, grace_s: float) -> None:
-        """Accept no more requests, let those in progress finish for ``grace_s``, then close the connections."""
+        """Accept no more requests, let those in progress finish, then close the connections; all within ``grace_s``.
+
+        Requests that come meanwhile are refused: whoever sends them knows at least that nothing became of them.
+        """
         self._is_closing = True
         if self._scan is not None:
             self._scan.cancel()
         if grace_s > 0:  # sends have no tasks, but answers that matter even more
             with suppress(TimeoutError):
                 async with asyncio.timeout(grace_s):
-                    await asyncio.gather(*(one.quiet() for one in tuple(self._connections)))
+                    await asyncio.gather(*(_drained(one) for one in tuple(self._connections)))
         self._turns.drop()
         for task in tuple(self._tasks):
             task.cancel()
@@ -271,3 +276,14 @@ class RemotingServer:
             return frame.answer(code, str(error))
         _LOG.error("%s: request %d of %s failed", self._name, frame.code, place, exc_info=error)
         return frame.answer(AnswerCode.SYSTEM_ERROR, f"request {frame.code} failed: see the log of {self._name}")
+
+
+async def _drained(connection: RemotingConnection) -> None:
+    """Wait until no request is in progress or on its way: refused clients pause before they try again."""
+    loop = asyncio.get_running_loop()
+    while not connection.is_closed:
+        await connection.quiet()
+        left_s = connection.heard_at + SILENCE_S - loop.time()
+        if left_s <= 0:
+            return
+        await asyncio.sleep(left_s)

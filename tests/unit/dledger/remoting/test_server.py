@@ -17,7 +17,7 @@ from dledger.remoting.codes import ANNOUNCED, AnswerCode
 from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import FRAME_BYTES_MAX, Frame, HeaderForm, cut, encode, head_of
-from dledger.remoting.server import Handler, Handlers, RemotingServer, ServerLimits
+from dledger.remoting.server import SILENCE_S, Handler, Handlers, RemotingServer, ServerLimits
 from dledger.remoting.turns import TURN_S
 from dledger.rpc import loops
 from tests.unit.dledger.remoting.test_connection import Transport
@@ -73,6 +73,35 @@ def _with_server(test: Callable[[_Server], Awaitable[None]], requests_max: int, 
             await server.server.close(1)
 
     _on_a_loop(run)
+
+
+def test_requests_that_were_on_their_way_are_refused_while_it_stops() -> None:
+    """Closed at once, their connection would leave their senders in doubt about what became of them."""
+
+    async def test(server: _Server) -> None:
+        connection, transport = server.accept("10.0.0.1")
+        closing = asyncio.create_task(server.server.close(30))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        connection.data_received(encode(Frame(SLOW, 1)))
+        await closing
+        (answer,) = cut(bytes(transport.written))[0]
+        assert answer.code == AnswerCode.SERVICE_NOT_AVAILABLE
+        assert connection.is_closed
+
+    _with_server(test, 99, 99)
+
+
+def test_a_client_that_asks_on_and_on_does_not_keep_it_from_stopping() -> None:
+    async def test(server: _Server) -> None:
+        connection, _ = server.accept("10.0.0.1")
+        closing = asyncio.create_task(server.server.close(2 * SILENCE_S))
+        while not connection.is_closed:
+            connection.data_received(encode(Frame(SLOW, 1)))
+            await asyncio.sleep(0)
+        await closing
+
+    _with_server(test, 99, 99)
 
 
 def test_strangers_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
