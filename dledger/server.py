@@ -207,7 +207,8 @@ class DLedgerServer:
         name = config.node_id
         self._roles = RoleChangeNotifier(name, self._supervisor)
         self._role_since = (self._node.state.role_name, self._node.state.term), now_ms
-        self._peer_log = PeerLogClient(config, self.tls, OldLogs(self._prehistory, self._compared_old_logs))
+        old_logs = OldLogs(self._prehistory, self._compared_old_logs)
+        self._peer_log = PeerLogClient(config, self.tls, old_logs, self._learn)
         self._watch = self._make_watch(self._peer_log)
         self._driver = NodeDriver(
             config,
@@ -720,6 +721,11 @@ class DLedgerServer:
 
     def _hint(self, leader: NodeId | None) -> LeaderHint | None:
         return None if leader is None else LeaderHint(leader, self._client_address_of(leader))
+
+    def _learn(self, peer: NodeId, client_address: str) -> None:
+        """Followers say nothing to each other but when they compare logs."""
+        if self._transport is not None:
+            self._transport.learn(peer, client_address)
 
     def _client_address_of(self, node_id: NodeId) -> str:
         if node_id == self._config.node_id:

@@ -25,7 +25,7 @@ from dledger.errors import (
 from dledger.rpc.peers import codec
 from dledger.rpc.peers.connection import PeerConnection
 from dledger.rpc.peers.frames import HANDSHAKE_BYTES_MAX, FrameKind, Purpose
-from dledger.rpc.peers.identity import OldLogs, PeerIdentity
+from dledger.rpc.peers.identity import Learn, OldLogs, PeerIdentity
 from dledger.rpc.ports import PeerLog
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.types import LogIndex, NodeId
@@ -86,7 +86,14 @@ def committed_crcs(log: PeerLog, indexes: Sequence[LogIndex]) -> dict[LogIndex, 
 class PeerLogClient:
     """Asks the other members. For one thread; ``close`` may come from another."""
 
-    def __init__(self, config: ServerConfig, tls_keeper: TlsKeeper | None, old_logs: OldLogs | None = None) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        tls_keeper: TlsKeeper | None,
+        old_logs: OldLogs | None = None,
+        learn: Learn = lambda _peer, _address: None,
+    ) -> None:
+        self._learn = learn
         self._identity = PeerIdentity.of(config, old_logs)
         self._members = {member.node_id: member for member in config.peers}
         self._tls = tls_keeper
@@ -154,6 +161,7 @@ class PeerLogClient:
         verdict = codec.decode_handshake_answer(self._receive(connection, FrameKind.HANDSHAKE_ANSWER))
         if verdict.code is not ResponseCode.SUCCESS:
             raise UnavailableError(verdict.reason)
+        self._learn(peer, verdict.client_address)
 
     def _receive(self, connection: PeerConnection, wanted: FrameKind) -> bytes | memoryview:
         frame = connection.receive(_ANSWER_BYTES_MAX)

@@ -59,7 +59,7 @@ class PeerTransport:
         self._report = report
         self._log = log
         identity = PeerIdentity.of(config, old_logs)
-        self._introduction = Introduction(identity, client_address, self._learn, tls_keeper or TlsKeeper.of(config))
+        self._introduction = Introduction(identity, client_address, self.learn, tls_keeper or TlsKeeper.of(config))
         self._client_addresses: dict[NodeId, str] = {}
         self._loop = LoopThread(f"dledger-peers-{config.node_id}", report)
         self._pushes_bridge = bridge
@@ -142,7 +142,8 @@ class PeerTransport:
             self._server.close()
         self._loop.stop()
 
-    def _learn(self, peer: NodeId, client_address: str) -> None:
+    def learn(self, peer: NodeId, client_address: str) -> None:
+        """Note a peer's client address, unless it has none. On any thread."""
         if client_address:
             self._client_addresses[peer] = client_address
 

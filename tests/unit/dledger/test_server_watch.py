@@ -102,7 +102,8 @@ def test_a_read_that_meets_damage_begins_its_repair(tmp_path: Path) -> None:
 def test_members_read_each_others_logs_and_nobody_else_does(group: RunningGroup) -> None:
     """Only committed bytes of one segment, only as much as is allowed, one at a time, only for members."""
     asking, asked = group.nodes[0], group.nodes[1]
-    client = PeerLogClient(asking.config, None)
+    learnt: dict[NodeId, str] = {}
+    client = PeerLogClient(asking.config, None, learn=learnt.__setitem__)
     try:
         data = client.read_log(NodeId("n1"), 0, 5000)
         assert data == group.segment(1, 0).read_bytes()[:5000]
@@ -110,6 +111,7 @@ def test_members_read_each_others_logs_and_nobody_else_does(group: RunningGroup)
         assert client.read_log(NodeId("n1"), SEGMENT_BYTES - 10, 20) is None
         known = {LogIndex(index): asked.log.chain_crc_at(LogIndex(index)) for index in (3, 300)}
         assert client.chain_crcs(NodeId("n1"), [*known, LogIndex(10_000)]) == known
+        assert learnt == {NodeId("n1"): asked.client_address}
         with pytest.raises(UnavailableError, match="the limit is"):
             client.read_log(NodeId("n1"), 0, peer_log.READ_LOG_BYTES_MAX + 1)
     finally:
