@@ -13,11 +13,12 @@ from random import randrange
 from typing import Final
 
 from dledger.access.permissions import DEAD_PREFIX, RETRY_PREFIX
+from dledger.access.quota import Quota
 from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.readers import RecordReader
 from rocketstore.broker.refusal import Refusal, RefusalKind
-from rocketstore.broker.sending import Origin, SendBatch, Sending
+from rocketstore.broker.sending import MessageSource, Origin, SendBatch, Sending
 from rocketstore.broker.topics import Topics
 from rocketstore.message.checks import properties_bytes
 from rocketstore.message.ids import offset_message_id
@@ -80,12 +81,15 @@ class Retries:
         self.sent_back: Final[Counter[tuple[str, str]]] = Counter()
         """How many messages came back, by group and their first topic."""
 
-    async def put_back(self, group: str, offset: int, *, delay_level: int, retries_max: int | None, owner: str) -> None:
-        """Store a message again, to be retried or as a dead one.
+    async def put_back(
+        self, group: str, offset: int, *, delay_level: int, retries_max: int | None, quota: Quota
+    ) -> None:
+        """Store a message again, to be retried or as a dead one. Raises ``Refusal``.
 
-        Raises ``Refusal``.
+        It takes up room, as if it were sent: to name a large one costs its client nothing.
         """
-        self._mastership.require()
+        caller, owner = MessageSource(quota), quota.owner
+        self._require_room(caller)
         config = self.group(group)
         if not config.retry_queues:
             return
@@ -112,7 +116,8 @@ class Retries:
                 config.name, offset, ", ".join(dropped), PROPERTIES_BYTES_MAX,
             )  # fmt: skip
         batch = SendBatch([again], len(again.body), origin=Origin.AGAIN)
-        (result,) = await self._sending.send(None, batch)
+        self._require_room(caller)  # which others have taken up while the message was read
+        (result,) = await self._sending.send(caller, batch)
         if not result.ok:
             raise Refusal.of(result, self._mastership.leader_address)
         pair = (config.name, again.properties[PROPERTY_RETRY_TOPIC])
@@ -149,6 +154,11 @@ class Retries:
                 )
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _require_room(self, caller: MessageSource) -> None:
+        problem = self._sending.problem(caller)
+        if problem is not None:
+            raise Refusal.of(problem, self._mastership.leader_address)
 
     async def _message_at(self, offset: int) -> Message:
         record = await self._records.at(offset)

@@ -101,7 +101,7 @@ class MemberRequests:
             header.offset,
             delay_level=header.delay_level,
             retries_max=header.max_reconsume_times if limited else None,
-            owner=self._quota_of(connection, frame).owner,
+            quota=self._quota_of(connection, frame),
         )
         return frame.answer()
 

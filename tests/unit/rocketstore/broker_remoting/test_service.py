@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -157,6 +159,24 @@ def test_a_message_that_was_timed_elsewhere_can_be_sent_back(client: RemotingSoc
         fields = {"offset": offset, "group": "g", "delayLevel": level}
         assert client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, fields).code == 0
     assert [one.head.topic for one in broker.store.log.records] == ["T", "%RETRY%g", "%DLQ%g"]
+
+
+def test_what_is_sent_back_takes_up_room() -> None:
+    """Its messages are as large as any, and to name them costs nothing: thousands of requests would fill the memory."""
+    code, most = RequestCode.CONSUMER_SEND_MSG_BACK, 4
+    with RemotingHarness(BrokerConfig(send_pending_messages_max=most)) as broker, broker.dial() as client:
+        broker.store.put(Message("T", b"x"))
+        back = {"offset": broker.store.log.records[0].head.offset, "group": "g", "delayLevel": 0}
+        assert client.ask(code, back).code == 0
+        submit, held = broker.store.submit, list[Callable[[], None]]()
+        broker.store.submit = lambda *given, **more: held.append(partial(submit, *given, **more))  # type: ignore[method-assign]
+        asked, refusals = [client.begin(code, back) for _ in range(3 * most)], broker.remoting.server.refusals
+        wait_until(lambda: len(held) + refusals[code, AnswerCode.SYSTEM_BUSY] == len(asked), "all are held or refused")
+        assert 0 < len(held) <= most
+        broker.on_loop(lambda: [one() for one in held])
+        found = Counter(client.answer_to(one).code for one in asked)
+        assert found == {0: len(held), AnswerCode.SYSTEM_BUSY: len(asked) - len(held)}
+        assert (broker.broker.sending.messages_pending, broker.broker.shares.quotas.root.entries) == (0, 0)
 
 
 def test_a_missing_field_is_named(client: RemotingSocket) -> None:
