@@ -115,7 +115,7 @@ class AccessGuard:
         except (NotAuthenticatedError, SessionsFullError) as error:
             self.audit.denied(AuditEvent(_claimed(signed.access_key), peer_text(peer), _action(method), "", str(error)))
             raise
-        return Caller(account, peer, _quota_of(account, peer, quotas), signed=proved)
+        return Caller(account, peer, quota_of(account, peer, quotas), signed=proved)
 
     def admit_signed(
         self,
@@ -135,7 +135,7 @@ class AccessGuard:
         except NotAuthenticatedError as error:
             self.audit.denied(AuditEvent(_claimed(access_key), peer_text(peers[0]), action, "", str(error)))
             raise
-        return Caller(account, peers[0], _quota_of(account, peers[0], quotas), signed=proved)
+        return Caller(account, peers[0], quota_of(account, peers[0], quotas), signed=proved)
 
     def _account_of_key(
         self, access_key: str, peers: tuple[str, ...], is_genuine: Callable[[bytes], bool]
@@ -281,7 +281,7 @@ def _proved(account: Account | None, is_genuine: Callable[[bytes], bool]) -> Acc
     return account
 
 
-def _quota_of(account: Account, peer: str, quotas: Quotas) -> Quota:
+def quota_of(account: Account, peer: str, quotas: Quotas) -> Quota:
     """The account's quota; callers without an account share that of their address."""
     if account is _EVERYTHING:
         return quota_at(host_of(peer), peer, quotas)

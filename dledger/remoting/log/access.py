@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple
 
-from dledger.access.guard import AccessGuard, Caller, quota_at
+from dledger.access.guard import AccessGuard, Caller, quota_at, quota_of
 from dledger.access.quota import Quota
 from dledger.access.rules import AccessRules
 from dledger.remoting.acl import ACCESS_KEY, is_signed
@@ -51,7 +51,9 @@ class LogAccess:
         caller = self._caller(guard, connection, frame, operation)
         self._requests.require(guard, caller, operation, operation)
         self._stand(guard, connection, caller)
-        return Admitted(caller, caller.quota)
+        # The caller is remembered, but a quota is forgotten while it counts nothing: one of its account's connections
+        # would have limits of its own.
+        return Admitted(caller, quota_of(caller.account, caller.grpc_peer, self._requests.quotas))
 
     def admit_again(self, admitted: Admitted, operation: LogOperation) -> None:
         """The same for a request that has waited."""

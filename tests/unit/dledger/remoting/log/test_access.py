@@ -114,6 +114,18 @@ def test_an_account_has_producers_of_its_own() -> None:
                 assert messages.decode_producer_answer(asked.body) == 1
 
 
+def test_a_connection_that_was_idle_counts_for_its_account_again() -> None:
+    """Quotas that count nothing are forgotten when there are many."""
+    with guarded("PUB|SUB") as (serving, _), serving.dial(key=KEY) as idle, serving.dial(key=KEY) as other:
+        requests = serving.server._requests
+        assert requests is not None
+        idle.ask(LogCode.READ)
+        serving.server.bridge.post(requests.quotas.forget_idle)  # before the next request
+        for client in (idle, other):
+            assert client.ask(LogCode.WATCH_ROLE).code == 0
+        assert [requests.quotas._owners[KEY[0]].streams, requests.quotas.root.streams] == [{"watch": 2}] * 2
+
+
 def test_a_revoked_key_ends_its_connections() -> None:
     """With its watch: nothing is told to it any more."""
     with guarded("PUB|SUB") as (serving, change), serving.dial(key=KEY) as client, serving.dial(key=ROOT) as root:
