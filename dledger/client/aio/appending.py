@@ -92,10 +92,9 @@ class Appending:
         self._submitting_sender().when_room(callback)
 
     async def finish_submitted(self) -> None:
-        """Return when everything submitted has an outcome, and take nothing more."""
-        submitting, self._submitting = self._submitting, None
-        if submitting is not None:
-            await submitting.close()
+        """Return when everything submitted has an outcome, and take nothing more. Idempotent."""
+        if self._submitting is not None:
+            await self._submitting.close()
 
     async def abandon(self) -> None:
         """End; appends in progress fail, as unknown if they may be stored. Idempotent."""

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from dledger.errors import ConfigError, DLedgerError
 from rocketstore.client.aio.assignment import Assignment, Delivery, DeliveryQueue
@@ -109,6 +109,7 @@ class Consumer:
         self._running: _Running | None = None
         self._starting: asyncio.Lock | None = None
         self._is_closed = False
+        self._closing: tuple[_Running, asyncio.Task[None]] | None = None
         self._in_hand: list[Delivery] = []
         self._paused: set[MessageQueue] = set()
 
@@ -343,16 +344,22 @@ class Consumer:
     async def close(self) -> None:
         """Wait for running handlers, commit what is done, and leave the group. Raises if the commit failed. Idempotent.
 
-        Messages returned by ``poll`` count as done.
+        Messages returned by ``poll`` count as done. If this call is cancelled, closing goes on, and another call waits
+        for its end.
         """
-        if self._is_closed:
-            return
-        self._check_place()
-        self._is_closed = True
-        running, self._running = self._running, None
-        if running is not None:
+        caller = asyncio.current_task()
+        if not self._is_closed:
+            self._check_place()
+            self._is_closed = True
+            running, self._running = self._running, None
+            if running is None:
+                return
             self._finish_in_hand(running)
-            await running.close()
+            closing = asyncio.get_running_loop().create_task(running.close(called_by=caller), name="consumer closing")
+            self._closing = running, closing
+        elif self._closing is None or self._closing[0].is_handler(caller):
+            return  # closing waits for the handlers
+        await asyncio.shield(self._closing[1])
 
     async def _started(self) -> _Running:
         self._check_place()
@@ -465,13 +472,17 @@ class _Running:
         except (DLedgerError, OSError) as error:
             _log.info("group %s: %s", self._subscriptions.group, error)
 
-    async def close(self) -> None:
+    def is_handler(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether a handler is running as this task."""
+        return task in self._handlers
+
+    async def close(self, called_by: asyncio.Task[Any] | None = None) -> None:
+        """``called_by``: the task that waits for this, which may be a handler's."""
         self.deliveries.close()
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
-        mine = asyncio.current_task()
-        if running := {one for one in self._handlers if one is not mine}:
+        if running := {one for one in self._handlers if one is not called_by}:
             await asyncio.wait(running)
         try:
             await self.rebalancer.close()

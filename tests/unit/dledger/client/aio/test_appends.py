@@ -57,6 +57,27 @@ def test_what_is_under_way_when_it_is_closed_is_unknown() -> None:
     with_client(test, timeout_s=30.0)
 
 
+def test_after_a_close_that_was_cancelled_another_one_leaves_nothing_submitted_without_outcome() -> None:
+    """Long before its time limit."""
+
+    async def test(group: FakeGroup, client: DLedgerClient) -> None:
+        group.nodes[0].hold = True
+        sent = await client.submit(b"a")
+        await until(lambda: bool(group.nodes[0].held))
+        closing = asyncio.create_task(client.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+        await client.abandon()
+
+        with pytest.raises(RequestTimeoutError) as caught:
+            async with asyncio.timeout(10):
+                await sent
+        assert caught.value.outcome == "unknown"
+
+    with_client(test, timeout_s=60.0)
+
+
 def test_an_append_is_repeated_if_its_connection_ends_while_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """At once, over the next one: as an append whose connection ends later."""
     send = RemotingConnection.send

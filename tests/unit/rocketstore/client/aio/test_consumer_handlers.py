@@ -230,6 +230,50 @@ async def test_closing_waits_for_handlers_and_commits_them(broker: BrokerServer,
 
 
 @on_loop
+async def test_a_close_that_was_cancelled_goes_on_and_another_waits_for_its_end(
+    broker: BrokerServer, sender: Sender
+) -> None:
+    """Nothing of the member is left, and what its handler did is committed."""
+    await sender.topic(queues=1)
+    await sender.send(b"1")
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def handle(_: ConsumedMessage) -> None:
+        begun.set()
+        await may_end.wait()
+
+    consumer = Consumer(broker.address, group="g", topics=TOPIC, start="first")
+    before = {one for one in asyncio.all_tasks() if one is not asyncio.current_task()}
+    run = asyncio.ensure_future(consumer.run(handle))
+    await begun.wait()
+    first = asyncio.ensure_future(consumer.close())
+    await until(lambda: any(one.get_name() == "consumer closing" for one in asyncio.all_tasks()))
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    second = asyncio.ensure_future(consumer.close())
+    may_end.set()
+    await second
+    await run
+    assert broker.state.offset("g", TOPIC, 0) == 1
+    assert {one for one in asyncio.all_tasks() if one is not asyncio.current_task()} <= before
+
+
+@on_loop
+async def test_two_handlers_may_close_their_consumer(broker: BrokerServer, sender: Sender) -> None:
+    """Neither waits for the other one for ever."""
+    await sender.topic(queues=2)
+    await sender.send(b"1", b"2")
+    both = asyncio.Barrier(2)
+    consumer = Consumer(broker.address, group="g", topics=TOPIC, start="first")
+
+    async def handle(_: ConsumedMessage) -> None:
+        await both.wait()
+        await consumer.close()
+
+    await asyncio.wait_for(consumer.run(handle), 30)
+
+
+@on_loop
 async def test_a_handler_may_close_its_consumer(broker: BrokerServer, sender: Sender) -> None:
     """``run`` returns then."""
     await sender.topic(queues=1)
