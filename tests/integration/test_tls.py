@@ -51,8 +51,8 @@ def certs_of(group: Group) -> Path:
 
 
 def refusal(group: Group, security: ClientSecurity | None) -> DLedgerError:
-    """What a client with these credentials hears."""
-    with closing(DLedgerClient(group.addresses, group=group.name, timeout_s=5, security=security)) as client:
+    """What a client with these credentials hears, which may be the last word of several attempts."""
+    with closing(DLedgerClient(group.addresses, group=group.name, timeout_s=15, security=security)) as client:
         with pytest.raises(DLedgerError) as raised:
             client.append(b"not mine")
         with pytest.raises(DLedgerError):

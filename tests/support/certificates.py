@@ -1,7 +1,12 @@
-"""Certificates that nobody should accept, made from ones that everybody does."""
+"""Certificates that nobody should accept, made from ones that everybody does, and a server that takes none."""
 
 from __future__ import annotations
 
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -45,3 +50,21 @@ def reissue(directory: Path, name: str, *, begins: datetime, ends: datetime) -> 
     for extension in old.extensions:
         builder = builder.add_extension(extension.value, extension.critical)
     pair.cert.write_bytes(builder.sign(ca_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+
+
+@asynccontextmanager
+async def resetting_server() -> AsyncIterator[str]:
+    """Address of a server that resets each connection after its first bytes.
+
+    So it looks to a client whose certificate is refused while it still writes: the reset overtakes the alert.
+    """
+
+    async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        on, seconds = 1, 0
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", on, seconds))
+        writer.transport.abort()
+
+    server = await asyncio.start_server(reset, "127.0.0.1", 0)
+    async with server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"

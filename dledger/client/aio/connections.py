@@ -47,6 +47,10 @@ _OPAQUE: Final = 2_000_000_001
 """Stands for the opaque in a template."""
 _BY_TLS: Final = "security=ClientSecurity(tls=TlsFiles(…))"
 _USE_TLS: Final = f"use TLS (--tls-ca, --tls-cert, --tls-key; in Python {_BY_TLS})"
+_BEFORE_AN_ANSWER: Final = (
+    "hung up before it answered: is this a port of peers, or of gRPC? Clients connect to the client port, by default "
+    f"the peer port + {CLIENT_PORT_OFFSET}"
+)
 _TLS_HINT: Final = "; if it requires TLS, give the CA of its certificate (--tls-ca)"
 _INSIST: Final = "pass --insecure (in Python ClientSecurity(insecure=True))"
 
@@ -184,7 +188,7 @@ class NodeConnections:
         try:
             answer = await connection.ask(Frame(JavaCode.METADATA, 0, self._fields(body), body))
         except (DisconnectedError, TooManyCallsError) as error:
-            raise self._hung_up(address) from error
+            raise self._hung_up(address, f"{address} {_BEFORE_AN_ANSWER}") from error
         if answer.code == AnswerCode.NO_PERMISSION and answer.fields.items() >= TLS_REQUIRED.items():
             raise TlsError(
                 f"{address} accepts only TLS: give the CA of its certificate (--tls-ca; in Python {_BY_TLS})"
@@ -203,8 +207,10 @@ class NodeConnections:
             self._links[address] = link
         return link
 
-    def _hung_up(self, address: str) -> DLedgerError:
-        """Why a server may have hung up after the handshake, without a word: so it refuses a client's certificate."""
+    def _hung_up(self, address: str, what: str) -> DLedgerError:
+        """Why a server may have hung up without a word, as it refuses a client's certificate: after the handshake, or
+        if the client is slow, during it.
+        """
         files = self._files
         if files is not None and files.cert is not None and (why := tls.client_problem(tls.read(files))):
             return TlsError(f"{address} rejected our certificate {files.cert}: {why}")
@@ -214,10 +220,7 @@ class NodeConnections:
             hint = "; perhaps it requires a client certificate: give one (--tls-cert and --tls-key)"
         else:
             hint = f"; or it does not trust the CA of our certificate {files.cert}"
-        return UnavailableError(
-            f"{address} hung up before it answered: is this a port of peers, or of gRPC? Clients connect to the client "
-            f"port, by default the peer port + {CLIENT_PORT_OFFSET}{hint}"
-        )
+        return UnavailableError(f"{what}{hint}")
 
     def _greeted(self, connection: RemotingConnection, done: asyncio.Task[NodeLink]) -> None:
         self._greetings.pop(connection, None)
@@ -243,6 +246,6 @@ class NodeConnections:
         if isinstance(error.__cause__, ssl.SSLError):
             return TlsError(tls.explain(error.__cause__, address))
         if self._contexts is not None and isinstance(error.__cause__, ConnectionResetError):
-            return UnavailableError(tls.explain(error.__cause__, address))
+            return self._hung_up(address, tls.explain(error.__cause__, address))
         reason = str(error).removeprefix(f"cannot connect to {address}: ")
         return UnavailableError(f"{address} is unreachable: {reason}")

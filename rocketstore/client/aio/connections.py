@@ -225,6 +225,9 @@ class BrokerConnections:
         if self._is_closed:
             return ClientClosedError("this client is closed")
         cause = error.__cause__
-        if isinstance(cause, ssl.SSLError) or (self._contexts is not None and isinstance(cause, ConnectionResetError)):
+        if isinstance(cause, ssl.SSLError):
             return BrokerUnreachableError(tls.explain(cause, address))
+        if self._contexts is not None and isinstance(cause, ConnectionResetError):
+            hint = "" if address in self._heard else self._hint
+            return BrokerUnreachableError(f"{tls.explain(cause, address)}{hint}")
         return BrokerUnreachableError(str(error))

@@ -45,7 +45,7 @@ from dledger.remoting.frame import Frame
 from dledger.remoting.server import Handlers, RemotingServer, ServerLimits
 from dledger.rpc import loops
 from dledger.types import Role
-from tests.support.certificates import files
+from tests.support.certificates import expire, files, resetting_server
 from tests.support.fake_group import FakeGroup, fake_group
 from tests.support.fake_node import FakeNode
 
@@ -383,6 +383,31 @@ def test_tls_verifies_the_certificate_and_its_name(tmp_path: Path) -> None:
         loops.run(asyncio.wait_for(main(), TIMEOUT_S))
     finally:
         server.close()
+
+
+@pytest.mark.parametrize("uvloop", [True, False])
+def test_a_reset_during_the_handshake_is_explained_as_a_refused_certificate(tmp_path: Path, uvloop: bool) -> None:
+    """As if the server had hung up after it: which of both the client sees is a matter of time."""
+    certs.make_authority(tmp_path)
+    certs.make_client(tmp_path, "late")
+    certs.make_client(tmp_path, "good")
+    expire(tmp_path, "late")
+    cases = [
+        (files(tmp_path, "late"), TlsError, "rejected our certificate .*late.crt: certificate has expired"),
+        (files(tmp_path, "good"), UnavailableError, "does not trust the CA of our certificate .*good.crt"),
+        (TlsFiles(tmp_path / "ca.crt"), UnavailableError, "requires a client certificate: give one .--tls-cert"),
+    ]
+
+    async def main() -> None:
+        async with resetting_server() as address:
+            for given, kind, told in cases:
+                connections = NodeConnections([address], "default", ClientSecurity(given))
+                with pytest.raises(kind, match=told) as error:
+                    await connections.link(address, TimeLimit(TIMEOUT_S))
+                assert error.value.outcome == "not_applied"
+                await connections.close()
+
+    (loops.run if uvloop else asyncio.run)(asyncio.wait_for(main(), TIMEOUT_S))
 
 
 RULES = """\

@@ -104,6 +104,8 @@ async def test_a_connection_that_ends_leaves_open_whether_it_was_done() -> None:
 async def test_without_an_answer_the_outcome_is_unknown() -> None:
     async with scripted_server() as server:
         connections = BrokerConnections([server.address])
+        server.scripts[CODE] = lambda frame: frame.answer()
+        await connections.ask(server.address, CODE, timeout_s=10)  # else connecting may take all of the time below
         server.scripts[CODE] = silence
         with pytest.raises(errors.TimedOutError, match=f"{server.address} did not answer within") as caught:
             await connections.ask(server.address, CODE, timeout_s=0.05)
@@ -152,6 +154,19 @@ async def test_servers_are_known_by_their_certificates(tmp_path: Path) -> None:
         connections = BrokerConnections([server.address], other)
         with pytest.raises(errors.BrokerUnreachableError, match=r"certificate .* is not trusted") as caught:
             await connections.ask(server.address, CODE, timeout_s=10)
+        assert caught.value.outcome == "not_applied"
+        await connections.close()
+
+
+@on_loop
+async def test_a_reset_during_the_handshake_is_told_with_what_may_be_missing(tmp_path: Path) -> None:
+    """A server that requires certificates closes while the client still writes."""
+    make_authority(tmp_path)
+    security = ClientSecurity(tls=tls.TlsFiles(tmp_path / "ca.crt"))
+    async with certificates.resetting_server() as address:
+        connections = BrokerConnections([address], security)
+        with pytest.raises(errors.BrokerUnreachableError, match="requires certificates of its clients") as caught:
+            await connections.ask(address, CODE, timeout_s=10)
         assert caught.value.outcome == "not_applied"
         await connections.close()
 
