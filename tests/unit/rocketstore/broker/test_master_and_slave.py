@@ -86,9 +86,13 @@ def pair(
 
 
 def has_all(slave: BrokerServer, master: BrokerServer) -> None:
-    """Wait until everything can be read at the slave."""
+    """Wait until everything can be read at the slave, which first applies what the log says of topics."""
     wait_until(
-        lambda: slave.store.log.max_offset == master.store.log.max_offset and not slave.store.dispatch_behind_bytes,
+        lambda: (
+            slave.store.log.max_offset == master.store.log.max_offset
+            and not slave.store.dispatch_behind_bytes
+            and slave.state.topics() == master.state.topics()
+        ),
         "the slave has it",
     )
 
