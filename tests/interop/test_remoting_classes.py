@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from dledger.remoting.acl import signature
 from dledger.remoting.frame import Frame, HeaderForm, decode, encode
+from rocketstore.remoting.bodies.routes import BrokerData
 from rocketstore.remoting.bodies.topics import DataVersion, RegisterBrokerBody, TopicConfigData, TopicConfigTable
 from rocketstore.remoting.body import Body
 from tests.fuzz.remoting_shapes import BODIES, frames_of, made
@@ -36,6 +37,8 @@ CLASSES = {
     "ConsumerConnectionList": f"{COMMON}.protocol.body.ConsumerConnection",
     "ProducerConnectionList": f"{COMMON}.protocol.body.ProducerConnection",
     "ProducerInfo": f"{COMMON}.protocol.body.ProducerInfo",
+    "ProcessQueueInfo": f"{COMMON}.protocol.body.ProcessQueueInfo",
+    "ConsumerRunningInfo": f"{COMMON}.protocol.body.ConsumerRunningInfo",
     "ProducersByGroup": f"{COMMON}.protocol.body.ProducerTableInfo",
     "MessageQueue": f"{COMMON}.message.MessageQueue",
     "BrokerData": f"{COMMON}.protocol.route.BrokerData",
@@ -70,6 +73,7 @@ CLASSES = {
     "ConsumeQueueData": f"{COMMON}.protocol.body.ConsumeQueueData",
     "ConsumeQueueBody": f"{COMMON}.protocol.body.QueryConsumeQueueResponseBody",
 }
+NOT_IN_4_9 = frozenset({"TopicConfigList", "SubscriptionGroupList"})
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -96,11 +100,14 @@ def _through_java(directory: Path, command: str, lines: Sequence[tuple[str, byte
 
 
 def _unordered(value: object) -> object:
-    """Java's sets have neither order nor doubles; only one kind of filter is known there."""
+    """Java's sets have neither order nor doubles; only one kind of filter is known there, and no acting master."""
     if dataclasses.is_dataclass(value):
-        return {one.name: _unordered(getattr(value, one.name)) for one in dataclasses.fields(value)} | (
-            {"topic_filter_type": None} if isinstance(value, TopicConfigData) else {}
-        )
+        lost: dict[str, object] = {}
+        if isinstance(value, TopicConfigData):
+            lost = {"topic_filter_type": None}
+        elif isinstance(value, BrokerData):
+            lost = {"enable_acting_master": None}
+        return {one.name: _unordered(getattr(value, one.name)) for one in dataclasses.fields(value)} | lost
     if isinstance(value, tuple):
         return sorted({repr(_unordered(one)) for one in value})
     if isinstance(value, Mapping):
@@ -110,7 +117,7 @@ def _unordered(value: object) -> object:
 
 def test_every_body_has_its_class() -> None:
     """None is left out below."""
-    assert set(CLASSES) == set(BODIES)
+    assert set(CLASSES) == set(BODIES) - NOT_IN_4_9
 
 
 @pytest.mark.parametrize("name", CLASSES)
