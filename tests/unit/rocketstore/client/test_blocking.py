@@ -315,9 +315,13 @@ def client_threads() -> list[threading.Thread]:
 
 
 @pytest.fixture
-def _no_other_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shared loop that no other test's clients use."""
-    monkeypatch.setattr(loop_thread, "SHARED", loop_thread.SharedLoop())
+def _no_other_clients(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A shared loop that no other test's clients use; also without clients it would run until the program ends."""
+    shared = loop_thread.SharedLoop()
+    monkeypatch.setattr(loop_thread, "SHARED", shared)
+    yield
+    if shared._thread is not None:
+        shared._thread.stop()
 
 
 @pytest.mark.usefixtures("_no_other_clients")
@@ -591,7 +595,7 @@ def test_ctrl_c_ends_a_program_that_waits(world: World) -> None:
     )
     process = subprocess.Popen([sys.executable, "-c", source, world.address], stderr=subprocess.PIPE, text=True)
     try:
-        wait_until(lambda: world.sends() > 0, "it waits")
+        wait_until(lambda: world.sends() > 0, "it waits", PROGRAM_S)
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=PROGRAM_S)
     finally:
