@@ -515,11 +515,8 @@ class DLedgerServer:
             checked = self.log.check_run(message.run)
             flush_here = self._is_isolated(len(message.run.data))
             message = CheckedAppend(message.term, message.epoch, message.commit_index, checked)
-        received = message
-        sender, connection = envelope.sender, envelope.connection
-        self._driver.call(
-            lambda now_ms: self._node.receive(sender, received, now_ms, connection), flush_here=flush_here
-        )
+        receive = partial(self._node.receive, envelope.sender, message, connection=envelope.connection)
+        self._driver.call(receive, flush_here=flush_here)
 
     def _is_isolated(self, size: int) -> bool:
         """Whether a push stands alone: then gathering gains nothing, and passing it to another thread costs time."""

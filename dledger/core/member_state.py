@@ -124,10 +124,12 @@ class MemberState:
         """The leader's readmission in this term, until it is done."""
         self.readmission_standing = Standing.VOTER
         self.commit_index: LogIndex = max(log.committed_index, log.begin.index)
-        self._hard_state = hard_state
+        self.hard_state = hard_state
+        """Term, vote and standing; changed by ``save_hard_state``."""
         self.term = hard_state.term
         """The current term: that of ``hard_state``, which alone sets it."""
-        self._hard_state_version = 0
+        self.hard_state_version = 0
+        """Counts the changes of ``hard_state``; messages that depend on a change may leave only once it is durable."""
         self._random = random
         self._adopt_term_of_log()
         # A single member waits for no leader's silence.
@@ -135,16 +137,6 @@ class MemberState:
         self.role: RoleState = Follower(None, first_due_ms)
 
     # -- state ---------------------------------------------------------------------------------------------------
-
-    @property
-    def hard_state(self) -> HardState:
-        """Term, vote and standing."""
-        return self._hard_state
-
-    @property
-    def hard_state_version(self) -> int:
-        """Counts the changes of ``hard_state``; messages that depend on a change may leave only once it is durable."""
-        return self._hard_state_version
 
     @property
     def role_name(self) -> Role:
@@ -175,7 +167,7 @@ class MemberState:
     @property
     def standing(self) -> Standing:
         """The standing that this member has now: in doubt while its log is not whole."""
-        known = self._hard_state.standing
+        known = self.hard_state.standing
         return known if self.whole or not known.counts else Standing.DOUBTFUL
 
     @property
@@ -186,12 +178,12 @@ class MemberState:
     @property
     def fenced(self) -> str:
         """Why nothing that this member holds may be believed; empty if it may. Only a person can end this."""
-        return (self._hard_state.doubt or "its history differs from the group's") if self._hard_state.fenced else ""
+        return (self.hard_state.doubt or "its history differs from the group's") if self.hard_state.fenced else ""
 
     @property
     def is_used(self) -> bool:
         """Whether this member knows of committed entries, or of flushed ones that it lost."""
-        return self.commit_index != NO_INDEX or self._hard_state.lost
+        return self.commit_index != NO_INDEX or self.hard_state.lost
 
     @property
     def own_ballot(self) -> Ballot:
@@ -228,7 +220,7 @@ class MemberState:
         before = self._view()
         if term > self.term:
             self.readmission = None
-            self.save_hard_state(replace(self._hard_state, term=term, vote=None))
+            self.save_hard_state(replace(self.hard_state, term=term, vote=None))
         elif leader is not None:
             known = self.leader_id
             invariant(known in (None, leader), "one leader per term", term=term, known=known, claims=leader)
@@ -244,7 +236,7 @@ class MemberState:
         before = self._view()
         if not pre_vote:
             self.readmission = None
-            self.save_hard_state(replace(self._hard_state, term=Term(self.term + 1), vote=self.node_id))
+            self.save_hard_state(replace(self.hard_state, term=Term(self.term + 1), vote=self.node_id))
         self.role = Candidate(pre_vote, self.next_election_due_ms(now_ms), {self.node_id: self.own_ballot})
         self._announce(before, reason)
 
@@ -255,7 +247,7 @@ class MemberState:
         """
         role = self.role
         invariant(isinstance(role, Candidate) and not role.pre_vote, "only a candidate becomes leader")
-        invariant(self._hard_state.vote == self.node_id, "a leader voted for itself", vote=self._hard_state.vote)
+        invariant(self.hard_state.vote == self.node_id, "a leader voted for itself", vote=self.hard_state.vote)
         invariant(self.has_standing, "a leader has standing", node=self.node_id)
         before = self._view()
         self.role = Leader(
@@ -291,13 +283,13 @@ class MemberState:
 
     def save_hard_state(self, hard_state: HardState) -> None:
         """Replace the hard state; the driver makes it durable before any effect of this step leaves."""
-        old = self._hard_state
+        old = self.hard_state
         invariant(hard_state.term >= old.term, "a term never goes back", new=hard_state, old=old)
         same_term_vote = hard_state.term > old.term or old.vote in (None, hard_state.vote)
         invariant(same_term_vote, "one vote per term", new=hard_state, old=old)
-        self._hard_state = hard_state
+        self.hard_state = hard_state
         self.term = hard_state.term
-        self._hard_state_version += 1
+        self.hard_state_version += 1
 
     def _adopt_term_of_log(self) -> None:
         """After a crash the log may be ahead of the hard state; the term of its last entry is then the current one.
@@ -310,7 +302,7 @@ class MemberState:
         """
         term = self.log.last.term
         if term > self.term:
-            self.save_hard_state(replace(self._hard_state, term=term, vote=None))
+            self.save_hard_state(replace(self.hard_state, term=term, vote=None))
 
     # -- standing ------------------------------------------------------------------------------------------------
 
@@ -320,8 +312,8 @@ class MemberState:
         The vote of the current term goes to its leader: an earlier life of this member may have given it to any member,
         so it must not go to another one now.
         """
-        if self._hard_state.standing is not standing:
-            vote = self._hard_state.vote or self.leader_id
+        if self.hard_state.standing is not standing:
+            vote = self.hard_state.vote or self.leader_id
             self.save_hard_state(HardState(self.term, vote, standing))
 
     def lose_standing(self, reason: str, now_ms: int) -> None:
@@ -329,9 +321,9 @@ class MemberState:
 
         Its process's earlier statements are void, as after a restart.
         """
-        if not self._hard_state.standing.counts:
+        if not self.hard_state.standing.counts:
             return
-        self.save_hard_state(self._hard_state.doubted(reason))
+        self.save_hard_state(self.hard_state.doubted(reason))
         self.boot_id = (self.boot_id + _BOOT_ID_STEP) % _BOOT_IDS
         self.readmission = None
         if not isinstance(self.role, Follower):
@@ -346,7 +338,7 @@ class MemberState:
             return
         self.lose_standing(reason, now_ms)
         self.readmission = None
-        self.save_hard_state(self._hard_state.fence(reason))
+        self.save_hard_state(self.hard_state.fence(reason))
         self.outbox.fenced = reason
         if not isinstance(self.role, Follower):
             self.become_follower(self.term, None, now_ms, RoleReason.STANDING_LOST)

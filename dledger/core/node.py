@@ -102,7 +102,7 @@ class Node:
     ) -> VoteResponse | HeartbeatResponse:
         """Answer a request; send the answer only after the current hard state is durable."""
         self._require_member(sender)
-        if not self._comes_near(sender, request, now_ms):
+        if request.term > self.state.term + TERM_STEP_MAX and not self._comes_near(sender, request, now_ms):
             term = self.state.term
             if isinstance(request, VoteRequest):
                 return VoteResponse(term, granted=False, result=VoteResult.REJECT_EXPIRED_TERM)
@@ -127,7 +127,7 @@ class Node:
     def receive(self, sender: NodeId, message: Message, now_ms: int, connection: int = 0) -> None:
         """Take any other message; ``connection``: see ``Envelope``."""
         self._require_member(sender)
-        if not self._comes_near(sender, message, now_ms):
+        if message.term > self.state.term + TERM_STEP_MAX and not self._comes_near(sender, message, now_ms):
             return
         match message:
             case VoteResponse():
@@ -162,21 +162,18 @@ class Node:
         self.reads.abandon(error)
 
     def _comes_near(self, sender: NodeId, message: Message, now_ms: int) -> bool:
-        """Whether a message's term is acceptable at once; if not, this member moves ``TERM_STEP_MAX`` towards it.
+        """Whether a term so far ahead is acceptable at once; if not, this member moves ``TERM_STEP_MAX`` towards it.
 
         Terms only grow, and end: no forged or damaged message may use up those of the whole group. But members whose
         terms have diverged must meet again, whatever the cause, so each message brings them closer; not while a leader
         is heard, because it needs no member in another term.
         """
         state = self.state
-        near = Term(state.term + TERM_STEP_MAX)
-        if message.term <= near:
-            return True
         if isinstance(message, VoteRequest) and (message.pre_vote or self.elector.is_blocked(sender, message, now_ms)):
             return True  # granted or refused without a change of term
         answer = isinstance(message, VoteResponse | HeartbeatResponse | PushResponse)
         if not (answer and state.hears_leader(now_ms)):
-            state.become_follower(near, None, now_ms)
+            state.become_follower(Term(state.term + TERM_STEP_MAX), None, now_ms)
         return False
 
     def _require_member(self, sender: NodeId) -> None:

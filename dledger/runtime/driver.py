@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NoReturn, TypeVar
 
 from dledger.clock import Clock
 from dledger.config import FlushMode, ServerConfig
@@ -216,10 +216,12 @@ class NodeDriver:
         begun = False
         try:
             with self._lock:
-                self._require_alive()
+                if self._stopped or self._supervisor.fatal is not None:
+                    self._refuse()
                 begun = True
-                result = action(self._clock.monotonic_ms())
-                effects, hard_state, version = self._take_effects()
+                now_ms = self._clock.monotonic_ms()
+                result = action(now_ms)
+                effects, hard_state, version = self._take_effects(now_ms)
             if effects is not None:
                 flush_here = flush_here and self._flushes_at_once and bool(effects.wake & Wake.FLUSH)
                 if flush_here:
@@ -238,12 +240,12 @@ class NodeDriver:
             raise NodeFailedError(f"this node is shutting down: {error}") from error
         return result
 
-    def _take_effects(self) -> tuple[Outbox | None, HardState, int]:
+    def _take_effects(self, now_ms: int) -> tuple[Outbox | None, HardState, int]:
         """Step the parts with new work, and take the effects of all of it; under the lock."""
         state = self._node.state
         outbox = state.outbox
         if outbox.wake:
-            self._step_woken(outbox, self._clock.monotonic_ms())
+            self._step_woken(outbox, now_ms)
         hard_state, version = state.hard_state, state.hard_state_version
         if not outbox and version == self._durable_version:
             return None, hard_state, version
@@ -262,16 +264,13 @@ class NodeDriver:
         with self._lock:
             return query(self._node)
 
-    def _require_alive(self) -> None:
+    def _refuse(self) -> NoReturn:
         """Refuse a call before any of it is done: its caller may repeat it elsewhere."""
-        refusal: DLedgerError | None = None
+        refusal: DLedgerError = ShutdownError("this node is stopping")
         if self._supervisor.fatal is not None:
             refusal = NodeFailedError(f"this node has shut down: {self._supervisor.fatal}")
-        elif self._stopped:
-            refusal = ShutdownError("this node is stopping")
-        if refusal is not None:
-            refusal.outcome = "not_applied"
-            raise refusal
+        refusal.outcome = "not_applied"
+        raise refusal
 
     def _step_woken(self, outbox: Outbox, now_ms: int) -> None:
         """Step the parts with new work (under the lock); what is left in ``outbox.wake`` is for their threads."""

@@ -232,27 +232,28 @@ class FileStore(LogReader):
         self.check_append(bodies)
         invariant(term >= state.last.term, "terms never decrease", term=term, last=state.last)
         pieces = records.split_batch(bodies, state.end, self._config.segment_bytes, channel)
-        first = index = state.last.index + 1
-        end, chain = state.end, state.tip.chain_crc
+        last, begin, end, chain = state.last, state.end, state.end, state.tip.chain_crc
+        first = LogIndex(last.index + 1)
         writes: list[Write] = []
         units: list[bytes] = []
         positions: list[int] = []
         for piece in pieces:
             if self._batch_hooks and magic is Magic.NORMAL:
                 piece = records.apply_batch_hooks(self._batch_hooks, piece)
+            index = LogIndex(last.index + 1)
             encoded = records.encode_piece(int(magic), term, index, piece, chain)
             if piece.position != end:
                 writes.append(self._files.tail_blank(end))
             writes.append((piece.position, encoded.records))
             units.append(encoded.units)
             positions += encoded.positions
+            previous, last = last, EntryId(term, LogIndex(last.index + len(piece.bodies)))
+            run = EntryRun(previous, chain, index, last.index, Position(piece.position), encoded.records)
             end, chain = piece.position + len(encoded.records), encoded.chain_crc
-            index += len(piece.bodies)
-        last = EntryId(term, LogIndex(index - 1))
-        begin = state.end
-        self._write(writes, b"".join(units), last, Mark(index - 1, end, chain))
-        self._instruments.wrote(index - first, end - begin, as_leader=True)
-        return AppendedBatch(term, LogIndex(first), last.index, tuple(positions))
+        self._write(writes, b"".join(units), last, Mark(last.index, end, chain))
+        self._latest_run = (state.generation, run)  # which the followers are sent next
+        self._instruments.wrote(last.index + 1 - first, end - begin, as_leader=True)
+        return AppendedBatch(term, first, last.index, tuple(positions))
 
     def check_append(self, bodies: Sequence[Body]) -> None:
         records.check_batch(bodies, self._config.entry_bytes_limit)

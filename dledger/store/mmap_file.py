@@ -133,7 +133,10 @@ class MappedFile:
     def write(self, offset: int, data: bytes | bytearray) -> None:
         """Write ``data``, which must lie inside. Raises ``OSError``."""
         end = offset + len(data)
-        self._check(offset, end)
+        if not self.writable:
+            raise DiskError(f"{self.path} is in a read-only data directory and cannot be changed")
+        if not 0 <= offset <= end <= self.size:
+            raise DiskError(f"bytes {offset} to {end} are outside {self.path} ({self.size} bytes)")
         if end <= self.warmed:
             self._fs.write(self._fd, data, offset)
             return
@@ -166,9 +169,3 @@ class MappedFile:
     def non_zero_end(self, offset: int) -> int:
         """The end of the last byte other than 0 from ``offset`` on; ``offset`` if there is none. Raises ``OSError``."""
         return non_zero_end(self._fd, offset, self.size)
-
-    def _check(self, offset: int, end: int) -> None:
-        if not self.writable:
-            raise DiskError(f"{self.path} is in a read-only data directory and cannot be changed")
-        if not 0 <= offset <= end <= self.size:
-            raise DiskError(f"bytes {offset} to {end} are outside {self.path} ({self.size} bytes)")

@@ -105,10 +105,10 @@ class MappedFileList:
 
     def ensure(self, position: int) -> MappedFile:
         """The file containing ``position``, created durably if missing. Raises ``OSError``."""
-        base = self.base_of(position)
-        file = self._files.get(base)
+        file = self.find(position)
         if file is not None:
             return file
+        base = self.base_of(position)
         with self._lock:
             return self._files.get(base) or self._create(base)
 

@@ -82,9 +82,9 @@ def _truncate_on_overlap(self: EntryHandler, push: CheckedAppend) -> None:
 
 
 def _vote_unsaved(self: MemberState, hard_state: HardState) -> None:
-    forgotten = hard_state.term == self._hard_state.term
-    self._hard_state = hard_state
-    self._hard_state_version += not forgotten
+    forgotten = hard_state.term == self.hard_state.term
+    self.hard_state = hard_state
+    self.hard_state_version += not forgotten
 
 
 def _flushed_is_verified(self: EntryHandler) -> LogIndex:
@@ -182,8 +182,8 @@ def _campaign_in_old_term(
 ) -> None:
     before = self._view()
     if not pre_vote:
-        term = self.term if self.term > 0 and self._hard_state.vote in (None, self.node_id) else Term(self.term + 1)
-        self.save_hard_state(replace(self._hard_state, term=term, vote=self.node_id))
+        term = self.term if self.term > 0 and self.hard_state.vote in (None, self.node_id) else Term(self.term + 1)
+        self.save_hard_state(replace(self.hard_state, term=term, vote=self.node_id))
     self.role = Candidate(pre_vote, self.next_election_due_ms(now_ms), {self.node_id: self.own_ballot})
     self._announce(before, reason)
 

@@ -346,12 +346,13 @@ class EntryDispatcher:
         flushed = response.flushed_index
         if leader.doubted.get(self.peer, 0) != response.boot_id:
             leader.doubted.pop(self.peer, None)
-            if response.standing.counts and not leader.counts[self.peer]:
+            if not leader.counts[self.peer] and response.standing.counts:
                 leader.counts[self.peer] = True
                 self._state.outbox.wake |= Wake.QUORUM_ACK
         if flushed > leader.match[self.peer]:
             leader.match[self.peer] = flushed
-            self._state.outbox.wake |= Wake.QUORUM_ACK
+            if flushed > self._state.commit_index:
+                self._state.outbox.wake |= Wake.QUORUM_ACK
             if leader.transferring:
                 self._state.outbox.wake |= Wake.ELECTOR
 

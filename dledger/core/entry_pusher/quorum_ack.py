@@ -77,12 +77,20 @@ class QuorumAckChecker:
         With ``producer``, entries that the log already holds are not appended again; success then means that a quorum
         holds those, too. Returns the batch as written, None after a refusal and when there was nothing new.
         """
+        size = sum(map(len, bodies))
         if producer is None:
-            return self._append(bodies, now_ms, done)
-        plan = self._plan(producer, len(bodies), now_ms, done)
+            refusal = self._refuse(len(bodies), size)
+            if refusal is not None:
+                self._finish(done, refusal)
+                return None
+            return self._append(bodies, size, now_ms, done)
+        plan = self._plan(producer, len(bodies), size, now_ms, done)
         if plan is None:
             return None
-        return self._append(bodies[plan.stored :] if plan.stored else bodies, now_ms, done, producer.producer, plan)
+        if plan.stored:
+            bodies = bodies[plan.stored :]
+            size = sum(map(len, bodies))
+        return self._append(bodies, size, now_ms, done, producer.producer, plan)
 
     def append_prepared(
         self, prepared: PreparedAppend, now_ms: int, done: AppendDone, producer: ProducerBatch | None = None
@@ -98,22 +106,26 @@ class QuorumAckChecker:
         if producer is None:
             plan, name, bodies = None, "", prepared.bodies(state.term)
         else:
-            plan, name = self._plan(producer, producer.count, now_ms, done), producer.producer
+            plan, name = self._plan(producer, producer.count, 0, now_ms, done), producer.producer
             if plan is None:
                 return
             bodies = prepared.bodies(state.term, plan.stored)
         if isinstance(bodies, DLedgerError):
             self._finish(done, bodies)
             return
-        batch = None
+        batch, size = None, sum(map(len, bodies))
         try:
-            batch = self._append(bodies, now_ms, done, name, plan)
+            refusal = self._refuse(len(bodies), size)  # again: the size was not known before
+            if refusal is None:
+                batch = self._append(bodies, size, now_ms, done, name, plan)
+            else:
+                self._finish(done, refusal)
         finally:
             prepared.placed(batch)
 
-    def _plan(self, producer: ProducerBatch, count: int, now_ms: int, done: AppendDone) -> Plan | None:
+    def _plan(self, producer: ProducerBatch, count: int, size: int, now_ms: int, done: AppendDone) -> Plan | None:
         """The part of a producer's batch to append; None if there is none, and ``done`` has been called or will be."""
-        refusal = self._refuse(count, 0)
+        refusal = self._refuse(count, size)
         leader = self._state.role
         if refusal is None and isinstance(leader, Leader):
             plan = leader.producers.plan(producer, count)
@@ -150,18 +162,20 @@ class QuorumAckChecker:
         self._reads.submit(now_ms, confirmed)
 
     def _append(
-        self, bodies: Sequence[Body], now_ms: int, done: AppendDone, producer: str = "", plan: Plan | None = None
+        self,
+        bodies: Sequence[Body],
+        size: int,
+        now_ms: int,
+        done: AppendDone,
+        producer: str = "",
+        plan: Plan | None = None,
     ) -> AppendedBatch | None:
-        size = sum(map(len, bodies))
-        count = len(bodies)
-        if plan is None:
-            refusal = self._refuse(count, size)
-        else:  # it passed the checks before it was prepared; only its size was not known
-            refusal = _refuse_size(count, size) or self._refuse_more(count, size)
-        written = refusal or self._write(bodies, now_ms, producer, plan)
+        """Write a batch that is not refused."""
+        written = self._write(bodies, now_ms, producer, plan)
         if isinstance(written, DLedgerError):
             self._finish(done, written)
             return None
+        count = len(bodies)
         due_ms = now_ms + self._config.ack_timeout_ms
         self._pending.append(_PendingAppend(written, written.last_index, count, size, due_ms, done))
         self.pending_entries += count
@@ -171,7 +185,7 @@ class QuorumAckChecker:
         if state.quorum == 1 or len(self._pending) == 1:
             state.outbox.wake |= Wake.QUORUM_ACK  # the worker must learn the first deadline
         leader = state.role
-        if isinstance(leader, Leader) and leader.producers.is_due(state.log.last.index, state.log.end_position, now_ms):
+        if isinstance(leader, Leader) and leader.producers.is_due(written.last_index, state.log.end_position, now_ms):
             self.write_snapshot(now_ms)
         return written
 

@@ -96,7 +96,7 @@ def _match_beyond_end(solo: Solo) -> None:
 
 
 def _not_a_voter(solo: Solo) -> None:
-    solo.state._hard_state = replace(solo.state.hard_state, standing=Standing.BLANK)
+    solo.state.hard_state = replace(solo.state.hard_state, standing=Standing.BLANK)
 
 
 @pytest.mark.parametrize(
