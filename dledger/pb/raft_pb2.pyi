@@ -126,46 +126,6 @@ class TakeLeadershipRequest(_message.Message):
     term: int
     def __init__(self, term: _Optional[int] = ...) -> None: ...
 
-class Compare(_message.Message):
-    __slots__ = ("previous", "previous_chain_crc", "flushed_only")
-    PREVIOUS_FIELD_NUMBER: _ClassVar[int]
-    PREVIOUS_CHAIN_CRC_FIELD_NUMBER: _ClassVar[int]
-    FLUSHED_ONLY_FIELD_NUMBER: _ClassVar[int]
-    previous: EntryId
-    previous_chain_crc: int
-    flushed_only: bool
-    def __init__(self, previous: _Optional[_Union[EntryId, _Mapping]] = ..., previous_chain_crc: _Optional[int] = ..., flushed_only: _Optional[bool] = ...) -> None: ...
-
-class Truncate(_message.Message):
-    __slots__ = ("conflict", "chain_crc")
-    CONFLICT_FIELD_NUMBER: _ClassVar[int]
-    CHAIN_CRC_FIELD_NUMBER: _ClassVar[int]
-    conflict: EntryId
-    chain_crc: int
-    def __init__(self, conflict: _Optional[_Union[EntryId, _Mapping]] = ..., chain_crc: _Optional[int] = ...) -> None: ...
-
-class Append(_message.Message):
-    __slots__ = ("commit_index", "previous", "previous_chain_crc", "first_index", "last_index", "position")
-    COMMIT_INDEX_FIELD_NUMBER: _ClassVar[int]
-    PREVIOUS_FIELD_NUMBER: _ClassVar[int]
-    PREVIOUS_CHAIN_CRC_FIELD_NUMBER: _ClassVar[int]
-    FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
-    LAST_INDEX_FIELD_NUMBER: _ClassVar[int]
-    POSITION_FIELD_NUMBER: _ClassVar[int]
-    commit_index: int
-    previous: EntryId
-    previous_chain_crc: int
-    first_index: int
-    last_index: int
-    position: int
-    def __init__(self, commit_index: _Optional[int] = ..., previous: _Optional[_Union[EntryId, _Mapping]] = ..., previous_chain_crc: _Optional[int] = ..., first_index: _Optional[int] = ..., last_index: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
-
-class Commit(_message.Message):
-    __slots__ = ("commit_index",)
-    COMMIT_INDEX_FIELD_NUMBER: _ClassVar[int]
-    commit_index: int
-    def __init__(self, commit_index: _Optional[int] = ...) -> None: ...
-
 class Install(_message.Message):
     __slots__ = ("before_begin", "chain_crc", "position")
     BEFORE_BEGIN_FIELD_NUMBER: _ClassVar[int]
@@ -175,50 +135,6 @@ class Install(_message.Message):
     chain_crc: int
     position: int
     def __init__(self, before_begin: _Optional[_Union[EntryId, _Mapping]] = ..., chain_crc: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
-
-class PushRequest(_message.Message):
-    __slots__ = ("term", "epoch", "compare", "truncate", "append", "commit", "install", "run")
-    TERM_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    COMPARE_FIELD_NUMBER: _ClassVar[int]
-    TRUNCATE_FIELD_NUMBER: _ClassVar[int]
-    APPEND_FIELD_NUMBER: _ClassVar[int]
-    COMMIT_FIELD_NUMBER: _ClassVar[int]
-    INSTALL_FIELD_NUMBER: _ClassVar[int]
-    RUN_FIELD_NUMBER: _ClassVar[int]
-    term: int
-    epoch: int
-    compare: Compare
-    truncate: Truncate
-    append: Append
-    commit: Commit
-    install: Install
-    run: bytes
-    def __init__(self, term: _Optional[int] = ..., epoch: _Optional[int] = ..., compare: _Optional[_Union[Compare, _Mapping]] = ..., truncate: _Optional[_Union[Truncate, _Mapping]] = ..., append: _Optional[_Union[Append, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., install: _Optional[_Union[Install, _Mapping]] = ..., run: _Optional[bytes] = ...) -> None: ...
-
-class PushResponse(_message.Message):
-    __slots__ = ("term", "epoch", "kind", "code", "verified_index", "flushed_index", "end_index", "conflict", "boot_id", "standing")
-    TERM_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    KIND_FIELD_NUMBER: _ClassVar[int]
-    CODE_FIELD_NUMBER: _ClassVar[int]
-    VERIFIED_INDEX_FIELD_NUMBER: _ClassVar[int]
-    FLUSHED_INDEX_FIELD_NUMBER: _ClassVar[int]
-    END_INDEX_FIELD_NUMBER: _ClassVar[int]
-    CONFLICT_FIELD_NUMBER: _ClassVar[int]
-    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
-    STANDING_FIELD_NUMBER: _ClassVar[int]
-    term: int
-    epoch: int
-    kind: int
-    code: int
-    verified_index: int
-    flushed_index: int
-    end_index: int
-    conflict: EntryId
-    boot_id: int
-    standing: int
-    def __init__(self, term: _Optional[int] = ..., epoch: _Optional[int] = ..., kind: _Optional[int] = ..., code: _Optional[int] = ..., verified_index: _Optional[int] = ..., flushed_index: _Optional[int] = ..., end_index: _Optional[int] = ..., conflict: _Optional[_Union[EntryId, _Mapping]] = ..., boot_id: _Optional[int] = ..., standing: _Optional[int] = ...) -> None: ...
 
 class HandshakeRequest(_message.Message):
     __slots__ = ("header", "protocol_version", "purpose", "members", "segment_bytes", "max_entry_bytes", "client_address", "prehistory")

@@ -15,14 +15,14 @@ from dledger.remoting.connection import REQUEST_BYTES_MAX, REQUESTS_MAX
 from dledger.remoting.log import codec as log_codec
 from dledger.remoting.log.codes import JavaCode, LogCode
 from dledger.rpc.clients.codec import APPEND_ENTRIES_MAX
-from dledger.rpc.peers import frames
+from dledger.rpc.peers import frames, pushes
 from tests.docs.documents import ROOT, documents, lines, table_below
 
 PROTOCOL: Final = ROOT / "docs" / "protocol.md"
 _NOT_SHOWN: Final = {
     "Header",
     "EntryId",
-    "PushRequest",
+    "Install",
     "HandshakeRequest",
     "HandshakeResponse",
 }
@@ -40,6 +40,21 @@ def test_the_messages_are_those_of_the_wire() -> None:
 
     assert set(shown) | _NOT_SHOWN == set(wire)
     assert shown == {name: wire[name] for name in shown}
+
+
+def test_the_numbers_of_pushes_are_those_of_the_wire() -> None:
+    """Of each push and of the answer: their names and types, in order."""
+    rows = table_below(PROTOCOL, "Pushes")
+    shown = {row[0]: re.findall(r"`(\w+)` (\w+)", row[1]) for row in rows}
+    types = {"u1": "u8", "i2": "i16", "u4": "u32", "i8": "i64"}
+
+    layouts = {kind.name: layout for kind, layout in pushes.LAYOUTS.items()} | {"answer": pushes.ANSWER_LAYOUT}
+
+    head = [("kind", "u8"), ("term", "i64"), ("epoch", "i64")]
+    assert {name: head + numbers for name, numbers in shown.items()} == {
+        name: [(field, types[kind]) for field, kind in layout.fields] for name, layout in layouts.items()
+    }
+    assert [row[0] for row in rows] == [kind.name for kind in sorted(pushes.LAYOUTS)] + ["answer"]
 
 
 def test_a_frame_is_drawn_as_it_is_sent() -> None:

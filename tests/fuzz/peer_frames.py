@@ -10,9 +10,11 @@ from google.protobuf.message import Message
 from hypothesis import strategies as st
 
 from dledger.config import ServerConfig
+from dledger.core.messages import PushKind
 from dledger.errors import InvalidRequestError
 from dledger.pb import raft_pb2
 from dledger.rpc.peers.frames import FrameKind, Purpose, pack
+from dledger.rpc.peers.pushes import LAYOUTS
 from dledger.types import NodeId
 from tests.fuzz.shapes import Known, messages, mutilated
 from tests.support.peer_wire import PeerWire, handshake_frame
@@ -21,7 +23,6 @@ _MESSAGES: Final[dict[FrameKind, type[Message]]] = {
     FrameKind.VOTE: raft_pb2.VoteRequest,
     FrameKind.HEARTBEAT: raft_pb2.HeartbeatRequest,
     FrameKind.TAKE_LEADERSHIP: raft_pb2.TakeLeadershipRequest,
-    FrameKind.PUSH: raft_pb2.PushRequest,
     FrameKind.READ_LOG: raft_pb2.ReadLogRequest,
     FrameKind.CHAIN_CRCS: raft_pb2.ChainCrcsRequest,
 }
@@ -63,11 +64,32 @@ def _frame(purpose: Purpose, known: Known) -> st.SearchStrategy[bytes]:
     @st.composite
     def build(draw: st.DrawFn) -> bytes:
         kind = draw(st.sampled_from(_OF[purpose] * 4 + tuple(FrameKind)))
-        payload = draw(messages(_MESSAGES[kind], known) if kind in _MESSAGES else st.binary(max_size=100))
-        frame = pack(kind, payload)
+        frame = pack(kind, draw(_payload(kind, known)))
         return draw(mutilated(frame)) if draw(st.integers(0, 9)) == 0 else frame
 
     return build()
+
+
+def _payload(kind: FrameKind, known: Known) -> st.SearchStrategy[bytes]:
+    if kind is FrameKind.PUSH:
+        return _push(known) | st.binary(max_size=100)
+    return messages(_MESSAGES[kind], known) if kind in _MESSAGES else st.binary(max_size=100)
+
+
+@st.composite
+def _push(draw: st.DrawFn, known: Known) -> bytes:
+    """A push of any kind, with any numbers, and sometimes with bytes behind them."""
+    kind = draw(st.sampled_from(PushKind))
+    data = bytes([kind])
+    for name, width in LAYOUTS[kind].fields[1:]:
+        bits = 8 * int(width[1:])
+        likely, is_likely = known.get(name, ()), draw(st.integers(0, 7)) > 0
+        if likely and is_likely:
+            number = int(draw(st.sampled_from(likely)))
+        else:
+            number = draw(st.integers(-1, 1 << bits - 1))
+        data += (number % (1 << bits)).to_bytes(bits // 8, "big")
+    return data + draw(st.binary(max_size=200))
 
 
 def visit(address: tuple[str, int], sequence: list[Visit]) -> None:

@@ -48,7 +48,8 @@ PEER_NAMES = {
     "members": ("n0-127.0.0.1:1",),
     "protocol_version": (PROTOCOL_VERSION,),
     "purpose": (1, 2, 3, 4),
-    **dict.fromkeys(("index", "position", "commit_index", "first_index", "last_index", "indexes"), NUMBERS),
+    **dict.fromkeys(("index", "previous_index", "conflict_index", "position", "commit_index"), NUMBERS),
+    **dict.fromkeys(("first_index", "last_index", "indexes"), NUMBERS),
 }
 
 

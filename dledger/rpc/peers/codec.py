@@ -1,8 +1,8 @@
-"""The encoding of members' messages: ``dledger.core.messages`` <-> ``proto/dledger/v1/raft.proto``.
+"""The encoding of members' messages: ``dledger.core.messages`` <-> ``proto/dledger/v1/raft.proto``, and ``pushes``.
 
 Decoding is strict, because a forged or damaged number must not reach the protocol: whatever no correct peer sends
 raises ``InvalidRequestError``. Whose a message is, the handshake of its connection has said
-(``dledger.rpc.peers.identity``), and the log bytes of an append are not checked here (``Log.check_run`` verifies them).
+(``dledger.rpc.peers.identity``).
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from dledger.core.messages import (
     PushCommit,
     PushCompare,
     PushInstall,
-    PushKind,
-    PushRequest,
     PushResponse,
     PushTruncate,
     Readmission,
@@ -37,12 +35,12 @@ from dledger.errors import InvalidRequestError, InvariantError, ResponseCode
 from dledger.pb import raft_pb2 as pb
 from dledger.prehistory import DIGESTS_MAX, Prehistory
 from dledger.records import record
-from dledger.rpc.fields import NUMBER_LIMIT, index, name, parse, varint
+from dledger.rpc.fields import NUMBER_LIMIT, index, name, parse
+from dledger.rpc.peers import pushes
 from dledger.types import (
     NO_ENTRY,
     Boundary,
     EntryId,
-    EntryRun,
     LogIndex,
     NodeId,
     Position,
@@ -50,13 +48,10 @@ from dledger.types import (
     Term,
 )
 
-PROTOCOL_VERSION: Final = 3
+PROTOCOL_VERSION: Final = 4
 MEMBERS_MAX: Final = 1024
 READ_LOG_BYTES_MAX: Final = 1 << 20
 CHAIN_CRCS_MAX: Final = 64
-
-_RUN_TAG: Final = bytes([pb.PushRequest.RUN_FIELD_NUMBER << 3 | 2])
-"""The key of a length-delimited field (protobuf's encoding guide)."""
 
 
 @record(frozen=True, slots=True)
@@ -104,19 +99,21 @@ def encode(message: Message) -> bytes:
 
 def encode_pieces(message: Message) -> tuple[bytes, ...]:
     """``encode`` in consecutive pieces, which avoids copying a run of log bytes."""
-    serialized = _to_proto(message).SerializeToString()
-    if not isinstance(message, PushAppend):
-        return (serialized,)
-    run = message.run.data
-    return serialized, _RUN_TAG + varint(len(run)), run
-
-
-def _to_proto(message: Message) -> ProtoMessage:
     match message:
         case PushCompare() | PushTruncate() | PushAppend() | PushCommit() | PushInstall():
-            return _push_to_proto(message)
+            return pushes.encode_push(message)
         case PushResponse():
-            return _push_response_to_proto(message)
+            return (pushes.encode_answer(message),)
+        case LoadRun() | CheckedAppend():
+            raise InvariantError(f"{type(message).__name__} never goes on the wire")
+        case _:
+            return (_to_proto(message).SerializeToString(),)
+
+
+def _to_proto(
+    message: VoteRequest | VoteResponse | HeartbeatRequest | HeartbeatResponse | TakeLeadership,
+) -> ProtoMessage:
+    match message:
         case VoteRequest():
             return pb.VoteRequest(
                 term=message.term,
@@ -155,8 +152,6 @@ def _to_proto(message: Message) -> ProtoMessage:
             )
         case TakeLeadership():
             return pb.TakeLeadershipRequest(term=message.term)
-        case LoadRun() | CheckedAppend():
-            raise InvariantError(f"{type(message).__name__} never goes on the wire")
 
 
 def _heartbeat_to_proto(message: HeartbeatRequest) -> pb.HeartbeatRequest:
@@ -172,48 +167,6 @@ def _heartbeat_to_proto(message: HeartbeatRequest) -> pb.HeartbeatRequest:
         watermarks=[pb.Watermark(node_id=one, last=_entry_id_to_proto(last)) for one, last in message.watermarks],
         doubted_boot_id=message.doubted_boot_id,
         countersign=message.countersign,
-    )
-
-
-def _push_to_proto(push: PushRequest) -> pb.PushRequest:
-    request = pb.PushRequest(term=push.term, epoch=push.epoch)
-    match push:
-        case PushAppend(run=run):
-            request.append.commit_index = push.commit_index
-            request.append.previous.term = run.previous.term
-            request.append.previous.index = run.previous.index
-            request.append.previous_chain_crc = run.previous_chain_crc
-            request.append.first_index = run.first_index
-            request.append.last_index = run.last_index
-            request.append.position = run.position
-        case PushCommit():
-            request.commit.commit_index = push.commit_index
-        case PushCompare():
-            request.compare.previous.CopyFrom(_entry_id_to_proto(push.previous))
-            request.compare.previous_chain_crc = push.previous_chain_crc
-            request.compare.flushed_only = push.flushed_only
-        case PushTruncate():
-            request.truncate.conflict.CopyFrom(_entry_id_to_proto(push.conflict))
-            request.truncate.chain_crc = push.chain_crc
-        case PushInstall():
-            request.install.before_begin.CopyFrom(_entry_id_to_proto(push.before_begin))
-            request.install.chain_crc = push.chain_crc
-            request.install.position = push.position
-    return request
-
-
-def _push_response_to_proto(message: PushResponse) -> pb.PushResponse:
-    return pb.PushResponse(
-        term=message.term,
-        epoch=message.epoch,
-        kind=message.kind,
-        code=message.code,
-        verified_index=message.verified_index,
-        flushed_index=message.flushed_index,
-        end_index=message.end_index,
-        conflict=_entry_id_to_proto(message.conflict),
-        boot_id=message.boot_id,
-        standing=message.standing,
     )
 
 
@@ -386,55 +339,6 @@ def decode_take_leadership(data: bytes | memoryview) -> TakeLeadership:
     return TakeLeadership(_term(wire.term))
 
 
-def decode_push_request(data: bytes | memoryview) -> PushRequest:
-    """A push."""
-    wire = parse(pb.PushRequest, data)
-    term, epoch = _term(wire.term), _count(wire.epoch, "epoch")
-    push: PushRequest
-    match wire.WhichOneof("push"):
-        case "append":
-            push = PushAppend(term, epoch, index(wire.append.commit_index, "commit_index"), _run(wire.append, wire.run))
-        case "commit":
-            push = PushCommit(term, epoch, index(wire.commit.commit_index, "commit_index"))
-        case "compare":
-            compare = wire.compare
-            previous = _entry_id(compare.previous, compare.HasField("previous"), "previous")
-            push = PushCompare(term, epoch, previous, compare.previous_chain_crc, compare.flushed_only)
-        case "truncate":
-            truncate = wire.truncate
-            conflict = _entry_id(truncate.conflict, truncate.HasField("conflict"), "conflict")
-            push = PushTruncate(term, epoch, conflict, truncate.chain_crc)
-        case "install":
-            install = wire.install
-            before = _entry_id(install.before_begin, install.HasField("before_begin"), "before_begin")
-            position = Position(_count(install.position, "position"))
-            push = PushInstall(term, epoch, before, install.chain_crc, position)
-        case _:
-            raise InvalidRequestError("empty push request")
-    return push
-
-
-def decode_push_response(data: bytes | memoryview) -> PushResponse:
-    """An answer to pushes."""
-    wire = parse(pb.PushResponse, data)
-    try:
-        kind = PushKind(wire.kind)
-    except ValueError as error:
-        raise InvalidRequestError(f"push kind {wire.kind} is unknown") from error
-    return PushResponse(
-        term=_term(wire.term),
-        epoch=_count(wire.epoch, "epoch"),
-        kind=kind,
-        code=ResponseCode(wire.code),
-        verified_index=index(wire.verified_index, "verified_index"),
-        flushed_index=index(wire.flushed_index, "flushed_index"),
-        end_index=index(wire.end_index, "end_index"),
-        conflict=_entry_id(wire.conflict, wire.HasField("conflict"), "conflict"),
-        boot_id=wire.boot_id,
-        standing=_standing(wire.standing),
-    )
-
-
 def decode_handshake(data: bytes | memoryview) -> Handshake:
     """A peer's handshake."""
     wire = parse(pb.HandshakeRequest, data)
@@ -495,17 +399,6 @@ def decode_handshake_answer(data: bytes | memoryview) -> HandshakeAnswer:
     return HandshakeAnswer(
         ResponseCode(wire.code), wire.reason, wire.protocol_version, name(wire.client_address, "client_address")
     )
-
-
-def _run(append: pb.Append, data: bytes) -> EntryRun:
-    first, last = index(append.first_index, "first_index"), index(append.last_index, "last_index")
-    previous = _entry_id(append.previous, append.HasField("previous"), "previous")
-    if first < 0 or last < first or previous.index != first - 1:
-        raise InvalidRequestError(f"append of entries {first}..{last} after {previous.index} is not contiguous")
-    if not data:
-        raise InvalidRequestError(f"append of entries {first}..{last} carries no data")
-    position = Position(_count(append.position, "position"))
-    return EntryRun(previous, append.previous_chain_crc, first, last, position, data)
 
 
 def _header(wire: pb.Header) -> EnvelopeHeader:

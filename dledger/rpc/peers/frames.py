@@ -15,7 +15,7 @@ The payload of a ``REFUSAL`` is a sentence (UTF-8) for people: why the connectio
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from struct import Struct
 from typing import Final
@@ -86,15 +86,17 @@ def pack(kind: FrameKind, *payload: bytes) -> bytes:
     return b"".join((_HEADER.pack(kind, sum(map(len, payload))), *payload))
 
 
-def sealed(stream: TlsStream | None, kind: FrameKind, *payload: bytes) -> Iterator[bytes]:
+def sealed(stream: TlsStream | None, kind: FrameKind, *payload: bytes) -> Iterable[bytes]:
     """A frame as it is sent: through TLS, if there is any, a large payload in several pieces.
 
     The pieces must be sent in the order in which they are made.
     """
+    return (pack(kind, *payload),) if stream is None else _sealed(stream, kind, *payload)
+
+
+def _sealed(stream: TlsStream, kind: FrameKind, *payload: bytes) -> Iterator[bytes]:
     *small, large = payload
-    if stream is None:
-        yield pack(kind, *payload)
-    elif len(large) <= SEAL_BYTES:
+    if len(large) <= SEAL_BYTES:
         yield stream.seal(pack(kind, *payload))
     else:
         yield stream.seal(b"".join((_HEADER.pack(kind, sum(map(len, payload))), *small)))
@@ -111,11 +113,13 @@ class FrameBuffer:
         """The longest payload accepted."""
         self._received = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[Frame]:
+    def feed(self, data: bytes) -> list[Frame]:
         """The frames that ``data`` completes. Raises ``InvalidRequestError``."""
-        self.add(data)
-        while (frame := self.take()) is not None:
-            yield frame
+        self._received += data
+        frames: list[Frame] = []
+        while self._received and (frame := self.take()) is not None:
+            frames.append(frame)
+        return frames
 
     def add(self, data: bytes | memoryview) -> None:
         """Append received bytes."""
@@ -157,7 +161,7 @@ def refusal_in(received: bytes | bytearray) -> str:
     A member without TLS refuses whoever begins with it, and says so in the clear.
     """
     try:
-        frame = next(FrameBuffer().feed(bytes(received)), None)
+        frame = next(iter(FrameBuffer().feed(bytes(received))), None)
     except InvalidRequestError:
         return ""
     return bytes(frame[1]).decode(errors="replace") if frame is not None and frame[0] is FrameKind.REFUSAL else ""

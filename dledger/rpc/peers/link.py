@@ -24,7 +24,7 @@ from typing import Final, cast
 
 from dledger.backoff import Backoff
 from dledger.config import Member
-from dledger.core.messages import Envelope, HeartbeatResponse, Message
+from dledger.core.messages import Envelope, HeartbeatResponse
 from dledger.errors import DLedgerError, InvalidRequestError, ResponseCode, TlsError
 from dledger.rpc import loops, options, tls
 from dledger.rpc.bridge import LoopBridge, Report, log_failure, supervise
@@ -168,10 +168,13 @@ class PeerLink:
             return True
         answer = self._queue.take_answer(kind, payload)
         if answer is not None:
-            self._take_answer(answer)
+            peer, introduction = self._member.node_id, self._introduction
+            if isinstance(answer, HeartbeatResponse):
+                introduction.learn(peer, answer.client_address)
+            self._receiver.receive(introduction.identity.envelope_from(peer, answer))
         self._backoff.succeeded()
-        if self._connection is not None:
-            self._flush()  # an answer may have made room for a message that waits
+        if kind is not FrameKind.PUSH_ANSWER and self._connection is not None:
+            self._flush()  # the answer may have made room for a control message that waits
         return False
 
     def _take_verdict(self, verdict: codec.HandshakeAnswer) -> None:
@@ -180,12 +183,6 @@ class PeerLink:
         if verdict.code is not ResponseCode.SUCCESS:
             raise InvalidRequestError(verdict.reason)
         learn(self._member.node_id, verdict.client_address)
-
-    def _take_answer(self, answer: Message) -> None:
-        peer, introduction = self._member.node_id, self._introduction
-        if isinstance(answer, HeartbeatResponse):
-            introduction.learn(peer, answer.client_address)
-        self._receiver.receive(introduction.identity.envelope_from(peer, answer))
 
     def check_names(self, names: tuple[str, ...]) -> None:
         """Raise ``TlsError`` unless they, of the other side's certificate, have the peer's."""
@@ -216,18 +213,13 @@ class _Connection(asyncio.Protocol):
 
     def write(self, kind: FrameKind, *payload: bytes) -> None:
         """Send a frame; what the socket does not accept is buffered, and ``writable`` says when to pause."""
-        if self._is_open:
-            for piece in frames.sealed(self._tls, kind, *payload):
-                self._send(piece)
-
-    @property
-    def _is_open(self) -> bool:
-        """Whether bytes may be written: when the connection has ended, which we hear of next, uvloop refuses them."""
-        return self._transport is not None and not self._transport.is_closing()
+        for piece in frames.sealed(self._tls, kind, *payload):
+            self._send(piece)
 
     def _send(self, data: bytes) -> None:
-        if self._transport is not None and self._is_open:
-            self._transport.write(data)
+        transport = self._transport
+        if transport is not None and not transport.is_closing():  # otherwise we hear of its end next
+            transport.write(data)
 
     def abort(self) -> None:
         """Break the connection."""

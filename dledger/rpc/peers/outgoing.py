@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from dledger.core.messages import Envelope, HeartbeatRequest, Message, TakeLeadership, VoteRequest
 from dledger.errors import InvalidRequestError, InvariantError
-from dledger.rpc.peers import codec
+from dledger.rpc.peers import codec, pushes
 from dledger.rpc.peers.frames import FrameKind, Purpose
 
 HEARTBEATS_MAX: Final = 4
@@ -79,7 +79,7 @@ class PushQueue:
         """See ``Outgoing.take_answer``."""
         if kind is not FrameKind.PUSH_ANSWER:
             raise InvalidRequestError(f"expected an answer to a push, got {kind.name}")
-        return codec.decode_push_response(payload)
+        return pushes.decode_answer(payload)
 
     def clear(self) -> None:
         """See ``Outgoing.clear``."""

@@ -23,7 +23,7 @@ from dledger.errors import (
 )
 from dledger.rpc import options
 from dledger.rpc.bridge import LoopBridge
-from dledger.rpc.peers import codec
+from dledger.rpc.peers import codec, pushes
 from dledger.rpc.peers.acceptor import PeerAcceptor, PeerCaller, listen_for_peers
 from dledger.rpc.peers.connection import PeerConnection
 from dledger.rpc.peers.frames import HANDSHAKE_BYTES_MAX, FrameKind, Purpose
@@ -174,7 +174,7 @@ class PeerServer:
             kind, payload = frame
             if kind is not FrameKind.PUSH:
                 raise InvalidRequestError(f"expected a push, got {kind.name}")
-            push = codec.decode_push_request(payload)
+            push = pushes.decode_push(payload)
             self._receiver.receive(self._identity.envelope_from(caller.node_id, push, number))
 
     def _serve_log(self, connection: PeerConnection) -> None:

@@ -29,9 +29,10 @@ from dledger.core.messages import (
     VoteResult,
 )
 from dledger.errors import InvalidRequestError, InvariantError, ResponseCode
+from dledger.layout import RecordLayout
 from dledger.pb import raft_pb2 as pb
 from dledger.rpc.fields import NUMBER_LIMIT
-from dledger.rpc.peers import codec
+from dledger.rpc.peers import codec, pushes
 from dledger.types import NO_ENTRY, Boundary, CheckedRun, EntryId, EntryRun, LogIndex, NodeId, Position, Standing, Term
 
 Decode = Callable[[bytes], Message]
@@ -96,13 +97,13 @@ messages: list[tuple[Decode, st.SearchStrategy[Message]]] = [
         st.builds(HeartbeatResponse, terms, numbers, st.booleans(), names, st.sampled_from(Standing), numbers),
     ),
     (codec.decode_take_leadership, st.builds(TakeLeadership, terms)),
-    (codec.decode_push_request, st.builds(PushCompare, terms, numbers, entry_ids, crcs, st.booleans())),
-    (codec.decode_push_request, st.builds(PushTruncate, terms, numbers, entry_ids, crcs)),
-    (codec.decode_push_request, st.builds(PushAppend, terms, numbers, indexes, runs())),
-    (codec.decode_push_request, st.builds(PushCommit, terms, numbers, indexes)),
-    (codec.decode_push_request, st.builds(PushInstall, terms, numbers, entry_ids, crcs, numbers.map(Position))),
+    (pushes.decode_push, st.builds(PushCompare, terms, numbers, entry_ids, crcs, st.booleans())),
+    (pushes.decode_push, st.builds(PushTruncate, terms, numbers, entry_ids, crcs)),
+    (pushes.decode_push, st.builds(PushAppend, terms, numbers, indexes, runs())),
+    (pushes.decode_push, st.builds(PushCommit, terms, numbers, indexes)),
+    (pushes.decode_push, st.builds(PushInstall, terms, numbers, entry_ids, crcs, numbers.map(Position))),
     (
-        codec.decode_push_response,
+        pushes.decode_answer,
         st.builds(
             PushResponse,
             terms,
@@ -176,39 +177,6 @@ ID = pb.EntryId(term=1, index=1)
             pb.HeartbeatRequest(client_address="x" * 2000),
             "client_address has 2000 characters",
         ),
-        (codec.decode_push_request, pb.PushRequest(term=1), "empty push request"),
-        (codec.decode_push_request, pb.PushRequest(epoch=-1, commit=pb.Commit()), "epoch=-1"),
-        (codec.decode_push_request, pb.PushRequest(commit=pb.Commit(commit_index=-2)), "commit_index"),
-        (codec.decode_push_request, pb.PushRequest(compare=pb.Compare()), "previous is missing"),
-        (codec.decode_push_request, pb.PushRequest(truncate=pb.Truncate()), "conflict is missing"),
-        (codec.decode_push_request, pb.PushRequest(install=pb.Install()), "before_begin is missing"),
-        (
-            codec.decode_push_request,
-            pb.PushRequest(install=pb.Install(before_begin=ID, position=-1)),
-            "position=-1",
-        ),
-        (
-            codec.decode_push_request,
-            pb.PushRequest(append=pb.Append(previous=ID, first_index=3, last_index=3), run=b"x"),
-            "not contiguous",
-        ),
-        (
-            codec.decode_push_request,
-            pb.PushRequest(append=pb.Append(previous=ID, first_index=2, last_index=1), run=b"x"),
-            "not contiguous",
-        ),
-        (
-            codec.decode_push_request,
-            pb.PushRequest(append=pb.Append(previous=ID, first_index=2, last_index=2)),
-            "carries no data",
-        ),
-        (codec.decode_push_response, pb.PushResponse(kind=9, conflict=ID), "push kind 9"),
-        (codec.decode_push_response, pb.PushResponse(), "conflict is missing"),
-        (
-            codec.decode_push_response,
-            pb.PushResponse(conflict=ID, flushed_index=HUGE),
-            "flushed_index",
-        ),
     ],
 )
 def test_codec_refuses_what_no_peer_sends(decode: Decode, message: pb.VoteRequest, reason: str) -> None:
@@ -230,11 +198,85 @@ def test_codec_knows_no_internal_messages() -> None:
             codec.encode(message)
 
 
+ANSWER = PushResponse(
+    Term(1),
+    2,
+    PushKind.APPEND,
+    ResponseCode.SUCCESS,
+    LogIndex(3),
+    LogIndex(4),
+    LogIndex(5),
+    EntryId(Term(6), LogIndex(7)),
+    8,
+    Standing.FOUNDER,
+)
+APPEND = PushAppend(
+    Term(1), 2, LogIndex(3), EntryRun(EntryId(Term(1), LogIndex(6)), 5, LogIndex(7), LogIndex(8), Position(9), b"run")
+)
+
+
+def changed(message: PushAppend | PushResponse, layout: RecordLayout, name: str, number: int) -> bytes:
+    """An encoded message with another number in one of its fields."""
+    data = bytearray(codec.encode(message))
+    data[layout.at(name) : layout.behind(name)] = layout.part(name).pack(number)
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "reason"),
+    [
+        ("term", -1, "out of range: .* term=-1"),
+        ("epoch", HUGE, "epoch="),
+        ("commit_index", -2, "commit_index=-2"),
+        ("previous_term", -2, "previous_term=-2"),
+        ("position", -1, "position=-1"),
+        ("first_index", 8, "not contiguous"),
+        ("last_index", 6, "not contiguous"),
+        ("kind", 9, "no known kind"),
+    ],
+)
+def test_a_push_that_no_peer_sends_is_refused(name: str, number: int, reason: str) -> None:
+    """Numbers out of range, with their names, and runs that are none."""
+    with pytest.raises(InvalidRequestError, match=reason):
+        pushes.decode_push(changed(APPEND, pushes.LAYOUTS[PushKind.APPEND], name, number))
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "reason"),
+    [
+        ("flushed_index", HUGE, "flushed_index"),
+        ("conflict_index", -2, "conflict_index=-2"),
+        ("boot_id", -1, "boot_id=-1"),
+        ("kind", 9, "push kind 9"),
+        ("standing", 9, "standing 9"),
+    ],
+)
+def test_an_answer_that_no_peer_sends_is_refused(name: str, number: int, reason: str) -> None:
+    """Whoever may count must be known."""
+    with pytest.raises(InvalidRequestError, match=reason):
+        pushes.decode_answer(changed(ANSWER, pushes.ANSWER_LAYOUT, name, number))
+
+
+@pytest.mark.parametrize(
+    ("decode", "message"),
+    [(pushes.decode_push, PushCommit(Term(1), 2, LogIndex(3))), (pushes.decode_answer, ANSWER)],
+)
+def test_pushes_and_answers_have_their_length(decode: Decode, message: Message) -> None:
+    """One byte more or less is damage; only an append goes on, with log bytes."""
+    for data in (b"", codec.encode(message)[:-1], codec.encode(message) + b"x"):
+        with pytest.raises(InvalidRequestError, match="bytes"):
+            decode(data)
+
+
+def test_an_append_without_log_bytes_is_refused() -> None:
+    """It stores nothing."""
+    with pytest.raises(InvalidRequestError, match="carries no data"):
+        pushes.decode_push(codec.encode(APPEND)[:-3])
+
+
 def test_unknown_response_code_reads_as_unknown() -> None:
     """A newer peer's code is no reason to hang up."""
-    data = pb.PushResponse(conflict=ID, code=999).SerializeToString()
-
-    message = codec.decode_push_response(data)
+    message = pushes.decode_answer(changed(ANSWER, pushes.ANSWER_LAYOUT, "code", 999))
 
     assert isinstance(message, PushResponse)
     assert message.code is ResponseCode.UNKNOWN

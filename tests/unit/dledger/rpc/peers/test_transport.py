@@ -28,7 +28,7 @@ from dledger.core.messages import (
     VoteRequest,
 )
 from dledger.errors import ConfigError, InvariantError, ResponseCode
-from dledger.rpc.peers import codec, frames, server
+from dledger.rpc.peers import codec, frames, pushes, server
 from dledger.rpc.peers.acceptor import PeerCaller
 from dledger.rpc.peers.connection import PeerConnection
 from dledger.rpc.peers.frames import FrameBuffer, FrameKind, Purpose
@@ -115,7 +115,7 @@ def test_garbage_is_refused_with_a_sentence_that_says_why(peer: Peer) -> None:
         (b"GET / HTTP/1.1\r\n\r\n", "only members of the group connect to this port"),
         (frames.pack(FrameKind.HANDSHAKE, bytes(65 * 1024)), "HANDSHAKE frame of 66560 bytes: at most 65536"),
         (handshake_frame(peer.config, N0, 9), "purpose 9 is unknown"),
-        (handshake + frames.pack(FrameKind.PUSH, b"\xff\xff"), "2 bytes are not a valid PushRequest"),
+        (handshake + frames.pack(FrameKind.PUSH, b"\xff\xff"), "a push of 2 bytes and of no known kind"),
         (handshake + frames.pack(FrameKind.PUSH_ANSWER, b""), "expected a push, got PUSH_ANSWER"),
         (handshake + frames.pack(FrameKind.VOTE, b""), "expected a push, got VOTE"),
         (handshake + struct.pack(">BI", FrameKind.PUSH, 1 << 31), "PUSH frame of 2147483648 bytes"),
@@ -202,7 +202,7 @@ def test_a_newer_connection_replaces_the_older(peer: Peer) -> None:
 
     assert frame is not None
     assert frame[0] is FrameKind.PUSH_ANSWER
-    assert codec.decode_push_response(frame[1]) == push_answer(3)
+    assert pushes.decode_answer(frame[1]) == push_answer(3)
 
 
 def test_the_newest_connection_is_in_use_whichever_thread_begins_first(
