@@ -290,13 +290,8 @@ def quota_of(account: Account, peer: str, quotas: Quotas) -> Quota:
 
 def quota_at(host: str, peer: str, quotas: Quotas) -> Quota:
     """The quota of a connection known only by its address."""
-    return quotas.of(*names_at(host, peer))
-
-
-def names_at(host: str, peer: str) -> tuple[str, str, str]:
-    """The arguments of ``Quotas.of``."""
     host = counted_host(host)
-    return f"@{host}", host, peer
+    return quotas.of(f"@{host}", host, peer)
 
 
 def _action(method: str) -> str:

@@ -129,6 +129,7 @@ class RemotingConnection(asyncio.Protocol):
         self._flushing = False
         self._under_way = 0
         self._under_way_bytes = 0
+        self._held_bytes = 0  # as counted in `room`: what is in the buffer or under way
         self._taken: asyncio.Future[None] | None = None
         self._quiet: asyncio.Future[None] | None = None
         self._lost: asyncio.Future[None] | None = None
@@ -173,8 +174,9 @@ class RemotingConnection(asyncio.Protocol):
         """Process received bytes: dispatch every complete frame."""
         self.heard_at = self._loop.time()
         self._buffer += data
-        self._room.change(self.counted_as, len(data))
-        if not self._backlog:
+        if self._backlog:
+            self._count_held()
+        else:
             self._dispatch()
         if len(data) >= READ_BYTES and not self._resting and not self.is_paused and self._transport is not None:
             self._resting = True
@@ -196,12 +198,14 @@ class RemotingConnection(asyncio.Protocol):
             self.close(f"bytes that are no frame: {error}")
             return
         sizes = [0 if frame.flag & FLAG_RESPONSE else _bytes_of(frame) for frame in frames]
-        self._count_bytes(sum(sizes))
+        self._under_way_bytes += sum(sizes)
+        self._count_held()
         self._taking = True
         request = self._owner.request
         for at, frame in enumerate(frames):
             if self.is_closed:
-                self._count_bytes(-sum(sizes[at:]))  # nobody will do them
+                self._under_way_bytes -= sum(sizes[at:])  # nobody will do them
+                self._count_held()
                 return
             if frame.flag & FLAG_RESPONSE:
                 self._answered(frame)
@@ -226,7 +230,6 @@ class RemotingConnection(asyncio.Protocol):
         if end:
             self.has_spoken = True
             del buffer[:end]
-            self._room.change(self.counted_as, -end)
         rest = len(buffer)
         self._needed = LENGTH_BYTES + frame_length(memoryview(buffer)) if rest >= LENGTH_BYTES else LENGTH_BYTES
         if not rest:
@@ -281,17 +284,18 @@ class RemotingConnection(asyncio.Protocol):
     def let_all_go(self, requests: Sequence[Frame]) -> None:
         """``let_go`` for several, at the cost of one."""
         self._under_way -= len(requests)
-        self._count_bytes(-sum(map(_bytes_of, requests)))
+        self._under_way_bytes -= sum(map(_bytes_of, requests))
+        self._count_held()
         if self.is_paused:
             self._pause_or_resume()
         if not self._under_way and self._quiet is not None:
             self._quiet.set_result(None)
             self._quiet = None
 
-    def _count_bytes(self, more: int) -> None:
-        """Of requests in progress."""
-        self._under_way_bytes += more
-        self._room.change(self.counted_as, more)
+    def _count_held(self) -> None:
+        held = len(self._buffer) + self._under_way_bytes
+        self._room.change(self.counted_as, held - self._held_bytes)
+        self._held_bytes = held
 
     @property
     def under_way(self) -> int:
@@ -497,8 +501,8 @@ class RemotingConnection(asyncio.Protocol):
         if self.is_closed:
             return
         self.is_closed = True
-        self._room.change(self.counted_as, -len(self._buffer))
         self._buffer.clear()
+        self._count_held()
         self._set_backlog(False)
         self._count_unsent(0)
         self._out.clear()

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple
 
-from dledger.access.guard import AccessGuard, Caller, ResourceKind, names_at, quota_at
+from dledger.access.guard import AccessGuard, Caller, ResourceKind, quota_at
 from dledger.access.quota import Quota
 from dledger.access.rules import AccessRules, Account
 from dledger.core.producer_names import own_name
@@ -86,7 +86,6 @@ class RemotingAccess:
         self._groups_of = groups_of
         self._callers: dict[RemotingConnection, dict[str, Caller]] = {}  # by access key
         self._known: dict[RemotingConnection, _Known] = {}
-        self._names: dict[RemotingConnection, tuple[str, str, str]] = {}  # of their quotas
         if broker.shares.guard is not None and not _is_sealed(broker.config):
             _LOG.warning(
                 "RocketMQ's clients may connect without TLS: their signatures hold neither time nor nonce, so who "
@@ -129,12 +128,8 @@ class RemotingAccess:
         quotas, origin = self._broker.shares.quotas, self._origin_of(connection, frame)
         rules = self.rules
         if rules is None and origin is connection.place:
-            names = self._names.get(connection)
-            if names is None:
-                names = names_at(origin.host, str(origin))
-                if not connection.is_closed:  # nothing would forget them
-                    self._names[connection] = names
-            return quotas.of(*names)
+            host = connection.counted_as
+            return quotas.of(f"@{host}", host, str(origin))
         account = None if rules is None else rules.accounts.get(frame.fields.get(ACCESS_KEY, ""))
         if account is None:
             return quota_at(origin.host, str(origin), quotas)
@@ -214,7 +209,6 @@ class RemotingAccess:
     def closed(self, connection: RemotingConnection) -> None:
         """A client is gone."""
         self._known.pop(connection, None)
-        self._names.pop(connection, None)
         for caller in self._callers.pop(connection, {}).values():
             if self._guard is not None:
                 self._guard.leave(caller)

@@ -84,10 +84,8 @@ def _push(draw: st.DrawFn, known: Known) -> bytes:
     for name, width in LAYOUTS[kind].fields[1:]:
         bits = 8 * int(width[1:])
         likely, is_likely = known.get(name, ()), draw(st.integers(0, 7)) > 0
-        if likely and is_likely:
-            number = int(draw(st.sampled_from(likely)))
-        else:
-            number = draw(st.integers(-1, 1 << bits - 1))
+        numbers = st.sampled_from(likely) if likely and is_likely else st.integers(-1, 1 << bits - 1)
+        number = int(draw(numbers))
         data += (number % (1 << bits)).to_bytes(bits // 8, "big")
     return data + draw(st.binary(max_size=200))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple
 
-from dledger.access.guard import AccessGuard, Caller, quota_at, quota_of
+from dledger.access.guard import AccessGuard, Caller, quota_of
 from dledger.access.quota import Quota
 from dledger.access.rules import AccessRules
 from dledger.remoting.acl import ACCESS_KEY, is_signed
@@ -45,9 +45,9 @@ class LogAccess:
 
     def admit(self, connection: RemotingConnection, frame: Frame, operation: LogOperation) -> Admitted:
         """Raises ``AccessDeniedError`` unless the caller may do this."""
-        guard, place = self._guard, connection.place
+        guard, host = self._guard, connection.counted_as
         if guard is None:
-            return Admitted(None, quota_at(place.host, peer_of(place), self._requests.quotas))
+            return Admitted(None, self._requests.quotas.of(f"@{host}", host, str(connection.place)))
         caller = self._caller(guard, connection, frame, operation)
         self._requests.require(guard, caller, operation, operation)
         self._stand(guard, connection, caller)

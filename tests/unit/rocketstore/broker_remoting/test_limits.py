@@ -57,22 +57,6 @@ def test_a_pull_of_a_closed_connection_does_not_wait(broker: RemotingHarness) ->
     assert broker.bridge.run(pull()) == 0
 
 
-def test_requests_of_a_closed_connection_leave_nothing_of_it(broker: RemotingHarness) -> None:
-    """Who sends much and hangs up at once would have the broker remember each of these connections."""
-
-    async def ask() -> int:
-        connection = broker.remoting.server.protocol()
-        fields = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": "0"}
-        connection.data_received(encode(Frame(RequestCode.UPDATE_CONSUMER_OFFSET, 1, fields)))
-        assert broker.remoting.server.requests_under_way == 1
-        connection.connection_lost(None)  # in the same turn of the loop
-        while broker.remoting.server.requests_under_way:
-            await asyncio.sleep(0)
-        return len(broker.remoting.access._names)
-
-    assert broker.bridge.run(ask()) == 0
-
-
 def test_a_refusal_that_does_not_fit_into_a_frame_is_still_one_answer(
     broker: RemotingHarness, client: RemotingSocket
 ) -> None:
