@@ -251,7 +251,7 @@ class FileStore(LogReader):
             run = EntryRun(previous, chain, index, last.index, Position(piece.position), encoded.records)
             end, chain = piece.position + len(encoded.records), encoded.chain_crc
         self._write(writes, b"".join(units), last, Mark(last.index, end, chain))
-        self._latest_run = (state.generation, run)  # which the followers are sent next
+        self._latest_written = (state.generation, run)  # which the followers are sent next
         self._instruments.wrote(last.index + 1 - first, end - begin, as_leader=True)
         return AppendedBatch(term, first, last.index, tuple(positions))
 

@@ -51,8 +51,10 @@ class LogReader:
         self._unchecked = unchecked
         self._headers = Headers(files, state, unchecked=unchecked)
         self._committed_end = (state.begin.index, state.begin.position)  # an entry and its end; replaced as a whole
-        self._latest_run: tuple[int, EntryRun] | None = None
-        """The last run read or written, and the generation before that: the next follower is usually sent the same."""
+        self._latest_read: tuple[int, EntryRun] | None = None
+        """The last run read and the generation before that: the next follower is usually sent the same one."""
+        self._latest_written: tuple[int, EntryRun] | None = None
+        """The last run written as leader, likewise."""
 
     def _stable(self, read: Callable[[], _Result]) -> _Result:
         """Repeat ``read`` until nothing was dropped or overwritten meanwhile; only then are its errors real.
@@ -149,17 +151,20 @@ class LogReader:
             lambda: LogIndex(headers.first_index_of_term(term, state.begin.index + 1, state.last.index))
         )
 
-    def _known_run(self, first_index: LogIndex) -> EntryRun | None:
-        """``_latest_run`` if it begins there and nothing was dropped since."""
-        state, latest = self._state, self._latest_run
-        if latest is None or latest[0] != state.generation or state.closed or latest[1].first_index != first_index:
-            return None
-        return latest[1]
+    def _known_run(self, first: LogIndex, last: LogIndex) -> EntryRun | None:
+        """The run of these entries if it was read or written last, and nothing was dropped since."""
+        for latest in (self._latest_written, self._latest_read):
+            if latest is not None and latest[0] == self._state.generation and not self._state.closed:
+                run = latest[1]
+                if run.first_index == first and run.last_index == last:
+                    return run
+        return None
 
     def slice_run(self, first_index: LogIndex, max_bytes: int) -> LogIndex:
-        run = self._known_run(first_index)
-        if run is not None and run.last_index == self._state.last.index and len(run.data) <= max_bytes:
-            return run.last_index
+        last = self._state.last.index
+        run = self._known_run(first_index, last)
+        if run is not None and len(run.data) <= max_bytes:
+            return last
         return self._stable(lambda: self._slice_run(first_index, self._state.last.index, max_bytes))
 
     def _slice_run(self, first: LogIndex, last: LogIndex, max_bytes: int) -> LogIndex:
@@ -174,12 +179,12 @@ class LogReader:
             raise IndexBeforeBeginError(f"entry {index} is no longer kept here: the first entry kept is {index + 1}")
 
     def read_run(self, first_index: LogIndex, last_index: LogIndex, *, verified: bool = False) -> EntryRun:
-        known = self._known_run(first_index)
-        if known is not None and known.last_index == last_index and not verified:
+        known = None if verified else self._known_run(first_index, last_index)
+        if known is not None:
             return known
         generation = self._state.generation
         run = self._stable(lambda: self._read_run(first_index, last_index, verified=verified))
-        self._latest_run = (generation, run)
+        self._latest_read = (generation, run)
         return run
 
     def _read_run(
