@@ -70,6 +70,7 @@ class FrameKind(IntEnum):
     CHAIN_CRCS_ANSWER = 15
 
 
+_KINDS: Final = {kind.value: kind for kind in FrameKind}
 Frame = tuple[FrameKind, bytes | memoryview]
 
 
@@ -170,12 +171,11 @@ def refusal_in(received: bytes | bytearray) -> str:
 def parse_header(header: bytes | bytearray, bytes_max: int) -> tuple[FrameKind, int]:
     """A frame's kind and the length of its payload. Raises ``InvalidRequestError``."""
     code, length = _HEADER.unpack_from(header)
-    try:
-        kind = FrameKind(code)
-    except ValueError as error:
+    kind = _KINDS.get(code)
+    if kind is None:
         raise InvalidRequestError(
             f"a frame of kind {code} is unknown: only members of the group connect to this port, clients to another one"
-        ) from error
+        )
     if length > bytes_max:
         raise InvalidRequestError(f"{kind.name} frame of {length} bytes: at most {bytes_max} are allowed")
     return kind, length

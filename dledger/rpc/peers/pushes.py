@@ -79,8 +79,9 @@ class _Form:
 _FORMS: Final = {kind: _Form(layout) for kind, layout in LAYOUTS.items()}
 _APPEND: Final = _FORMS[PushKind.APPEND]
 _ANSWER: Final = _Form(ANSWER_LAYOUT)
-_KINDS: Final = {int(kind): kind for kind in PushKind}
-_STANDINGS: Final = {int(standing): standing for standing in Standing}
+_KINDS: Final = {kind.value: kind for kind in PushKind}
+_CODES: Final = {code.value: code for code in ResponseCode}
+_STANDINGS: Final = {standing.value: standing for standing in Standing}
 
 
 def encode_push(push: PushRequest) -> tuple[bytes, ...]:
@@ -176,7 +177,7 @@ def decode_answer(data: bytes | memoryview) -> PushResponse:
         Term(term),
         epoch,
         _KINDS[kind],
-        ResponseCode(code),
+        _CODES.get(code, ResponseCode.UNKNOWN),
         LogIndex(verified),
         LogIndex(flushed),
         LogIndex(end),
