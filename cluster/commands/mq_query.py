@@ -71,7 +71,7 @@ def query_by_key(  # noqa: PLR0913  # one parameter per option
     key: str, topic: str, unique: bool, count: int, begin: int, end: int, as_json: bool, target: BrokerTarget
 ) -> None:
     """Find messages by one of their business keys. Exit code 1 if there is none."""
-    from rocketstore.client.aio.admin import FOREVER_MS  # here, so that --help does not load it
+    from rocketstore.client.aio.admin_messages import FOREVER_MS  # here, so that --help does not load it
 
     with target.brokers() as brokers:
         brokers.with_topic(topic)

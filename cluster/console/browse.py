@@ -19,7 +19,7 @@ from cluster.console.sampler import wall_ms
 from cluster.terminal import host_text
 from dledger.access.permissions import DEAD_PREFIX
 from rocketstore.client import ForbiddenError, MessageQueue, NotFoundError
-from rocketstore.client.aio.admin import QUERIED_MAX
+from rocketstore.client.aio.admin_messages import QUERIED_MAX
 from rocketstore.client.aio.received import plain_body
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import PROPERTY_REAL_QUEUE_ID, PROPERTY_REAL_TOPIC, PROPERTY_RETRY_TOPIC

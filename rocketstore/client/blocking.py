@@ -19,7 +19,7 @@ from rocketstore.client.aio import admin as aio_admin
 from rocketstore.client.aio import numbered_producer as aio_numbered
 from rocketstore.client.aio import producer as aio_producer
 from rocketstore.client.aio import transactions as aio_transactions
-from rocketstore.client.aio.admin import FOREVER_MS
+from rocketstore.client.aio.admin_messages import FOREVER_MS
 from rocketstore.client.aio.errors import ClientClosedError, ClientError
 from rocketstore.client.aio.futures import BatchedFuture, begin, leave_behind, settle
 from rocketstore.client.aio.outgoing import OutgoingMessage
@@ -31,7 +31,6 @@ from rocketstore.client.loop_thread import BlockingClient, ClientThread
 
 if TYPE_CHECKING:
     from dledger.client.security import ClientSecurity
-    from rocketstore.client.aio.admin import Start
     from rocketstore.client.aio.admin_records import (
         BrokerStatus,
         DelayLevelStatus,
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
         QueueRange,
         TopicInfo,
     )
+    from rocketstore.client.aio.admin_requests import Start
     from rocketstore.client.aio.newest import Page
     from rocketstore.client.aio.routes import RoutedBroker
     from rocketstore.client.aio.transactions import Check

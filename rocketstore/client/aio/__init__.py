@@ -16,7 +16,8 @@ The parts, from the bottom up; each is made by the one above it, and used on one
   ``numbered`` (to brokers of this project), ``named_sends`` (under numbers of the application's), ``queue_sends`` (by
   RocketMQ's own requests). ``pending``, ``futures``: those without an outcome, and who waits for it.
 - ``transactions``: half messages, their ends, and the checks of brokers.
-- ``producer.Producer``, ``admin.Admin`` (what it takes and returns: ``admin_records``).
+- ``producer.Producer``; ``admin.Admin``, whose parts are about topics, groups and messages, and share
+  ``admin_requests`` (what it takes and returns: ``admin_records``).
 
 A client checks ``Cluster.check`` at the beginning of each call: it says that the client is closed, or is used in a
 forked child or on another loop. Deadlines are passed down as ``connections.Deadline``.

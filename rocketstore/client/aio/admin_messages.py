@@ -1,0 +1,275 @@
+"""Single messages, and pages of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Final
+
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.frame import Frame
+from rocketstore.client.aio.admin_answers import broker_of, decoded, header_of, parsed_id
+from rocketstore.client.aio.admin_records import DelayLevelStatus, QueuePart, QueueRange
+from rocketstore.client.aio.admin_requests import AdminRequests
+from rocketstore.client.aio.cluster import at_once
+from rocketstore.client.aio.connections import ATTEMPT_S_MAX, Deadline
+from rocketstore.client.aio.consumed_message import split_pulled
+from rocketstore.client.aio.delayed import read_levels
+from rocketstore.client.aio.errors import (
+    BrokerFailedError,
+    ClientError,
+    ForbiddenError,
+    MessageRefusedError,
+    NotFoundError,
+    refusal_of,
+)
+from rocketstore.client.aio.newest import PAGE_MAX, Page, QueueSpan, read_page, span_of
+from rocketstore.client.aio.received import sent_expression, tags_of_expression
+from rocketstore.message.message import Message
+from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.remoting.codes import RequestCode as Code
+from rocketstore.remoting.headers import (
+    PullAnswer,
+    PullHeader,
+    QueryMessageHeader,
+    ResumeCheckHeader,
+    SendBackHeader,
+    ViewMessageHeader,
+    write_header,
+)
+from rocketstore.types import SCHEDULE_TOPIC
+
+QUERIED_MAX: Final = 64
+"""Messages of one query by key, from each broker."""
+FOREVER_MS: Final = (1 << 63) - 1
+_TOOLS_GROUP: Final = "TOOLS_CONSUMER"
+"""The group in whose name RocketMQ's tools read; every broker has it."""
+_SUBSCRIPTION_FLAG: Final = 0x4
+"""Of a pull: it brings its own subscription."""
+_UNIQUE_QUERY: Final = "_UNIQUE_KEY_QUERY"
+_NOTHING_THERE: Final = frozenset(
+    {AnswerCode.PULL_NOT_FOUND, AnswerCode.PULL_RETRY_IMMEDIATELY, AnswerCode.PULL_OFFSET_MOVED}
+)
+
+
+class MessageAdmin(AdminRequests):
+    """The part of ``Admin`` that is about messages."""
+
+    async def message_by_id(self, offset_id: str, broker: str = "") -> Message:
+        """The message with this id (``SendResult.offset_id``). Raises ``NotFoundError``.
+
+        ``broker``: the one to ask; otherwise the one whose address the id names.
+        """
+        host, offset = parsed_id(offset_id)
+        deadline = self._deadline()
+        broker = broker or broker_of(host, await self._named("", deadline))
+        header = ViewMessageHeader(offset)
+        try:
+            answer = await self._cluster.ask_reader(broker, Code.VIEW_MESSAGE_BY_ID, header, deadline=deadline)
+        except BrokerFailedError as error:  # RocketMQ has no other code for it
+            raise NotFoundError(f"no message with id {offset_id}: {error}") from error
+        message = next(iter(decoded(answer.body)), None)
+        if message is None or message.store_host != host:
+            raise NotFoundError(f"no message with id {offset_id}")
+        return message
+
+    async def messages_by_key(
+        self,
+        topic: str,
+        key: str,
+        *,
+        max_messages: int = 32,
+        begin_ms: int = 0,
+        end_ms: int = FOREVER_MS,
+        unique: bool = False,
+        broker: str = "",
+    ) -> list[Message]:
+        """Messages with this key stored between two times, oldest first. Raises ``NotFoundError`` for no such topic.
+
+        ``unique``: with this ``message_id``, which their producer gave them.
+        """
+        deadline = self._deadline()
+        header = QueryMessageHeader(topic, key, min(max_messages, QUERIED_MAX), begin_ms, end_ms)
+        request = Frame(Code.QUERY_MESSAGE, 0, write_header(header) | {_UNIQUE_QUERY: str(unique).lower()})
+        route = await self._cluster.route(topic, deadline)
+        found: list[Message] = []
+        for name in [one.broker for one in route.parts if broker in ("", one.broker)]:
+            answer = await self._call_reader(name, request, deadline)
+            if answer.code == AnswerCode.SUCCESS:
+                found += decoded(answer.body)
+            elif answer.code != AnswerCode.QUERY_NOT_FOUND:
+                raise refusal_of(answer, name)
+        found = [one for one in found if (one.unique_key == key if unique else key in one.keys)]  # not only its hash
+        return sorted(found, key=lambda one: one.store_timestamp)[:max_messages]
+
+    async def messages(
+        self, queue: MessageQueue, offset: int, *, max_messages: int = 32, tags: str = "*"
+    ) -> tuple[list[Message], int]:
+        """Messages of a queue from ``offset`` on, for no group, and the offset for the next call.
+
+        No messages and the same offset: there is nothing more. ``tags``: only messages with these (``A || B``). Raises
+        ``ConfigError`` for an expression without any tag.
+        """
+        return await self._messages(queue, offset, max_messages, tags, self._deadline())
+
+    async def read_at(
+        self, address: str, topic: str, queue_id: int, offset: int, *, max_messages: int = 1000
+    ) -> QueuePart:
+        """The part of a queue at one broker from ``offset`` on, whatever its role: to compare copies.
+
+        Waits until it knows what is committed. Raises ``NotFoundError`` for a topic that it does not know.
+        """
+        deadline = self._deadline()
+        request = _pull(topic, queue_id, offset, max_messages)
+
+        async def attempt() -> Frame:
+            timeout_s = min(ATTEMPT_S_MAX, deadline.remaining_s)
+            answer = await self._cluster.connections.call(address, request, timeout_s)
+            if answer.code != AnswerCode.SUCCESS and answer.code not in _NOTHING_THERE:
+                raise refusal_of(answer, address)
+            return answer
+
+        answer = await self._cluster.repeat(attempt, deadline, harmless=True)
+        told = header_of(PullAnswer, answer)
+        records = answer.body if answer.code == AnswerCode.SUCCESS else b""
+        messages = split_pulled(records, MessageQueue(topic, "", queue_id))
+        return QueuePart(tuple(messages), told.next_begin_offset, told.min_offset, told.max_offset)
+
+    async def newest(
+        self,
+        topic: str,
+        ends: Mapping[MessageQueue, int] | None = None,
+        *,
+        max_messages: int = 32,
+        queue: MessageQueue | None = None,
+        stored: tuple[int, int] = (0, 0),
+        oldest_first: bool = False,
+    ) -> Page:
+        """A topic's messages from the newest one backwards, or from the oldest one on: a page of at most 100 and 1 MiB.
+
+        Across its queues, or of one, as far as they may be read; of those ``stored`` at the first time or later, and
+        before the second one (0: no limit). ``ends`` of a page give the page after it. Raises ``NotFoundError``,
+        ``ForbiddenError`` if the topic may not be read, and ``MessageRefusedError`` for a ``max_messages`` over 100.
+        """
+        if not 0 < max_messages <= PAGE_MAX:
+            raise MessageRefusedError(f"max_messages is {max_messages}: a page has 1 to {PAGE_MAX} messages")
+        deadline = self._deadline()
+        readable = frozenset((await self._cluster.route(topic, deadline)).readable)
+        if not readable:
+            raise ForbiddenError(f"topic {topic} does not allow reads")
+        if queue is not None and queue not in readable:
+            raise NotFoundError(f"topic {topic} has no queue {queue.queue_id} that can be read")
+        there = await self._ranges(topic, deadline) if queue is None else [await self._range_of(queue, deadline)]
+        spans = await at_once(
+            self._span(one, ends or {}, stored, deadline, oldest_first=oldest_first)
+            for one in there
+            if one.queue in readable
+        )
+
+        async def pull(one: MessageQueue, offset: int, count: int) -> tuple[list[Message], int]:
+            return await self._messages(one, offset, count, "*", deadline)
+
+        return await read_page(spans, pull, max_messages)
+
+    async def delayed(
+        self, level: int = 0, offset: int = -1, *, max_messages: int = 32, broker: str = ""
+    ) -> tuple[list[DelayLevelStatus], list[Message]]:
+        """Every delay level of a broker, and messages that wait at one, from ``offset`` on (-1: the next ones).
+
+        They are as stored: the topic and queue that they are for are properties. Needs an administrator's account.
+        Raises ``NotFoundError`` for a level that the broker does not have.
+        """
+        deadline = self._deadline()
+        name = (await self._cluster.broker(broker, deadline)).name
+        ask = partial(self._cluster.ask_reader, name, deadline=deadline)
+
+        async def pull(number: int, first: int, count: int) -> list[Message]:
+            queue = MessageQueue(SCHEDULE_TOPIC, name, number - 1)
+            return (await self._messages(queue, first, count, "*", deadline))[0]
+
+        levels = await read_levels(name, ask, pull)
+        if not 0 <= level <= len(levels):
+            raise NotFoundError(f"there is no delay level {level}: use 1 to {len(levels)}, or 0 for no messages")
+        if not level or (first := max(levels[level - 1].next_offset, offset)) >= levels[level - 1].end_offset:
+            return levels, []
+        return levels, await pull(level, first, max_messages)
+
+    async def send_back(
+        self, group: str, topic: str, position: int, *, delay_level: int, retries_max: int, broker: str = ""
+    ) -> None:
+        """Have the message of ``topic`` at this ``position`` of a broker's log (``Message.offset``) delivered to a
+        group again after a delay.
+
+        One that was delivered ``retries_max`` times goes to the group's dead letters. An answer that got lost may lead
+        to a second copy. Raises ``NotFoundError``.
+        """
+        header = SendBackHeader(position, group, delay_level, origin_topic=topic, max_reconsume_times=retries_max)
+        await self._cluster.ask_master(
+            broker, Code.CONSUMER_SEND_MSG_BACK, header, deadline=self._deadline(), harmless=False
+        )
+
+    async def resume_transaction(self, offset_id: str, broker: str = "") -> None:
+        """Begin a transaction again that was given up: its producers are asked again what became of it.
+
+        ``offset_id`` is that of its message in the topic TRANS_CHECK_MAX_TIME_TOPIC. Raises ``NotFoundError`` for any
+        other message, and for one that was resumed before.
+        """
+        host, _ = parsed_id(offset_id)
+        deadline = self._deadline()
+        broker = broker or broker_of(host, await self._named("", deadline))
+        header, code = ResumeCheckHeader(offset_id), Code.RESUME_CHECK_HALF_MESSAGE
+        try:
+            await self._cluster.ask_master(broker, code, header, deadline=deadline, harmless=False)
+        except BrokerFailedError as error:  # RocketMQ has no other code for it
+            raise NotFoundError(f"no transaction that was given up has the id {offset_id}: {error}") from error
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    async def _call_reader(self, broker: str, request: Frame, deadline: Deadline) -> Frame:
+        """The answer of a broker's master, or without one of a copy, whatever its code."""
+        addresses = (await self._cluster.broker(broker, deadline)).readable
+        failure: ClientError | None = None
+        for address in addresses:
+            timeout_s = min(ATTEMPT_S_MAX, deadline.remaining_s)
+            try:
+                return await self._cluster.connections.call(address, request, timeout_s)
+            except ClientError as error:
+                failure = error
+        raise failure or NotFoundError(f"brokers {broker} have no address now")
+
+    async def _messages(
+        self, queue: MessageQueue, offset: int, count: int, tags: str, deadline: Deadline
+    ) -> tuple[list[Message], int]:
+        wanted, told = tags_of_expression(tags), sent_expression(tags)
+        request = _pull(queue.topic, queue.queue_id, offset, count, told)
+        answer = await self._call_reader(queue.broker_name, request, deadline)
+        more = answer.code == AnswerCode.SUCCESS
+        if not more and answer.code not in _NOTHING_THERE:
+            raise refusal_of(answer, queue.broker_name)
+        next_offset = header_of(PullAnswer, answer).next_begin_offset
+        found = decoded(answer.body) if more else []
+        # Brokers compare the tags' hash codes.
+        return [one for one in found if wanted is None or one.tags in wanted], next_offset
+
+    async def _span(
+        self,
+        there: QueueRange,
+        ends: Mapping[MessageQueue, int],
+        stored: tuple[int, int],
+        deadline: Deadline,
+        *,
+        oldest_first: bool,
+    ) -> QueueSpan:
+        """The messages of a queue that are still to come."""
+        low, high = there.min_offset, there.max_offset
+        since_ms, before_ms = stored
+        if since_ms and low < high:
+            low = max(low, await self._offset_at(there.queue, since_ms, deadline))
+        if before_ms and low < high:
+            high = min(high, await self._offset_at(there.queue, before_ms, deadline))
+        return span_of(there.queue, min(low, high), high, ends, oldest_first=oldest_first)
+
+
+def _pull(topic: str, queue_id: int, offset: int, count: int, tags: str = "*") -> Frame:
+    header = PullHeader(_TOOLS_GROUP, topic, queue_id, offset, count, _SUBSCRIPTION_FLAG, 0, 0, 0, tags, "TAG")
+    return Frame(Code.PULL_MESSAGE, 0, write_header(header))
