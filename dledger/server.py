@@ -17,7 +17,7 @@ from dledger.access.control import AccessControl
 from dledger.access.guard import AccessGuard
 from dledger.client_server import ClientServer
 from dledger.clock import Clock
-from dledger.conditions import REMOVED_EARLY_TOLD_MS, ConditionKind, Conditions
+from dledger.conditions import ConditionKind, Conditions
 from dledger.config import ServerConfig
 from dledger.core.member_state import Leader, MemberRun
 from dledger.core.messages import (
@@ -35,14 +35,12 @@ from dledger.core.node import Node
 from dledger.core.noops import Wrap
 from dledger.core.outbox import RoleChange, RoleReason
 from dledger.core.ports import BatchHook, PreparedAppend
-from dledger.core.progress import full_members
 from dledger.errors import CorruptLogError, DLedgerError, FencedError, InvalidRequestError, LeaderHint
 from dledger.instruments import SILENT, Instruments
 from dledger.measurements import NodeMeasurements, PeerMeasurements
 from dledger.prehistory import Prehistory
 from dledger.records import record
 from dledger.remoting.log.service import LogHandlers
-from dledger.retention import Retention
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.clients.grpc_server import GrpcServer
 from dledger.rpc.peers.identity import OldLogs
@@ -64,14 +62,13 @@ from dledger.runtime.role_changes import RoleChangeHandler, RoleChangeNotifier
 from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
 from dledger.runtime.worker import Worker
 from dledger.store.bulk_reader import StoreTime
-from dledger.store.cleaner import ForcedRemoval, Room
 from dledger.store.file_store import FileStore
-from dledger.store.fs import FileSystem
 from dledger.store.identity import IDENTITY_FILE
-from dledger.store.remembered import RememberedFile, read_remembered
+from dledger.store.remembered import read_remembered
 from dledger.store.repair import set_aside_damaged
 from dledger.store.watched import WatchedStore
 from dledger.types import AppendedBatch, Body, Entry, LogIndex, NodeId, ProducerBatch
+from dledger.upkeep import LogUpkeep
 from dledger.watch import LogWatch, WatchSettings
 
 _log = logging.getLogger("dledger")
@@ -202,8 +199,6 @@ class DLedgerServer:
             remembered=read_remembered(self.log.directory),
             wrap_noop=self.bodies.wrap_noop,
         )
-        self._remembered = RememberedFile(FileSystem(), self.log.directory)
-        self._remember_due_ms = now_ms + _REMEMBER_INTERVAL_MS
         name = config.node_id
         self._roles = RoleChangeNotifier(name, self._supervisor)
         self._role_since = (self._node.state.role_name, self._node.state.term), now_ms
@@ -232,15 +227,11 @@ class DLedgerServer:
         self._roles.listen(self._note_lost_leadership)
         self._transport: PeerTransport | None = None  # from `start` on: peers get the client port in use
         self._clients = ClientServer(config, self, self.guard, self.tls, self._supervisor.report, self.conditions)
-        self._retention = Retention(config, self._node, self.log, self._driver)
-        self._told_of_removed: ForcedRemoval | None = None
+        self._upkeep = LogUpkeep(
+            config, self._node, self.log, self._driver, self.conditions, self._clock, self._supervisor
+        )
         self._scrub = Worker(f"dledger-scrub-{name}", self._watch.step, self._clock, self._supervisor)
-        self._workers = [
-            Worker(f"dledger-checkpoint-{name}", self._checkpoint, self._clock, self._supervisor),
-            Worker(f"dledger-warm-{name}", self._warm, self._clock, self._supervisor),
-            Worker(f"dledger-clean-{name}", self._clean, self._clock, self._supervisor),
-            self._scrub,
-        ]
+        self._workers = [self._scrub]
         self.log.on_damage(self._watch.note_damage)  # only now: the watch reads and mends the log that calls it
         for damage in self.log.damage_at_start:
             self._node.state.whole = False
@@ -298,6 +289,18 @@ class DLedgerServer:
         else:
             self.conditions.clear(ConditionKind.OTHER_OLD_LOG, peer)
 
+    def _note_lost_leadership(self, change: RoleChange) -> None:
+        if change.reason is RoleReason.NO_PROGRESS:
+            why = (
+                "as leader it had a quorum but committed none of the waiting entries: it now leaves leadership "
+                "to the others"
+            )
+            self.conditions.set(ConditionKind.STUCK_LEADER, why, for_ms=_STUCK_TOLD_MS)
+
+    def _renew_tls(self, keeper: TlsKeeper) -> int:
+        keeper.refresh()
+        return self._clock.monotonic_ms() + _TLS_INTERVAL_MS
+
     def _refuse_if_fenced(self) -> None:
         if self.fenced:
             raise FencedError(f"{self._config.node_id} is fenced: {self.fenced}. Ask another member")
@@ -314,7 +317,7 @@ class DLedgerServer:
         ``wanted`` may wait for the disk. ``held_back``, which must be fast, gets the position up to which more would
         have been removed.
         """
-        self._retention.keep_from(wanted, held_back)
+        self._upkeep.retention.keep_from(wanted, held_back)
 
     def add_role_change_handler(self, handler: RoleChangeHandler) -> None:
         """Notify ``handler`` of role changes; only before ``start``."""
@@ -344,6 +347,7 @@ class DLedgerServer:
                 self._transport.start(self)
                 self._roles.start()
                 self._driver.start()
+                self._upkeep.start()
                 for worker in self._workers:
                     worker.start()
             except BaseException:
@@ -372,11 +376,12 @@ class DLedgerServer:
                 self._access.close()
             self._watch.stop()
             self._peer_log.close()
+            self._upkeep.stop()
             for worker in self._workers:  # before the driver, which they use
                 worker.stop(JOIN_TIMEOUT_S)
             self._driver.stop()
             self._roles.stop()
-            self._save_remembered()
+            self._upkeep.save_remembered()
             self._supervisor.run(self.log.close)
             self._stopped.set()
 
@@ -424,74 +429,6 @@ class DLedgerServer:
         ``name``: of the thread that watches its connections.
         """
         return self._clients.grpc_server(name)
-
-    # -- background work -----------------------------------------------------------------------------------------
-
-    def _checkpoint(self) -> int:
-        self.log.sync_checkpoint()
-        if self._clock.monotonic_ms() >= self._remember_due_ms:
-            self._save_remembered()
-            self._remember_due_ms = self._clock.monotonic_ms() + _REMEMBER_INTERVAL_MS
-        return self._clock.monotonic_ms() + self._config.store.checkpoint_interval_ms
-
-    def _save_remembered(self) -> None:
-        if self._config.peers:
-            self._remembered.save(self._driver.look(lambda node: dict(node.state.remembered)))
-
-    def _warm(self) -> int:
-        more = self.log.warm()
-        return self._clock.monotonic_ms() + (0 if more else _WARM_INTERVAL_MS)
-
-    def _clean(self) -> int:
-        self._look_after_conditions(self._retention.clean())
-        return self._clock.monotonic_ms() + self._config.store.clean_interval_ms
-
-    def _look_after_conditions(self, room: Room) -> None:
-        """Set the conditions that follow from the node's state; others expire, or are cleared."""
-        conditions = self.conditions
-        if self.log.disk_full:
-            conditions.set(ConditionKind.DISK_FULL, room.refusal(self._config.store))
-        else:
-            conditions.clear(ConditionKind.DISK_FULL)
-        if (removed := self.log.last_forced) is not None and removed is not self._told_of_removed:
-            self._told_of_removed = removed
-            told = (
-                f"{self.log.forced_segments} segments were removed before they had expired, the last one with entries "
-                f"{removed.first_index} to {removed.last_index}, {removed.age_ms // 1000} s after its last write: the "
-                f"disk is {removed.usage_ratio:.0%} full, and force_clean=true"
-            )
-            conditions.set(ConditionKind.REMOVED_EARLY, told, subject="log", for_ms=REMOVED_EARLY_TOLD_MS)
-        state = self._node.state
-        if state.has_standing:
-            conditions.clear(ConditionKind.NO_STANDING)
-        elif state.hard_state.voter:
-            conditions.set(ConditionKind.NO_STANDING, "its vote does not count until its missing log is fetched")
-        else:
-            why = state.hard_state.doubt or "its disk is new"
-            message = f"its vote does not count until it has caught up with a leader: {why}"
-            conditions.set(ConditionKind.NO_STANDING, message)
-        if problem := self._node.elector.vote_problem:
-            conditions.set(ConditionKind.NO_STANDING, problem, subject="election")
-        else:
-            conditions.clear(ConditionKind.NO_STANDING, "election")
-        if full := self._driver.look(_full_members):
-            why = f"it refuses appends: the disks of {', '.join(full)} are full, and the others do not form a quorum"
-            conditions.set(ConditionKind.STUCK_LEADER, why, subject="disks")
-        else:
-            conditions.clear(ConditionKind.STUCK_LEADER, "disks")
-        conditions.now()
-
-    def _note_lost_leadership(self, change: RoleChange) -> None:
-        if change.reason is RoleReason.NO_PROGRESS:
-            why = (
-                "as leader it had a quorum but committed none of the waiting entries: it now leaves leadership "
-                "to the others"
-            )
-            self.conditions.set(ConditionKind.STUCK_LEADER, why, for_ms=_STUCK_TOLD_MS)
-
-    def _renew_tls(self, keeper: TlsKeeper) -> int:
-        keeper.refresh()
-        return self._clock.monotonic_ms() + _TLS_INTERVAL_MS
 
     # -- Receiver: messages of peers -----------------------------------------------------------------------------
 
@@ -732,16 +669,9 @@ class DLedgerServer:
 
 _STUCK_TOLD_MS = 60_000
 """How long status and metrics report that a leader made no progress."""
-_WARM_INTERVAL_MS = 20
-_REMEMBER_INTERVAL_MS = 1000
 _TLS_INTERVAL_MS = 2000
 _ISOLATED_PUSH_BYTES = 16 * 1024
 _ISOLATED_PUSH_PAUSE_MS = 1
-
-
-def _full_members(node: Node) -> tuple[NodeId, ...]:
-    role = node.state.role
-    return full_members(node.state, role) if isinstance(role, Leader) else ()
 
 
 def _producers(node: Node) -> int:

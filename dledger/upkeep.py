@@ -1,0 +1,126 @@
+"""What a node does by time besides its protocol: it syncs its checkpoint, prepares segments, removes expired ones, and
+shows the conditions that follow from its state. Each has a thread of its own, because each may wait for the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from dledger.clock import Clock
+from dledger.conditions import REMOVED_EARLY_TOLD_MS, ConditionKind, Conditions
+from dledger.config import ServerConfig
+from dledger.core.member_state import Leader
+from dledger.core.node import Node
+from dledger.core.progress import full_members
+from dledger.retention import Retention
+from dledger.runtime.driver import JOIN_TIMEOUT_S, NodeDriver
+from dledger.runtime.supervisor import Supervisor
+from dledger.runtime.worker import Worker
+from dledger.store.cleaner import ForcedRemoval, Room
+from dledger.store.file_store import FileStore
+from dledger.store.fs import FileSystem
+from dledger.store.remembered import RememberedFile
+from dledger.types import NodeId
+
+_WARM_INTERVAL_MS: Final = 20
+_REMEMBER_INTERVAL_MS: Final = 1000
+
+
+class LogUpkeep:
+    """The upkeep of one node's log. Stop it before the driver, which it uses."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        node: Node,
+        log: FileStore,
+        driver: NodeDriver,
+        conditions: Conditions,
+        clock: Clock,
+        supervisor: Supervisor,
+    ) -> None:
+        self._config = config
+        self._node = node
+        self._log = log
+        self._driver = driver
+        self._conditions = conditions
+        self._clock = clock
+        self.retention: Final = Retention(config, node, log, driver)
+        self._remembered = RememberedFile(FileSystem(), log.directory)
+        self._remember_due_ms = clock.monotonic_ms() + _REMEMBER_INTERVAL_MS
+        self._told_of_removed: ForcedRemoval | None = None
+        work: dict[str, Callable[[], int]] = {"checkpoint": self._checkpoint, "warm": self._warm, "clean": self._clean}
+        self._workers = [
+            Worker(f"dledger-{name}-{config.node_id}", step, clock, supervisor) for name, step in work.items()
+        ]
+
+    def start(self) -> None:
+        """Start the threads."""
+        for worker in self._workers:
+            worker.start()
+
+    def stop(self) -> None:
+        """End the threads."""
+        for worker in self._workers:
+            worker.stop(JOIN_TIMEOUT_S)
+
+    def save_remembered(self) -> None:
+        """Write down what this member remembers of the others."""
+        if self._config.peers:
+            self._remembered.save(self._driver.look(lambda node: dict(node.state.remembered)))
+
+    def _checkpoint(self) -> int:
+        self._log.sync_checkpoint()
+        if self._clock.monotonic_ms() >= self._remember_due_ms:
+            self.save_remembered()
+            self._remember_due_ms = self._clock.monotonic_ms() + _REMEMBER_INTERVAL_MS
+        return self._clock.monotonic_ms() + self._config.store.checkpoint_interval_ms
+
+    def _warm(self) -> int:
+        more = self._log.warm()
+        return self._clock.monotonic_ms() + (0 if more else _WARM_INTERVAL_MS)
+
+    def _clean(self) -> int:
+        self._look_after_conditions(self.retention.clean())
+        return self._clock.monotonic_ms() + self._config.store.clean_interval_ms
+
+    def _look_after_conditions(self, room: Room) -> None:
+        """Set the conditions that follow from the node's state; others expire, or are cleared."""
+        conditions, log = self._conditions, self._log
+        if log.disk_full:
+            conditions.set(ConditionKind.DISK_FULL, room.refusal(self._config.store))
+        else:
+            conditions.clear(ConditionKind.DISK_FULL)
+        if (removed := log.last_forced) is not None and removed is not self._told_of_removed:
+            self._told_of_removed = removed
+            told = (
+                f"{log.forced_segments} segments were removed before they had expired, the last one with entries "
+                f"{removed.first_index} to {removed.last_index}, {removed.age_ms // 1000} s after its last write: the "
+                f"disk is {removed.usage_ratio:.0%} full, and force_clean=true"
+            )
+            conditions.set(ConditionKind.REMOVED_EARLY, told, subject="log", for_ms=REMOVED_EARLY_TOLD_MS)
+        state = self._node.state
+        if state.has_standing:
+            conditions.clear(ConditionKind.NO_STANDING)
+        elif state.hard_state.voter:
+            conditions.set(ConditionKind.NO_STANDING, "its vote does not count until its missing log is fetched")
+        else:
+            why = state.hard_state.doubt or "its disk is new"
+            message = f"its vote does not count until it has caught up with a leader: {why}"
+            conditions.set(ConditionKind.NO_STANDING, message)
+        if problem := self._node.elector.vote_problem:
+            conditions.set(ConditionKind.NO_STANDING, problem, subject="election")
+        else:
+            conditions.clear(ConditionKind.NO_STANDING, "election")
+        if full := self._driver.look(_full_members):
+            why = f"it refuses appends: the disks of {', '.join(full)} are full, and the others do not form a quorum"
+            conditions.set(ConditionKind.STUCK_LEADER, why, subject="disks")
+        else:
+            conditions.clear(ConditionKind.STUCK_LEADER, "disks")
+        conditions.now()
+
+
+def _full_members(node: Node) -> tuple[NodeId, ...]:
+    role = node.state.role
+    return full_members(node.state, role) if isinstance(role, Leader) else ()
