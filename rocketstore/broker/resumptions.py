@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Final
 
+from dledger.rpc.bridge import LoopBridge, LoopCallback
 from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.readers import ReadThreads
 from rocketstore.broker.refusal import Refusal, RefusalKind
-from rocketstore.broker.sending import Origin, SendBatch, Sending
 from rocketstore.broker.transactions.messages import resumed
 from rocketstore.message.ids import parse_offset_message_id
 from rocketstore.message.message import PROPERTY_REAL_TOPIC, HostAddress, Message
@@ -16,7 +17,7 @@ from rocketstore.message.record import decode_record
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import QueueOffset
 from rocketstore.store.message_store import MessageStore
-from rocketstore.types import CHECKED_TOO_OFTEN_TOPIC
+from rocketstore.types import CHECKED_TOO_OFTEN_TOPIC, PutResult
 
 RESUMED_MAX: Final = 10_000
 """How many are remembered, so that none is begun twice."""
@@ -29,14 +30,14 @@ class Resumptions:
         self,
         store: MessageStore,
         state: BrokerState,
-        sending: Sending,
+        bridge: LoopBridge,
         readers: ReadThreads,
         mastership: Mastership,
         store_host: HostAddress,
     ) -> None:
         self._store = store
         self._state = state
-        self._sending = sending
+        self._bridge = bridge
         self._readers = readers
         self._mastership = mastership
         self._store_host = store_host
@@ -52,8 +53,9 @@ class Resumptions:
         self._resumed[offset] = None  # whatever becomes of it: two would be two transactions
         if len(self._resumed) > RESUMED_MAX:
             self._resumed.popitem(last=False)
-        batch = SendBatch([resumed(record, self._store_host)], len(record), origin=Origin.BROKER)
-        (result,) = await self._sending.send(None, batch)
+        stored: LoopCallback[Sequence[PutResult]] = LoopCallback(self._bridge)
+        self._store.submit([resumed(record, self._store_host)], stored.done)
+        (result,) = await stored.future
         if result.outcome == "not_applied":
             self._resumed.pop(offset, None)
         if not result.ok:

@@ -18,7 +18,7 @@ from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.readers import RecordReader
 from rocketstore.broker.refusal import Refusal, RefusalKind
-from rocketstore.broker.sending import MessageSource, Origin, SendBatch, Sending
+from rocketstore.broker.sending import MessageSource, SendBatch, Sending
 from rocketstore.broker.topics import Topics
 from rocketstore.message.checks import properties_bytes
 from rocketstore.message.ids import offset_message_id
@@ -115,7 +115,7 @@ class Retries:
                 "group %s: the dead letter of the message at %d is without its properties %s: only %d bytes fit",
                 config.name, offset, ", ".join(dropped), PROPERTIES_BYTES_MAX,
             )  # fmt: skip
-        batch = SendBatch([again], len(again.body), origin=Origin.AGAIN)
+        batch = SendBatch([again], len(again.body), again=True)
         self._require_room(caller)  # which others have taken up while the message was read
         (result,) = await self._sending.send(caller, batch)
         if not result.ok:

@@ -432,7 +432,7 @@ class _Run:
             put.answered.set()
             self._wake()
 
-        self._store.submit(found.messages, done, own=True)
+        self._store.submit(found.messages, done)
 
     def _land(self, level: _Level, put: _Put) -> bool:
         """Whether the response to a put has arrived; then progress moves past what is stored."""

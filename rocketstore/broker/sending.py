@@ -1,4 +1,7 @@
-"""The one road of messages into the store: role, room, topic, queue, keys and half messages are looked at here, once.
+"""What clients send: role, room, topic, queue, size, keys and half messages are looked at here, once, before the store.
+
+Messages that the broker itself writes (due, committed, its state) go to ``MessageStore.submit`` on the threads that
+made them, and pass only what it looks at for all of them.
 
 Requests that arrive while others are being stored wait for more, but not long, and reach the store together: one that
 is stored alone costs ten times as much as one of fifty, on every member.
@@ -13,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum, auto
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -29,8 +31,15 @@ from rocketstore.broker.topics import Topics
 from rocketstore.broker.transactions.begins import Begun, HalfMessages
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.commit_log.replicated import status_of
-from rocketstore.config import KIB
-from rocketstore.message.checks import TIMED_MARK, check_client_topic, check_keys, check_message, check_timed
+from rocketstore.config import KIB, MessageStoreConfig
+from rocketstore.message.checks import (
+    TIMED_MARK,
+    check_body,
+    check_client_topic,
+    check_keys,
+    check_message,
+    check_timed,
+)
 from rocketstore.message.message import SYS_FLAG_TRANSACTION, Message
 from rocketstore.state.changes import TopicConfig
 from rocketstore.store.message_store import MessageStore
@@ -54,16 +63,6 @@ SendDone = Callable[[Sequence[PutResult]], None]
 """Called once, on the loop, with one result per message."""
 
 
-class Origin(Enum):
-    """Where messages come from, and so what is looked at."""
-
-    CLIENT = auto()
-    AGAIN = auto()
-    """Taken before and stored once more: there must be a place for them, and the limits of a record count."""
-    BROKER = auto()
-    """The broker's own: only the limits of a record count."""
-
-
 class MessageSource(NamedTuple):
     """Who sends: what it occupies, and the topics that access control denies it, with the refusal of each message."""
 
@@ -76,7 +75,8 @@ class SendBatch(NamedTuple):
 
     ``wait``: whether the answer waits for what the broker's settings promise. ``producer`` numbers the messages: then
     all of them are stored or none, as with ``together``. ``topic`` is created if the messages' is missing, otherwise
-    one of the broker's default, of at most ``queues_max`` queues (0: the default).
+    one of the broker's default, of at most ``queues_max`` queues (0: the default). ``again``: they were taken before,
+    and a consumer sends them back: only whether there is a place for them is looked at.
     """
 
     messages: list[Message]
@@ -86,7 +86,7 @@ class SendBatch(NamedTuple):
     together: bool = False
     topic: TopicConfig | None = None
     queues_max: int = 0
-    origin: Origin = Origin.CLIENT
+    again: bool = False
 
 
 class _Send:
@@ -166,22 +166,22 @@ class Sending:
         if not batch.messages:
             done([])
             return
-        if batch.origin is Origin.CLIENT:
-            problem = self.problem(caller)
-            if problem is not None:
-                done([problem] * len(batch.messages))
-                return
+        if batch.again:
             send = _Send(caller, batch, done)
-            if batch.producer is not None and (topic := self._behind.get(batch.producer.producer)):
-                self._creations[topic].append(send)
-                self._occupy(send)
-            else:
-                self._route(send)
+            if refused := self._unplaced(batch.messages):
+                send.refuse(refused)
+            self._accept(send)
+            return
+        problem = self.problem(caller)
+        if problem is not None:
+            done([problem] * len(batch.messages))
             return
         send = _Send(caller, batch, done)
-        if batch.origin is Origin.AGAIN and (refused := self._unplaced(batch.messages)):
-            send.refuse(refused)
-        self._accept(send)
+        if batch.producer is not None and (topic := self._behind.get(batch.producer.producer)):
+            self._creations[topic].append(send)
+            self._occupy(send)
+        else:
+            self._route(send)
 
     async def send(self, caller: MessageSource | None, batch: SendBatch) -> Sequence[PutResult]:
         """The same for who waits for the results."""
@@ -219,7 +219,7 @@ class Sending:
             message = messages[0]
             topic = find(message.topic)
             queues = 0 if topic is None else self._writable_queues(message.topic, topic)
-            if self._is_usual(message, queues, self._live.now.store.message_keys_max):
+            if self._is_usual(message, queues, self._live.now.store):
                 self._accept(send)
                 return
         topics = {name: find(name) for name in {one.topic for one in messages}}
@@ -259,7 +259,7 @@ class Sending:
         refused: dict[int, PutResult] = {}
         batch, denied = send.batch, NOTHING_DENIED if send.caller is None else send.caller.denied
         name, queues, chosen = "", 0, -1
-        keys_max = self._live.now.store.message_keys_max
+        config = self._live.now.store
         for at, message in enumerate(batch.messages):
             if message.topic != name:
                 name = message.topic
@@ -267,7 +267,7 @@ class Sending:
             if denied and name in denied:
                 refused[at] = denied[name]
                 continue
-            if self._is_usual(message, queues, keys_max):
+            if self._is_usual(message, queues, config):
                 continue  # everything below costs ten times as much
             problem = None
             if not 0 <= message.queue_id < queues or message.sys_flag & SYS_FLAG_TRANSACTION:
@@ -278,19 +278,22 @@ class Sending:
                     chosen = message.queue_id  # a batch of RocketMQ's is for one queue
                 if problem is None and message.sys_flag & SYS_FLAG_TRANSACTION:
                     problem = self._begin(send, message, at)
-            if problem is None and (illegal := check_keys(message, keys_max) or check_timed(message)):
-                problem = _refusal(PutMessageStatus.MESSAGE_ILLEGAL, illegal)
+            if problem is None:
+                illegal = check_body(message, config) or check_keys(message, config.message_keys_max)
+                if illegal := illegal or check_timed(message):
+                    problem = _refusal(PutMessageStatus.MESSAGE_ILLEGAL, illegal)
             if problem is not None:
                 refused[at] = problem
         return refused
 
     @staticmethod
-    def _is_usual(message: Message, queues: int, keys_max: int) -> bool:
+    def _is_usual(message: Message, queues: int, config: MessageStoreConfig) -> bool:
         """Whether it is for a queue of a topic with so many, and there is nothing in it to look at."""
         text = message.property_string
         return (
             0 <= message.queue_id < queues
-            and len(text) < 2 * keys_max
+            and len(text) < 2 * config.message_keys_max
+            and len(message.body) <= config.max_message_size
             and not message.sys_flag & SYS_FLAG_TRANSACTION
             and not message.properties
             and TIMED_MARK not in text
@@ -402,7 +405,7 @@ class Sending:
             self._answer(send, self._completed(send, ()))
             return
         self._occupy(send)
-        if batch.producer is None and batch.origin is Origin.CLIENT:
+        if batch.producer is None and not batch.again:
             self._gathered.add(send)
         else:
             self._launch([send])
@@ -450,8 +453,11 @@ class Sending:
             else:
                 self._bridge.post(partial(self._landed, sends, results))
 
-        own = first.origin is not Origin.CLIENT
-        self._store.submit(messages, stored, wait=first.wait, own=own, producer=first.producer)
+        crowded = None if first.again else self._store.crowded
+        if crowded is not None:
+            self._bridge.post(partial(self._landed, sends, [crowded] * len(messages)))
+        else:
+            self._store.submit(messages, stored, wait=first.wait, producer=first.producer)
 
     def _leave_out_illegal(self, sends: Sequence[_Send]) -> bool:
         """Returns whether there were any."""

@@ -23,7 +23,7 @@ class RemotingTransactions:
         self._ends = broker.ends
         self._mastership = broker.mastership
         self._resumptions = Resumptions(
-            broker.store, broker.state, broker.sending, broker.loop.readers, broker.mastership, broker.store_host
+            broker.store, broker.state, broker.loop.bridge, broker.loop.readers, broker.mastership, broker.store_host
         )
 
     async def end(self, _: RemotingConnection, frame: Frame) -> Frame:

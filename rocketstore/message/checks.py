@@ -1,8 +1,9 @@
 """Validates messages: what a store refuses to store, and what a broker refuses to accept from a client.
 
 The store's checks (``check_message``, ``check_batch``) are complete: a message that passes can be encoded, and its
-record fits into a log file. They allow reserved topics, because the broker's own messages also pass through them;
-messages from clients must first pass ``check_client_topic``.
+record fits into a log file. They allow reserved topics and large bodies, because the broker's own messages also pass
+through them; messages from clients must first pass ``check_client_topic``, ``check_body``, ``check_keys`` and
+``check_timed``.
 """
 
 from __future__ import annotations
@@ -43,8 +44,6 @@ from rocketstore.types import (
     PutResult,
 )
 
-RECORD_EXTRA_BYTES: Final = 64 * KIB
-"""How much longer than ``max_message_size`` a record may be."""
 NO_SEND_TOPICS: Final = HIDDEN_TOPICS | {
     SCHEDULE_TOPIC,
     HALF_TOPIC,
@@ -126,6 +125,14 @@ def is_internal(topic: str) -> bool:
     return topic in _NOBODY_SENDS or topic.startswith(_NOBODY_SENDS_PREFIXES) or topic.endswith("_REPLY_TOPIC")
 
 
+def check_body(message: Message, config: MessageStoreConfig) -> str:
+    """Why a client's message is too large; empty if it is not. One that is stored again (as due, committed, to be
+    retried, dead) may be larger: it was accepted once, perhaps under a higher ``max_message_size``.
+    """
+    size, most = len(message.body), config.max_message_size
+    return "" if size <= most else f"the body has {size} bytes; at most {most} are allowed"
+
+
 def check_keys(message: Message, keys_max: int) -> str:
     """Why a client's message has too many keys; empty if it has not. Stored messages may have more."""
     text = message.property_string
@@ -163,19 +170,15 @@ def check_timed(message: Message) -> str:
     )
 
 
-def check_message(message: Message, config: MessageStoreConfig, *, own: bool = False) -> PutResult | None:
-    """Why the message cannot be stored, or None if it can. A refused message is unchanged.
-
-    ``own``: the broker stores it again (as due, committed, to be retried, dead). It was accepted once, perhaps under a
-    higher ``max_message_size``: now it need only fit into a log file.
-    """
+def check_message(message: Message, config: MessageStoreConfig) -> PutResult | None:
+    """Why the message cannot be stored, or None if it can. A refused message is unchanged."""
     problem = check_topic(message.topic) or _check_fields(message)
     if problem:
         return _illegal(problem)
     if not message.properties:
         size = len(message.property_string)
         refusal = _check_string(message.property_string) if size else None
-        return refusal or _check_size(message, size, config, own=own)
+        return refusal or _check_size(message, size, config)
     try:
         text = join_properties(message.properties)
         encoded = text.encode()
@@ -188,7 +191,7 @@ def check_message(message: Message, config: MessageStoreConfig, *, own: bool = F
         message.checked_properties = encoded
     if size > PROPERTIES_BYTES_MAX:
         return _properties_too_long(text, size)
-    return _check_size(message, size, config, own=own)
+    return _check_size(message, size, config)
 
 
 def _check_string(encoded: bytes) -> PutResult | None:
@@ -222,17 +225,13 @@ def _check_fields(message: Message) -> str:
     return "" if message.queue_id >= 0 else f"there is no queue {message.queue_id}"
 
 
-def _check_size(message: Message, properties_bytes: int, config: MessageStoreConfig, *, own: bool) -> PutResult | None:
-    body_bytes, most = len(message.body), config.max_message_size
-    if body_bytes > most and not own:
-        return _illegal(f"the body has {body_bytes} bytes; at most {most} are allowed")
-    size = OVERHEAD + body_bytes + len(message.topic) + properties_bytes
+def _check_size(message: Message, properties_bytes: int, config: MessageStoreConfig) -> PutResult | None:
+    size = OVERHEAD + len(message.body) + len(message.topic) + properties_bytes
     size += len(message.born_host[0]) + len(message.store_host[0]) - 2 * IPV4_BYTES
     room = config.mapped_file_size_commit_log - BLANK.size
     if config.enable_dledger_commit_log:
         room -= ENTRY_HEADER_BYTES
-    limit = room if own else min(most + RECORD_EXTRA_BYTES, room)
-    return None if size <= limit else _illegal(f"the record would have {size} bytes; at most {limit} are allowed")
+    return None if size <= room else _illegal(f"the record would have {size} bytes; at most {room} are allowed")
 
 
 def properties_bytes(message: Message) -> int:

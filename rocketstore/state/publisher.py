@@ -135,7 +135,7 @@ class StatePublisher:
             flight.results = results
             self._wake()
 
-        self._store.submit(messages, done, own=True)
+        self._store.submit(messages, done)
 
     def _land(self, flight: _Flight, applied_next: int) -> bool:
         """Whether the messages in flight are done; then their callers were answered."""

@@ -379,15 +379,12 @@ class MessageStore:
         done: PutDone,
         *,
         wait: bool = True,
-        own: bool = False,
         producer: ProducerBatch | None = None,
     ) -> None:
         """Store messages; ``done`` gets one result for each (see ``PutDone``).
 
-        All are refused if the store accepts none now, if queues and index are too far behind, or if one of them is
-        invalid. ``own``: the broker's own messages, for which queues and index may be twice as far behind, so that
-        clients do not shut them out, and which may be larger than ``max_message_size`` (``check_message``). ``wait``,
-        ``producer``: see the port.
+        All are refused if the store accepts none now, if queues and index are much too far behind (see ``crowded``), or
+        if one of them is invalid. ``wait``, ``producer``: see the port.
         """
         log = self.log
         refusal = self._gate.refusal
@@ -396,15 +393,12 @@ class MessageStore:
             behind = log.max_offset - self._dispatch.position
             if self._busy_ms < held_ms < _BUSY_MS_MAX:
                 refusal = _busy(f"the previous put has been writing for {held_ms} ms")
-            elif behind > self._behind_max << own:
-                refusal = _busy(
-                    f"consume queues and index are {behind} bytes behind the log: slow down (dispatch_behind_bytes_max)"
-                )
-                self._conditions.limit(refusal.reason)
+            elif behind > 2 * self._behind_max:
+                refusal = self._crowded(behind)
             else:
                 config = self.config
                 for message in messages:
-                    refusal = check_message(message, config, own=own)
+                    refusal = check_message(message, config)
                     if refusal is not None:
                         break
         if refusal is not None:
@@ -421,6 +415,22 @@ class MessageStore:
 
         note_put, finish = self.stats.note_put, self._answered
         log.submit(messages, answered, wait=wait, producer=producer)
+
+    @property
+    def crowded(self) -> PutResult | None:
+        """The result of messages from clients while queues and index are too far behind the log; None if they are not.
+
+        The broker's own are taken until they are twice as far behind, so that clients do not shut them out.
+        """
+        behind = self.log.max_offset - self._dispatch.position
+        return self._crowded(behind) if behind > self._behind_max else None
+
+    def _crowded(self, behind: int) -> PutResult:
+        refusal = _busy(
+            f"consume queues and index are {behind} bytes behind the log: slow down (dispatch_behind_bytes_max)"
+        )
+        self._conditions.limit(refusal.reason)
+        return refusal
 
     def submit_producer(self, name: str, done: SequenceDone) -> None:
         """The next sequence number of a producer; see the port."""

@@ -94,6 +94,7 @@ class FakeStore(MessageStore):
     role = BrokerRole.SYNC_MASTER
     numbers_known = True
     refusal: PutResult | None = None  # may be set at any time, as the role
+    crowded: PutResult | None = None
 
     def __init__(
         self,
@@ -132,7 +133,6 @@ class FakeStore(MessageStore):
         done: PutDone,
         *,
         wait: bool = True,
-        own: bool = False,
         producer: ProducerBatch | None = None,
     ) -> None:
         if self.refusals:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.transactions.messages import make_half
 from rocketstore.broker.transactions.service import TransactionService
-from rocketstore.message.checks import check_client_topic, check_keys, check_message, check_timed
+from rocketstore.message.checks import check_body, check_client_topic, check_keys, check_message, check_timed
 from rocketstore.message.message import (
     PROPERTY_CHECK_TIMES,
     PROPERTY_DELAY,
@@ -84,9 +84,14 @@ class HalfMessages:
         make_half(probe)
         probe.property_string += _CHECKS
         probe.topic = max(message.topic, probe.topic, key=len)
-        refusal = check_message(probe, self._live.now.store)
-        keys_max = self._live.now.store.message_keys_max
-        problem = check_client_topic(message.topic) or check_keys(message, keys_max) or check_timed(message)
+        config = self._live.now.store
+        refusal = check_message(probe, config)
+        problem = (
+            check_client_topic(message.topic)
+            or check_body(message, config)
+            or check_keys(message, config.message_keys_max)
+            or check_timed(message)
+        )
         return problem or ("" if refusal is None else refusal.reason)
 
     def all_stored(self, begun: Sequence[Begun], results: Sequence[PutResult]) -> Sequence[PutResult]:

@@ -175,7 +175,7 @@ class Checks:
         self._rounds = before.then(ended.time_ms, ended.asked - incomplete, ended.scanned, most)
         if self._rounds != before:
             message = Message(TRANSACTION_CHECKS_TOPIC, self._rounds.encode(), born_timestamp=ended.time_ms)
-            self._store.submit([message], lambda _results: None, own=True)  # else one more check is made
+            self._store.submit([message], lambda _results: None)  # else one more check is made
 
     def _ask(self, now_ms: int) -> None:
         checks: list[Check] = []

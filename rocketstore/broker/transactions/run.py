@@ -304,7 +304,7 @@ class Run:
             self.wake()
             done(decisive)
 
-        self._store.submit(messages, answered, own=True)
+        self._store.submit(messages, answered)
 
     # -- the thread ----------------------------------------------------------------------------------------------------
 
@@ -440,7 +440,7 @@ class Run:
             for half in due[:OPS_AT_ONCE]:
                 half.op_due_ms = now_ms + OP_RETRY_MS
                 if not self._stopped:
-                    self._store.submit([self._op(half)], lambda _results: None, own=True)
+                    self._store.submit([self._op(half)], lambda _results: None)
 
     def _note_progress(self, now_ms: int) -> int:
         """Pass on where open halves begin, and the ops that concern them; returns when to do so again."""

@@ -510,11 +510,11 @@ def test_a_message_that_belongs_nowhere_does_not_stop_the_level(broker: Broker, 
 def test_a_message_that_the_store_never_takes_is_skipped_alone(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     submit = broker.store.submit
 
-    def picky(messages: Sequence[Message], done: Callable[[Sequence[PutResult]], None], *, own: bool) -> None:
+    def picky(messages: Sequence[Message], done: Callable[[Sequence[PutResult]], None]) -> None:
         if any(message.body == b"2" for message in messages):
             done([ILLEGAL for _ in messages])
         else:
-            submit(messages, done, own=own)
+            submit(messages, done)
 
     for number in range(5):
         broker.send(1, b"%d" % number)

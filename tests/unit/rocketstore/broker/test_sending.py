@@ -5,26 +5,57 @@ from __future__ import annotations
 import pytest
 
 from dledger.remoting.codes import AnswerCode
-from rocketstore.broker.sending import Origin, SendBatch
+from rocketstore.broker.sending import SendBatch
+from rocketstore.broker_config import BrokerConfig
+from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
-from rocketstore.types import PutResult
+from rocketstore.types import PutMessageStatus, PutResult
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness
 
 
-@pytest.mark.parametrize("origin", Origin)
-def test_a_request_without_messages_is_answered(origin: Origin) -> None:
+@pytest.mark.parametrize("again", [False, True])
+def test_a_request_without_messages_is_answered(again: bool) -> None:
     """With no results, and nothing is stored."""
     answers: list[list[PutResult]] = []
     with RemotingHarness() as broker:
         sending = broker.broker.sending
         sending._bridge.post(
-            lambda: sending.submit(None, SendBatch([], 0, origin=origin), lambda results: answers.append([*results]))
+            lambda: sending.submit(None, SendBatch([], 0, again=again), lambda results: answers.append([*results]))
         )
         wait_until(lambda: bool(answers), "an answer")
         assert broker.store.log.records == []
     assert answers == [[]]
+
+
+BUSY = PutResult(PutMessageStatus.OS_PAGECACHE_BUSY, outcome="not_applied", reason="far behind")
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_clients_wait_for_queues_and_index_before_what_was_taken_once_does(again: bool) -> None:
+    """What a consumer sends back is lost to it if it is refused for long; new messages are not stored yet."""
+    results: list[PutResult] = []
+    with RemotingHarness() as broker:
+        broker.store.crowded = BUSY
+        batch = SendBatch([Message("T", b"x", queue_id=0)], 1, again=again)
+        broker.on_loop(lambda: broker.broker.sending.submit(None, batch, results.extend))
+        wait_until(lambda: bool(results), "an answer")
+        assert len(broker.store.log.records) == again
+        assert broker.broker.sending.messages_pending == broker.broker.sending.bytes_pending == 0
+    assert (results == [BUSY]) is not again
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_bodies_of_clients_are_limited_and_those_taken_before_are_not(again: bool) -> None:
+    """``max_message_size`` may have been lowered since. The other messages of a request are stored all the same."""
+    results: list[PutResult] = []
+    with RemotingHarness(BrokerConfig(store=MessageStoreConfig(max_message_size=1024))) as broker:
+        batch = SendBatch([Message("T", bytes(size), queue_id=0) for size in (1025, 1024)], 2049, again=again)
+        broker.on_loop(lambda: broker.broker.sending.submit(None, batch, results.extend))
+        wait_until(lambda: len(results) == 2, "answers")
+        assert [len(decode_record(one.record).body) for one in broker.store.log.records] == [1025, 1024][not again :]
+    assert again or results[0].status is PutMessageStatus.MESSAGE_ILLEGAL
 
 
 def test_messages_for_a_topic_that_was_just_made_follow_those_that_waited_for_it() -> None:

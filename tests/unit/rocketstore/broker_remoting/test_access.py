@@ -463,7 +463,7 @@ def test_a_slave_that_becomes_the_master_meanwhile_looks_at_the_message_first(
     broker: RemotingHarness, alice: RemotingSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it would do itself, unchecked, what it had left for the master to check."""
-    broker.store.submit([Message("hidden", b"x")], lambda _: None, own=True)
+    broker.store.submit([Message("hidden", b"x")], lambda _: None)
     broker.view = replace(broker.view, leader_address="")
     looks = iter([False])
     monkeypatch.setattr(Mastership, "is_master", property(lambda _: next(looks, True)))

@@ -199,7 +199,7 @@ def test_a_half_message_about_which_nobody_can_be_asked_holds_up_no_other() -> N
     with RemotingHarness(SOON) as broker, broker.dial() as client:
         text = f"{PREPARED}\x02REAL_TOPIC\x01T\x02REAL_QID\x010\x02long\x01{'x' * LONGEST}".encode()
         half = Message(HALF_TOPIC, b"", property_string=text, born_host=STORE_HOST, store_host=STORE_HOST)
-        broker.store.submit([half], lambda _results: None, own=True)
+        broker.store.submit([half], lambda _results: None)
         client.send(properties=PREPARED)
         beat(client, "producers")
         assert client.request(RequestCode.CHECK_TRANSACTION_STATE).fields["tranStateTableOffset"] == "1"

@@ -75,7 +75,6 @@ class Store(FakeStore):
         done: PutDone,
         *,
         wait: bool = True,
-        own: bool = False,
         producer: ProducerBatch | None = None,
     ) -> None:
         mode, self.mode = self.modes.pop(messages[0].topic, self.mode), "ok"
