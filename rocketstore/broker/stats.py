@@ -15,6 +15,7 @@ from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.topics import SeenTopic, Topics
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.store.message_store import MessageStore
+from rocketstore.types import QueueUnit
 
 QUEUES_MAX: Final = 20_000
 """Maximum queues in one answer: each costs up to two reads, and about 150 bytes of a frame's 16 MiB."""
@@ -31,6 +32,14 @@ class QueueEnds(NamedTuple):
     begin: int
     end: int
     last_ms: int
+
+
+class StoredUnits(NamedTuple):
+    """A queue's bounds, and units of it as they are stored."""
+
+    begin: int
+    end: int
+    units: list[QueueUnit]
 
 
 class GroupPosition(NamedTuple):
@@ -72,6 +81,16 @@ class Stats:
                 QueueEnds(queue_id, begin, end, self._time(topic.name, queue_id, end - 1) if end > begin else 0)
             )
         return found
+
+    def units(self, topic: str, queue_id: int, first: int, count: int) -> StoredUnits | None:
+        """``count`` units from ``first`` on, as far as there are any; None if there is no such queue."""
+        store = self._store
+        begin, end = self._offsets.bounds_of(topic, queue_id)
+        if not end and (topic, queue_id) not in store.queues():
+            return None
+        first = max(first, begin)
+        found = (store.unit(topic, queue_id, offset) for offset in range(first, min(first + count, end)))
+        return StoredUnits(begin, end, [unit for unit in found if unit is not None])
 
     def topics_of(self, group: str) -> list[SeenTopic]:
         """The topics in which a group has offsets."""

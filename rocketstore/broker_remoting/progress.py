@@ -57,20 +57,18 @@ class Progress:
         return frame.answer(body=await self._admin.read(self._units, header, subscription))
 
     def _units(self, header: ConsumeQueueHeader, subscription: Subscription | None) -> bytes:
-        broker = self._broker
-        low, high = self._broker.offsets.bounds_of(header.topic, header.queue_id)
-        if not high and (header.topic, header.queue_id) not in broker.store.queues():
+        found = self._broker.stats.units(header.topic, header.queue_id, header.index, header.count)
+        if found is None:
             raise RequestError(f"{header.queue_id}@{header.topic} is not exist!")
         tags = None if subscription is None else TagFilter.parse(subscription.expression)
-        first = max(header.index, low)
-        found: list[ConsumeQueueData] = []
-        for offset in range(first, min(first + header.count, high)):
-            unit = broker.store.unit(header.topic, header.queue_id, offset)
-            if unit is not None:
-                wanted = tags is not None and tags.matches_code(unit.tags_code)
-                found.append(ConsumeQueueData(unit.offset, unit.size, unit.tags_code, eval=wanted))
+        units = tuple(
+            ConsumeQueueData(
+                one.offset, one.size, one.tags_code, eval=tags is not None and tags.matches_code(one.tags_code)
+            )
+            for one in found.units
+        )
         shown = None if subscription is None else data_of(subscription)
         no_filter = "" if not header.consumer_group else "null"  # RocketMQ's: that of SQL92
         if header.consumer_group and subscription is None:
             no_filter = f"{header.consumer_group}@{header.topic} is not online!"
-        return ConsumeQueueBody(tuple(found), high, low, shown, no_filter).encode()
+        return ConsumeQueueBody(units, found.end, found.begin, shown, no_filter).encode()
