@@ -15,17 +15,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from typing import Final
 
 from dledger.access.permissions import DEAD_PREFIX, RETRY_PREFIX
-from dledger.backoff import Backoff
 from dledger.clock import Clock
 from dledger.conditions import Conditions
-from dledger.errors import CorruptLogError, DiskError, DLedgerError, InvalidRequestError, ShutdownError
+from dledger.errors import DiskError, DLedgerError, InvalidRequestError, ShutdownError
 from dledger.runtime.supervisor import Supervisor
 from dledger.runtime.worker import Worker
 from dledger.store.fs import FileSystem
@@ -44,20 +43,11 @@ from rocketstore.state.changes import (
     TopicConfig,
     check_group,
     encode_change,
-    split_full,
 )
+from rocketstore.state.files import StateFiles
+from rocketstore.state.full_states import RETRY_MS, FullStates, is_past
 from rocketstore.state.limits import LimitChecks, StateLimits
 from rocketstore.state.publisher import StateDone, StatePublisher
-from rocketstore.state.rocketmq_files import (
-    RocketmqFiles,
-    edited_by_hand,
-    newer_changes,
-    once_replaced,
-    read_rocketmq_files,
-    written_by_rocketmq,
-)
-from rocketstore.state.snapshot import SNAPSHOT_FILE, BrokerSnapshot, read_snapshot, write_snapshot
-from rocketstore.state.tables import Tables
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import (
     BROKER_STATE_TOPIC,
@@ -70,17 +60,11 @@ from rocketstore.types import (
     RecordHead,
 )
 
-FULL_PART_BYTES: Final = 128 * 1024
-RETRY_MS: Final = 1000
-FULL_RETRY_MS_MAX: Final = 60_000
-"""A failed full state is retried after a second, then after two, and so on up to this."""
 TICK_MS: Final = 10_000
 """How often to check whether the last full state is about to expire."""
 STEP_MS_MIN: Final = 10
 CATCH_UP_TIMEOUT_S: Final = 10.0
 STOP_TIMEOUT_S: Final = 10.0
-_WRITING_SHARE: Final = 20
-"""RocketMQ's files take at most one part in this many of the time: with a million offsets, writing them takes long."""
 _WAITING: Final = frozenset({SCHEDULE_TOPIC, HALF_TOPIC, CHECKED_TOO_OFTEN_TOPIC})
 """Topics in which messages wait before they get to their own one."""
 
@@ -123,42 +107,6 @@ class StateSettings:
     limits: StateLimits = field(default_factory=StateLimits)
 
 
-def stored_state(config_dir: Path, *, has_log: bool, edits: bool = False) -> tuple[BrokerSnapshot | None, bool]:
-    """The snapshot; or RocketMQ's own files if there is neither a snapshot nor a log of state, and those that it has
-    written since. Also whether anything comes from RocketMQ's files. ``edits``: what somebody has changed in our files
-    by hand is in force, too.
-    """
-    edited = edited_by_hand(config_dir)
-    if edited and not edits:
-        _log.warning(
-            "%s: edited by hand, and not in force: %s; the topics, groups and offsets are those of the group's log: "
-            "change them with `dledger topic`, `dledger consumer` or mqadmin while it runs",
-            config_dir, ", ".join(edited),
-        )  # fmt: skip
-    snapshot = read_snapshot(config_dir)
-    if snapshot is not None:
-        newer = newer_changes(config_dir, snapshot.imported, snapshot.changes, edits=edits)
-        if newer is None:
-            return snapshot, False
-        _log.warning(
-            "%s: RocketMQ has used this store since, or its files were edited: imported %s",
-            config_dir,
-            ", ".join(newer.names),
-        )
-        return replace(snapshot, changes=newer.changes, imported=newer.sums), True
-    if has_log:
-        foreign = written_by_rocketmq(config_dir)
-        if foreign:
-            _log.warning(
-                "%s: not imported, although RocketMQ wrote it last: %s; without %s, the topics, groups and offsets are "
-                "those of the log",
-                config_dir, ", ".join(foreign), SNAPSHOT_FILE,
-            )  # fmt: skip
-        return None, False
-    found = read_rocketmq_files(config_dir)
-    return BrokerSnapshot(found.changes, imported=found.sums), bool(found.changes)
-
-
 class BrokerState:
     """The replicated tables. All methods are thread-safe."""
 
@@ -174,9 +122,7 @@ class BrokerState:
         conditions: Conditions | None = None,
     ) -> None:
         self._store = store
-        self._config_dir = config_dir
         self._clock = clock or Clock()
-        self._fs = fs or FileSystem()
         self._settings = settings or StateSettings()
         self._stepping = threading.Lock()  # held while applying (worker, catch_up); acquired before applier.lock
         self._applier = StateApplier(store)
@@ -185,30 +131,22 @@ class BrokerState:
         )
         self._supervisor = supervisor or Supervisor(self._on_fatal)
         self._worker = Worker("rocketstore-state", self.step, self._clock, self._supervisor)
-        self._master = False
-        self._full_wanted = False
-        self._full_due_ms = 0
-        self._full_not_before_ms = 0
-        self._full_backoff = Backoff(RETRY_MS, FULL_RETRY_MS_MAX)
-        self._snapshot_due_ms = 0
-        self._saved = -1
-        self._imported: Mapping[str, str] = {}
-        """RocketMQ's files whose contents are in the tables, with their sums, until ours have replaced them; then the
-        backups of those."""
-        self._saved_imported: Mapping[str, str] = self._imported
-        self._rocketmq_files = RocketmqFiles(self._fs, config_dir)
-        self._rocketmq_files_due_ms = 0
-        self._rocketmq_files_saved = -1
-        self._unwritten: tuple[int, int, Tables] | None = None
-        """Like ``_unsaved``, for RocketMQ's files."""
-        self._unsaved: tuple[int, int, BrokerSnapshot] | None = None
-        """To be written once the log is durable up to it: number of changes, the log's offset, contents."""
+        self._full_states = FullStates(
+            store, self._applier, self._publisher, self._clock, self._settings.full_interval_ms
+        )
+        self._files = StateFiles(
+            store,
+            self._applier,
+            config_dir,
+            fs or FileSystem(),
+            self._clock,
+            self._settings.snapshot_interval_ms,
+            self._settings.rocketmq_files_interval_ms,
+        )
         self.limits: Final = LimitChecks(self._settings.limits, conditions or Conditions("state", self._clock))
         """Limits on what may be created; its methods are called under the applier's lock."""
-        self._saved_next = 0
-        """The first message of the state topic that is not in the snapshot on disk."""
         store.add_arrival_listener(self._on_arrival)
-        store.keep_for(self._needed_from)
+        store.keep_for(self._files.needed_from)
 
     # Life cycle
 
@@ -218,16 +156,7 @@ class BrokerState:
 
         Call after the store's ``load``.
         """
-        snapshot, taken_over = stored_state(
-            self._config_dir, has_log=self._applier.end_offset > 0, edits=not self._store.log.is_replicated
-        )
-        self._applier.restore(snapshot or BrokerSnapshot())
-        self._saved_next = 0 if snapshot is None else snapshot.next_offset
-        self._imported = {} if snapshot is None else snapshot.imported
-        self._saved_imported = self._imported
-        if taken_over:
-            self._write_snapshot()  # before our own files replace RocketMQ's
-        self._snapshot_due_ms = self._clock.monotonic_ms() + self._settings.snapshot_interval_ms
+        self._files.load()
 
     def start(self) -> None:
         """Start the thread."""
@@ -250,10 +179,7 @@ class BrokerState:
         A disk error is only logged, because the log has everything.
         """
         with self._stepping:
-            self._unsaved = self._unwritten = None
-            self._write_snapshot()
-            self._write_rocketmq_files()
-            self._write_snapshot()  # which may say no more what was imported
+            self._files.flush()
 
     def catch_up(self, timeout_s: float = CATCH_UP_TIMEOUT_S, cancelled: threading.Event | None = None) -> None:
         """Wait until everything in the log is dispatched and applied, before the store becomes master.
@@ -277,7 +203,7 @@ class BrokerState:
         if not self._store.log.is_replicated:
             with self._stepping:
                 self._applier.forget_what_is_not_there(self._end_of)
-        self._full_wanted = True
+        self._full_states.wanted = True
         self._worker.wake()
 
     def mirror(self, changes: Iterable[Change]) -> None:
@@ -407,15 +333,9 @@ class BrokerState:
             waits = [
                 QueueOffset(*key, end)
                 for key, end in sorted(numbering.items())
-                if key[0] in _WAITING and not self._is_past(self._applier.tables, *key, end)
+                if key[0] in _WAITING and not is_past(self._store, self._applier.tables, *key, end)
             ]
         return DeleteTopic(name, tuple(ends), tuple(waits))
-
-    def _is_past(self, tables: Tables, topic: str, queue_id: int, offset: int) -> bool:
-        """Whether no message waits before an offset of one of the broker's own queues any more."""
-        if topic == SCHEDULE_TOPIC:
-            return tables.delay_offsets.get(queue_id + 1, 0) >= offset
-        return self._store.min_offset(topic, queue_id) >= offset
 
     def commit_offsets(
         self,
@@ -522,14 +442,9 @@ class BrokerState:
             more = self._step_applier()
             self._publisher.step(self._applier.next_offset)
             if not more:
-                self._publish_full(now_ms)
-            if now_ms >= self._snapshot_due_ms:
-                self._write_snapshot()
-            if now_ms >= self._rocketmq_files_due_ms:
-                self._write_rocketmq_files()
+                self._full_states.step(now_ms)
             behind = self._applier.next_offset < self._applier.end_offset
-            dues = [now_ms + (RETRY_MS if self._full_wanted or behind else TICK_MS), self._snapshot_due_ms]
-            dues += [self._rocketmq_files_due_ms]
+            dues = [now_ms + (RETRY_MS if self._full_states.wanted or behind else TICK_MS), self._files.step(now_ms)]
             dues += [due for due in (self._publisher.due_ms(),) if due is not None]
             return now_ms if more else max(min(dues), now_ms + STEP_MS_MIN)
 
@@ -569,101 +484,6 @@ class BrokerState:
         _log.error("broker state: changes are missing on every node; continuing with what is left")
         self._applier.accept_incomplete()
 
-    def _publish_full(self, now_ms: int) -> None:
-        """Publish the full state if this is a master and it is due; the last one must not expire unreplaced."""
-        applier = self._applier
-        master = self._store.role is not BrokerRole.SLAVE
-        if master and not self._master:
-            self._full_wanted = True
-        self._master = master
-        if not master or not self._publisher.idle or applier.blocked or not applier.is_complete:
-            return
-        minimum = self._store.min_offset(BROKER_STATE_TOPIC, 0)
-        expired = applier.full_offset < minimum and minimum > 0  # from 0 on, the messages themselves are the state
-        if applier.next_offset > 0 and (now_ms >= self._full_due_ms or expired):
-            self._full_wanted = True
-        if not self._full_wanted or applier.next_offset != applier.end_offset or now_ms < self._full_not_before_ms:
-            return
-        if self._store.refusal is not None:
-            return  # it has not been started yet, or its disk is full: wanted until it takes messages
-        with applier.lock:
-            tables = applier.tables.copy()
-        tables.forget_begins(lambda topic, queue_id, begin: self._store.min_offset(topic, queue_id) >= begin)
-        tables.forget_waits(partial(self._is_past, tables))
-        changes = list(tables.as_changes())
-        self._full_wanted = False
-        self._full_due_ms = now_ms + self._settings.full_interval_ms
-        if not changes and applier.next_offset == 0:
-            return  # there never was any state
-        full_id = f"{self._clock.wall_ms()}-{applier.next_offset}"
-        bodies = split_full(changes, full_id=full_id, upto=applier.next_offset, bytes_max=FULL_PART_BYTES)
-        self._publisher.publish(bodies, self._on_full_end)
-
-    def _on_full_end(self, stored: bool) -> None:
-        if stored:
-            self._full_backoff.succeeded()
-            return
-        pause_ms = round(self._full_backoff.pause())
-        _log.warning("broker state: the full state was not written; retrying in %d s", pause_ms // 1000)
-        self._full_wanted = True
-        self._full_not_before_ms = self._clock.monotonic_ms() + pause_ms
-
     def _end_of(self, topic: str, queue_id: int) -> int:
         """The next queue offset; includes messages not yet dispatched, and queues that were removed."""
         return max(self._store.log.queue_offsets.get((topic, queue_id), 0), self._store.max_offset(topic, queue_id))
-
-    def _write_snapshot(self) -> None:
-        """Write the tables, but never what a power cut may undo: later messages would get the same offsets."""
-        self._snapshot_due_ms = self._clock.monotonic_ms() + self._settings.snapshot_interval_ms
-        applier = self._applier
-        if self._unsaved is None:
-            if applier.changed == self._saved and self._imported == self._saved_imported:
-                return
-            found = replace(applier.snapshot(), imported=self._imported)
-            self._unsaved = (applier.changed, applier.applied_to, found)
-        changed, applied_to, snapshot = self._unsaved
-        if self._store.log.flushed_offset < applied_to:
-            self._snapshot_due_ms = self._clock.monotonic_ms() + RETRY_MS
-            return
-        self._unsaved = None
-        try:
-            write_snapshot(self._fs, self._config_dir, snapshot)
-        except OSError as error:
-            _log.warning("broker state: cannot write a snapshot, so a restart will replay more of the log: %s", error)
-        else:
-            self._saved, self._saved_next, self._saved_imported = changed, snapshot.next_offset, snapshot.imported
-
-    def _write_rocketmq_files(self) -> None:
-        """Only once there is a snapshot: a file taken over from RocketMQ must not be lost before that."""
-        began_ms = self._clock.monotonic_ms()
-        self._rocketmq_files_due_ms = began_ms + self._settings.rocketmq_files_interval_ms
-        applier = self._applier
-        if self._unwritten is None:
-            if applier.changed == self._rocketmq_files_saved or not applier.complete or self._saved < 0:
-                return
-            with applier.lock:
-                self._unwritten = (applier.changed, applier.applied_to, applier.tables.copy())
-        changed, applied_to, tables = self._unwritten
-        if self._store.log.flushed_offset < applied_to:
-            self._rocketmq_files_due_ms = began_ms + RETRY_MS
-            return
-        self._unwritten = None
-        try:
-            self._rocketmq_files.write(tables, self._clock.wall_ms())
-        except OSError as error:
-            _log.warning("broker state: cannot write RocketMQ's files: %s", error)
-        else:
-            self._rocketmq_files_saved = changed
-            self._imported = once_replaced(self._imported)
-        now_ms = self._clock.monotonic_ms()
-        self._rocketmq_files_due_ms = max(self._rocketmq_files_due_ms, now_ms + _WRITING_SHARE * (now_ms - began_ms))
-
-    def _needed_from(self, durable: int) -> int:
-        """The offset from which the log is needed, at most ``durable``: what no snapshot contains must not expire."""
-        if self._applier.blocked or self._saved_next >= self._store.max_offset(BROKER_STATE_TOPIC, 0):
-            return durable  # otherwise a newer version's changes would hold back retention until the disk is full
-        try:
-            position = self._store.position_of(BROKER_STATE_TOPIC, 0, self._saved_next)
-        except CorruptLogError:
-            return 0  # unknown
-        return durable if position < 0 else min(position, durable)

@@ -452,7 +452,7 @@ def test_the_log_is_kept_while_the_disk_refuses_the_snapshot(master: Member, mon
     first = master.log.end
     commit(master, 7)
     with monkeypatch.context() as patch:
-        patch.setattr("rocketstore.state.broker_state.write_snapshot", refused)
+        patch.setattr("rocketstore.state.files.write_snapshot", refused)
         master.state.flush()
     assert needed_from(master.log.end) == first
 
