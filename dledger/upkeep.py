@@ -4,7 +4,6 @@ shows the conditions that follow from its state. Each has a thread of its own, b
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from dledger.clock import Clock
@@ -50,9 +49,11 @@ class LogUpkeep:
         self._remembered = RememberedFile(FileSystem(), log.directory)
         self._remember_due_ms = clock.monotonic_ms() + _REMEMBER_INTERVAL_MS
         self._told_of_removed: ForcedRemoval | None = None
-        work: dict[str, Callable[[], int]] = {"checkpoint": self._checkpoint, "warm": self._warm, "clean": self._clean}
+        name = config.node_id
         self._workers = [
-            Worker(f"dledger-{name}-{config.node_id}", step, clock, supervisor) for name, step in work.items()
+            Worker(f"dledger-checkpoint-{name}", self._checkpoint, clock, supervisor),
+            Worker(f"dledger-warm-{name}", self._warm, clock, supervisor),
+            Worker(f"dledger-clean-{name}", self._clean, clock, supervisor),
         ]
 
     def start(self) -> None:

@@ -148,7 +148,7 @@ class BrokerServer:
                     require_replicas=self.store.require_replicas,
                     supersede=self.store.supersede,
                 )
-                self.store.let_log_go_first(while_=self.replication.is_catching_up)
+                self.store.pace.log_goes_first = self.replication.is_catching_up
             self.state = BrokerState(
                 self.store,
                 config.store.config_dir,

@@ -101,7 +101,7 @@ class Broker:
         self.sending: Final = Sending(self.live, store, self.topics, halves, mastership, bridge, conditions)
         waiting = WaitingPulls(bridge, waiting_max=config.pulls_waiting_max)
         store.add_arrival_listener(waiting.arrived)
-        store.let_messages_gather(unless=lambda: len(waiting) > 0)
+        store.pace.is_awaited = lambda: len(waiting) > 0
         self.pulling: Final = PullService(self.live, store, self.topics, waiting, readers, clock)
         retries = Retries(self.live, state, mastership, self.topics, self.sending, self.records, store_host)
         self.groups: Final = Groups(self.live, state, mastership, retries, self.topics.news, self.changes, conditions)

@@ -27,7 +27,7 @@ from dledger.errors import CorruptLogError, DiskFullError, InvariantError
 from dledger.runtime.worker import Gate
 from rocketstore.commit_log.port import CommitLog
 from rocketstore.config import MIB
-from rocketstore.types import RecordHead, ScannedRecords
+from rocketstore.types import BrokerRole, RecordHead, ScannedRecords
 
 SCAN_BYTES: Final = MIB
 RECORD_BYTES_MAX: Final = 64 * MIB
@@ -56,6 +56,23 @@ class RecordSink(Protocol):
 
     def append(self, heads: Sequence[RecordHead]) -> object:
         """Add records."""
+
+
+class Pace:
+    """How long dispatch may gather messages, and whether it may fall behind. Called on its thread."""
+
+    def __init__(self, role: Callable[[], BrokerRole]) -> None:
+        self._role = role
+        self.is_awaited: Callable[[], bool] = lambda: True
+        """Whether somebody waits for messages; otherwise many become readable together. Called after the listeners."""
+        self.log_goes_first: Callable[[], bool] = lambda: False
+        """Whether the log grows so fast that dispatch would hold it up."""
+
+    def nap_s_min(self) -> float:
+        """How long to gather messages now."""
+        if self.is_awaited():
+            return 0.0
+        return SLAVE_NAP_S if self._role() is BrokerRole.SLAVE else CALM_NAP_S
 
 
 class DispatchService:

@@ -12,11 +12,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from dledger.errors import DiskFullError, DLedgerError
-from rocketstore.commit_log.port import CommitLog
-from rocketstore.consume_queue.table import ConsumeQueueTable
-from rocketstore.index.service import IndexService
-from rocketstore.store.checkpoint import UNKNOWN, StoreCheckpoint, StoreCheckpointFile
-from rocketstore.store.deleted import DeletedQueues
+from rocketstore.store.checkpoint import UNKNOWN, StoreCheckpoint
+from rocketstore.store.derived import Derived
 from rocketstore.store.dispatch import DispatchService
 from rocketstore.store.recovery import queue_units
 
@@ -50,21 +47,9 @@ class Attempts:
 class Durability:
     """Flushes the parts of one store and writes its checkpoint. Thread-safe: one flush of everything at a time."""
 
-    def __init__(
-        self,
-        log: CommitLog,
-        queues: ConsumeQueueTable,
-        index: IndexService | None,
-        dispatch: DispatchService,
-        files: tuple[StoreCheckpointFile, DeletedQueues],
-    ) -> None:
-        self._log = log
-        self._queues = queues
-        self._index = index
+    def __init__(self, derived: Derived, dispatch: DispatchService) -> None:
+        self._derived = derived
         self._dispatch = dispatch
-        self._checkpoint, self._deleted = files
-        self.position = 0
-        """Everything derived from the log before it is durable, so the log is no longer needed for that."""
         self._lock = threading.Lock()  # one complete flush, or one deletion of a topic, at a time
 
     def flush(self) -> None:
@@ -78,23 +63,23 @@ class Durability:
         with self._lock:
             before = attempts.failures
             position, last_ms, units, indexed_to, entries = self._dispatch.standstill(self._mark)
-            attempts.run(self._log.flush)
-            attempts.run(lambda: self._queues.flush(0))
-            index_ms = attempts.run(self._index.flush) if self._index is not None else last_ms
+            attempts.run(self._derived.log.flush)
+            attempts.run(lambda: self._derived.queues.flush(0))
+            index_ms = attempts.run(self._derived.index.flush) if self._derived.index is not None else last_ms
             if attempts.failures == before and index_ms is not None:
                 marked = StoreCheckpoint(last_ms, last_ms, index_ms, position, units, indexed_to, entries)
                 attempts.run(lambda: self._write(marked))
 
     def _write(self, marked: StoreCheckpoint) -> None:
-        self._checkpoint.write(marked)
-        self.position = marked.replay_from
+        self._derived.checkpoint.write(marked)
+        self._derived.durable = marked.replay_from
 
     def flush_pages(self, least_pages: int) -> None:
         """Flush queues with at least this many waiting pages; skip those that cannot be flushed now. Raises
         ``DiskError``.
         """
         try:
-            self._queues.flush(least_pages)
+            self._derived.queues.flush(least_pages)
         except DiskFullError as error:
             _log.warning("flushing consume queues is waiting: %s", error)
 
@@ -108,13 +93,13 @@ class Durability:
     def delete_topic(self, topic: str) -> None:
         """Remove a topic's queues, recording their ends. Raises ``DiskError``, ``DiskFullError``."""
         with self._lock:
-            living, given = self._queues.next_offsets(), self._log.queue_offsets
+            living, given = self._derived.queues.next_offsets(), self._derived.log.queue_offsets
             ends = {key: max(end, given.get(key, 0)) for key, end in living.items() if key[0] == topic}
-            self._deleted.add(ends, living)
-            self._queues.delete_topic(topic)
+            self._derived.deleted.add(ends, living)
+            self._derived.queues.delete_topic(topic)
         self.flush()  # otherwise the next start takes the queues for lost and rebuilds them
 
     def _mark(self) -> tuple[int, int, int, int, int]:
-        dispatch, index = self._dispatch, self._index
+        dispatch, index = self._dispatch, self._derived.index
         indexed = (UNKNOWN, UNKNOWN) if index is None else (index.indexed_to, index.last_entries)
-        return dispatch.position, dispatch.last_store_ms, queue_units(self._queues), *indexed
+        return dispatch.position, dispatch.last_store_ms, queue_units(self._derived.queues), *indexed

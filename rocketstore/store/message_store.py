@@ -2,10 +2,9 @@
 
 Life cycle: ``load`` (open, recover, build what is missing), ``start``, ``shutdown``. In between, a master accepts puts.
 
-Threads, all named ``rocketstore-…``: *dispatch* (see ``rocketstore.store.dispatch``), *flush* (queues and index, then
-the checkpoint), *clean* (retention), *upkeep* (see ``rocketstore.store.upkeep``), *stats* (a sample per second), and
-the log's own. None of them ends silently: an error that stops one closes the store to puts, and appears in ``failure``
-and in the reason for refusing puts.
+Threads, all named ``rocketstore-…``: *dispatch* (see ``rocketstore.store.dispatch``), those of
+``rocketstore.store.rounds``, and the log's own. None of them ends silently: an error that stops one closes the store to
+puts, and appears in ``failure`` and in the reason for refusing puts.
 
 **What is durable when.** The log decides when a put is answered (after its flush, after a quorum's, or at once). Queues
 and index on disk may lag behind the log, because they are rebuilt from the checkpoint's ``replay_from`` on. The
@@ -17,40 +16,30 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Sequence
-from functools import partial
+from enum import Enum, auto
 from time import monotonic
 from typing import Final, NamedTuple
 
 from dledger.clock import Clock
-from dledger.conditions import REMOVED_EARLY_TOLD_MS, ConditionKind, Conditions
-from dledger.errors import CorruptLogError, DiskError, ShutdownError
-from dledger.runtime.supervisor import Supervisor
-from dledger.runtime.worker import Worker
+from dledger.conditions import Conditions
+from dledger.errors import CorruptLogError, ShutdownError
 from dledger.store.fs import FileSystem
 from dledger.types import ProducerBatch
 from rocketstore.commit_log.port import CommitLog, PutDone, SequenceDone
 from rocketstore.commit_log.put_waiter import PutWaiter
 from rocketstore.config import MessageStoreConfig
-from rocketstore.consume_queue.ends import QUEUE_ENDS_FILE, read_ends, write_ends
-from rocketstore.consume_queue.queue import Surroundings
-from rocketstore.consume_queue.table import ConsumeQueueTable
-from rocketstore.index.service import IndexService
-from rocketstore.mapped.queue import ForcedFileRemoval
 from rocketstore.message.checks import check_message
 from rocketstore.message.message import Message
-from rocketstore.queue_numbers.numbering import LoggedNumbering, NumberWriter, RepeatAlarm
-from rocketstore.store.checkpoint import CHECKPOINT_FILE, UNKNOWN, StoreCheckpointFile
-from rocketstore.store.cleaning import Cleaner
-from rocketstore.store.deleted import DELETED_FILE, DeletedQueues
+from rocketstore.store.checkpoint import UNKNOWN
+from rocketstore.store.derived import Derived
 from rocketstore.store.directory import StoreDirectory
-from rocketstore.store.dispatch import CALM_NAP_S, SLAVE_NAP_S, ArrivalListener, DispatchService
+from rocketstore.store.dispatch import ArrivalListener, DispatchService, Pace
 from rocketstore.store.durability import Attempts, Durability
 from rocketstore.store.flags import Obstacle, PutGate
-from rocketstore.store.periodic import Periodic
 from rocketstore.store.reads import RecordFilter, StoreReader, TagFilter
-from rocketstore.store.recovery import RecoveryPlan, queue_units, recover
+from rocketstore.store.recovery import RecoveryPlan
+from rocketstore.store.rounds import LogKeeper, StoreRounds
 from rocketstore.store.stats import StoreStats, bytes_text
-from rocketstore.store.upkeep import Upkeep
 from rocketstore.types import (
     BrokerRole,
     GetMessageStatus,
@@ -63,15 +52,9 @@ from rocketstore.types import (
 
 DRAIN_TIMEOUT_S: Final = 5.0
 """How long ``shutdown`` lets dispatch catch up."""
-STOP_TIMEOUT_S: Final = 10.0
-"""How long ``shutdown`` waits for one of its threads."""
 _PUT_SLACK_S: Final = 5.0
 _BUSY_MS_MAX: Final = 10_000_000
-_SAMPLE_INTERVAL_MS: Final = 1000
 _PUT_OK: Final = PutMessageStatus.PUT_OK
-
-LogKeeper = Callable[[int], int]
-"""Returns the offset from which it needs the log, at most the given one, before which all derived data are durable."""
 
 _log = logging.getLogger("rocketstore")
 
@@ -85,6 +68,15 @@ class IndexEnd(NamedTuple):
 
 def _new_incarnation() -> int:
     return secrets.randbits(63) | 1
+
+
+class _Opened(Enum):
+    """How much of a directory has been opened, and so may have been changed."""
+
+    NOTHING = auto()
+    LOG = auto()
+    """Queues and index are being recovered."""
+    ALL = auto()
 
 
 class MessageStore:
@@ -106,96 +98,37 @@ class MessageStore:
         self.config: Final = config
         self.log: Final = log
         self.incarnation = _new_incarnation()
-        self._clock = clock or Clock()
-        self._fs = fs or FileSystem()
-        self._conditions = conditions or Conditions("store", self._clock)
-        self.stats: Final = StoreStats(self._clock)
+        clock, fs = clock or Clock(), fs or FileSystem()
+        self.stats: Final = StoreStats(clock)
         self._gate = PutGate(BrokerRole.SLAVE if log.is_replicated else config.broker_role)
-        self._busy_ms = config.os_page_cache_busy_timeout_mills
-        self._behind_max = config.dispatch_behind_bytes_max
-        self._alarm = RepeatAlarm(self._conditions)
-        self._queues = ConsumeQueueTable(
-            config.consume_queue_dir,
-            config.consume_queue_file_bytes,
-            self._fs,
-            Surroundings(
-                lambda: log.min_offset,
-                self._alarm.repeated,
-                lambda: self._durability.position,
-                believe=lambda queue, offset, unit: self._reader.truth.believed_unit(queue, offset, unit),
-                firsts=lambda physical: self._reader.truth.first_messages(physical),
-            ),
-        )
-        self._deleted = DeletedQueues(self._fs, config.config_dir / DELETED_FILE)
-        self._numbering = LoggedNumbering(log, self._queues, deleted=lambda: self._deleted.ends)
-        self._keepers: tuple[LogKeeper, ...] = ()
-        self._is_awaited: Callable[[], bool] = lambda: True
-        self._log_goes_first: Callable[[], bool] = lambda: False
-        log.keep_from(self._keep_from, self._held_back)
-        self._index = (
-            IndexService(
-                config.index_dir,
-                config.max_hash_slot_num,
-                config.max_index_num,
-                self._fs,
-                self._clock,
-                on_damage=self._index_is_damaged,
-            )
-            if config.message_index_enable
-            else None
-        )
-        derived: list[ConsumeQueueTable | IndexService] = (
-            [self._queues] if self._index is None else [self._queues, self._index]
+        self.pace: Final = Pace(lambda: self.role)
+        """Whether dispatch may take its time."""
+        self._derived = derived = Derived(
+            config,
+            log,
+            clock,
+            fs,
+            conditions or Conditions("store", clock),
+            lambda: self._reader.truth,
+            lambda: self._rounds.scrub_soon(),
         )
         self._dispatch = DispatchService(
             log,
-            [*derived, self._numbering],
+            [*derived.files, derived.numbering],
             on_batch=self._dispatched,
             on_failure=self._failed,
-            on_jump=self._numbering.jumped,
-            nap_s_min=self._nap_s_min,
-            log_goes_first=lambda: self._log_goes_first(),
+            on_jump=derived.numbering.jumped,
+            nap_s_min=self.pace.nap_s_min,
+            log_goes_first=lambda: self.pace.log_goes_first(),
         )
-        self._numbers = NumberWriter(log, self._numbering, self._dispatch, lambda: self.role is not BrokerRole.SLAVE)
-        self._reader = StoreReader(log, self._queues.find, self._index, config, since_ms=self._clock.wall_ms())
-        self._cleaner = Cleaner(
-            log,
-            derived,
-            config,
-            self._fs,
-            self._clock,
-            may_delete=self._may_delete,
-            on_disk_full=self._disk_full,
-            on_held_back=self._let_go,
-            on_forced=self._removed_early,
+        self._reader = StoreReader(log, derived.queues.find, derived.index, config, since_ms=clock.wall_ms())
+        self._durability = Durability(derived, self._dispatch)
+        self._rounds = StoreRounds(
+            derived, self._dispatch, self._durability, self._gate, self.stats, self._reader.truth, self._failed
         )
-        threads = Supervisor(self._failed)
-        every = partial(Periodic, clock=self._clock, supervisor=threads)
-        self._flusher = every("rocketstore-flush-queues", config.flush_interval_consume_queue, self._flush_round)
-        self._sampler = every("rocketstore-stats", _SAMPLE_INTERVAL_MS, self.stats.sample)
-        self._clean_worker = every("rocketstore-clean", config.clean_resource_interval, self._clean_round)
-        self._upkeep = Upkeep(
-            log,
-            self._queues.all,
-            self._index,
-            self._reader.truth,
-            self._conditions,
-            self._clock,
-            config.derived_scrub_bytes_per_s,
-        )
-        self._upkeep_worker = Worker("rocketstore-upkeep", self._upkeep.step, self._clock, threads)
-        self._checkpoint = StoreCheckpointFile(self._fs, config.store_path_root_dir / CHECKPOINT_FILE)
-        self._durability = Durability(log, self._queues, self._index, self._dispatch, (self._checkpoint, self._deleted))
-        self._last_thorough_ms = self._clock.monotonic_ms()
-        self._checkpoint_wanted = False
-        self._ends_path = config.config_dir / QUEUE_ENDS_FILE
         self._directory: StoreDirectory | None = None
-        self._touched = False
-        """Whether a start may have changed queues or index."""
-        self._loaded = False
+        self._opened = _Opened.NOTHING
         self._running = False
-        self.forced_files = 0
-        """How many log files were removed before they had expired; not those of a replicated log."""
         self.failure: BaseException | None = None
         """The error that stopped a part of the store, if any."""
         log.listen(self._dispatch.wake)
@@ -208,41 +141,33 @@ class MessageStore:
         After ``DirectoryLockedError``, ``CorruptLogError``, ``DiskError``, ``DiskFullError`` or ``ConfigError``,
         ``shutdown`` releases the directory.
         """
-        self._directory = directory = StoreDirectory(self.config.store_path_root_dir, self._fs)
+        self._directory = directory = StoreDirectory(self.config.store_path_root_dir, self._derived.fs)
         clean_stop = directory.stopped_cleanly
         self.log.check_files()
         directory.mark_running()
-        checkpoint = self._checkpoint.read()
-        self._durability.position = max(0, checkpoint.replay_from)
-        self._deleted.load()
+        derived = self._derived
+        checkpoint = derived.checkpoint.read()
+        derived.durable = max(0, checkpoint.replay_from)
+        derived.deleted.load()
         known = checkpoint.replay_from != UNKNOWN
         self.log.load(
             clean_stop=clean_stop,
             from_timestamp_ms=checkpoint.replay_time(with_index=False) if known else None,
             durable_offset=checkpoint.replay_from if known else None,
         )
-        self._touched = True
-        place = (checkpoint.replay_from, checkpoint.queue_units)
-        self._queues.load(read_ends(self._ends_path, place) if clean_stop and UNKNOWN not in place else None)
-        decided = recover(
-            self.log,
-            self._queues,
-            self._index,
-            checkpoint,
-            clean_stop=clean_stop,
-            index_safe=self.config.message_index_safe,
-        )
+        self._opened = _Opened.LOG
+        decided = derived.recover(checkpoint, clean_stop=clean_stop)
         self._dispatch.begin_at(decided.replay_from)
         self._dispatch.last_store_ms = checkpoint.logics_ms
-        self._numbering.begin(continuous=decided.queues_are_whole)
+        derived.numbering.begin(continuous=decided.queues_are_whole)
         end = self.log.end_offset
         caught_up = self._or_later(self._dispatch.catch_up)
-        self._cleaner.follow()
-        if not (caught_up and self._or_later(self._numbering.restore)):
-            self._numbering.restore_behind(end)
+        self._rounds.cleaner.follow()
+        if not (caught_up and self._or_later(derived.numbering.restore)):
+            derived.numbering.restore_behind(end)
         if not self.log.is_replicated:
             self.rebuild_queue_offsets()
-        self._loaded = True
+        self._opened = _Opened.ALL
         # From now on there is a checkpoint, so the log can distinguish what a crash may have torn from damage.
         self._durability.flush_if_room()
         return decided
@@ -269,10 +194,9 @@ class MessageStore:
             self._running = False
             raise
         self._dispatch.start()
-        for worker in (self._flusher, self._sampler, self._clean_worker, self._upkeep_worker):
-            worker.start()
+        self._rounds.start()
         self._gate.open(Obstacle.NOT_RUNNING)
-        self._clean_worker.request()  # the disk may already be full
+        self._rounds.clean_soon()  # the disk may already be full
 
     def shutdown(self) -> None:
         """Refuse puts, dispatch the rest, flush everything, close. Idempotent.
@@ -285,36 +209,30 @@ class MessageStore:
         if directory is None:
             return
         attempts = Attempts()
-        self._upkeep.stop()
-        for worker in (self._upkeep_worker, self._clean_worker, self._sampler, self._flusher):
-            if not worker.stop(STOP_TIMEOUT_S):
-                _log.error("a store thread did not end within %d s", STOP_TIMEOUT_S)
-        if self._loaded:
+        self._rounds.stop()
+        if self._opened is _Opened.ALL:
             attempts.run(self.log.flush)
         drained = self._dispatch.stop(DRAIN_TIMEOUT_S)
         self._running = False  # not earlier: listeners notified of a message read it
-        if self._loaded:
+        if self._opened is _Opened.ALL:
             self._durability.flush_all(attempts)
         attempts.run(self.log.shutdown)
         attempts.run(lambda: self._settle(directory, drained=drained, failed=attempts.first is not None))
-        attempts.run(self._queues.close)
+        attempts.run(self._derived.queues.close)
         directory.release()
         attempts.conclude()
 
     def _settle(self, directory: StoreDirectory, *, drained: bool, failed: bool) -> None:
-        if not self._touched:  # the log refused the start: everything derived from it is as it was
+        if self._opened is _Opened.NOTHING:  # the log refused the start: everything derived from it is as it was
             if directory.stopped_cleanly:
                 directory.mark_clean()
             return
-        complete = self._loaded and drained and (self.log.is_replicated or self._dispatch.behind_bytes() == 0)
+        is_whole = self._opened is _Opened.ALL
+        complete = is_whole and drained and (self.log.is_replicated or self._dispatch.behind_bytes() == 0)
         if complete and not failed and self.failure is None:
-            try:
-                place = (self._durability.position, queue_units(self._queues))
-                write_ends(self._fs, self._ends_path, place, self._queues.at_rest())
-            except (OSError, DiskError) as error:
-                _log.warning("the next start will read all consume queues: %s", error)
+            self._derived.note_ends()
             directory.mark_clean()
-        elif not self._loaded:
+        elif not is_whole:
             _log.warning("the store could not be opened; the next start will recover it as after a crash")
         else:
             _log.warning(
@@ -332,7 +250,7 @@ class MessageStore:
         """Accept puts from now on. In a replicated log only after ``wait_dispatched`` and ``rebuild_queue_offsets``."""
         self.incarnation = _new_incarnation()
         self._gate.become(role)
-        self._numbers.look()
+        self._rounds.numbers.look()
 
     def become_slave(self) -> None:
         """Refuse puts from now on."""
@@ -367,9 +285,10 @@ class MessageStore:
         Raises ``CorruptLogError`` if the log's own record of them is unreadable here.
         """
         begin = self.log.min_offset
-        self._queues.correct_min_offsets(begin)
-        self._numbering.require()
-        self.log.set_queue_offsets(self._deleted.over(self._queues.next_offsets()))
+        derived = self._derived
+        derived.queues.correct_min_offsets(begin)
+        derived.numbering.require()
+        self.log.set_queue_offsets(derived.deleted.over(derived.queues.next_offsets()))
 
     # -- puts ----------------------------------------------------------------------------------------------------
 
@@ -386,17 +305,16 @@ class MessageStore:
         All are refused if the store accepts none now, if queues and index are much too far behind (see ``crowded``), or
         if one of them is invalid. ``wait``, ``producer``: see the port.
         """
-        log = self.log
+        log, config = self.log, self.config
         refusal = self._gate.refusal
         if refusal is None:
             held_ms = log.put_lock_ms
             behind = log.max_offset - self._dispatch.position
-            if self._busy_ms < held_ms < _BUSY_MS_MAX:
+            if config.os_page_cache_busy_timeout_mills < held_ms < _BUSY_MS_MAX:
                 refusal = _busy(f"the previous put has been writing for {held_ms} ms")
-            elif behind > 2 * self._behind_max:
+            elif behind > 2 * config.dispatch_behind_bytes_max:
                 refusal = self._crowded(behind)
             else:
-                config = self.config
                 for message in messages:
                     refusal = check_message(message, config)
                     if refusal is not None:
@@ -423,13 +341,13 @@ class MessageStore:
         The broker's own are taken until they are twice as far behind, so that clients do not shut them out.
         """
         behind = self.log.max_offset - self._dispatch.position
-        return self._crowded(behind) if behind > self._behind_max else None
+        return self._crowded(behind) if behind > self.config.dispatch_behind_bytes_max else None
 
     def _crowded(self, behind: int) -> PutResult:
         refusal = _busy(
             f"consume queues and index are {behind} bytes behind the log: slow down (dispatch_behind_bytes_max)"
         )
-        self._conditions.limit(refusal.reason)
+        self._derived.conditions.limit(refusal.reason)
         return refusal
 
     def submit_producer(self, name: str, done: SequenceDone) -> None:
@@ -444,7 +362,7 @@ class MessageStore:
         """Count and pass on results other than that of a single stored message."""
         failed = self.stats.put_done(results, took_s)
         if failed and any(result.status is PutMessageStatus.CREATE_MAPEDFILE_FAILED for result in results):
-            self._clean_worker.request()  # perhaps there is something to delete
+            self._rounds.clean_soon()  # perhaps there is something to delete
         done(results)
 
     def put(self, message: Message) -> PutResult:
@@ -532,17 +450,17 @@ class MessageStore:
 
     def index_end(self) -> IndexEnd:
         """Where the index of keys ends."""
-        index = self._index
+        index = self._derived.index
         return IndexEnd(0, 0) if index is None else IndexEnd(index.end_timestamp, max(index.indexed_to, 0))
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """First offset of a queue; -1 if it is unknown."""
-        queue = self._queues.find(topic, queue_id)
+        queue = self._derived.queues.find(topic, queue_id)
         return queue.min_offset if queue is not None else -1
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         """Next offset of a queue; 0 if it is unknown."""
-        queue = self._queues.find(topic, queue_id)
+        queue = self._derived.queues.find(topic, queue_id)
         return queue.max_offset if queue is not None else 0
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
@@ -553,7 +471,7 @@ class MessageStore:
         """The offset of the first message whose record starts at or after physical ``position``; the queue's end if
         there is none, 0 if the queue is unknown. Raises ``DiskError``.
         """
-        queue = self._queues.find(topic, queue_id)
+        queue = self._derived.queues.find(topic, queue_id)
         return queue.offset_by_position(position) if queue is not None else 0
 
     def store_time(self, topic: str, queue_id: int, queue_offset: int) -> int:
@@ -562,7 +480,7 @@ class MessageStore:
 
     def disk_used_ratio(self) -> float:
         """The usage of the fuller of log and queues, from 0 to 1; -1 if unknown. Queries the file system."""
-        worst = self._cleaner.ratios().worst
+        worst = self._rounds.cleaner.ratios().worst
         return worst / 100 if worst >= 0 else -1.0
 
     def earliest_message_time(self) -> int:
@@ -571,12 +489,17 @@ class MessageStore:
 
     def queues(self) -> list[tuple[str, int]]:
         """All queues: topic and id."""
-        return [(queue.topic, queue.queue_id) for queue in self._queues.all()]
+        return [(queue.topic, queue.queue_id) for queue in self._derived.queues.all()]
+
+    @property
+    def forced_files(self) -> int:
+        """How many log files were removed before they had expired; not those of a replicated log."""
+        return self._rounds.forced_files
 
     @property
     def numbers_known(self) -> bool:
         """Whether the dispatched log determines every queue's next offset; not yet true on a member with a new disk."""
-        return self._numbering.is_known
+        return self._derived.numbering.is_known
 
     # -- dispatch, upkeep ----------------------------------------------------------------------------------------
 
@@ -603,21 +526,6 @@ class MessageStore:
         """Call ``listener``, on the dispatch thread, with messages that have become readable; it must be fast."""
         self._dispatch.add_listener(listener)
 
-    def let_messages_gather(self, *, unless: Callable[[], bool]) -> None:
-        """Messages may become readable up to ``CALM_NAP_S`` later (on a slave ``SLAVE_NAP_S``), and many together,
-        unless somebody waits for them.
-
-        ``unless`` is called on the dispatch thread, after the listeners.
-        """
-        self._is_awaited = unless
-
-    def let_log_go_first(self, *, while_: Callable[[], bool]) -> None:
-        """Dispatch less than could be, while the log grows so fast that this would hold it up.
-
-        ``while_`` is called on the dispatch thread.
-        """
-        self._log_goes_first = while_
-
     def delete_topic(self, topic: str) -> None:
         """Remove a topic's queues; its messages stay in the log until they expire. Raises ``DiskError``.
 
@@ -627,7 +535,7 @@ class MessageStore:
 
     def keep_for(self, keeper: LogKeeper) -> None:
         """Keep the log from where ``keeper`` still needs it; called when files are removed, so it must be fast."""
-        self._keepers = (*self._keepers, keeper)
+        self._rounds.keep_for(keeper)
 
     @property
     def memory_bytes_max(self) -> int:
@@ -645,8 +553,8 @@ class MessageStore:
 
     def request_clean(self) -> None:
         """Delete expired files now and in the next rounds, regardless of the hour."""
-        self._cleaner.request()
-        self._clean_worker.request()
+        self._rounds.cleaner.request()
+        self._rounds.clean_soon()
 
     def flush(self) -> None:
         """Make everything durable and write the checkpoint. Raises ``DiskError``."""
@@ -654,7 +562,7 @@ class MessageStore:
 
     def runtime_info(self) -> dict[str, str]:
         """RocketMQ's runtime keys and values."""
-        ratios = self._cleaner.ratios()
+        ratios = self._rounds.cleaner.ratios()
         return self.stats.runtime_info() | {
             "commitLogDiskRatio": str(ratios.log / 100),
             "consumeQueueDiskRatio": str(ratios.queues / 100),
@@ -666,104 +574,16 @@ class MessageStore:
             "earliestMessageTimeStamp": str(self.earliest_message_time()),
             "brokerRole": str(self.role),
             "putRefusedBecause": refusal.reason if (refusal := self._gate.refusal) is not None else "",
-            "indexFilesRebuilt": str(self._upkeep.repaired),
-            "queueOffsetsRepeated": str(self._alarm.count),
+            "indexFilesRebuilt": str(self._rounds.scrub.repaired),
+            "queueOffsetsRepeated": str(self._derived.alarm.count),
             "storeFailure": "" if self.failure is None else str(self.failure),
         }
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _flush_round(self) -> None:
-        """Some pages periodically, everything once a minute or when retention waits for that.
-
-        A failed flush is final: the store accepts no more puts.
-        """
-        now_ms = self._clock.monotonic_ms()
-        due_ms = self._last_thorough_ms + self.config.flush_consume_queue_thorough_interval
-        if self._checkpoint_wanted or now_ms >= due_ms:
-            self._checkpoint_wanted = False
-            self._last_thorough_ms = now_ms
-            self._durability.flush_if_room()
-        else:
-            self._durability.flush_pages(self.config.flush_consume_queue_least_pages)
-
     def _dispatched(self, heads: Sequence[RecordHead], took_ms: int) -> None:
         self.stats.dispatched(heads, took_ms)
-        self._numbers.look()
-
-    def _nap_s_min(self) -> float:
-        if self._is_awaited():
-            return 0.0
-        return SLAVE_NAP_S if self.role is BrokerRole.SLAVE else CALM_NAP_S
-
-    def _clean_round(self) -> None:
-        self._numbers.look()
-        try:
-            self._cleaner.clean()
-        except DiskError as error:
-            _log.warning("cleaning failed, retrying later: %s", error)
-
-    def _keep_from(self) -> int:
-        """The offset from which nothing may be removed: data derived from it are not durable elsewhere yet."""
-        durable = self._durability.position
-        wanted = [durable, *(keeper(durable) for keeper in self._keepers)]
-        writable = self.role is not BrokerRole.SLAVE and not self._gate.has(Obstacle.DISK_FULL)
-        numbered = self._numbering.keep_from(self._dispatch.position, writable=writable)
-        return min(wanted if numbered is None else [*wanted, numbered])
-
-    def _held_back(self, end: int) -> None:
-        """A replicated log would remove more. Called on its own thread, which must not wait for thousands of queues."""
-        if self._durability.position < min(end, self._dispatch.position):
-            self._checkpoint_wanted = True
-            self._flusher.request()
-
-    def _let_go(self) -> None:
-        """A plain log would remove more."""
-        self._numbers.write_and_wait()
-        self._durability.flush_if_room()
-
-    def _may_delete(self) -> bool:
-        return self._dispatch.failure is None and self.dispatch_behind_bytes < self.config.mapped_file_size_commit_log
-
-    def _disk_full(self, full: bool) -> None:
-        if full and self._gate.close(Obstacle.DISK_FULL):
-            self._conditions.set(
-                ConditionKind.DISK_FULL, "no messages are accepted: the disk is full", subject=_DISK_OF_STORE
-            )
-        elif not full and self._gate.open(Obstacle.DISK_FULL):
-            self._conditions.clear(ConditionKind.DISK_FULL, _DISK_OF_STORE)
-
-    def _removed_early(self, removed: ForcedFileRemoval, used_percent: int) -> None:
-        """Those messages were acknowledged: say which they were, and that the settings ask for it."""
-        self.forced_files += 1
-        config, age_s = self.config, removed.age_ms // 1000
-        why = (
-            f"the disk is {used_percent}% full, and cleanFileForciblyEnable=true removes the oldest files above "
-            f"{config.disk_space_clean_forcibly_ratio}%"
-        )
-        _log.warning(
-            "removed the messages at offsets %d to %d of the log (%s), the last written %d s ago and not expired "
-            "(fileReservedTime=%d): %s",
-            removed.base,
-            removed.end - 1,
-            removed.path,
-            age_s,
-            config.file_reserved_time,
-            why,
-            extra={"event": "forced_removal", "first_offset": removed.base, "last_offset": removed.end - 1},
-        )
-        self._conditions.set(
-            ConditionKind.REMOVED_EARLY,
-            f"{self.forced_files} log files were removed before they had expired, the last one with offsets "
-            f"{removed.base} to {removed.end - 1}, {age_s} s after its last write: {why}",
-            subject=_DISK_OF_STORE,
-            for_ms=REMOVED_EARLY_TOLD_MS,
-        )
-
-    def _index_is_damaged(self, error: CorruptLogError) -> None:
-        """Callable from any thread."""
-        self._conditions.set(ConditionKind.DAMAGED, str(error), subject=str(error.path))
-        self._upkeep_worker.wake()
+        self._rounds.numbers.look()
 
     def _failed(self, error: BaseException) -> None:
         if self.failure is None:
@@ -775,8 +595,6 @@ class MessageStore:
             raise ShutdownError("the store is not running")
 
 
-_DISK_OF_STORE: Final = "store"
-"""Not the log's disk, which the node reports."""
 _NO_ANSWER: Final = PutResult(PutMessageStatus.UNKNOWN_ERROR, outcome="unknown", reason="no answer in time")
 
 

@@ -103,7 +103,7 @@ def broker_on(config: MessageStoreConfig, fs: RecordingFs | None = None, *, dela
     clock = FarClock()
     store = make_store(config, fs=fs, clock=clock)
     state = BrokerState(
-        store, config.config_dir, clock=clock, fs=store._fs, settings=StateSettings(accept_incomplete=True)
+        store, config.config_dir, clock=clock, fs=store._derived.fs, settings=StateSettings(accept_incomplete=True)
     )
     schedule = ScheduleService(store, state, AT_ONCE, clock)
     try:

@@ -145,7 +145,7 @@ class ReplicatingBroker(PlainBroker):
             fs=group.fs,
         )
         replication.known_master = master
-        store.let_log_go_first(while_=replication.is_catching_up)
+        store.pace.log_goes_first = replication.is_catching_up
         return made
 
     @property

@@ -27,6 +27,7 @@ from rocketstore.message.message import (
 from rocketstore.message.properties import encode_properties, find_property
 from rocketstore.message.record import encode_record
 from rocketstore.message.tags import tags_code
+from rocketstore.store.dispatch import Pace
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import (
     SCHEDULE_TOPIC,
@@ -93,6 +94,7 @@ class FakeStore(MessageStore):
     log: FakeLog  # type: ignore[misc]
     role = BrokerRole.SYNC_MASTER
     numbers_known = True
+    forced_files = 0
     refusal: PutResult | None = None  # may be set at any time, as the role
     crowded: PutResult | None = None
 
@@ -108,7 +110,7 @@ class FakeStore(MessageStore):
         self.role = role
         self.refusals: list[PutResult] = []
         """Each makes one submit fail with it."""
-        self.forced_files = 0
+        self.pace = Pace(lambda: self.role)  # type: ignore[misc]  # likewise
         self.hold_results = False
         self.held: list[Callable[[], None]] = []
         self.dispatched_to: int | None = None

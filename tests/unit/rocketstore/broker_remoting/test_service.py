@@ -220,14 +220,14 @@ def test_a_pull_waits_for_a_message(client: RemotingSocket) -> None:
 
 def test_messages_do_not_gather_while_a_pull_waits(broker: RemotingHarness, client: RemotingSocket) -> None:
     """Its consumer would get them later."""
-    assert not broker.store._is_awaited()
+    assert not broker.store.pace.is_awaited()
     client.subscribe("g", "T")
     waiting = client.begin(RequestCode.PULL_MESSAGE, pull_fields("g", "T", sysFlag=2, suspendTimeoutMillis=20_000))
-    wait_until(broker.store._is_awaited, "the pull waits")
+    wait_until(broker.store.pace.is_awaited, "the pull waits")
     with broker.dial() as producer:
         assert producer.send().code == 0
     assert client.answer_to(waiting).code == 0
-    wait_until(lambda: not broker.store._is_awaited(), "nobody waits any more")
+    wait_until(lambda: not broker.store.pace.is_awaited(), "nobody waits any more")
 
 
 def test_a_heartbeat_says_all_that_its_group_subscribes_to(broker: RemotingHarness, client: RemotingSocket) -> None:

@@ -338,9 +338,9 @@ def config(tmp_path: Path) -> MessageStoreConfig:
 
 def clean(store: MessageStore) -> int:
     """One round, by request, on this thread alone: the first of the store's own thread may still be to come."""
-    assert store._clean_worker.stop(WAIT_S)
-    store._cleaner.request()
-    return store._cleaner.clean()
+    assert store._rounds._cleaning.stop(WAIT_S)
+    store._rounds.cleaner.request()
+    return store._rounds.cleaner.clean()
 
 
 def expire(store: MessageStore, offset: int) -> None:
@@ -409,7 +409,7 @@ def test_a_plain_log_that_expires_nothing_holds_messages_only(config: MessageSto
     """Byte for byte what RocketMQ writes."""
     with running(config) as store:
         fill(store, 100, size=1000)
-        store._cleaner.clean()
+        store._rounds.cleaner.clean()
         assert store.max_offset(QUEUE_NUMBERS_TOPIC, 0) == 0
 
 
@@ -437,7 +437,7 @@ def test_a_slave_writes_no_numbers_and_removes_what_has_expired(config: MessageS
         end = store.log.end_offset
         assert clean(store) > 0
         assert store.log.end_offset == end
-        store._clean_round()
+        store._rounds.clean()
         assert store.log.end_offset == end
 
 
@@ -451,7 +451,7 @@ def test_a_slave_writes_no_numbers_for_files_that_its_masters_numbers_hold_back(
     with running(replace(config, broker_role=BrokerRole.SLAVE)) as store:
         begin, end = store.log.min_offset, store.log.end_offset
         clean(store)
-        assert store.log.is_held_back(now_ms=store._clock.wall_ms(), immediately=True)
+        assert store.log.is_held_back(now_ms=store._derived.clock.wall_ms(), immediately=True)
         assert store.log.min_offset >= begin
         assert store.log.end_offset == end
 
@@ -464,7 +464,7 @@ def test_a_promoted_slave_that_has_removed_files_writes_the_numbers(config: Mess
     with running(replace(config, broker_role=BrokerRole.SLAVE)) as store:
         assert clean(store) > 0
     with running(config) as store:
-        store._clean_round()
+        store._rounds.clean()
         assert store.wait_dispatched(WAIT_S)
         records = store.get(QUEUE_NUMBERS_TOPIC, 0, 0, max_count=32).records
         assert {decode_numbering(decode_record(one).body).next_offsets["rare", 0] for one in records} == {5}

@@ -366,7 +366,7 @@ def test_a_turned_unit_does_not_make_a_queue_begin_too_late(tmp_path: Path, numb
         path, at = unit_at(config.store_path_root_dir, 0, number)
         turn(path, at + 6, 0xFF)
         begin = offsets[33]
-        bench.store._queues.correct_min_offsets(begin)
+        bench.store._derived.queues.correct_min_offsets(begin)
         assert bench.store.min_offset("T", 0) == 17
         assert bench.store.min_offset("T", 1) == 16
 
@@ -391,7 +391,7 @@ def test_a_damaged_index_is_told(tmp_path: Path) -> None:
     config, offsets = config_of(tmp_path / "store"), list[int]()
     with opened(config, offsets) as bench:
         bench.put(80)
-        bench.store._upkeep.stop()
+        bench.store._rounds.scrub.stop()
         path = min(config.index_dir.iterdir())
         turn(path, 45, 0x11)
         assert bench.problems()
@@ -425,9 +425,9 @@ def test_a_damaged_index_waits_for_a_log_that_may_not_be_read_yet(
 
         with monkeypatch.context() as patch:
             patch.setattr(bench.store.log, "scan", up_to_the_end)
-            assert bench.store._index is not None
+            assert bench.store._derived.index is not None
             with pytest.raises(IndexDamagedError):
-                bench.store._index.contradicted(bench.offsets[-1])
+                bench.store._derived.index.contradicted(bench.offsets[-1])
             wait_until(
                 lambda: any("cannot be read" in one.message for one in bench.conditions.now()), "it is told", WAIT_S
             )

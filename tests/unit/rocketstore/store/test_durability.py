@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -53,8 +54,13 @@ def checkpoint(tmp_path: Path, fs: FailingFs) -> StoreCheckpointFile:
 
 
 @pytest.fixture
-def durability(parts: dict[str, Mock], dispatch: Dispatch, checkpoint: StoreCheckpointFile) -> Durability:
-    return Durability(parts["log"], parts["queues"], parts["index"], dispatch, (checkpoint, Mock()))  # type: ignore[arg-type]
+def derived(parts: dict[str, Mock], checkpoint: StoreCheckpointFile) -> SimpleNamespace:
+    return SimpleNamespace(**parts, checkpoint=checkpoint, deleted=Mock(), durable=0)
+
+
+@pytest.fixture
+def durability(derived: SimpleNamespace, dispatch: Dispatch) -> Durability:
+    return Durability(derived, dispatch)  # type: ignore[arg-type]
 
 
 def test_what_was_dispatched_during_a_flush_is_left_to_the_next(
@@ -63,7 +69,7 @@ def test_what_was_dispatched_during_a_flush_is_left_to_the_next(
     """Neither a start nor retention may take it for durable."""
     durability.flush()
 
-    assert (checkpoint.read().replay_from, durability.position) == (100, 100)
+    assert (checkpoint.read().replay_from, durability._derived.durable) == (100, 100)
 
 
 @pytest.mark.parametrize("failing", ["log", "queues", "index"])
@@ -77,7 +83,7 @@ def test_a_flush_that_failed_leaves_the_checkpoint_as_it_was(
     with pytest.raises(DiskError, match="a bad sector"):
         durability.flush()
 
-    assert (checkpoint.read().replay_from, durability.position) == (100, 100)
+    assert (checkpoint.read().replay_from, durability._derived.durable) == (100, 100)
     assert all(part.flush.call_count == 2 for part in parts.values())
 
 
@@ -92,7 +98,7 @@ def test_a_stop_that_fails_twice_leaves_the_checkpoint_as_it_was(
 
     durability.flush_all(attempts)
 
-    assert (checkpoint.read().replay_from, durability.position) == (100, 100)
+    assert (checkpoint.read().replay_from, durability._derived.durable) == (100, 100)
 
 
 def test_a_checkpoint_that_finds_no_room_frees_nothing(
@@ -105,18 +111,17 @@ def test_a_checkpoint_that_finds_no_room_frees_nothing(
     with pytest.raises(DiskFullError):
         durability.flush()
 
-    assert (checkpoint.read().replay_from, durability.position) == (100, 100)
+    assert (checkpoint.read().replay_from, durability._derived.durable) == (100, 100)
 
 
 def test_a_deleted_topics_queues_end_behind_every_number_that_was_given_out(
-    dispatch: Dispatch, parts: dict[str, Mock], checkpoint: StoreCheckpointFile
+    durability: Durability, derived: SimpleNamespace
 ) -> None:
     """Also of what is put and not dispatched yet: a topic of that name that comes again must not give it out twice."""
-    deleted, living = Mock(), {("T", 0): 3, ("T", 1): 3, ("other", 0): 3}
-    parts["queues"].next_offsets.return_value = living
-    parts["log"].queue_offsets = {("T", 0): 5, ("T", 1): 2}
-    files = (checkpoint, deleted)
+    living = {("T", 0): 3, ("T", 1): 3, ("other", 0): 3}
+    derived.queues.next_offsets.return_value = living
+    derived.log.queue_offsets = {("T", 0): 5, ("T", 1): 2}
 
-    Durability(parts["log"], parts["queues"], parts["index"], dispatch, files).delete_topic("T")  # type: ignore[arg-type]
+    durability.delete_topic("T")
 
-    deleted.add.assert_called_once_with({("T", 0): 5, ("T", 1): 3}, living)
+    derived.deleted.add.assert_called_once_with({("T", 0): 5, ("T", 1): 3}, living)

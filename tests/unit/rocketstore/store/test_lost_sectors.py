@@ -55,7 +55,7 @@ def test_lost_sectors_hide_no_message_that_the_log_has(
         put("busy", 1, b"x")
         assert store.wait_dispatched(WAIT_S)
         store.flush()
-        queue = store._queues.find("T", 0)
+        queue = store._derived.queues.find("T", 0)
         assert queue is not None
         first_live = queue.units(expired, 1)[0].offset
         path = next((tmp_path / "consumequeue" / "T" / "0").iterdir())
@@ -67,9 +67,9 @@ def test_lost_sectors_hide_no_message_that_the_log_has(
 
         kept_from = -(-busy_from // (16 * KIB)) * 16 * KIB
         store.keep_for(lambda _durable: kept_from)
-        store._let_go()
+        store._rounds._let_go()
         store.log.delete_expired(now_ms=sys.maxsize, immediately=True)
-        store._cleaner.follow()
+        store._rounds.cleaner.follow()
 
         assert busy_from <= store.log.min_offset <= first_live - 6 * KIB
         assert set(range(expired, end)) <= set(bodies(store, topic="T"))

@@ -52,16 +52,16 @@ def test_what_is_put_is_got(config: MessageStoreConfig, ip: bytes) -> None:
 def test_messages_gather_on_slaves_and_while_nobody_waits_for_them(config: MessageStoreConfig) -> None:
     """By itself a store cannot know who waits: then everything is dispatched at once."""
     store = make_store(config)
-    assert store._nap_s_min() == 0
+    assert store.pace.nap_s_min() == 0
     awaited = True
-    store.let_messages_gather(unless=lambda: awaited)
-    assert store._nap_s_min() == 0
+    store.pace.is_awaited = lambda: awaited
+    assert store.pace.nap_s_min() == 0
     awaited = False
-    assert store._nap_s_min() == CALM_NAP_S
+    assert store.pace.nap_s_min() == CALM_NAP_S
     store.become_slave()
-    assert store._nap_s_min() == SLAVE_NAP_S
+    assert store.pace.nap_s_min() == SLAVE_NAP_S
     awaited = True
-    assert store._nap_s_min() == 0
+    assert store.pace.nap_s_min() == 0
 
 
 def test_the_gate_refuses_in_order(config: MessageStoreConfig) -> None:
@@ -111,7 +111,7 @@ def test_a_put_lock_held_for_long_means_busy(config: MessageStoreConfig) -> None
 
     fs = UnsyncedFs()
     store = make_store(config, fs=fs)
-    log = Slow(config, clock=store._clock, fs=fs)
+    log = Slow(config, clock=store._derived.clock, fs=fs)
     store = MessageStore(config, log, fs=fs)
     store.load()
     store.start()

@@ -65,7 +65,7 @@ def test_a_disk_that_fills_up_refuses_messages_and_keeps_every_acknowledged_one(
         files = sorted(config.commit_log_dirs[0].iterdir())
         disk.percent = 97
         for _ in range(5):
-            store._clean_round()
+            store._rounds.clean()
         refused = store.put(Message("T", b"500", 0))
 
         assert refused.outcome == "not_applied"
@@ -74,7 +74,7 @@ def test_a_disk_that_fills_up_refuses_messages_and_keeps_every_acknowledged_one(
         assert bodies(store) == list(range(500))
         assert store.forced_files == 0
         disk.percent = 50
-        store._clean_round()
+        store._rounds.clean()
         fill(store, 1, queues=1, first=500)
         assert bodies(store) == list(range(501))
 
@@ -94,7 +94,7 @@ def test_each_file_removed_before_it_expired_is_told(
         fill(store, 500, queues=1)
         store.flush()
         disk.percent = 95
-        store._clean_round()
+        store._rounds.clean()
         begin = store.log.min_offset
         told = [one for one in caplog.records if getattr(one, "event", "") == "forced_removal"]
 
@@ -102,7 +102,7 @@ def test_each_file_removed_before_it_expired_is_told(
         assert (told[0].__dict__["first_offset"], told[-1].__dict__["last_offset"]) == (0, begin - 1)
         assert all(one.levelname == "WARNING" and "not expired" in one.getMessage() for one in told)
         assert store.forced_files == len(told)
-        assert store._conditions.holds(ConditionKind.REMOVED_EARLY)
+        assert store._derived.conditions.holds(ConditionKind.REMOVED_EARLY)
         disk.percent = 50
 
 
@@ -155,20 +155,20 @@ def test_retention_waits_for_queues_and_index_to_be_durable(
         store.keep_for(lambda at: min(at, needed[0]))
         fill(store, 400, queues=1, first=100)
         disk.percent = 95
-        monkeypatch.setattr(store._cleaner, "_on_held_back", lambda: None)
+        monkeypatch.setattr(store._rounds.cleaner, "_on_held_back", lambda: None)
 
         for _ in range(20):
-            store._clean_round()
+            store._rounds.clean()
         assert store.log.min_offset == 0
         needed[0] = 1 << 60
-        monkeypatch.setattr(store._numbering, "keep_from", lambda _dispatched, **_: None)
+        monkeypatch.setattr(store._derived.numbering, "keep_from", lambda _dispatched, **_: None)
         for _ in range(20):
-            store._clean_round()
+            store._rounds.clean()
 
         assert 0 < store.log.min_offset <= durable
         begin = store.log.min_offset
-        monkeypatch.setattr(store._cleaner, "_on_held_back", store._durability.flush)
-        store._clean_round()
+        monkeypatch.setattr(store._rounds.cleaner, "_on_held_back", store._durability.flush)
+        store._rounds.clean()
         assert store.log.min_offset > begin
         disk.percent = 50
 

@@ -1,0 +1,107 @@
+"""What is built from a log, and can be built again: consume queues, key index, the next offset of every queue."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from dledger.clock import Clock
+from dledger.conditions import ConditionKind, Conditions
+from dledger.errors import CorruptLogError, DiskError
+from dledger.store.fs import FileSystem
+from rocketstore.commit_log.port import CommitLog
+from rocketstore.config import MessageStoreConfig
+from rocketstore.consume_queue.ends import QUEUE_ENDS_FILE, read_ends, write_ends
+from rocketstore.consume_queue.queue import Surroundings
+from rocketstore.consume_queue.table import ConsumeQueueTable
+from rocketstore.consume_queue.truth import QueueTruth
+from rocketstore.index.service import IndexService
+from rocketstore.queue_numbers.numbering import LoggedNumbering, RepeatAlarm
+from rocketstore.store.checkpoint import CHECKPOINT_FILE, UNKNOWN, StoreCheckpoint, StoreCheckpointFile
+from rocketstore.store.deleted import DELETED_FILE, DeletedQueues
+from rocketstore.store.recovery import RecoveryPlan, queue_units, recover
+
+_log = logging.getLogger("rocketstore")
+
+
+class Derived:
+    """One store's, with the files that say how far they are durable."""
+
+    def __init__(
+        self,
+        config: MessageStoreConfig,
+        log: CommitLog,
+        clock: Clock,
+        fs: FileSystem,
+        conditions: Conditions,
+        truth: Callable[[], QueueTruth],
+        on_index_damage: Callable[[], None],
+    ) -> None:
+        """``truth`` is what queues ask about their units; ``on_index_damage`` is called on any thread."""
+        self.config: Final = config
+        self.log: Final = log
+        self.clock: Final = clock
+        self.fs: Final = fs
+        self.conditions: Final = conditions
+        self.durable = 0
+        """Everything derived from the log before it is durable, so the log is no longer needed for that."""
+        self.alarm: Final = RepeatAlarm(conditions)
+        self.queues: Final = ConsumeQueueTable(
+            config.consume_queue_dir,
+            config.consume_queue_file_bytes,
+            fs,
+            Surroundings(
+                lambda: log.min_offset,
+                self.alarm.repeated,
+                lambda: self.durable,
+                believe=lambda queue, offset, unit: truth().believed_unit(queue, offset, unit),
+                firsts=lambda physical: truth().first_messages(physical),
+            ),
+        )
+        self.index: Final = self._make_index() if config.message_index_enable else None
+        self.deleted: Final = DeletedQueues(fs, config.config_dir / DELETED_FILE)
+        self.numbering: Final = LoggedNumbering(log, self.queues, deleted=lambda: self.deleted.ends)
+        self.checkpoint: Final = StoreCheckpointFile(fs, config.store_path_root_dir / CHECKPOINT_FILE)
+        self._ends_path = config.config_dir / QUEUE_ENDS_FILE
+        self._on_index_damage = on_index_damage
+
+    def _make_index(self) -> IndexService:
+        config = self.config
+        return IndexService(
+            config.index_dir,
+            config.max_hash_slot_num,
+            config.max_index_num,
+            self.fs,
+            self.clock,
+            on_damage=self._index_is_damaged,
+        )
+
+    def _index_is_damaged(self, error: CorruptLogError) -> None:
+        self.conditions.set(ConditionKind.DAMAGED, str(error), subject=str(error.path))
+        self._on_index_damage()
+
+    @property
+    def files(self) -> list[ConsumeQueueTable | IndexService]:
+        """What takes up disk space."""
+        return [self.queues] if self.index is None else [self.queues, self.index]
+
+    def recover(self, checkpoint: StoreCheckpoint, *, clean_stop: bool) -> RecoveryPlan:
+        """Open queues and index over the recovered log; returns what is to be dispatched again."""
+        place = (checkpoint.replay_from, checkpoint.queue_units)
+        self.queues.load(read_ends(self._ends_path, place) if clean_stop and UNKNOWN not in place else None)
+        return recover(
+            self.log,
+            self.queues,
+            self.index,
+            checkpoint,
+            clean_stop=clean_stop,
+            index_safe=self.config.message_index_safe,
+        )
+
+    def note_ends(self) -> None:
+        """Write down where queues end, so that the next start need not read them."""
+        try:
+            write_ends(self.fs, self._ends_path, (self.durable, queue_units(self.queues)), self.queues.at_rest())
+        except (OSError, DiskError) as error:
+            _log.warning("the next start will read all consume queues: %s", error)
