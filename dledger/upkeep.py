@@ -1,5 +1,5 @@
-"""What a node does by time besides its protocol: it syncs its checkpoint, prepares segments, removes expired ones, and
-shows the conditions that follow from its state. Each has a thread of its own, because each may wait for the disk.
+"""The work on a node's log by time: its checkpoint is synced, segments are prepared, and expired ones removed; and the
+conditions that follow from the node's state are shown. Each may wait for the disk, so each has a thread.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What clients send: role, room, topic, queue, size, keys and half messages are looked at here, once, before the store.
+"""The one road of clients' messages to the store: role, room, topic, queue, size, keys, half messages are checked here.
 
 Messages that the broker itself writes (due, committed, its state) go to ``MessageStore.submit`` on the threads that
 made them, and pass only what it looks at for all of them.

@@ -1,4 +1,4 @@
-"""What is built from a log, and can be built again: consume queues, key index, the next offset of every queue."""
+"""All that is built from a log, and can be built again: consume queues, key index, the next offset of every queue."""
 
 from __future__ import annotations
 

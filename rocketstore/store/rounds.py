@@ -1,4 +1,4 @@
-"""What a store does by time: it flushes queues and index, removes what has expired, verifies, and takes samples.
+"""The work on a store by time: flushing queues and index, retention, verification, samples.
 
 Threads: *flush* (queues and index, then the checkpoint), *clean* (retention), *upkeep* (``rocketstore.store.upkeep``),
 and *stats* (a sample per second).
