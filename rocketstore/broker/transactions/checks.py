@@ -76,10 +76,14 @@ class OpenTransactions(Protocol):
 class _Round:
     """One that is under way."""
 
-    def __init__(self, time_ms: int, scanned: int, due: Sequence[Half]) -> None:
+    def __init__(self, time_ms: int, scanned: int, due: Sequence[tuple[Half, int]], excess: int) -> None:
         self.time_ms = time_ms
         self.scanned = scanned
-        self.unasked = {one.queue_offset: one for one in due}
+        self.left = deque(due)
+        """Those still to be asked about, with how often that was done before."""
+        self.excess = excess
+        """How many more may be given up to make room."""
+        self.unasked = {one.queue_offset: one for one, _ in due}
         self.asked: set[str] = set()
         """The groups of which anybody was asked."""
 
@@ -114,8 +118,6 @@ class Checks:
         self._round: _Round | None = None
         self._answers: deque[Collection[int]] = deque()
         self._due_ms = 0
-        self._left: deque[tuple[Half, int]] = deque()  # of this round, with how often each was asked before
-        self._excess = 0
         self._asking = 0
         self._asked_until_ms = 0
         self._making_topic = False
@@ -131,13 +133,13 @@ class Checks:
         if self._asking and now_ms < self._asked_until_ms:
             return self._asked_until_ms
         self._asking = 0
-        if self._round is not None and not self._left:
+        if self._round is not None and not self._round.left:
             self._end_round(self._round)
-        if not self._left and now_ms >= self._due_ms:
+        if self._round is None and now_ms >= self._due_ms:
             self._due_ms = now_ms + self._config.transaction_check_interval
             self._begin_round(scanned)
-        if self._left:
-            self._ask(now_ms)
+        if self._round is not None and self._round.left:
+            self._ask(self._round, now_ms)
             return now_ms if not self._asking else self._asked_until_ms
         return self._due_ms if self._round is None else now_ms
 
@@ -156,9 +158,8 @@ class Checks:
             return
         for one in due:
             one.rounds += 1
-            self._left.append((one, times_checked(one, before, time_out_ms)))
-        self._excess = self._opened.excess()
-        self._round = _Round(wall_ms, scanned, due)
+        counted = [(one, times_checked(one, before, time_out_ms)) for one in due]
+        self._round = _Round(wall_ms, scanned, counted, self._opened.excess())
 
     def _take_answers(self) -> None:
         while self._answers:
@@ -177,18 +178,18 @@ class Checks:
             message = Message(TRANSACTION_CHECKS_TOPIC, self._rounds.encode(), born_timestamp=ended.time_ms)
             self._store.submit([message], lambda _results: None)  # else one more check is made
 
-    def _ask(self, now_ms: int) -> None:
+    def _ask(self, current: _Round, now_ms: int) -> None:
         checks: list[Check] = []
         oldest_ms = self._clock.wall_ms() - max(self._config.store.file_reserved_time, 1) * _HOUR_MS
-        for _ in range(min(len(self._left), CHECKS_AT_ONCE)):
-            half, times = self._left.popleft()
+        for _ in range(min(len(current.left), CHECKS_AT_ONCE)):
+            half, times = current.left.popleft()
             if not self._opened.is_open(half.queue_offset):
                 continue
             most = self._config.transaction_check_max
             if times >= most or half.stored_ms < oldest_ms:
                 self._give_up(half, times)
-            elif self._excess > 0 and half.rounds > most:  # nobody is there for it, and others find no place
-                self._excess -= 1
+            elif current.excess > 0 and half.rounds > most:  # nobody is there for it, and others find no place
+                current.excess -= 1
                 self._give_up(half, times)
             else:
                 checks.append(Check(half.queue_offset, half.offset, half.group, times + 1))
