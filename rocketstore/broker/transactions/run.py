@@ -20,6 +20,7 @@ from dledger.runtime.worker import Worker
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.transactions.checks import Askers, Checks
 from rocketstore.broker.transactions.halves import Half, OpenHalves, Phase, half_of
+from rocketstore.broker.transactions.marks import GROUP, IDLE_MS, RETRY_MS, Marks
 from rocketstore.broker.transactions.messages import committed, given_up, op_message, op_target
 from rocketstore.broker.transactions.recovery import Begin, StoppedError, commits_in, holds_end, read_rounds, recover
 from rocketstore.broker_config import BrokerConfig
@@ -32,20 +33,14 @@ from rocketstore.state.changes import QueueOffset
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import HALF_TOPIC, OP_TOPIC, Outcome, PutResult, RecordHead
 
-GROUP: Final = "CID_RMQ_SYS_TRANS"
-"""Whose consumer offsets say where open halves begin, and the ops that concern them."""
-PROGRESS_MS: Final = 1000
-RETRY_MS: Final = 100
 RETRY_MS_MAX: Final = 5000
 STOP_TIMEOUT_S: Final = 10.0
 DISPATCH_WAIT_S: Final = 2.0
 OP_RETRY_MS: Final = 5000
 """How long after a commit its op is written again, if the log does not show it. Two do no harm."""
 OPS_AT_ONCE: Final = 256
-MARKS_MAX: Final = 1024
 ARRIVED_AT_ONCE: Final = 1024
 NOT_READY: Final = "this broker does not know yet which transactions are open"
-_IDLE_MS: Final = 10_000
 
 _log = logging.getLogger("rocketstore")
 
@@ -115,11 +110,7 @@ class Run:
         self._doubts: deque[_Result] = deque()
         self._backoff = Backoff(RETRY_MS, RETRY_MS_MAX)
         self._retry_at_ms = 0
-        self._op_next = 0
-        self._marks: deque[tuple[int, int]] = deque()
-        self._noted = (-1, -1)
-        self._noting = False
-        self._progress_due_ms = 0
+        self._marks = Marks(state)
         self._heard = 0  # what the log holds before this position has been queued
         self._scanned = 0
         self._checks = Checks(self, config, store, state, clock, askers)
@@ -319,7 +310,7 @@ class Run:
                     self._recover()
                 due_ms = self._turn(now_ms)
             except StoppedError:
-                return now_ms + _IDLE_MS
+                return now_ms + IDLE_MS
             except (ShutdownError, CorruptLogError) as error:
                 self._retry_at_ms = now_ms + round(self._backoff.pause())
                 _log.warning("transactions: the log cannot be read now: %s", error)
@@ -333,7 +324,7 @@ class Run:
         begin = Begin(noted.get(HALF_TOPIC, 0), noted.get(OP_TOPIC, 0))
         rounds = read_rounds(self._store)
         position = self._store.dispatch_position
-        halves, self._op_next = recover(self._store, begin, rounds.scanned, self._check)
+        halves, self._marks.op_next = recover(self._store, begin, rounds.scanned, self._check)
         commit = halves.oldest_commit
         self._scanned = position if commit is None else commit
         self._checks.begin(rounds)
@@ -359,7 +350,9 @@ class Run:
         self._settle_doubts()
         self._end_expired()
         self._finish_commits(now_ms)
-        dues = [now_ms + _IDLE_MS, self._note_progress(now_ms), self._checks.step(now_ms, self._scanned)]
+        with self._lock:
+            oldest, half_next = self.halves.oldest, self.halves.next_offset
+        dues = [now_ms + IDLE_MS, self._marks.note(now_ms, oldest, half_next), self._checks.step(now_ms, self._scanned)]
         if self._arrivals:
             dues.append(now_ms)
         if self._doubts or self.halves.oldest_commit is not None:
@@ -374,7 +367,7 @@ class Run:
                 if head.topic == HALF_TOPIC:
                     self.halves.add(half_of(head.queue_offset, head.offset, head.store_timestamp, head.properties))
                 elif head.topic == OP_TOPIC:
-                    self._op_next = max(self._op_next, head.queue_offset + 1)
+                    self._marks.op_next = max(self._marks.op_next, head.queue_offset + 1)
                     self.halves.ended(target)
                 else:
                     self.halves.committed(head.prepared_offset, head.offset, now_ms + OP_RETRY_MS)
@@ -441,38 +434,6 @@ class Run:
                 half.op_due_ms = now_ms + OP_RETRY_MS
                 if not self._stopped:
                     self._store.submit([self._op(half)], lambda _results: None)
-
-    def _note_progress(self, now_ms: int) -> int:
-        """Pass on where open halves begin, and the ops that concern them; returns when to do so again."""
-        if now_ms < self._progress_due_ms or self._noting:
-            return max(self._progress_due_ms, now_ms + RETRY_MS)
-        self._progress_due_ms = now_ms + PROGRESS_MS
-        with self._lock:
-            oldest, half_next = self.halves.oldest, self.halves.next_offset
-        marks = self._marks
-        if not marks or marks[-1] != (half_next, self._op_next):
-            marks.append((half_next, self._op_next))
-        if len(marks) > MARKS_MAX:
-            self._marks = marks = deque(one for at, one in enumerate(marks) if at % 2 == 0)
-        op = self._noted[1]
-        while marks and marks[0][0] <= oldest:
-            op = max(op, marks.popleft()[1])
-        found = (oldest, op)
-        if found == self._noted:
-            return now_ms + _IDLE_MS
-        offsets = [(topic, 0, offset) for topic, offset in ((HALF_TOPIC, oldest), (OP_TOPIC, op)) if offset > 0]
-        if not offsets:
-            self._noted = found
-            return now_ms + _IDLE_MS
-        self._noting = True
-
-        def done(result: PutResult) -> None:
-            if result.outcome == "stored":
-                self._noted = found
-            self._noting = False
-
-        self._state.commit_own_offsets(GROUP, offsets, done)
-        return self._progress_due_ms
 
     def wake(self) -> None:
         """Step soon; from any thread."""
