@@ -118,7 +118,7 @@ def test_a_deposed_master_ends_nothing(brokers: BrokerGroup) -> None:
                 def say_otherwise() -> int | None:
                     try:
                         return client.ask(RequestCode.END_TRANSACTION, fields).code
-                    except EOFError:  # it has hung up instead
+                    except (EOFError, ConnectionResetError):  # it has hung up instead
                         return None
 
                 said = pool.submit(say_otherwise)
