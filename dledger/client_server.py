@@ -110,9 +110,8 @@ class ClientServer:
             raise InvariantError("the client server is not started")
         share = config.access.account_share_percent
         connections = Connections(name, config.limits, share_percent=share, conditions=self.conditions)
-        server = GrpcServer(
-            connections, options.client_server_options(config), options.calls_max(config), config.client_streams_max
-        )
+        server_options, calls_max = options.client_server_options(config), options.calls_max(config)
+        server = GrpcServer(connections, server_options, calls_max, requests.quotas, "client_streams_max")
         server.add(options.LOG_SERVICE, LogService(requests, connections).methods())
         return server
 

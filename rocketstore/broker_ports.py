@@ -136,7 +136,7 @@ class BrokerPorts:
         with ExitStack() as opened:
             listening = self._listen(opened)
             self.broker = broker = await self._broker(bridge)
-            await self._serve_grpc()
+            await self._serve_grpc(broker)
             opened.pop_all()
         self._remoting = self._serve_remoting(broker)
         limits = self._config.effective_limits
@@ -183,7 +183,7 @@ class BrokerPorts:
             host,
         )
 
-    async def _serve_grpc(self) -> None:
+    async def _serve_grpc(self, broker: Broker) -> None:
         config, node, port = self._config, self._served.node, self._config.grpc_bind_port
         if port is None:
             return
@@ -198,7 +198,7 @@ class BrokerPorts:
             )
             streams_max = config.streams_max  # of health and reflection, which are all it serves
             server_options = options.server_options(config.limits, options.FRAMING_BYTES, streams_max)
-            server = GrpcServer(connections, server_options, 2 * streams_max, streams_max)
+            server = GrpcServer(connections, server_options, 2 * streams_max, broker.shares.quotas, "streams_max")
         await server.start(config.bind_host, port, self._served.tls, describes_itself=self._served.guard is None)
         self._grpc = server
         if node is not None:

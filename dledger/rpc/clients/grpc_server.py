@@ -1,41 +1,52 @@
 """A port of gRPC: its services, health and reflection, and the limits of calls and connections.
 
-Anyone who can connect may call health and reflection, without an account, and keep a stream open. So their streams
-count as calls of the address, and their number is limited by the port's room.
+Anyone who can connect may call health and reflection, without an account, and keep a stream open. So each address has
+its share of these streams, and requests, which name a service or a symbol, are short: gRPC keeps the request of a
+stream in memory, several times, as long as the stream. They are decoded here, because gRPC would log a traceback for
+each that is malformed.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from dledger.access.quota import TooManyWaitsError
-from dledger.errors import told
+from dledger.access.guard import quota_at
+from dledger.access.quota import Quotas, TooManyWaitsError
+from dledger.errors import InvalidRequestError, InvariantError, told
 from dledger.rpc import options
 from dledger.rpc.clients.aio_server import Methods, add_methods, aio_server
-from dledger.rpc.clients.connections import Connections
+from dledger.rpc.clients.connections import Connection, Connections
+from dledger.rpc.fields import parse
 from dledger.rpc.options import Options
 from dledger.rpc.tls_keeper import TlsKeeper
 
+ASKED_BYTES_MAX: Final = 1024
+"""The longest request to health and reflection."""
+
 _Context = grpc.aio.ServicerContext[Any, Any]  # Any: messages of either service
+_Asked = TypeVar("_Asked", bound=Message)
 
 
 class GrpcServer:
     """On an event loop: ``add`` services, then ``start``, and ``stop``."""
 
-    def __init__(self, connections: Connections, server_options: Options, calls_max: int, streams_max: int) -> None:
-        """``streams_max``: of health and reflection together."""
+    def __init__(
+        self, connections: Connections, server_options: Options, calls_max: int, quotas: Quotas, setting: str
+    ) -> None:
+        """``quotas``: whose limit of streams, named ``setting``, is that of health and reflection together."""
         self.connections: Final = connections
         """For the services' calls."""
         self._server = aio_server(server_options, calls_max)
         self._calls_max = calls_max
-        self._streams_max = streams_max
-        self._streams = 0
+        self._quotas = quotas
+        self._setting = setting
         self._statuses = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in grpc-stubs
         self._services: list[str] = []
         self.port = 0
@@ -75,20 +86,25 @@ class GrpcServer:
         """``Check`` and ``Watch``."""
         statuses = self._statuses
 
-        async def check(request: health_pb2.HealthCheckRequest, context: _Context) -> object:
-            return await statuses.Check(request, context)
-
-        async def watch(request: health_pb2.HealthCheckRequest, context: _Context) -> None:
+        async def check(data: bytes, context: _Context) -> object:
             try:
-                with self._stream(context):
-                    await statuses.Watch(request, context)
-            except TooManyWaitsError as error:
-                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, told(error))
+                asked = _decoded(health_pb2.HealthCheckRequest, data)
+            except InvalidRequestError as error:
+                await _refuse(context, error)
+            return await statuses.Check(asked, context)
 
-        decode, encode = health_pb2.HealthCheckRequest.FromString, health_pb2.HealthCheckResponse.SerializeToString
+        async def watch(data: bytes, context: _Context) -> None:
+            try:
+                asked = _decoded(health_pb2.HealthCheckRequest, data)
+                with self._stream(context):
+                    await statuses.Watch(asked, context)
+            except (InvalidRequestError, TooManyWaitsError) as error:
+                await _refuse(context, error)
+
+        encode = health_pb2.HealthCheckResponse.SerializeToString
         methods = {
-            "Check": grpc.unary_unary_rpc_method_handler(check, decode, encode),
-            "Watch": grpc.unary_stream_rpc_method_handler(watch, decode, encode),
+            "Check": grpc.unary_unary_rpc_method_handler(check, None, encode),
+            "Watch": grpc.unary_stream_rpc_method_handler(watch, None, encode),
         }
         add_methods(self._server, health.SERVICE_NAME, methods)
 
@@ -97,27 +113,42 @@ class GrpcServer:
         names = (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME)
         servicer = reflection.aio.ReflectionServicer(names)  # type: ignore[attr-defined]  # missing in its stubs
 
-        async def info(requests: AsyncIterable[reflection_pb2.ServerReflectionRequest], context: _Context) -> None:
-            try:
-                with self._stream(context):
-                    async for answer in servicer.ServerReflectionInfo(requests, context):
-                        await context.write(answer)
-            except TooManyWaitsError as error:
-                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, told(error))
+        async def decoded(requests: AsyncIterable[bytes]) -> AsyncIterator[reflection_pb2.ServerReflectionRequest]:
+            async for data in requests:
+                yield _decoded(reflection_pb2.ServerReflectionRequest, data)
 
-        decode = reflection_pb2.ServerReflectionRequest.FromString
+        async def info(requests: AsyncIterable[bytes], context: _Context) -> None:
+            try:
+                with self._stream(context) as connection:
+                    async for answer in servicer.ServerReflectionInfo(decoded(requests), context):
+                        with connection.writing():
+                            await context.write(answer)
+            except (InvalidRequestError, TooManyWaitsError) as error:
+                await _refuse(context, error)
+
         encode = reflection_pb2.ServerReflectionResponse.SerializeToString
-        handler = grpc.stream_stream_rpc_method_handler(info, decode, encode)
+        handler = grpc.stream_stream_rpc_method_handler(info, None, encode)
         add_methods(self._server, reflection.SERVICE_NAME, {"ServerReflectionInfo": handler})
 
     @contextmanager
-    def _stream(self, context: _Context) -> Iterator[None]:
+    def _stream(self, context: _Context) -> Iterator[Connection]:
         """Count a stream while it runs. Raises ``TooManyWaitsError``."""
-        if self._streams >= self._streams_max:
-            raise TooManyWaitsError(f"{self._streams} health and reflection streams are open, which is the limit")
-        with self.connections.call(context):
-            self._streams += 1
-            try:
-                yield
-            finally:
-                self._streams -= 1
+        with self.connections.call(context) as connection:
+            quota = quota_at(connection.host, connection.peer, self._quotas)
+            with quota.stream("health and reflection", self._setting):
+                yield connection
+
+
+def _decoded(kind: type[_Asked], data: bytes) -> _Asked:
+    """A request. Raises ``InvalidRequestError``."""
+    if len(data) > ASKED_BYTES_MAX:
+        raise InvalidRequestError(f"a request of {len(data)} bytes: at most {ASKED_BYTES_MAX} are allowed here")
+    return parse(kind, data)
+
+
+async def _refuse(context: _Context, error: InvalidRequestError | TooManyWaitsError) -> NoReturn:
+    refused = grpc.StatusCode.INVALID_ARGUMENT
+    if isinstance(error, TooManyWaitsError):
+        refused = grpc.StatusCode.RESOURCE_EXHAUSTED
+    await context.abort(refused, told(error))
+    raise InvariantError("abort raises")

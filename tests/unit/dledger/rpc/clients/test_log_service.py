@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -537,10 +538,43 @@ def test_streams_of_tools_leave_room_for_clients(kind: str) -> None:
                 answered += 1
 
         assert service.append(b"x") == AppendedBatch(Term(1), LogIndex(0), LogIndex(0), (0,))
-        assert answered == config.client_streams_max
+        assert answered == config.client_streams_max // 2, "a connection has half of them, an address its share"
         held.set()
         for call in calls:
             _cancel(call)
+
+
+@pytest.mark.parametrize("asked", [b"\xff" * 4, b"\x0a\x81\x10" + b"x" * 2049], ids=["malformed", "long"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/grpc.health.v1.Health/Check",
+        "/grpc.health.v1.Health/Watch",
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    ],
+)
+def test_what_strangers_ask_of_health_and_reflection_is_short_and_leaves_no_trace(
+    service: Service, caplog: pytest.LogCaptureFixture, path: str, asked: bytes
+) -> None:
+    """gRPC logs a traceback for what it cannot decode, and holds the request of an open stream, four times over."""
+    call = service.channel.stream_stream(path, None, None)(iter([asked]), timeout=10)
+
+    with pytest.raises(grpc.RpcError) as refused:
+        next(iter(call))
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert not caplog.records
+
+
+def test_reflection_that_is_not_read_is_hung_up_on() -> None:
+    """As is every client that reads no answers."""
+    with _serve(ServerConfig(client_port=0, limits=ConnectionLimits(call_ms_max=1000))) as service:
+        info = reflection_pb2_grpc.ServerReflectionStub(service.channel).ServerReflectionInfo
+        unread = info(itertools.repeat(_DESCRIBE))
+
+        wait_until(lambda: not unread.is_active(), "it is hung up on", 20)
+
+
+_DESCRIBE = reflection_pb2.ServerReflectionRequest(file_containing_symbol=options.LOG_SERVICE)
 
 
 def _asking(held: threading.Event) -> Iterator[reflection_pb2.ServerReflectionRequest]:
