@@ -1,0 +1,4 @@
+"""Clients end their threads."""
+
+from tests.support.left_running import no_thread_is_left as no_thread_is_left
+from tests.support.left_running import who_starts_threads as who_starts_threads
