@@ -167,7 +167,7 @@ class SharedLoop:
         with self._lock:
             thread = self._thread if client in self._clients else None
         if thread is not None:
-            thread.post(lambda: _closing.add(asyncio.get_running_loop().create_task(self._close(client))))
+            thread.post(lambda: self._begin_to_close(client))
 
     def close_all(self) -> None:
         """At the interpreter's end: what was submitted is sent, for a bounded time."""
@@ -185,12 +185,22 @@ class SharedLoop:
         self._thread = None
         self._clients = set()
 
+    def _begin_to_close(self, client: AsyncClient) -> None:
+        task = asyncio.get_running_loop().create_task(self._close(client))
+        _closing.add(task)
+        task.add_done_callback(_closing.discard)
+
     async def _close(self, client: AsyncClient) -> None:
         try:
             await client.close()
         finally:
             with self._lock:
-                self._clients.discard(client)  # the thread stays for whoever comes next, or ends with the program
+                self._clients.discard(client)
+                is_last = not self._clients
+                if is_last:
+                    self._thread = None
+            if is_last:
+                asyncio.get_running_loop().stop()
 
 
 _closing: Final[set[asyncio.Task[None]]] = set()

@@ -315,13 +315,9 @@ def client_threads() -> list[threading.Thread]:
 
 
 @pytest.fixture
-def _no_other_clients(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A shared loop that no other test's clients use; also without clients it would run until the program ends."""
-    shared = loop_thread.SharedLoop()
-    monkeypatch.setattr(loop_thread, "SHARED", shared)
-    yield
-    if shared._thread is not None:
-        shared._thread.stop()
+def _no_other_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shared loop that no other test's clients use."""
+    monkeypatch.setattr(loop_thread, "SHARED", loop_thread.SharedLoop())
 
 
 @pytest.mark.usefixtures("_no_other_clients")
@@ -342,12 +338,15 @@ def test_all_clients_share_a_thread_that_ends_with_the_last_one(world: World) ->
 
 @pytest.mark.usefixtures("_no_other_clients")
 def test_a_client_that_nobody_has_any_more_is_closed(world: World) -> None:
+    """The thread ends with it, as with one that is closed."""
+    before = len(client_threads())
     producer = Producer(world.address, timeout_s=20)
     future = producer.submit(message())
     del producer
     gc.collect()
     assert future.result(20)
     wait_until(lambda: not loop_thread.SHARED._clients, "it is closed")
+    wait_until(lambda: len(client_threads()) == before, "the thread has ended")
 
 
 def test_a_client_is_not_copied_or_pickled_and_stays_open(world: World) -> None:
