@@ -261,7 +261,7 @@ class QueueSends:
         if broker is None or not broker.master:
             raise BrokerUnreachableError(f"brokers {queue.broker_name} have no master now")
         request = request_of(batch, queue, self._group)
-        timeout_s = batch[-1].deadline - self._loop.time()
+        timeout_s = max(one.deadline for one in batch) - self._loop.time()
         self._requests += 1
         try:
             return await self._cluster.connections.call(broker.master, request, timeout_s), broker.master
