@@ -35,7 +35,9 @@ class StateChanges:
             failed = next((one for one in results if not one.ok), None)
             if failed is not None:
                 count = f"{done} of {len(changes)} changes are done: " if len(changes) > 1 else ""
-                refused = failed._replace(reason=f"{count}{failed.reason or failed.status}")
+                nothing = not done and all(one.outcome == "not_applied" for one in results)
+                outcome = failed.outcome if nothing else "unknown"
+                refused = failed._replace(reason=f"{count}{failed.reason or failed.status}", outcome=outcome)
                 raise Refusal.of(refused, self._mastership.leader_address)
 
     def outcome(self, change: StateChange) -> asyncio.Future[PutResult]:
