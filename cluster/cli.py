@@ -51,6 +51,8 @@ ELSEWHERE = {
     "ls": "topic list",
     "member": "status",
     "endpoint": "status",
+    "group": "consumer",
+    "groups": "consumer",
     "pub": "append",
     "put": "append",
     "read": "get",
@@ -59,7 +61,7 @@ ELSEWHERE = {
     "watch": "tail -f",
     "write": "append",
 }
-"""Names of etcd's command line and others, and the names here."""
+"""Words of other command lines, and the commands here."""
 
 
 class _Commands(ErrorReportingGroup):
