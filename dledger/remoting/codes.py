@@ -13,6 +13,10 @@ ANNOUNCED: Final = {PROTOCOL_FIELD: "1"}
 codes, 20000 to 20099 for the log and 20100 to 20199 for the broker, in this version of the protocol. A client uses none
 of them before it has seen this; RocketMQ's clients ignore it.
 """
+OUTCOME_FIELD: Final = "outcome"
+"""Whether a refused request may have taken effect, in the answers of our brokers: ``not_applied`` or ``unknown``. By
+itself, SYSTEM_ERROR leaves it open.
+"""
 TLS_REQUIRED: Final = {"tls": "required"}
 """The fields of a server's answer, NO_PERMISSION in plaintext, to a client that does not use TLS and must."""
 
@@ -44,6 +48,8 @@ class AnswerCode(IntEnum):
     SUBSCRIPTION_GROUP_NOT_EXIST = 26
     FILTER_DATA_NOT_EXIST = 27
     FILTER_DATA_NOT_LATEST = 28
+    INVALID_PARAMETER = 29
+    """Of RocketMQ 5."""
     TRANSACTION_SHOULD_COMMIT = 200
     TRANSACTION_SHOULD_ROLLBACK = 201
     TRANSACTION_STATE_UNKNOWN = 202

@@ -12,11 +12,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import field
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
+from dledger.errors import Outcome
 from dledger.log_bound import BoundedLog
 from dledger.records import record
-from dledger.remoting.codes import AnswerCode
+from dledger.remoting.codes import OUTCOME_FIELD, AnswerCode
 from dledger.remoting.connection import NOTHING_ANNOUNCED, ByteRoom, Owner, Place, RemotingConnection
 from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
@@ -65,14 +66,22 @@ class ServerLimits:
     host_unsent_bytes_max: int
 
 
+class Refused(NamedTuple):
+    """How a request is refused."""
+
+    code: AnswerCode
+    outcome: Outcome
+    """Whether it may have taken effect."""
+
+
 @record(frozen=True, slots=True)
 class Handlers:
-    """A server's handlers, by request code. ``code_of`` maps handlers' errors to response codes."""
+    """A server's handlers, by request code. ``refusal_of``: how handlers' errors are answered; None: as failures."""
 
     direct: Mapping[int, Direct]
     awaited: Mapping[int, Handler]
     closed: Callable[[RemotingConnection], None]
-    code_of: Callable[[Exception], AnswerCode | None]
+    refusal_of: Callable[[Exception], Refused | None]
     admit: Callable[[RemotingConnection, Frame], None] | None = None
     """Comes before everything else, whatever the request's code; refuses a request by raising an error."""
     prompt: Mapping[int, Prompt] = field(default_factory=dict)
@@ -271,9 +280,9 @@ class RemotingServer:
     def _refusal(self, place: Place, frame: Frame, error: Exception) -> Frame:
         if isinstance(error, RequestError):
             return frame.answer(error.code, str(error))
-        code = self._handlers.code_of(error)
-        if code is not None:
-            return frame.answer(code, str(error))
+        refused = self._handlers.refusal_of(error)
+        if refused is not None:
+            return frame.answer(refused.code, str(error), {OUTCOME_FIELD: refused.outcome})
         _LOG.error("%s: request %d of %s failed", self._name, frame.code, place, exc_info=error)
         return frame.answer(AnswerCode.SYSTEM_ERROR, f"request {frame.code} failed: see the log of {self._name}")
 

@@ -6,8 +6,11 @@ from typing import Final
 
 from dledger.access.quota import TooManyWaitsError
 from dledger.errors import DLedgerError
+from dledger.errors import Outcome as TheirOutcome
 from dledger.remoting.codes import AnswerCode
+from dledger.remoting.server import Refused
 from rocketstore.broker.refusal import Refusal, RefusalKind
+from rocketstore.types import Outcome
 
 CODES: Final = {
     RefusalKind.INVALID: AnswerCode.SYSTEM_ERROR,
@@ -28,10 +31,15 @@ CODES: Final = {
 """By kind. Java's clients try another broker for 1, 14, 16 and 17, and none for 2 and 13."""
 
 
-def code_of(error: Exception) -> AnswerCode | None:
+def told_outcome(outcome: Outcome) -> TheirOutcome:
+    """The outcome as callers are told it."""
+    return "not_applied" if outcome == "not_applied" else "unknown"
+
+
+def refusal_of(error: Exception) -> Refused | None:
     """The answer to what the broker refuses; None: it is no refusal."""
     if isinstance(error, Refusal):
-        return CODES[error.kind]
+        return Refused(CODES[error.kind], told_outcome(error.outcome))
     if isinstance(error, TooManyWaitsError):
-        return AnswerCode.SYSTEM_BUSY
-    return AnswerCode.SYSTEM_ERROR if isinstance(error, DLedgerError) else None
+        return Refused(AnswerCode.SYSTEM_BUSY, error.outcome)
+    return Refused(AnswerCode.SYSTEM_ERROR, error.outcome) if isinstance(error, DLedgerError) else None

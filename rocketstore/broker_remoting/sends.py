@@ -11,7 +11,7 @@ from typing import Final
 
 from dledger.access.permissions import DEAD_PREFIX, RETRY_PREFIX
 from dledger.errors import DLedgerError
-from dledger.remoting.codes import AnswerCode
+from dledger.remoting.codes import OUTCOME_FIELD, AnswerCode
 from dledger.remoting.connection import Place, RemotingConnection
 from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import FLAG_ONEWAY, Frame
@@ -22,7 +22,7 @@ from rocketstore.broker.hosts import host_address
 from rocketstore.broker.refusal import Refusal, kind_of
 from rocketstore.broker.sending import MessageSource, SendBatch
 from rocketstore.broker_remoting.access import OriginOf, RemotingAccess
-from rocketstore.broker_remoting.refusals import CODES
+from rocketstore.broker_remoting.refusals import CODES, told_outcome
 from rocketstore.commit_log.replicated import status_of
 from rocketstore.message.batch import CorruptBatchError, expand_batch
 from rocketstore.message.ids import offset_message_id
@@ -314,9 +314,9 @@ def _refused(frame: Frame, topic: str, result: PutResult, place: int) -> Frame:
         reason = f"topic[{topic}] not exist: {reason}"
     elif result.status is PutMessageStatus.FLOW_CONTROL:
         reason = f"[OVERLOAD] {reason}"
-    fields: dict[str, str] = {}
+    fields: dict[str, str] = {OUTCOME_FIELD: told_outcome(result.outcome)}
     if place >= 0:
-        fields = {"status": result.status, "outcome": result.outcome, "leader": result.leader, "message": str(place)}
+        fields |= {"status": result.status, "leader": result.leader, "message": str(place)}
     return frame.answer(code, reason, fields)
 
 

@@ -8,13 +8,13 @@ from typing import Final
 
 from dledger.errors import PendingFullError
 from dledger.remoting.client import RemotingClient
-from dledger.remoting.codes import ANNOUNCED, AnswerCode
+from dledger.remoting.codes import ANNOUNCED
 from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import FRAME_BYTES_MAX, Frame
 from dledger.remoting.log.codec import WAIT_MS_MAX
 from dledger.remoting.log.codes import JavaCode, LogCode
 from dledger.remoting.log.service import LogHandlers
-from dledger.remoting.server import Direct, Handler, Handlers, RemotingServer, ServerLimits
+from dledger.remoting.server import Direct, Handler, Handlers, Refused, RemotingServer, ServerLimits
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.statistics import Statistics
@@ -31,7 +31,7 @@ from rocketstore.broker_remoting.offsets import OffsetRequests
 from rocketstore.broker_remoting.progress import Progress
 from rocketstore.broker_remoting.pulls import RemotingPulls
 from rocketstore.broker_remoting.queries import Queries
-from rocketstore.broker_remoting.refusals import code_of
+from rocketstore.broker_remoting.refusals import refusal_of
 from rocketstore.broker_remoting.replies import Replies
 from rocketstore.broker_remoting.requests import RECORDS
 from rocketstore.broker_remoting.routes import Routes
@@ -129,7 +129,7 @@ class RemotingService:
                 direct={number: forwarding.direct(take) for number, take in direct.items()} | dict(log_direct),
                 awaited=allowed | {number: decoder.in_turn(allowed[number]) for number in _IN_TURN} | dict(log_awaited),
                 closed=self._closed,
-                code_of=self._code_of,
+                refusal_of=self._refusal_of,
                 admit=self._admit,
                 prompt=dict.fromkeys((code.PULL_MESSAGE, code.LITE_PULL_MESSAGE), self._pulls.pull),
             ),
@@ -180,11 +180,11 @@ class RemotingService:
     def _link_of(self, connection: RemotingConnection) -> RemotingLink:
         return RemotingLink(connection, self.access.may_send)
 
-    def _code_of(self, error: Exception) -> AnswerCode | None:
+    def _refusal_of(self, error: Exception) -> Refused | None:
         """The answer to an error; that a limit is reached is told to operators, too."""
         if isinstance(error, PendingFullError) or (isinstance(error, Refusal) and error.kind is RefusalKind.TOO_MANY):
             self._conditions.limit(str(error))
-        return code_of(error)
+        return refusal_of(error)
 
     def _closed(self, connection: RemotingConnection) -> None:
         self._pulls.closed(connection)

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from dledger.remoting.connection import RemotingConnection
-from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
 from rocketstore.broker.broker import Broker
+from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.system_topics import system_topics
 from rocketstore.broker_remoting.administration import Administration
 from rocketstore.broker_remoting.topic_table import TopicTable, topic_data
@@ -77,9 +77,10 @@ class TopicRequests:
 
 
 def _config_of(wanted: TopicConfigData) -> TopicConfig:
-    """Raises ``RequestError`` and ``InvalidRequestError``."""
+    """Raises ``Refusal`` and ``InvalidRequestError``."""
     if wanted.topic_filter_type != SINGLE_TAG:
-        raise RequestError(f"topicFilterType {wanted.topic_filter_type[:64]!r} is not supported: use {SINGLE_TAG}")
+        why = f"topicFilterType {wanted.topic_filter_type[:64]!r} is not supported: use {SINGLE_TAG}"
+        raise Refusal(RefusalKind.INVALID, why)
     return TopicConfig(
         wanted.topic_name,
         wanted.read_queue_nums,

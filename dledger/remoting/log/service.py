@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 from dledger.errors import DLedgerError, InvalidRequestError, NotLeaderError, PendingFullError, ResponseCode
-from dledger.remoting.codes import ANNOUNCED, AnswerCode
+from dledger.remoting.codes import ANNOUNCED
 from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import FRAME_BYTES_MAX, Frame, head_of
 from dledger.remoting.log import codec, java
@@ -315,7 +315,7 @@ def log_server(requests: LogRequests, handlers: LogHandlers) -> RemotingServer:
             direct=handlers.direct,
             awaited=handlers.awaited,
             closed=handlers.closed,
-            code_of=_code_of,
+            refusal_of=_refusal_of,
         ),
         _limits(requests),
         ANNOUNCED,
@@ -344,6 +344,5 @@ def _limits(requests: LogRequests) -> ServerLimits:
     )
 
 
-def _code_of(_error: Exception) -> AnswerCode | None:
+def _refusal_of(_error: Exception) -> None:
     """All errors of ours are answered by the handlers themselves."""
-    return None

@@ -24,6 +24,7 @@
         │   └── NoQueueError        the topic has no such queue, perhaps not any more
         ├── ForbiddenError          the account, or the topic, does not permit it
         ├── MessageRefusedError     no broker would take this message
+        ├── InvalidParameterError   no broker would take these settings, or this argument
         └── RequestNotKnownError    the program that was asked does not have this request
 
 ``outcome`` of each says whether the request may have taken effect: ``"not_applied"`` is safe to repeat, ``"unknown"``
@@ -36,7 +37,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from dledger.errors import DLedgerError, Outcome
-from dledger.remoting.codes import AnswerCode
+from dledger.remoting.codes import OUTCOME_FIELD, AnswerCode
 
 if TYPE_CHECKING:
     from dledger.remoting.frame import Frame
@@ -162,6 +163,10 @@ class MessageRefusedError(RefusedError):
     """Raised for a message that no broker would take: too large, or its topic, queue or properties are not allowed."""
 
 
+class InvalidParameterError(RefusedError):
+    """Raised for settings, or an argument, that a broker of RocketMQ 5 does not take, as any other would not."""
+
+
 class RequestNotKnownError(RefusedError):
     """Raised when the program that was asked does not have this request: it is older, or of another kind."""
 
@@ -172,6 +177,7 @@ _KINDS: Final[Mapping[int, type[RefusedError]]] = {
     AnswerCode.REQUEST_CODE_NOT_SUPPORTED: RequestNotKnownError,
     AnswerCode.VERSION_NOT_SUPPORTED: RequestNotKnownError,
     AnswerCode.MESSAGE_ILLEGAL: MessageRefusedError,
+    AnswerCode.INVALID_PARAMETER: InvalidParameterError,
     AnswerCode.SERVICE_NOT_AVAILABLE: NotMasterError,
     AnswerCode.NO_PERMISSION: ForbiddenError,
     AnswerCode.TOPIC_NOT_EXIST: NotFoundError,
@@ -183,14 +189,13 @@ _KINDS: Final[Mapping[int, type[RefusedError]]] = {
 }
 _DENIED: Final = "AclException: "
 """In the remark of RocketMQ's brokers, and ours, whose access control denies a request: code SYSTEM_ERROR in 4.9."""
-_UNKNOWN_OUTCOMES: Final = frozenset({BrokerFailedError})
 
 
 def refusal_of(answer: Frame, address: str) -> RefusedError:
     """The error for an answer with a code other than SUCCESS.
 
-    A code without a class of its own is a ``BrokerFailedError``, whose outcome is unknown: a broker also answers
-    SYSTEM_ERROR when something went wrong after it had stored a message.
+    A code without a class of its own is a ``BrokerFailedError``, whose outcome is unknown unless the broker is one of
+    ours and says more: RocketMQ's also answer SYSTEM_ERROR when something went wrong after they had stored a message.
     """
     kind = ForbiddenError if _DENIED in answer.remark else _KINDS.get(answer.code, BrokerFailedError)
     name = AnswerCode(answer.code).name if answer.code in AnswerCode.__members__.values() else f"code {answer.code}"
@@ -199,8 +204,15 @@ def refusal_of(answer: Frame, address: str) -> RefusedError:
         f"{address}: {name}: {remark}" if remark else f"{address}: {name}",
         answer_code=answer.code,
         address=address,
-        outcome="unknown" if kind in _UNKNOWN_OUTCOMES else "not_applied",
+        outcome=_outcome(answer, kind),
     )
+
+
+def _outcome(answer: Frame, kind: type[RefusedError]) -> Outcome:
+    told = answer.fields.get(OUTCOME_FIELD, "")
+    if told == "not_applied":
+        return "not_applied"
+    return "unknown" if told or kind is BrokerFailedError else "not_applied"
 
 
 _NO_QUEUE: Final = ("there is no queue ", "request queueId[")

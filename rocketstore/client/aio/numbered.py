@@ -27,7 +27,6 @@ from rocketstore.client.aio.connections import ATTEMPT_S_MAX
 from rocketstore.client.aio.errors import (
     BadAnswerError,
     BrokerBusyError,
-    BrokerFailedError,
     BrokerUnreachableError,
     ClientError,
     MessageRefusedError,
@@ -349,6 +348,7 @@ class NumberedStream:
         """Why none of the messages is stored, or all may be."""
         fields, count = answer.fields, len(messages)
         refusal: DLedgerError = refusal_of(answer, self.address)
+        outcome = refusal.outcome
         status = fields.get("status", "")
         if status == PutMessageStatus.OUT_OF_ORDER_SEQUENCE:
             refusal = OutOfOrderSequenceError(str(refusal))
@@ -358,9 +358,7 @@ class NumberedStream:
             refusal = NoQueueError(str(refusal), answer_code=answer.code, address=self.address)
         elif status in _BUSY:
             refusal = BrokerBusyError(str(refusal), answer_code=answer.code, address=self.address)
-        refusal.outcome = "unknown" if fields.get("outcome") == "unknown" else "not_applied"
-        if "outcome" not in fields and isinstance(refusal, BrokerFailedError):
-            refusal.outcome = "unknown"
+        refusal.outcome = outcome
         blamed = fields.get("message", "")
         if not blamed.isdigit() or int(blamed) >= count or refusal.outcome == "unknown" or count == 1:
             return refusal

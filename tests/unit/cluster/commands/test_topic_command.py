@@ -49,6 +49,16 @@ def test_topics(here: Here) -> None:
     here.run("topic", "delete", "other", "--yes")
 
 
+def test_the_broker_says_how_many_queues_it_takes(here: Here) -> None:
+    """RocketMQ's takes more than ours. That nothing was changed is certain: the exit code is not 3."""
+    for count in ("1025", "100000"):
+        refused = here.run("topic", "create", "wide", "-q", count)
+        assert (refused.exit_code, "1024" in refused.stderr) == (1, True), refused.stderr
+        assert "unknown" not in refused.stderr
+    assert here.rows("topic", "list") == []
+    assert here.run("topic", "create", "wide", "-q", "0").exit_code == 2
+
+
 def test_what_is_not_given_stays_as_it_is(here: Here) -> None:
     """A change of the permission hides no queues, and one of the queues allows no writing."""
     here.run("topic", "create", "stays", "-q", "8")

@@ -133,7 +133,7 @@ def test_a_killed_server_resets_its_connections_and_one_that_stops_ends_them() -
         def answer(connection: RemotingConnection, frame: Frame) -> None:
             connection.done(frame, frame.answer(body=bytes(4 * MIB)))
 
-        handlers = Handlers(direct={1: answer}, awaited={}, closed=lambda _: None, code_of=lambda _: None)
+        handlers = Handlers(direct={1: answer}, awaited={}, closed=lambda _: None, refusal_of=lambda _: None)
         server = RemotingServer("test", handlers, ServerLimits(9, 9, 9, 9, 9.0, *[256 * MIB] * 4))
         listening = await asyncio.get_running_loop().create_server(server.protocol, "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*listening.sockets[0].getsockname())

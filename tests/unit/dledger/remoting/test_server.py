@@ -288,7 +288,7 @@ def test_the_first_answer_announces_our_codes_and_no_other_does(form: HeaderForm
             connection.let_go(frame)
             connection.send(head_of(answers[0], len(body)), body, encode(answers[1]))
 
-        handlers = Handlers(direct={1: answer}, awaited={}, closed=lambda _: None, code_of=lambda _: None)
+        handlers = Handlers(direct={1: answer}, awaited={}, closed=lambda _: None, refusal_of=lambda _: None)
         server = RemotingServer("test", handlers, ServerLimits(9, 9, 9, 9, 9.0, *[256 * MIB] * 4), ANNOUNCED)
         for _ in range(2):
             connection, transport = server.protocol(), Transport("192.0.2.1")
@@ -315,7 +315,7 @@ def test_an_answer_without_room_leaves_the_announcement_to_the_next() -> None:
         def ignore(connection: RemotingConnection, frame: Frame) -> None:
             """It is answered below."""
 
-        handlers = Handlers(direct={1: ignore}, awaited={}, closed=lambda _: None, code_of=lambda _: None)
+        handlers = Handlers(direct={1: ignore}, awaited={}, closed=lambda _: None, refusal_of=lambda _: None)
         server = RemotingServer("test", handlers, ServerLimits(9, 9, 9, 9, 9.0, *[256 * MIB] * 4), ANNOUNCED)
         connection, transport = server.protocol(), Transport("192.0.2.1")
         transport.protocol = connection
@@ -343,7 +343,7 @@ def test_nothing_for_a_one_way_request_leaves_the_announcement_to_the_next_answe
     """A client whose first message wants no answer must not end the broker."""
 
     async def test() -> None:
-        handlers = Handlers(direct={}, awaited={}, closed=lambda _: None, code_of=lambda _: None)
+        handlers = Handlers(direct={}, awaited={}, closed=lambda _: None, refusal_of=lambda _: None)
         server = RemotingServer("test", handlers, ServerLimits(9, 9, 9, 9, 9.0, *[256 * MIB] * 4), ANNOUNCED)
         connection, transport = server.protocol(), Transport("192.0.2.1")
         connection.connection_made(cast("asyncio.Transport", transport))

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dledger.remoting.codes import AnswerCode
+from dledger.remoting.codes import OUTCOME_FIELD, AnswerCode
 from rocketstore.broker.ports import GroupView
 from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupTable
 from rocketstore.remoting.bodies.routes import TopicList
@@ -53,6 +53,7 @@ def test_what_is_no_topic_is_refused(
     before = dict(broker.state.table)
     answer = captured(client, "F60", **fields)
     assert (answer.code, bool(answer.remark)) == (AnswerCode.SYSTEM_ERROR, True)
+    assert answer.fields[OUTCOME_FIELD] == "not_applied"
     assert (broker.state.table, broker.announced) == (before, [])
 
 

@@ -12,7 +12,7 @@ from dledger.client.security import ClientSecurity
 from dledger.errors import ConfigError, DLedgerError
 from dledger.remoting import client as remoting_client
 from dledger.remoting.acl import is_signed
-from dledger.remoting.codes import TLS_REQUIRED, AnswerCode
+from dledger.remoting.codes import OUTCOME_FIELD, TLS_REQUIRED, AnswerCode
 from dledger.remoting.frame import Frame
 from dledger.rpc import tls
 from rocketstore.client.aio import errors
@@ -53,6 +53,7 @@ async def test_a_successful_answer_is_returned_and_any_other_one_raised() -> Non
         (AnswerCode.MESSAGE_ILLEGAL, errors.MessageRefusedError, "not_applied"),
         (AnswerCode.REQUEST_CODE_NOT_SUPPORTED, errors.RequestNotKnownError, "not_applied"),
         (AnswerCode.SUBSCRIPTION_GROUP_NOT_EXIST, errors.NotFoundError, "not_applied"),
+        (AnswerCode.INVALID_PARAMETER, errors.InvalidParameterError, "not_applied"),
         (4711, errors.BrokerFailedError, "unknown"),
     ],
 )
@@ -63,6 +64,15 @@ def test_each_code_has_a_class_and_an_outcome(code: int, kind: type[errors.Refus
     assert (found.outcome, found.answer_code, found.address) == (outcome, code, "b:1")
     assert len(str(found)) < 600
     assert isinstance(found, DLedgerError)
+
+
+@pytest.mark.parametrize("code", [AnswerCode.SYSTEM_ERROR, AnswerCode.SERVICE_NOT_AVAILABLE])
+@pytest.mark.parametrize(
+    ("told", "outcome"), [("not_applied", "not_applied"), ("unknown", "unknown"), ("?", "unknown")]
+)
+def test_a_broker_that_tells_the_outcome_is_believed(code: int, told: str, outcome: str) -> None:
+    """Ours do, because the code leaves it open; a word that is not known is no promise."""
+    assert errors.refusal_of(Frame(0, 1).answer(code, "", {OUTCOME_FIELD: told}), "b:1").outcome == outcome
 
 
 def test_a_broker_that_knows_who_asks_and_refuses_is_understood_without_a_code_for_it() -> None:

@@ -79,4 +79,5 @@ class _Broker:
 
     async def call(self, _address: str, _request: Frame, timeout_s: float) -> Frame:
         self.asked.set_result(timeout_s)
-        return await asyncio.get_running_loop().create_future()
+        never: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        return await never
