@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from dledger.remoting.connection import RemotingConnection
     from dledger.remoting.frame import Frame
 
+_OTHER_LOOP: Final = "this client was made on another event loop: make one for each loop, and close it there"
 PAUSE_S: Final = 0.05
 """Before a request is repeated for the first time; then up to ``PAUSE_S_MAX``, each time twice as long."""
 PAUSE_S_MAX: Final = 1.0
@@ -74,7 +75,9 @@ class Cluster:
         self.is_closed = False
 
     async def close(self) -> None:
-        """Close every connection; calls in progress fail. Idempotent."""
+        """Close every connection; calls in progress fail. Idempotent. Raises ``ClientClosedError`` on another loop."""
+        if not self.is_closed:
+            self.check_place()
         self.is_closed = True
         self.routes.close()
         await self.connections.close()
@@ -92,7 +95,7 @@ class Cluster:
         loop = asyncio.get_running_loop()
         self._loop = self._loop or loop
         if self._loop is not loop:
-            raise ClientClosedError("this client was made on another event loop: make one for each loop")
+            raise ClientClosedError(_OTHER_LOOP)
 
     def deadline(self, timeout_s: float | None = None) -> Deadline:
         """The end of a call that begins now."""

@@ -149,6 +149,7 @@ class Producer:
         """Send what is pending, for a bounded time, leave the group, and close every connection. Idempotent."""
         if self._cluster.is_closed:
             return
+        self._cluster.check_place()
         try:
             if self._pipeline is not None:
                 await self._pipeline.close(self._options.close_timeout_s)

@@ -172,6 +172,7 @@ async def test_a_client_of_another_loop_or_process_says_what_to_do() -> None:
         cluster._process += 1  # as in a forked child
         with pytest.raises(errors.ClientClosedError, match="made in another process: make one after the fork"):
             cluster.check()
+        cluster._process -= 1
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,9 @@ def test_on_another_loop_every_call_fails_at_once(broker: BrokerServer, sender: 
     loop.run_until_complete(sender.topic())
     consumer = Consumer(broker.address, group="g", topics=TOPIC)
     loop.run_until_complete(consumer.start())
-    assert set(refusals(consumer)) == {"this client was made on another event loop: make one for each loop"}
+    assert set(refusals(consumer)) == {
+        "this client was made on another event loop: make one for each loop, and close it there"
+    }
     loop.run_until_complete(consumer.close())
     loop.run_until_complete(loop.shutdown_asyncgens())
     loop.close()

@@ -14,6 +14,7 @@ from dledger.errors import ConfigError
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import FLAG_ONEWAY, Frame
 from rocketstore.client.aio import errors, queue_selection, routes
+from rocketstore.client.aio.admin import Admin
 from rocketstore.client.aio.connections import BrokerConnections
 from rocketstore.client.aio.pending import PipelineLimits
 from rocketstore.client.aio.producer import Producer, ProducerOptions
@@ -651,6 +652,26 @@ def test_a_producer_serves_one_loop() -> None:
             await producer.send(message())
 
     asyncio.run(use_again())
+
+
+@pytest.mark.parametrize("kind", [Producer, Admin])
+def test_closed_on_a_second_loop_a_client_says_where_to_close_it(kind: type[Producer | Admin]) -> None:
+    """Its connections belong to the first one, and a loop that has ended cannot close any."""
+    first = asyncio.new_event_loop()
+    here = world()
+    servers = first.run_until_complete(here.__aenter__())
+    client = kind(servers.a.address)
+    if isinstance(client, Producer):
+        first.run_until_complete(client.send(message()))
+    else:
+        first.run_until_complete(client.brokers())
+    for _ in range(2):
+        with pytest.raises(errors.ClientClosedError, match="make one for each loop, and close it there"):
+            asyncio.run(client.close())
+    first.run_until_complete(client.close())
+    asyncio.run(client.close())  # nothing is left to close
+    first.run_until_complete(here.__aexit__(None, None, None))
+    first.close()
 
 
 # -- oneway ------------------------------------------------------------------------------------------------------------
