@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from dledger.forks import mind_forks
@@ -34,8 +34,12 @@ def in_another_process() -> ClientClosedError:
 class PendingMessages:
     """Use it on one loop; ``is_full`` may be read anywhere."""
 
-    def __init__(self, limits: PipelineLimits) -> None:
+    def __init__(
+        self, limits: PipelineLimits, on_settled: Callable[[Sequence[OutgoingMessage]], object] = lambda _: None
+    ) -> None:
+        """``on_settled`` is told of all messages that are not pending any more."""
         self.limits: Final = limits
+        self._on_settled = on_settled
         self._messages: set[OutgoingMessage] = set()
         self._waiting: list[asyncio.Future[None]] = []  # for room
         self._flushes: list[tuple[set[OutgoingMessage], asyncio.Future[None]]] = []
@@ -58,13 +62,9 @@ class PendingMessages:
         self.bytes += sum([one.size for one in messages])
         self._look()
 
-    def placed(self, topic: str, broker: str) -> set[OutgoingMessage]:
-        """Those of a topic that have a queue at a broker, without those under numbers of the application."""
-        return {
-            one
-            for one in self._messages
-            if one.queue is not None and (one.queue.topic, one.queue.broker_name) == (topic, broker) and one.number < 0
-        }
+    def keyed(self, topic: str) -> set[OutgoingMessage]:
+        """Those of a topic that a sharding key has brought into a queue."""
+        return {one for one in self._messages if one.key is not None and one.queue and one.queue.topic == topic}
 
     async def wait_for_room(self, timeout_s: float) -> None:
         """Return once a message may be added. Raises ``SendQueueFullError``."""
@@ -124,6 +124,7 @@ class PendingMessages:
             left.difference_update(messages)
             if not left and not done.done():
                 done.set_result(None)
+        self._on_settled(messages)
         self._look()
 
     # -- inside --------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
@@ -81,7 +82,7 @@ class SendPipeline:
         self._cluster = cluster
         self._idempotence = idempotence
         self._loop = asyncio.get_running_loop()
-        self.pending: Final = PendingMessages(limits)
+        self.pending: Final = PendingMessages(limits, self._settle_replaced)
         self.selector: Final = QueueSelector(cluster.routes, on_failure)
         self._queue_sends = QueueSends(
             cluster, self.selector, self.pending, group, limits, self._place_anew, allow_duplicates=allow_duplicates
@@ -193,6 +194,9 @@ class SendPipeline:
         if route is None:
             self._unplaced[topic] = messages
             self._start(self._find_route(topic))
+        elif self.selector.has_lost_queues(route) and (under_way := self.pending.keyed(topic)):
+            self._replace(topic, NoQueueError(f"topic {topic} has fewer queues now")).under_way |= under_way
+            self._unplaced[topic] += messages
         else:
             self._place(messages, route)
 
@@ -225,7 +229,7 @@ class SendPipeline:
             self.pending.fail([one for one in unplaced if not one.is_free], no_queues_yet(topic))
             self._place([one for one in unplaced if one.is_free], found)
         else:
-            self._place(unplaced, found)
+            self._of_topic(topic, unplaced)
 
     # -- queues --------------------------------------------------------------------------------------------------------
 
@@ -264,11 +268,10 @@ class SendPipeline:
             return self._idempotence
         return any(self._numbered.get(one.broker, _UNKNOWN) is not None for one in route.parts)
 
-    def _place_anew(self, broker: str, messages: Sequence[OutgoingMessage], why: ClientError) -> None:
+    def _place_anew(self, messages: Sequence[OutgoingMessage], why: ClientError) -> None:
         """Choose queues anew for messages whose queues are gone, unless their callers chose them.
 
-        What comes for their topic meanwhile waits behind them, so that each key keeps its order. ``broker``: the one
-        that they were numbered for, if they were.
+        What comes for their topic meanwhile waits behind them, so that each key keeps its order.
         """
         now = self._loop.time()
         anew = [one for one in messages if one.wanted is None and one.deadline > now and not self._has_ended]
@@ -282,22 +285,24 @@ class SendPipeline:
             if replaced is None and topic in self._unplaced:  # its route is being looked up already
                 self._unplaced[topic][:0] = sorted(some, key=lambda one: one.turn)
                 continue
-            if replaced is None:
-                replaced = self._replaced[topic] = _Replaced(why)
-                self._unplaced[topic] = []
-                self._start(self._place_replaced(topic, replaced))
+            replaced = replaced or self._replace(topic, why)
             replaced.messages += some
-            if broker:
-                replaced.under_way |= self.pending.placed(topic, broker)
+            replaced.settle(some)
+
+    def _replace(self, topic: str, why: ClientError) -> _Replaced:
+        """From now on, what comes for this topic waits for what is under way."""
+        replaced = self._replaced[topic] = _Replaced(why)
+        self._unplaced[topic] = []
+        self._start(self._place_replaced(topic, replaced))
+        return replaced
 
     async def _place_replaced(self, topic: str, replaced: _Replaced) -> None:
         with suppress(ClientError):  # the next attempt says what is the matter
             await self._cluster.routes.refresh(topic)
         await replaced.wait()
         del self._replaced[topic]
-        replaced.messages.sort(key=lambda one: one.turn)
         waiting = [*in_time(self.pending, replaced.messages, replaced.why), *self._unplaced.pop(topic)]
-        self._of_topic(topic, waiting)
+        self._of_topic(topic, sorted(waiting, key=lambda one: one.turn or math.inf))
 
     def _moved(self, message: OutgoingMessage, name: str) -> bool:
         """Offer a message that this broker does not take to another one, if it may go there."""
@@ -383,8 +388,6 @@ class SendPipeline:
         failed = [one for one in outcomes if isinstance(one, ClientError)]
         if not failed:
             self._stored(name, messages, outcomes)
-            for replaced in self._replaced.values():
-                replaced.settle(messages)
             return
         stored: list[OutgoingMessage] = []
         results: list[SendResult | ClientError] = []
@@ -406,7 +409,10 @@ class SendPipeline:
         if stored:
             self._stored(name, stored, results)
         if why is not None:
-            self._place_anew(name, gone, why)
+            self._place_anew(gone, why)
+        self._settle_replaced(messages)
+
+    def _settle_replaced(self, messages: Iterable[OutgoingMessage]) -> None:
         for replaced in self._replaced.values():
             replaced.settle(messages)
 

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 from rocketstore.client.aio.errors import ClientError, ForbiddenError, NoQueueError, NotFoundError
 from rocketstore.client.aio.outgoing import CREATED_QUEUES, CREATING_TOPIC, OutgoingMessage, queue_number_of_key
-from rocketstore.client.aio.routes import RouteCache, TopicRoute
+from rocketstore.client.aio.routes import ROUTES_MAX, RouteCache, TopicRoute
 from rocketstore.remoting.bodies.queues import MessageQueue
 
 AVOIDED_S: Final = 5.0
@@ -33,6 +33,7 @@ class QueueSelector:
         # Not always the first queue: many short-lived producers would fill it, and leave the others empty.
         self._turn = random.randrange(_TURNS)
         self._avoided: dict[str, float] = {}  # until when, by broker name
+        self._used: dict[str, TopicRoute] = {}  # the last one by which a topic's messages were placed
 
     def avoid(self, broker: str) -> None:
         """Prefer other brokers for a while: this one failed, or took too long."""
@@ -106,6 +107,14 @@ class QueueSelector:
             raise NoQueueError(f"topic {route.topic} has no writable queue {queue}")
         names = ", ".join(one.broker_name for one in found)
         raise NoQueueError(f"topic {route.topic} has a queue {queue} at each of {names}: give a MessageQueue")
+
+    def has_lost_queues(self, route: TopicRoute) -> bool:
+        """Whether a queue is missing in this route that its topic had at the last call."""
+        before = self._used.pop(route.topic, route)
+        self._used[route.topic] = route
+        if len(self._used) > ROUTES_MAX:
+            self._used.pop(next(iter(self._used)))
+        return before is not route and not set(before.writable) <= set(route.writable)
 
     def route(self, topic: str) -> TopicRoute | None:
         """The route, or that of a topic that the first message creates; None: it is not known at once."""

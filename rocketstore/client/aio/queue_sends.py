@@ -75,7 +75,7 @@ class QueueSends:
         pending: PendingMessages,
         group: str,
         limits: PipelineLimits,
-        place_anew: Callable[[str, Sequence[OutgoingMessage], ClientError], None],
+        place_anew: Callable[[Sequence[OutgoingMessage], ClientError], None],
         *,
         allow_duplicates: bool,
     ) -> None:
@@ -232,7 +232,7 @@ class QueueSends:
             if waiting.queue is not None:
                 batch = [*batch, *waiting.messages]
                 waiting.messages.clear()
-            self._place_anew("", batch, failure)
+            self._place_anew(batch, failure)
             return True
         return False
 

@@ -16,6 +16,7 @@ from dledger.remoting.frame import Frame
 from rocketstore.client.aio import errors, numbered, routes
 from rocketstore.client.aio.admin import Admin
 from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.aio.outgoing import outgoing
 from rocketstore.client.aio.producer import Producer, ProducerOptions
 from rocketstore.client.aio.queue_selection import OnFailure
 from rocketstore.client.aio.results import NO_OFFSET, SendResult
@@ -385,6 +386,61 @@ async def test_what_comes_later_waits_for_what_may_need_another_queue() -> None:
         release.set()
         assert {one.queue for one in await asyncio.gather(*futures)} == {0}
         assert here.store.bodies() == bodies(4)
+
+
+@on_loop
+async def test_what_comes_by_a_new_route_waits_for_what_was_placed_by_the_old_one() -> None:
+    """The first message of a key is under way to a queue that is gone; the second has seen the new route."""
+    async with world() as here, here.producer(timeout_s=30) as producer:
+        here.topics.topics["T"]["a"] = 8
+        assert (await producer.send(message(b"0"), key="k")).queue != 0
+        here.topics.topics["T"]["a"] = here.store.queues = 1
+        arrived, release = asyncio.Event(), asyncio.Event()
+
+        async def send(frame: Frame) -> Reply:
+            if not arrived.is_set():
+                arrived.set()
+                await release.wait()
+            return await here.store.send(frame)
+
+        here.a.scripts[NUMBERED] = send
+        futures = [await producer.submit(message(b"1"), key="k")]
+        await arrived.wait()
+        await producer._cluster.routes.refresh("T")
+        futures.append(await producer.submit(message(b"2"), key="k"))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        release.set()
+        assert {one.queue for one in await asyncio.gather(*futures)} == {0}
+        assert here.store.bodies() == bodies(3)
+
+
+@on_loop
+async def test_a_half_message_that_was_waited_for_is_not_waited_for_for_ever() -> None:
+    """It goes another way than the numbered ones, whose queue is gone, and which must not overtake it."""
+    async with world() as here, here.producer(timeout_s=30) as producer:
+        here.topics.topics["T"]["a"] = 8
+        assert (await producer.send(message(b"0"), key="k")).queue != 0
+        here.topics.topics["T"]["a"] = here.store.queues = 1
+        arrived, release = asyncio.Event(), asyncio.Event()
+
+        async def refuse(frame: Frame) -> Reply:
+            arrived.set()
+            await release.wait()
+            return frame.answer(AnswerCode.MESSAGE_ILLEGAL, remark="no")
+
+        here.a.scripts[RequestCode.SEND_MESSAGE_V2] = refuse
+        prepared = outgoing(message(b"half"), 1 << 20, producer_group="g", transaction_id="t")
+        prepared.key = "k"
+        half = producer.add(prepared)
+        await arrived.wait()
+        numbered_one = await producer.submit(message(b"1"), key="k")
+        await until(lambda: len(here.numbered()) == 2, "it is refused")
+        release.set()
+        with pytest.raises(errors.MessageRefusedError):
+            await half
+        async with asyncio.timeout(10):
+            assert (await numbered_one).queue == 0
 
 
 @on_loop

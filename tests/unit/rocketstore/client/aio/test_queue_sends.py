@@ -61,7 +61,7 @@ async def test_a_request_is_waited_for_as_long_as_any_of_its_messages_has_time()
         assert isinstance(message.future.exception(), TimedOutError)
 
 
-def _nowhere(_broker: str, _messages: Sequence[OutgoingMessage], _why: ClientError) -> None:
+def _nowhere(_messages: Sequence[OutgoingMessage], _why: ClientError) -> None:
     raise AssertionError("no queue is gone")
 
 
