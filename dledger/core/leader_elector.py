@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final, assert_never
 
 from dledger.config import ServerConfig
-from dledger.core import histories
+from dledger.core import histories, suspicion
 from dledger.core.member_state import Candidate, Follower, Leader, MemberState
 from dledger.core.messages import (
     HeartbeatRequest,
@@ -221,9 +221,12 @@ class LeaderElector:
             return
         self.pre_votes += 1
         role = state.role
-        if isinstance(role, Candidate) and role.pre_vote:
+        if isinstance(role, Candidate) and role.pre_vote and not role.repeats_left:  # all have had time to answer
             self.vote_problem = self._what_keeps_from_electing(role)
-        state.become_candidate(now_ms, pre_vote=True)
+        repeats = suspicion.repeats_left(role)
+        reason = RoleReason.LEADER_GONE if repeats else RoleReason.ELECTION_TIMEOUT
+        state.become_candidate(now_ms, pre_vote=True, reason=reason)
+        suspicion.hurry(state, repeats, now_ms)
         self._ask_for_votes(Term(state.term + 1), pre_vote=True)
 
     def _what_keeps_from_electing(self, candidate: Candidate) -> str:
@@ -236,7 +239,9 @@ class LeaderElector:
     def _campaign(self, now_ms: int, reason: RoleReason) -> None:
         state = self._state
         self.elections += 1
+        repeats = suspicion.repeats_left(state.role)
         state.become_candidate(now_ms, pre_vote=False, reason=reason)
+        suspicion.hurry(state, repeats, now_ms)
         self._ask_for_votes(state.term, transfer=reason is RoleReason.LEADERSHIP_OFFERED)
         self._lead_if_elected(now_ms)
 
@@ -414,6 +419,7 @@ class LeaderElector:
             return
         if not response.granted or not histories.covers(state, response.committed):
             role.ballots.pop(sender, None)
+            suspicion.on_refusal(state, role, sender, now_ms)
             return
         role.ballots[sender] = Ballot(response.standing, response.boot_id, response.used)
         self._lead_if_elected(now_ms)

@@ -33,6 +33,10 @@ class Follower:
     """The member to which the leader last announced a transfer."""
     timeout_ms: int = field(default=0, compare=False)
     """How long it waits for this leader. Drawn once: a new draw per heartbeat could end before the elector wakes up."""
+    suspects: bool = False
+    """Its leader's process seems to be gone; see ``dledger.core.suspicion``."""
+    answer_due_ms: int = field(default=0, compare=False)
+    """Until then the leader's answer that it does not lead makes it suspect."""
 
 
 @dataclass(slots=True)
@@ -43,6 +47,10 @@ class Candidate:
     election_due_ms: int
     ballots: dict[NodeId, Ballot] = field(default_factory=dict)
     """The granted votes, including its own."""
+    repeats_left: int = 0
+    """How many rounds may follow soon, because the leader's process is gone; see ``dledger.core.suspicion``."""
+    refused: set[NodeId] = field(default_factory=set)
+    """Who refused its vote."""
 
 
 @dataclass(slots=True)
@@ -200,6 +208,8 @@ class MemberState:
         match self.role:
             case Leader():
                 return True
+            case Follower(suspects=True):
+                return False
             case Follower(leader=leader, last_heard_ms=heard) if leader is not None and heard is not None:
                 return now_ms - heard < self.election.election_timeout_ms_min
             case _:
@@ -209,6 +219,10 @@ class MemberState:
         """A new random deadline (§5.2: randomised so that split votes are rare)."""
         election = self.election
         return now_ms + self._random.randrange(election.election_timeout_ms_min, election.election_timeout_ms_max)
+
+    def draw(self, start: int, stop: int) -> int:
+        """A random integer in ``[start, stop)``."""
+        return self._random.randrange(start, stop)
 
     # -- transitions ---------------------------------------------------------------------------------------------
 
@@ -277,6 +291,7 @@ class MemberState:
         if term == self.term and isinstance(role, Follower) and role.leader == leader:
             role.last_heard_ms = now_ms
             role.election_due_ms = now_ms + role.timeout_ms
+            role.suspects = False
         else:
             self.become_follower(term, leader, now_ms, RoleReason.LEADER_HEARD)
         return True

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Final, assert_never
 
 from dledger.config import ServerConfig
+from dledger.core import suspicion
 from dledger.core.entry_pusher import EntryDispatcher, EntryHandler, QuorumAckChecker, SequenceDone
 from dledger.core.leader_elector import LeaderElector
 from dledger.core.member_state import Leader, MemberRun, MemberState
@@ -133,6 +134,7 @@ class Node:
             case VoteResponse():
                 self.handler.on_vote_response(sender, message)
                 self.elector.on_vote_response(sender, message, now_ms)
+                suspicion.on_answer(self.state, sender, message, now_ms)
             case HeartbeatResponse():
                 self.elector.on_heartbeat_response(sender, message, now_ms)
             case TakeLeadership():
@@ -150,6 +152,23 @@ class Node:
         """Pushes in flight towards ``peer`` are lost."""
         self._require_member(peer)
         self.dispatchers[peer].on_connection_lost()
+
+    def follows(self, leader: NodeId) -> Term | None:
+        """The term in which this member follows ``leader``, if it does."""
+        return self.state.term if self.state.leader_id == leader else None
+
+    def leader_lost(self, leader: NodeId, term: Term, now_ms: int, *, gone: bool) -> None:
+        """The connection of ``leader``, followed in ``term``, broke; ``gone``: and its address refuses another one.
+
+        Otherwise something answers there: ask whether it leads.
+        """
+        self._require_member(leader)
+        if gone:
+            while self.handler.step(now_ms) is not None:  # what the leader had sent before is no sign of life
+                pass
+            suspicion.suspect(self.state, leader, term, now_ms)
+        elif suspicion.doubt(self.state, leader, term, now_ms):
+            self.handler.belief.ask(leader)
 
     def flushed(self) -> None:
         """The log became more durable."""

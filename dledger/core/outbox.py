@@ -36,6 +36,8 @@ class RoleReason(StrEnum):
 
     ELECTION_TIMEOUT = "election_timeout"
     """No leader was heard for an election timeout: the member asks for votes (or, alone in its group, leads)."""
+    LEADER_GONE = "leader_gone"
+    """Its leader's process has ended: the member asks for votes at once."""
     PRE_VOTE_WON = "pre_vote_won"
     """A quorum would vote for it: it campaigns in a new term."""
     LEADERSHIP_OFFERED = "leadership_offered"

@@ -25,6 +25,47 @@ def test_a_group_settles_on_one_leader(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [3, 5])
+def test_a_killed_leader_whose_end_all_notice_is_replaced_without_a_silence(size: int) -> None:
+    """Long before any election timeout, in one election; nothing acknowledged is lost."""
+    cluster = Cluster(size)
+    cluster.elect()
+    acknowledged = cluster.append(N0, b"a").value
+    cluster.crash(N0)
+
+    for one in cluster.ids[1:]:
+        cluster[one].node.leader_lost(N0, Term(1), cluster.now_ms, gone=True)
+        cluster.act(one)
+    cluster.advance(100)
+
+    leader = cluster.leader()
+    assert leader is not None
+    assert cluster.term(leader) == 2
+    assert cluster.append(leader, b"b").value.last_index > acknowledged.last_index
+    assert cluster.bodies(leader) == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("told", [1, 2])
+def test_a_false_alarm_costs_at_most_an_election(told: int) -> None:
+    """One member alone gets no pre-vote and goes on with its leader; two elect one of them, the old leader follows."""
+    cluster = Cluster(3)
+    cluster.elect()
+    acknowledged = cluster.append(N0, b"a").value
+    cluster.advance(50)  # the leader has nothing to say now, until its next heartbeat
+
+    for one in (N1, N2)[:told]:
+        cluster[one].node.leader_lost(N0, Term(1), cluster.now_ms, gone=True)
+        cluster.act(one)
+    cluster.advance(400)
+
+    leader = cluster.leader()
+    assert leader is not None
+    assert (leader == N0, cluster.term(leader)) == ((True, 1) if told == 1 else (False, 2))
+    assert cluster.append(leader, b"b").value.last_index > acknowledged.last_index
+    cluster.advance(200)
+    assert cluster.same_logs()
+
+
+@pytest.mark.parametrize("size", [3, 5])
 def test_a_killed_leader_is_replaced_within_two_election_timeouts(size: int) -> None:
     """DLedger LeaderElectorTest: the leader stops, another takes over, and appends go on."""
     cluster = Cluster(size)

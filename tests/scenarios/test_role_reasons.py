@@ -32,6 +32,20 @@ def test_an_election_names_each_of_its_steps() -> None:
     assert (cluster[N1].node.elector.pre_votes, cluster[N1].node.elector.elections) == (0, 0)
 
 
+def test_an_election_in_place_of_a_killed_leader_says_so() -> None:
+    """No silence: who looks for a slow network would look in vain."""
+    cluster = Cluster(3)
+    cluster.elect()
+    cluster.crash(N0)
+    told(cluster, N2)
+
+    cluster[N2].node.leader_lost(N0, cluster.term(N2), cluster.now_ms, gone=True)
+    cluster.act(N2)
+    cluster.advance(20)
+
+    assert told(cluster, N2)[0] == (Role.CANDIDATE, RoleReason.LEADER_GONE)
+
+
 def test_a_leader_that_nobody_answers_says_so() -> None:
     """Check-quorum is a reason of its own: the network is at fault, not a rival."""
     cluster = Cluster(3)

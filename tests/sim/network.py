@@ -153,6 +153,10 @@ class Network:
         late = self._last_us.get((sender, target), 0) > self._scheduler.now_us + 10_000
         return self.is_heard(sender, target) and not refused and not late and not self.lost_kinds.get((sender, target))
 
+    def arrived_us(self, sender: NodeId, target: NodeId) -> int:
+        """When everything will have arrived that is under way in the stream."""
+        return self._last_us.get((sender, target), 0) + 1
+
     def _keep(self, random: Random, sender: NodeId, target: NodeId, message: Message) -> None:
         """Keep a copy of some messages, in place of any other, so that of every time some are left."""
         share = 4 * self._keep_share if isinstance(message, PushResponse) else self._keep_share

@@ -65,6 +65,8 @@ NEW_WORLDS: Final = 100_000
 
 SENDER_WORLDS: Final = 200_000
 """From this seed on real clients send, too."""
+SUSPICION_WORLDS: Final = 300_000
+"""From this seed on members may hear at once that their leader is gone, or seems to be."""
 
 THEMES: Final[tuple[tuple[str, ...], ...]] = (
     ("harass_leader", "harass_commit", "crash_send", "change_sides", "slow_flush", "stale"),
@@ -113,6 +115,10 @@ class Options:
     """Members with ``flush_mode=async``: a power cut takes what they said to hold."""
     senders: int = 0
     """Real clients: windows of ``dledger.sending``."""
+    told: float = 0.0
+    """Which part of the others hears at once of a crash, and of broken connections."""
+    false_alarm_us: int = 0
+    """How often live leaders seem to be gone; 0: never."""
 
     @property
     def is_new(self) -> bool:
@@ -189,6 +195,7 @@ def _newer(options: Options) -> Options:
     tempo = random.choice((1000, 1000, 300, 100))
     election, replication = options.election, options.replication
     names = options.names
+    told, false_alarm_us = _suspicion(options.seed)
     return replace(
         options,
         faults=(*faults, "snapshot") if "set_back" in faults else faults,
@@ -217,7 +224,17 @@ def _newer(options: Options) -> Options:
         noise_us=random.choice((0, 2_000, 12_000)) * tempo,
         async_members=_some(random, names) if "async_flush" in faults and options.size > 1 else (),
         senders=Random(f"senders/{options.seed}").choice((1, 1, 2)) if options.seed >= SENDER_WORLDS else 0,
+        told=told,
+        false_alarm_us=false_alarm_us * tempo // 1000,
     )
+
+
+def _suspicion(seed: int) -> tuple[float, int]:
+    """Whom a crash tells, and how often there are false alarms."""
+    if seed < SUSPICION_WORLDS:
+        return 0.0, 0
+    random = Random(f"suspicion/{seed}")
+    return random.choice((0.0, 0.5, 1.0, 1.0)), random.choice((0, 0, 300_000, 2_000_000))
 
 
 def _faults(random: Random) -> tuple[str, ...]:

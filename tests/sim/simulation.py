@@ -11,6 +11,7 @@ from dledger.core.member_state import Leader
 from dledger.core.messages import Message, PushAppend
 from dledger.errors import DLedgerError
 from dledger.types import EntryRun, NodeId
+from tests.sim.alarms import Alarms
 from tests.sim.checker import Checker, Violation, require
 from tests.sim.clients import Append, Clients
 from tests.sim.driver import SimNode
@@ -23,8 +24,8 @@ from tests.sim.progress import Progress
 from tests.sim.scheduler import Scheduler
 from tests.sim.senders import Senders
 
-HEAL_US: Final = 10_000_000
-"""How long a healed group may take until it is well."""
+HEAL_US: Final = 11_000_000
+"""How long a healed group may take until it is well: a sender may wait for 10 s for an answer that was lost before."""
 TAIL: Final = 40
 
 
@@ -73,6 +74,7 @@ class Simulation:
         self.clients = Clients(self, Random(f"clients/{seed}"))
         self.producers = Producers(self, Random(f"producers/{seed}"))
         self.senders = Senders(self, Random(f"senders/{seed}"))
+        self.alarms = Alarms(self, Random(f"alarms/{seed}"))
         self.nemesis = Nemesis(self, Random(f"nemesis/{seed}"))
         self.progress = Progress(self)
         self.think_us = options.think_us
@@ -146,6 +148,7 @@ class Simulation:
             keep = self._cut_power(node, keep, unflushed)
         self.event("crash", node, f"keeps {keep} of {unflushed}")
         node.stop(keep)
+        self.alarms.crashed(node)
         self.scheduler.after(down_us, self._restart, node, node.boots)
 
     def _cut_power(self, node: SimNode, keep: int, unflushed: int) -> int:
@@ -165,6 +168,7 @@ class Simulation:
     def break_stream(self, sender: NodeId, target: NodeId) -> None:
         """The stream from ``sender`` to ``target`` breaks; ``sender`` hears of it soon."""
         self.scheduler.after(int(self.random.random() * 20_000), self._stream_broke, sender, target)
+        self.alarms.broke(self._by_name[sender], self._by_name[target])
 
     def _stream_broke(self, sender: NodeId, target: NodeId) -> None:
         node = self._by_name[sender]
@@ -195,6 +199,7 @@ class Simulation:
         self.producers.start()
         self.senders.start()
         self.nemesis.start()
+        self.alarms.start()
         while self.events < self.options.events:
             require(self.scheduler.run_next(), "nothing happens any more")
             require(self.scheduler.now_us < 3_600_000_000, "time passes without events")

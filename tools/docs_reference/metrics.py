@@ -51,6 +51,7 @@ process metrics of the Prometheus client library.
 
 _REASONS: Final = {
     RoleReason.ELECTION_TIMEOUT: "it heard no leader for an election timeout, or is alone in its group",
+    RoleReason.LEADER_GONE: "its leader's process has ended, so it asks for votes at once",
     RoleReason.PRE_VOTE_WON: "a quorum would vote for it, so it campaigns in a new term",
     RoleReason.LEADERSHIP_OFFERED: "the leader transfers leadership to it",
     RoleReason.ELECTED: "a quorum voted for it",

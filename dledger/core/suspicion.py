@@ -1,0 +1,107 @@
+"""A leader whose process is gone is suspected at once: its followers need not wait for its silence.
+
+The transport finds out that the leader's connection broke and that its address refuses another one. From then on this
+member no longer counts as hearing its leader, so that it grants others' pre-votes, and soon asks for votes itself.
+Nothing else differs: terms, votes and logs decide as ever, and a false alarm costs at most an election. No read may
+depend on a time within which followers elect nobody (a lease): with suspicion there is none.
+
+A live leader ends it by any message (``MemberState.follow``), and so does every change of term or role.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dledger.core.member_state import Candidate, Follower, MemberState, RoleState
+from dledger.core.messages import VoteResponse
+from dledger.core.outbox import Wake
+from dledger.types import NO_ENTRY, NodeId, Term
+
+RANK_MS: Final = 30
+"""How much later each next member asks for votes: the one before it has probably won by then."""
+SPREAD_MS: Final = 20
+"""A random delay below this separates members that take themselves for the same rank."""
+REPEAT_MS_MIN: Final = 30
+REPEAT_MS_MAX: Final = 50
+"""The time between two pre-votes of a suspecting member: others may learn of the leader's end a little later."""
+REPEATS_MAX: Final = 10
+"""So many rounds may follow soon upon each other; then the election timeout holds again."""
+ANSWER_MS_MAX: Final = 100
+"""How long a leader's answer is waited for where something accepts connections at its address."""
+
+
+def suspect(state: MemberState, leader: NodeId, term: Term, now_ms: int) -> None:
+    """``leader`` of ``term`` is gone: ask for votes soon, unless this member follows another one by now."""
+    role = state.role
+    if not isinstance(role, Follower) or role.leader != leader or state.term != term or role.suspects:
+        return
+    role.suspects = True
+    due_ms = now_ms + RANK_MS * rank(state, leader) + state.draw(0, SPREAD_MS)
+    role.election_due_ms = min(role.election_due_ms, due_ms)
+    state.outbox.wake |= Wake.ELECTOR
+
+
+def rank(state: MemberState, leader: NodeId) -> int:
+    """This member's place among the leader's followers: the one that is known to hold most is first.
+
+    By what the leader stated in its heartbeats, to all of them: while entries arrive, each member knows more of its own
+    log, and would take itself for the first. A member without standing is the last.
+    """
+    if not state.has_standing:
+        return len(state.peers) - 1
+    own = state.remembered.get(state.node_id, NO_ENTRY), state.node_id
+    others = [(state.remembered.get(peer, NO_ENTRY), peer) for peer in state.peers if peer != leader]
+    return sum(other > own for other in others)
+
+
+def doubt(state: MemberState, leader: NodeId, term: Term, now_ms: int) -> bool:
+    """Something accepts connections at the address of ``leader``: whether to ask it if it leads ``term``.
+
+    A killed process may have been started again already.
+    """
+    role = state.role
+    if not isinstance(role, Follower) or role.leader != leader or state.term != term or role.suspects:
+        return False
+    role.answer_due_ms = now_ms + ANSWER_MS_MAX
+    return True
+
+
+def on_answer(state: MemberState, sender: NodeId, answer: VoteResponse, now_ms: int) -> None:
+    """Suspect a leader that, in doubt, was asked at its own address and answers that it does not lead."""
+    role = state.role
+    if isinstance(role, Follower) and role.leader == sender and now_ms <= role.answer_due_ms and answer.pre_vote:
+        role.answer_due_ms = 0
+        if not answer.leads:
+            suspect(state, sender, state.term, now_ms)
+
+
+def repeats_left(role: RoleState) -> int:
+    """How many rounds of questions may follow soon upon the one that is due now."""
+    match role:
+        case Follower(suspects=True):
+            return REPEATS_MAX
+        case Candidate(repeats_left=left):
+            return max(0, left - 1)
+        case _:
+            return 0
+
+
+def hurry(state: MemberState, repeats: int, now_ms: int) -> None:
+    """A round has begun, and ``repeats`` are left: a pre-vote is repeated soon, a campaign only once it is lost."""
+    role = state.role
+    if repeats > 0 and isinstance(role, Candidate):
+        role.repeats_left = repeats
+        if role.pre_vote:
+            role.election_due_ms = now_ms + state.draw(REPEAT_MS_MIN, REPEAT_MS_MAX)
+
+
+def on_refusal(state: MemberState, candidate: Candidate, voter: NodeId, now_ms: int) -> None:
+    """A vote was refused. If, without the one that is gone, no majority can be left, two candidates split the vote: ask
+    again soon.
+    """
+    candidate.refused.add(voter)
+    lost = len(candidate.refused) >= len(state.peers) + 1 - state.quorum
+    if lost and candidate.repeats_left > 0 and not candidate.pre_vote:
+        soon_ms = now_ms + state.draw(REPEAT_MS_MIN, REPEAT_MS_MAX)
+        candidate.election_due_ms = min(candidate.election_due_ms, soon_ms)
+        state.outbox.wake |= Wake.ELECTOR
