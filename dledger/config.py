@@ -69,6 +69,8 @@ class ElectionConfig:
     """Members that should lead: any other leader transfers leadership to one of them once that has caught up."""
     preferred_check_interval_ms: Millis = 1000
     """How often a leader checks whether a preferred member, or one with free disk space, should lead instead."""
+    fast_failover: bool = True
+    """Replace a leader whose process has ended (its address refuses connections) without waiting for its silence."""
 
     def problems(self) -> list[str]:
         """Everything wrong with these values, as sentences."""

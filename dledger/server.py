@@ -67,7 +67,7 @@ from dledger.store.identity import IDENTITY_FILE
 from dledger.store.remembered import read_remembered
 from dledger.store.repair import set_aside_damaged
 from dledger.store.watched import WatchedStore
-from dledger.types import AppendedBatch, Body, Entry, LogIndex, NodeId, ProducerBatch
+from dledger.types import AppendedBatch, Body, Entry, LogIndex, NodeId, ProducerBatch, Term
 from dledger.upkeep import LogUpkeep
 from dledger.watch import LogWatch, WatchSettings
 
@@ -466,6 +466,14 @@ class DLedgerServer:
         if self._push_times is not None:
             self._push_times.lost(peer)
         self._driver.call(lambda _now_ms: self._node.connection_lost(peer))
+
+    def follows(self, peer: NodeId) -> Term | None:
+        """See ``Receiver.follows``."""
+        return self._driver.look(lambda node: node.follows(peer))
+
+    def leader_lost(self, peer: NodeId, term: Term, *, gone: bool) -> None:
+        """See ``Receiver.leader_lost``."""
+        self._driver.call(lambda now_ms: self._node.leader_lost(peer, term, now_ms, gone=gone))
 
     def _send(self, target: NodeId, message: Message) -> None:
         config = self._config

@@ -47,6 +47,15 @@ class Receiver(Protocol):
     def connection_lost(self, peer: NodeId) -> None:
         """The push connection to ``peer`` broke, and everything in flight on it is lost."""
 
+    def follows(self, peer: NodeId) -> Term | None:
+        """The term in which this member follows ``peer``, if it does."""
+
+    def leader_lost(self, peer: NodeId, term: Term, *, gone: bool) -> None:
+        """The connection of ``peer``, followed in ``term``, broke.
+
+        ``gone``: its address refuses another one; otherwise something accepts connections there.
+        """
+
 
 class PeerLog(Protocol):
     """The log for peers that repair or compare theirs. Thread-safe; every method may wait for the disk."""

@@ -15,7 +15,7 @@ from dledger.core.messages import (
     VoteResponse,
 )
 from dledger.errors import DLedgerError, InvalidRequestError
-from dledger.types import NodeId
+from dledger.types import NodeId, Term
 
 
 @dataclass
@@ -27,6 +27,10 @@ class RecordingReceiver:
     requested: list[Envelope] = field(default_factory=list)
     received: list[Envelope] = field(default_factory=list)
     lost: list[NodeId] = field(default_factory=list)
+    leader: tuple[NodeId, Term] | None = None
+    """The leader that it follows, and in which term."""
+    leader_losses: list[tuple[NodeId, Term, bool]] = field(default_factory=list)
+    """Leader, term, and whether it is gone."""
     release: threading.Event = field(default_factory=threading.Event)
     """Requests are answered only while this is set; it is, unless a test clears it."""
 
@@ -53,6 +57,13 @@ class RecordingReceiver:
 
     def connection_lost(self, peer: NodeId) -> None:
         self.lost.append(peer)
+
+    def follows(self, peer: NodeId) -> Term | None:
+        return self.leader[1] if self.leader is not None and self.leader[0] == peer else None
+
+    def leader_lost(self, peer: NodeId, term: Term, *, gone: bool) -> None:
+        self._refuse()
+        self.leader_losses.append((peer, term, gone))
 
     def messages(self) -> list[Message]:
         """What was received, without the addresses."""

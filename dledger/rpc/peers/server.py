@@ -29,6 +29,7 @@ from dledger.rpc.peers.connection import PeerConnection
 from dledger.rpc.peers.frames import HANDSHAKE_BYTES_MAX, FrameKind, Purpose
 from dledger.rpc.peers.identity import Introduction
 from dledger.rpc.peers.log_exchange import PeerLogService
+from dledger.rpc.peers.suspicion import LeaderWatch
 from dledger.rpc.ports import PeerLog, Receiver
 
 _LOG = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class PeerServer:
         self._receiver = receiver
         self._log = None if log is None else PeerLogService(log)
         self._acceptor = PeerAcceptor(introduction, self._begin)
+        self._leaders = LeaderWatch(config.peers if config.election.fast_failover else (), receiver)
         self._bridge: LoopBridge | None = None
         self._lock = threading.Lock()  # guards what follows
         self._registered = 0
@@ -82,6 +84,7 @@ class PeerServer:
         if self._bridge is not None:
             bridge, self._bridge = self._bridge, None
             bridge.run(self._acceptor.close())
+            bridge.run(self._leaders.close())
         with self._lock:
             self._closing = True
             serving = tuple(self._threads.items())
@@ -144,9 +147,13 @@ class PeerServer:
     def _forget(self, connection: PeerConnection, caller: PeerCaller) -> None:
         with self._lock:
             self._threads.pop(connection, None)
-            if self._in_use.get(caller) is connection:
+            in_use = self._in_use.get(caller) is connection  # not replaced by a newer one
+            if in_use:
                 del self._in_use[caller]
         connection.close()
+        bridge = self._bridge
+        if in_use and caller.purpose is Purpose.PUSH and bridge is not None:  # and not closed by us
+            bridge.post(partial(self._leaders.broke, caller.node_id))
 
     def _serve_control(self, connection: PeerConnection, caller: PeerCaller) -> None:
         while (frame := connection.receive(CONTROL_BYTES_MAX)) is not None:

@@ -28,7 +28,7 @@ from dledger.core.messages import (
     VoteRequest,
 )
 from dledger.errors import ConfigError, InvariantError, ResponseCode
-from dledger.rpc.peers import codec, frames, pushes, server
+from dledger.rpc.peers import codec, frames, pushes, server, suspicion
 from dledger.rpc.peers.acceptor import PeerCaller
 from dledger.rpc.peers.connection import PeerConnection
 from dledger.rpc.peers.frames import FrameBuffer, FrameKind, Purpose
@@ -314,6 +314,73 @@ def silent(config: ServerConfig) -> Iterator[Silent]:
         listening.listen()
         listening.settimeout(20)
         yield Silent(listening)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look takes as long as a busy machine makes it take."""
+    monkeypatch.setattr(suspicion, "LOOK_S_MAX", 2.0)
+
+
+def lose_pushes(peer: Peer) -> None:
+    """n0's push connection is made, and breaks."""
+    received = len(peer.receiver.received)
+    with peer.connected(Purpose.PUSH) as wire:
+        wire.send(FrameKind.PUSH, COMMIT)
+        wait_until(lambda: len(peer.receiver.received) > received, "the push")
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_leader_whose_address_refuses_connections_is_gone(peer: Peer) -> None:
+    """Its kernel has closed its port: design notes F2."""
+    peer.receiver.leader = N0, Term(5)
+
+    lose_pushes(peer)
+
+    wait_until(lambda: peer.receiver.leader_losses == [(N0, Term(5), True)], "the leader is known to be gone")
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_leader_whose_address_accepts_connections_is_only_in_doubt(peer: Peer, silent: Silent) -> None:
+    """It may be alive, or started again; or something else listens there."""
+    peer.receiver.leader = N0, Term(5)
+
+    lose_pushes(peer)
+
+    with silent.accept() as link:
+        assert link.recv(1) == b"", "nothing is said, and it ends soon"
+    assert peer.receiver.leader_losses == [(N0, Term(5), False)]
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_leader_that_dies_while_it_is_asked_is_gone(peer: Peer, silent: Silent) -> None:
+    """A dying process's port may still have accepted the connection."""
+    peer.receiver.leader = N0, Term(5)
+
+    lose_pushes(peer)
+    with silent.accept() as link:
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets it
+
+    expected = [(N0, Term(5), False), (N0, Term(5), True)]
+    wait_until(lambda: peer.receiver.leader_losses == expected, "in doubt, then known to be gone")
+
+
+@pytest.mark.usefixtures("patient")
+def test_only_the_loss_of_the_leader_is_looked_into(peer: Peer) -> None:
+    """Of a member that does not lead, or a connection that a newer one replaced, nothing is to be learned."""
+    lose_pushes(peer)
+    with peer.connected(Purpose.PUSH) as older:
+        older.send(FrameKind.PUSH, COMMIT)
+        wait_until(lambda: len(peer.receiver.received) == 2, "the push")
+        peer.receiver.leader = N0, Term(5)
+        with peer.connected(Purpose.PUSH) as newer:
+            assert older.rest() == []
+            newer.send(FrameKind.PUSH, COMMIT)
+            wait_until(lambda: len(peer.receiver.received) == 3, "the push on the newer connection")
+            peer.receiver.leader = N0, Term(6)
+
+    wait_until(lambda: peer.receiver.leader_losses != [], "the leader is looked for")
+    assert peer.receiver.leader_losses == [(N0, Term(6), True)]
 
 
 @pytest.mark.usefixtures("silent")

@@ -1,0 +1,51 @@
+"""A killed leader is replaced without waiting for its silence."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from cluster.local.group import LocalGroup
+
+TIMEOUT_S = 6.0
+"""The election timeout: so long that no busy machine takes as long for an election."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_killed_leader_is_replaced_long_before_an_election_timeout(tmp_path: Path, tls: bool) -> None:
+    """Its kernel says at once that it is gone (design notes F1 to F3)."""
+    with group_of(tmp_path, fast=True, tls=tls) as group:
+        assert replacement_s(group) < TIMEOUT_S - 1
+
+
+@pytest.mark.slow
+def test_without_fast_failover_its_silence_is_waited_for(tmp_path: Path) -> None:
+    """The setting, and the proof that the other test shows anything."""
+    with group_of(tmp_path, fast=False) as group:
+        assert replacement_s(group) > TIMEOUT_S - 0.5
+
+
+def group_of(directory: Path, *, fast: bool, tls: bool = False) -> LocalGroup:
+    settings = {
+        "election_timeout_ms_min": f"{1000 * TIMEOUT_S:.0f}",
+        "election_timeout_ms_max": f"{1000 * TIMEOUT_S + 500:.0f}",
+        "fast_failover": str(fast).lower(),
+    }
+    return LocalGroup(directory, settings=settings, tls=tls)
+
+
+def replacement_s(group: LocalGroup) -> float:
+    """The time from the leader's SIGKILL to the next leader; nothing acknowledged is lost."""
+    with group.client(timeout_s=30) as client:
+        first = client.append(b"before")
+        leader = group.leader()
+        started = time.monotonic()
+        group.kill(leader)
+        group.leader(timeout_s=30, other_than=leader)
+        took = time.monotonic() - started
+        assert client.append(b"after").index > first.index
+        assert [entry.body for entry in client.read(first.index, count=1)] == [b"before"]
+    return took
