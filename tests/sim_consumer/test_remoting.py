@@ -10,6 +10,7 @@ import pytest
 
 from rocketstore.client.aio.consumer import Consumer
 from rocketstore.client.aio.errors import ClientError
+from rocketstore.client.aio.queue_reader import QueueReader
 from tests.sim_consumer.broker import ModelBroker
 from tests.sim_consumer.drivers import GROUP, TOPIC, fast
 from tests.sim_consumer.remoting import ModelPort, ServerLoop
@@ -72,6 +73,36 @@ def test_what_takes_the_places_of_unwanted_messages_is_read(lost: int, rocketmq:
                 await consumer.commit()
                 assert broker.offsets[GROUP, *PLACE] == broker.queues[PLACE].end
                 assert got.count(b"1") == 1
+
+    read()
+
+
+@pytest.mark.parametrize("rocketmq", [False, True])
+def test_what_was_read_only_since_a_restart_is_committed(rocketmq: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group's offset was asked for before it, and is there again after it: nothing needs to come twice."""
+    pulls = asyncio.Event()
+    pull = QueueReader._pull
+
+    async def pull_later(reader: QueueReader) -> bool:
+        await pulls.wait()
+        return await pull(reader)
+
+    monkeypatch.setattr(QueueReader, "_pull", pull_later)
+
+    @on_loop
+    async def read() -> None:
+        with served(rocketmq=rocketmq) as (broker, port):
+            for body in (b"0", b"1", b"2"):
+                broker.send(TOPIC, 0, body)
+            broker.reset(GROUP, PLACE, 1)
+            async with Consumer(port.address, group=GROUP, topics=TOPIC, start="first", commit_s=None) as consumer:
+                restart(broker, 0)
+                pulls.set()
+                assert [one.body for one in await consumer.poll(timeout_s=NOTICED_S)] == [b"1", b"2"]
+                await consumer.commit()
+                assert broker.offsets[GROUP, *PLACE] == 3
+                broker.send(TOPIC, 0, b"3")
+                assert [one.body for one in await consumer.poll(timeout_s=NOTICED_S)] == [b"3"]
 
     read()
 

@@ -437,9 +437,12 @@ class BrokerSession:
     def _adopt(self, one: Assignment, offset: int, incarnation: int, *, is_unsure: bool) -> None:
         """Go to a stored offset if it is not ours.
 
-        ``is_unsure``: nothing but this offset tells what the broker has, so that nothing in hand counts.
+        ``is_unsure``: nothing but this offset tells what the broker has, so that nothing in hand counts, unless all of
+        it was read from there on since the broker was exchanged.
         """
         if is_unsure:
+            if one.reader.has_read_since(offset, incarnation):
+                return
             if offset == one.in_flight.done:
                 if one.has_any_in_hand:
                     self._deliveries.go_to(one, offset, incarnation)

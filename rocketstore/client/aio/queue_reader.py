@@ -204,12 +204,20 @@ class QueueReader:
         self._learn_at = offset - 1  # the message to ask for in its place, -1: none
         self._again_until = 0  # what comes before this offset was not there, or not wanted, when it was read first
         self._needs_offset = False  # there is no such message: only the group's offset can tell
+        self._read_from = -1  # then: the offset at which the broker was exchanged, all that was read is from there on
         self._beyond_since: float | None = None
 
     @property
     def has_nothing_to_compare(self) -> bool:
         """Whether only the group's offset can tell if the broker has what was taken so far."""
         return self._needs_offset
+
+    def has_read_since(self, offset: int, incarnation: int) -> bool:
+        """Whether all that was read is from this offset on, and this incarnation has it: only what is before is in
+        doubt.
+        """
+        is_there = incarnation == self._incarnation and not (self._again_until or self.goes_back)
+        return is_there and self._read_from == offset
 
     def has_looked_at(self, incarnation: int) -> bool:
         """Whether it is settled what the broker of this incarnation has: ``is_at`` will not change by itself."""
@@ -467,6 +475,7 @@ class QueueReader:
         last, offset, known = self._last, self._offset, self._incarnation
         if last is None or not known:
             self._needs_offset = bool(known and self._settings.group)
+            self._read_from = offset
             self._incarnation = incarnation
             return True
         place = last.queue_offset

@@ -42,6 +42,9 @@ class Unsure:
     def has_looked_at(self, _incarnation: int) -> bool:
         return True
 
+    def has_read_since(self, _offset: int, _incarnation: int) -> bool:
+        return False
+
     def confirm(self, _incarnation: int) -> None:
         self.has_nothing_to_compare = False
 

@@ -23,3 +23,17 @@ async def test_what_only_the_offset_can_tell_remains_so_when_the_queue_goes_back
     assert not await reader.is_at(3)
     reader.confirm(3)
     assert await reader.is_at(3)
+
+
+@on_loop
+async def test_what_was_read_since_the_exchange_is_only_there_for_the_incarnation_that_has_it() -> None:
+    """One that was not compared may have other messages in these places, and so may one that has lost some."""
+    cluster: Any = SimpleNamespace(timeout_s=1.0)
+    reader = QueueReader(cluster, MessageQueue("T", "b", 0), 8, PullSettings("g"), lambda: None, 1)
+    assert not reader.has_read_since(8, 1)
+    assert await reader._look_back(2)
+    assert reader.has_read_since(8, 2)
+    assert not reader.has_read_since(7, 2)
+    assert not reader.has_read_since(8, 3)
+    reader._go_to(8, 2, "messages were lost")
+    assert not reader.has_read_since(8, 2)
