@@ -242,6 +242,8 @@ class QueueReader:
         if last is None or last.queue_offset + 1 != offset:
             return False
         shown = await self._message_at(last.queue_offset, self._cluster.timeout_s)
+        if self._incarnation == incarnation:  # a pull has looked meanwhile
+            return self._has_all
         is_same = (self._incarnation, self._last, self._offset) == (known, last, offset)
         if not is_same or not shown.has(last) or shown.incarnation != incarnation:
             return False

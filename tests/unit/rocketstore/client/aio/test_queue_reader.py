@@ -5,8 +5,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from rocketstore.client.aio.queue_reader import PullSettings, QueueReader
+import pytest
+
+from rocketstore.client.aio.consumed_message import split_pulled
+from rocketstore.client.aio.queue_reader import PullSettings, QueueReader, _Shown
+from rocketstore.message.message import Message
+from rocketstore.message.record import encode_record
 from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.remoting.headers import PullAnswer
 from tests.support.on_loop import on_loop
 
 
@@ -37,3 +43,23 @@ async def test_what_was_read_since_the_exchange_is_only_there_for_the_incarnatio
     assert not reader.has_read_since(8, 3)
     reader._go_to(8, 2, "messages were lost")
     assert not reader.has_read_since(8, 2)
+
+
+@on_loop
+async def test_a_commit_that_looks_beside_a_pull_sees_what_that_has_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would hold the queue for lost, and with nobody left to look again leave its position out."""
+    cluster: Any = SimpleNamespace(timeout_s=1.0)
+    reader = QueueReader(cluster, MessageQueue("T", "b", 0), 8, PullSettings("g"), lambda: None, 1)
+    (known,) = split_pulled(encode_record(Message("T", b"x"), queue_offset=7), reader.queue)
+    reader._last = known
+    looks = [reader._look_back]
+
+    async def message_at(offset: int, _timeout_s: float) -> _Shown:
+        assert offset == 7
+        if looks:
+            assert await looks.pop()(2)
+        return _Shown(PullAnswer(0, 8, 0, 9), known, 2)
+
+    monkeypatch.setattr(reader, "_message_at", message_at)
+    assert await reader.is_at(2)
+    assert not looks
