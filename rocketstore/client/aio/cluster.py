@@ -195,6 +195,8 @@ class Cluster:
             except ClientError as error:
                 if failure is not None and isinstance(error, TimedOutError) and error.outcome == "not_applied":
                     raise failure from None  # it says more than that there was no time for another attempt
+                if failure is not None and failure.outcome == "unknown":
+                    error.outcome = "unknown"  # that of the call: an earlier attempt may have been carried out
                 if not may_repeat(error, harmless=harmless) or deadline.remaining_s <= pause_s:
                     raise
                 failure = error

@@ -102,6 +102,20 @@ async def test_a_request_of_unknown_outcome_is_repeated_only_if_that_is_harmless
 
 
 @on_loop
+async def test_a_refusal_after_an_answer_that_was_lost_does_not_say_that_nothing_was_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first request may have been carried out; the second one was not."""
+    monkeypatch.setattr(clusters, "ATTEMPT_S_MAX", 0.05)
+    async with pair() as (cluster, _, (master, _slave)):
+        denied = (AnswerCode.NO_PERMISSION, "read only now")
+        master.scripts[CODE] = lambda frame: None if len(master.of(CODE)) < 2 else frame.answer(*denied)
+        with pytest.raises(errors.ForbiddenError) as caught:
+            await cluster.ask_master("a", CODE, deadline=cluster.deadline())
+        assert (len(master.of(CODE)), caught.value.outcome) == (2, "unknown")
+
+
+@on_loop
 async def test_a_refusal_that_would_be_the_same_again_is_not_repeated() -> None:
     async with pair() as (cluster, _, (master, _slave)):
         master.scripts[CODE] = lambda frame: frame.answer(AnswerCode.NO_PERMISSION, "wrong key")
