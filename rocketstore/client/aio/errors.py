@@ -24,7 +24,6 @@
         │   └── NoQueueError        the topic has no such queue, perhaps not any more
         ├── ForbiddenError          the account, or the topic, does not permit it
         ├── MessageRefusedError     no broker would take this message
-        ├── InvalidParameterError   no broker would take these settings, or this argument
         └── RequestNotKnownError    the program that was asked does not have this request
 
 ``outcome`` of each says whether the request may have taken effect: ``"not_applied"`` is safe to repeat, ``"unknown"``
@@ -163,10 +162,6 @@ class MessageRefusedError(RefusedError):
     """Raised for a message that no broker would take: too large, or its topic, queue or properties are not allowed."""
 
 
-class InvalidParameterError(RefusedError):
-    """Raised for settings, or an argument, that a broker of RocketMQ 5 does not take, as any other would not."""
-
-
 class RequestNotKnownError(RefusedError):
     """Raised when the program that was asked does not have this request: it is older, or of another kind."""
 
@@ -177,7 +172,7 @@ _KINDS: Final[Mapping[int, type[RefusedError]]] = {
     AnswerCode.REQUEST_CODE_NOT_SUPPORTED: RequestNotKnownError,
     AnswerCode.VERSION_NOT_SUPPORTED: RequestNotKnownError,
     AnswerCode.MESSAGE_ILLEGAL: MessageRefusedError,
-    AnswerCode.INVALID_PARAMETER: InvalidParameterError,
+    AnswerCode.INVALID_PARAMETER: RefusedError,
     AnswerCode.SERVICE_NOT_AVAILABLE: NotMasterError,
     AnswerCode.NO_PERMISSION: ForbiddenError,
     AnswerCode.TOPIC_NOT_EXIST: NotFoundError,

@@ -53,7 +53,7 @@ async def test_a_successful_answer_is_returned_and_any_other_one_raised() -> Non
         (AnswerCode.MESSAGE_ILLEGAL, errors.MessageRefusedError, "not_applied"),
         (AnswerCode.REQUEST_CODE_NOT_SUPPORTED, errors.RequestNotKnownError, "not_applied"),
         (AnswerCode.SUBSCRIPTION_GROUP_NOT_EXIST, errors.NotFoundError, "not_applied"),
-        (AnswerCode.INVALID_PARAMETER, errors.InvalidParameterError, "not_applied"),
+        (AnswerCode.INVALID_PARAMETER, errors.RefusedError, "not_applied"),
         (4711, errors.BrokerFailedError, "unknown"),
     ],
 )
