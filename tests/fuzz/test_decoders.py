@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,13 @@ from dledger import properties, settings, values
 from dledger.access import addresses, permissions, plain_yaml, rules, signing
 from dledger.client.discovery import parse_addresses
 from dledger.config import FlushMode, parse_members
+from dledger.core.messages import PushKind
 from dledger.core.producer_payload import UnreadableProducersError, decode_payload
-from dledger.errors import DLedgerError
+from dledger.errors import DLedgerError, InvalidRequestError
+from dledger.layout import RecordLayout
 from dledger.rpc.clients import bulk_codec
 from dledger.rpc.clients import codec as client_codec
-from dledger.rpc.peers import codec, frames
+from dledger.rpc.peers import codec, frames, pushes
 from dledger.store import checkpoint, hard_state, slots
 from dledger.store.format import encode_record, scan_run
 from dledger.store.fs import FileSystem
@@ -94,6 +96,23 @@ def _kind_of(decode: Decode, monkeypatch: pytest.MonkeyPatch) -> type[ProtoMessa
     return kinds[0]
 
 
+_NUMBERS = st.sampled_from((-(1 << 63), -2, -1, 1 << 40, (1 << 63) - 1)) | st.integers(-(1 << 63), (1 << 63) - 1)
+
+
+@st.composite
+def structures(draw: st.DrawFn, layouts: Mapping[PushKind, RecordLayout]) -> bytes:
+    """Fixed structures, mostly with small numbers; most are whole, others have more behind them, or are cut."""
+    kind = draw(st.sampled_from(tuple(layouts)))
+    data = bytes([kind])
+    for _, code in layouts[kind].fields[1:]:
+        width = int(code[1:])
+        number = draw(st.integers(0, 2) if draw(st.integers(0, 31)) else _NUMBERS)
+        data += (number % (1 << 8 * width)).to_bytes(width, "big")
+    if draw(st.integers(0, 3)):
+        return data
+    return draw(mutilated(data) | st.binary(max_size=100).map(data.__add__) | st.binary(max_size=100))
+
+
 def only_typed_errors(decode: Callable[..., object], *arguments: Any, also: tuple[type[Exception], ...] = ()) -> None:  # noqa: ANN401
     """Anything but a value, or an error that the caller is told about, is a bug."""
     with suppress(DLedgerError, *also):
@@ -102,8 +121,26 @@ def only_typed_errors(decode: Callable[..., object], *arguments: Any, also: tupl
 
 def test_all_wire_decoders_are_found() -> None:
     """Else what is below proves nothing."""
-    assert len(WIRE) >= 31
+    assert len(WIRE) >= 29
     assert {name.rpartition(".")[0] for name in WIRE} >= {codec.__name__, client_codec.__name__, bulk_codec.__name__}
+
+
+@pytest.mark.parametrize(
+    ("decode", "layouts"),
+    [(pushes.decode_push, pushes.LAYOUTS), (pushes.decode_answer, dict.fromkeys(PushKind, pushes.ANSWER_LAYOUT))],
+)
+def test_a_push_and_its_answer_are_taken_or_refused(decode: Decode, layouts: Mapping[PushKind, RecordLayout]) -> None:
+    """Any kind and any numbers, cut or with too much behind them; some of each are taken."""
+    taken: list[object] = []
+
+    @fuzzed(200)
+    @given(structures(layouts))
+    def run(data: bytes) -> None:
+        with suppress(InvalidRequestError):
+            taken.append(decode(data))
+
+    run()
+    assert taken
 
 
 @pytest.mark.parametrize("name", WIRE)
