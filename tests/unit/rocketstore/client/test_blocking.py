@@ -553,14 +553,18 @@ def test_what_is_pending_at_a_fork_has_failed_in_the_child(world: World) -> None
     ended = program(
         world.address,
         """
-        import asyncio, threading, warnings
+        import threading, warnings
         from concurrent.futures import wait
         warnings.simplefilter("ignore", DeprecationWarning)
         producer = Producer(address, timeout_s=300)
         numbered = producer.numbered("n")
+        may_take, has_taken = threading.Event(), threading.Event()
+        producer._thread.post(may_take.wait)
         sent = [producer.submit(Message("T", b"sent")), numbered.submit(Message("T", b"sent"), 0, queue=1)]
-        producer._run(asyncio.sleep(0))  # the thread has taken them
-        producer._thread.post(threading.Event().wait)
+        producer._thread.post(has_taken.set)
+        producer._thread.post(threading.Event().wait)  # before it hears that this broker does not number
+        may_take.set()
+        has_taken.wait()
         handed_over = [producer.submit(Message("T", b"x")), numbered.submit(Message("T", b"x"), 1, queue=1)]
         child = os.fork()
         if not child:
