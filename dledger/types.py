@@ -278,10 +278,10 @@ class Standing(IntEnum):
     agree: see "Standing" in docs/protocol.md.
     """
 
-    VOTER = 0
+    FULL = 0
     """It remembers everything it has stated."""
     FOUNDER = 1
-    """Like ``VOTER``, in a group in which not all members are known to have standing yet."""
+    """Like ``FULL``, in a group in which not all members are known to have standing yet."""
     DOUBTFUL = 2
     """Its log or its votes may lack what it once stated."""
     BLANK = 3
@@ -293,7 +293,7 @@ class Standing(IntEnum):
         return self in _WITH_STANDING
 
 
-_WITH_STANDING: Final = (Standing.VOTER, Standing.FOUNDER)
+_WITH_STANDING: Final = (Standing.FULL, Standing.FOUNDER)
 
 
 @record(frozen=True, slots=True)

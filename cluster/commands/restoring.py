@@ -54,7 +54,7 @@ def restore_vote(directory: Path, data_dirs: tuple[Path, ...], term: int | None,
         if term is not None and term < last.term:
             raise ConfigError([f"--term {term} is older than the log's last entry, which is of term {last.term}"])
         wanted = Term(state.term if term is None else term)
-        vouched = HardState(wanted, state.vote if wanted == state.term else None, Standing.VOTER)
+        vouched = HardState(wanted, state.vote if wanted == state.term else None, Standing.FULL)
         if vouched == state:
             forget_remembered(FileSystem(), directory)
             click.echo("its vote counts already: clearing what it remembers of others, and changing nothing else")

@@ -160,7 +160,7 @@ class LeaderElector:
             self._reads.begin_round(),
             self.client_address,
             transfer_target=leader.transfer_target,
-            founded=state.hard_state.standing is Standing.VOTER,
+            founded=state.hard_state.standing is Standing.FULL,
             watermarks=tuple(state.remembered.items()),
         )
         for peer in state.peers:
@@ -283,9 +283,9 @@ class LeaderElector:
         producers.written(batch.last_index, log.end_position, now_ms)
         if not state.has_standing:
             state.whole = True  # as far as anyone can tell: all of them vote for it
-            state.take_standing(Standing.FOUNDER if won is Victory.FOUNDING else Standing.VOTER)
+            state.take_standing(Standing.FOUNDER if won is Victory.FOUNDING else Standing.FULL)
         if not state.peers:
-            state.take_standing(Standing.VOTER)
+            state.take_standing(Standing.FULL)
         self.vote_problem = ""
         self._readmissions.begin(candidate.ballots, last_index, unanimous=won is not Victory.MAJORITY)
         state.become_leader(batch.first_index, now_ms, producers)
@@ -457,11 +457,11 @@ class LeaderElector:
             if member == state.node_id:
                 state.heed(held, leader, now_ms)
         if request.founded and state.hard_state.standing is Standing.FOUNDER:
-            state.take_standing(Standing.VOTER)
+            state.take_standing(Standing.FULL)
         readmission = request.readmission
         if readmission is not None and readmission.boot_id == state.boot_id and not state.has_standing:
             state.readmission = readmission
-            state.readmission_standing = Standing.VOTER if request.founded else Standing.FOUNDER
+            state.readmission_standing = Standing.FULL if request.founded else Standing.FOUNDER
             state.outbox.wake |= Wake.HANDLER
 
     def on_heartbeat_response(self, sender: NodeId, response: HeartbeatResponse, now_ms: int) -> None:
@@ -494,7 +494,7 @@ class LeaderElector:
             leader.counts[peer] = True
             state.outbox.wake |= Wake.QUORUM_ACK
         if state.hard_state.standing is Standing.FOUNDER and len(leader.stand) == len(state.peers):
-            state.take_standing(Standing.VOTER)
+            state.take_standing(Standing.FULL)
 
     # -- leadership transfer -------------------------------------------------------------------------------------
 

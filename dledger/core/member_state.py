@@ -130,7 +130,7 @@ class MemberState:
         """Whether no part of the log still has to be fetched; set by the driver, not durable."""
         self.readmission: Readmission | None = None
         """The leader's readmission in this term, until it is done."""
-        self.readmission_standing = Standing.VOTER
+        self.readmission_standing = Standing.FULL
         self.commit_index: LogIndex = max(log.committed_index, log.begin.index)
         self.hard_state = hard_state
         """Term, vote and standing; changed by ``save_hard_state``."""

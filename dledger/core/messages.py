@@ -63,7 +63,7 @@ class VoteResponse:
     granted: bool
     pre_vote: bool = False
     result: VoteResult = VoteResult.ACCEPT
-    standing: Standing = Standing.VOTER
+    standing: Standing = Standing.FULL
     boot_id: int = 0
     used: bool = False
     remembered: EntryId = NO_ENTRY
@@ -118,7 +118,7 @@ class HeartbeatResponse:
     read_sequence: int = 0
     disk_full: bool = False
     client_address: str = ""
-    standing: Standing = Standing.VOTER
+    standing: Standing = Standing.FULL
     boot_id: int = 0
 
 
@@ -236,7 +236,7 @@ class PushResponse:
     end_index: LogIndex
     conflict: EntryId
     boot_id: int
-    standing: Standing = Standing.VOTER
+    standing: Standing = Standing.FULL
 
 
 @record(frozen=True, slots=True)

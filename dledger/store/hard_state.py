@@ -45,7 +45,7 @@ def encode_hard_state(state: HardState) -> bytes:
     room = PAYLOAD_BYTES_MAX - _HEAD.size - len(vote) - 1
     invariant(room >= 0, "node id too long to store", vote=state.vote)
     head = _HEAD.pack(state.term, state.voter, len(vote) if state.vote is not None else -1)
-    if state.standing in (Standing.VOTER, Standing.BLANK) and not state.lost:
+    if state.standing in (Standing.FULL, Standing.BLANK) and not state.lost:
         return head + vote
     doubt = state.doubt.encode()[:room].decode(errors="ignore").encode()
     kind = _FENCED if state.fenced else _LOST if state.lost else state.standing
@@ -58,7 +58,7 @@ def decode_hard_state(payload: bytes) -> HardState:
     end = _HEAD.size + max(length, 0)
     vote = NodeId(payload[_HEAD.size : end].decode()) if length >= 0 else None
     if len(payload) <= end:
-        return HardState(Term(term), vote, Standing.VOTER if counts else Standing.BLANK)
+        return HardState(Term(term), vote, Standing.FULL if counts else Standing.BLANK)
     doubt, kind = payload[end + 1 :].decode(errors="replace"), payload[end]
     if counts:
         return HardState(Term(term), vote, Standing.FOUNDER, doubt)

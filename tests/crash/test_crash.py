@@ -307,7 +307,7 @@ def test_a_power_cut_after_a_truncation_is_no_reason_for_doubt(*, flushed: bool,
     """
     base, fs = tmp_path / "run", RecordingFs()
     store = open_store(small_config(base), fs)
-    store.hard_state.save(HardState(Term(1), NodeId("n0"), Standing.VOTER))
+    store.hard_state.save(HardState(Term(1), NodeId("n0"), Standing.FULL))
     fill(store, kept)
     store.flush()
     fill(store, 5, size=400)
@@ -355,7 +355,7 @@ def test_a_vote_survives_a_crash_at_any_call(tmp_path: Path) -> None:
     base.mkdir()
     create_hard_state(fs, base, HardState())
     saved = FileHardState(fs, base)
-    standings = {1: Standing.BLANK, 2: Standing.VOTER, 3: Standing.DOUBTFUL}
+    standings = {1: Standing.BLANK, 2: Standing.FULL, 3: Standing.DOUBTFUL}
     states = [HardState(), *(HardState(Term(t), NodeId(f"n{t}"), standings[t]) for t in (1, 2, 3))]
     done = [len(fs.changes)]
     for state in states[1:]:

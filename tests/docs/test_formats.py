@@ -68,7 +68,7 @@ def _entry() -> bytes:
 
 
 def _slot() -> bytes:
-    return slots.encode_slot(7, hard_state.encode_hard_state(HardState(Term(2), NodeId("n0"), standing=Standing.VOTER)))
+    return slots.encode_slot(7, hard_state.encode_hard_state(HardState(Term(2), NodeId("n0"), standing=Standing.FULL)))
 
 
 EXAMPLES: Final[dict[str, Callable[[], bytes]]] = {
@@ -76,7 +76,7 @@ EXAMPLES: Final[dict[str, Callable[[], bytes]]] = {
     "Blank": lambda: entries.blank_head(300),
     "Index unit": lambda: entries.encode_piece(1, 0x102, 0x304, entries.Piece(0x506, [b"hello"]), 0).units,
     "Slot": _slot,
-    "hard_state": lambda: hard_state.encode_hard_state(HardState(Term(2), NodeId("n0"), standing=Standing.VOTER)),
+    "hard_state": lambda: hard_state.encode_hard_state(HardState(Term(2), NodeId("n0"), standing=Standing.FULL)),
     "Message": lambda: _golden("plain", "commitlog/00000000000000000000", 0, 115),
     "Consume queue unit": lambda: _golden("plain", "consumequeue/%RETRY%group-1/0/00000000000000000000", 0, 20),
     "Index file header": lambda: _golden("plain", "index/20261121041535747", 0, 40),
@@ -199,7 +199,7 @@ def test_every_file_of_a_directory_is_described(tmp_path: Path) -> None:
 
     config = StoreConfig(base_dir=tmp_path, segment_bytes=1 << 16, index_segment_bytes=1 << 15)
     store = FileStore.open(config, cluster_id="c", group="g", node_id=NodeId("n0"), clock=Clock())
-    store.hard_state.save(HardState(Term(1), NodeId("n0"), standing=Standing.VOTER))
+    store.hard_state.save(HardState(Term(1), NodeId("n0"), standing=Standing.FULL))
     store.close()
 
     names = {path.name for path in (tmp_path / "dledger-n0").iterdir()}

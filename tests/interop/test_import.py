@@ -116,10 +116,10 @@ def test_a_log_that_java_has_used_in_between_is_imported_again_or_refused(ledger
 def test_a_member_that_java_has_run_in_between_is_in_doubt_again(ledger: Ledger, line: str) -> None:
     """What Java acknowledged it had not flushed, and its vote not synced, as before the first import."""
     with closing(ledger.open()) as log:
-        log.hard_state.save(HardState(Term(5), NodeId("n0"), Standing.VOTER))
+        log.hard_state.save(HardState(Term(5), NodeId("n0"), Standing.FULL))
         last = log.last.index
     with closing(ledger.open()) as log:
-        assert log.hard_state.load().standing is Standing.VOTER
+        assert log.hard_state.load().standing is Standing.FULL
     if line == "old":
         (ledger.directory / "checkpoint").write_text(f"committedIndex={last}\nendIndex={last}\n")
     else:

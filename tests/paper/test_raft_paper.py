@@ -37,7 +37,7 @@ def entry(term: int, index: int) -> EntryId:
 
 def in_role(role: Role) -> Solo:
     """A member of that role in term 1."""
-    solo = Solo(hard_state=HardState(Term(0 if role is not Role.FOLLOWER else 1), standing=Standing.VOTER))
+    solo = Solo(hard_state=HardState(Term(0 if role is not Role.FOLLOWER else 1), standing=Standing.FULL))
     if role is Role.CANDIDATE:
         solo.campaign()
     if role is Role.LEADER:
@@ -117,7 +117,7 @@ def test_reject_stale_term_message(role: Role) -> None:
 @pytest.mark.parametrize("term", [0, 4])
 def test_start_as_follower(term: int) -> None:
     """§5.2: when servers start up, they begin as followers (also those that led before)."""
-    solo = Solo(hard_state=HardState(Term(term), N0 if term else None, standing=Standing.VOTER))
+    solo = Solo(hard_state=HardState(Term(term), N0 if term else None, standing=Standing.FULL))
 
     assert isinstance(solo.state.role, Follower)
     assert solo.state.term == term
@@ -203,7 +203,7 @@ def test_leader_election_in_one_round_rpc(size: int, granting: int, refusing: in
 )
 def test_follower_vote(vote: NodeId | None, asks: NodeId, granted: bool) -> None:
     """§5.2: each server votes for at most one candidate in a given term, first come first served."""
-    solo = Solo(hard_state=HardState(Term(1), vote, standing=Standing.VOTER))
+    solo = Solo(hard_state=HardState(Term(1), vote, standing=Standing.FULL))
 
     response = solo.ask_vote(asks, 1)
 
@@ -359,7 +359,7 @@ def test_leader_acknowledge_commit(size: int, acknowledging: int, committed: boo
 @pytest.mark.parametrize("terms", [(), (2,), (1, 2), (1,)])
 def test_leader_commit_preceding_entries(terms: tuple[int, ...]) -> None:
     """§5.3: committing an entry commits all preceding ones, those of earlier leaders too."""
-    solo = Solo(terms=terms, hard_state=HardState(Term(2), standing=Standing.VOTER))
+    solo = Solo(terms=terms, hard_state=HardState(Term(2), standing=Standing.FULL))
     solo.lead()
     append(solo, b"some data")
     solo.flush()

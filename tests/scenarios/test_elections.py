@@ -247,7 +247,7 @@ def test_a_follower_with_a_higher_term_rejoins() -> None:
     cluster.elect()
     cluster.append(N0, b"a")
     cluster.crash(N2)
-    cluster[N2].saved = HardState(Term(9), standing=Standing.VOTER)
+    cluster[N2].saved = HardState(Term(9), standing=Standing.FULL)
 
     cluster.start(N2)
     cluster.advance(3000)
@@ -273,7 +273,7 @@ def test_a_stale_candidate_of_a_later_term_lifts_the_others() -> None:
 
 def test_the_longer_log_of_an_older_term_does_not_win() -> None:
     """#52: logs are ordered by the term of their last entry, not by a term the member has merely heard of."""
-    solo = Solo(terms=(1, 2), hard_state=HardState(Term(5), standing=Standing.VOTER))
+    solo = Solo(terms=(1, 2), hard_state=HardState(Term(5), standing=Standing.FULL))
 
     assert not solo.ask_vote(N1, 6, EntryId(Term(1), LogIndex(9))).granted
     assert solo.ask_vote(N2, 6, EntryId(Term(2), LogIndex(1))).granted
@@ -325,7 +325,7 @@ def test_a_late_pre_vote_starts_no_campaign() -> None:
 
 def test_a_live_leader_is_not_voted_down() -> None:
     """§4.2.3: neither pre-vote nor vote is given while a leader is heard, unless it said that it hands over."""
-    solo = Solo(hard_state=HardState(Term(1), standing=Standing.VOTER))
+    solo = Solo(hard_state=HardState(Term(1), standing=Standing.FULL))
     solo.hear(N1, 1)
 
     assert solo.ask_vote(N2, 2, pre_vote=True).result is VoteResult.REJECT_ALREADY_HAS_LEADER
@@ -338,14 +338,14 @@ def test_a_live_leader_is_not_voted_down() -> None:
 
 def test_each_reason_to_refuse_a_vote() -> None:
     """DLedger VoteRequestTest, with this core's reasons."""
-    voted = HardState(Term(3), N2, standing=Standing.VOTER)
+    voted = HardState(Term(3), N2, standing=Standing.FULL)
 
     assert Solo(hard_state=voted).ask_vote(N1, 2).result is VoteResult.REJECT_EXPIRED_TERM
     assert Solo(hard_state=voted).ask_vote(N1, 2, pre_vote=True).result is VoteResult.REJECT_EXPIRED_TERM
     assert Solo(hard_state=voted).ask_vote(N1, 3).result is VoteResult.REJECT_ALREADY_VOTED
     assert Solo(hard_state=voted).ask_vote(N1, 3, pre_vote=True).result is VoteResult.REJECT_EXPIRED_TERM
     assert Solo(terms=(1,)).ask_vote(N1, 2, pre_vote=True).result is VoteResult.REJECT_SMALL_LEDGER_END
-    following = Solo(hard_state=HardState(Term(3), standing=Standing.VOTER))
+    following = Solo(hard_state=HardState(Term(3), standing=Standing.FULL))
     following.hear(N2, 3)
     assert following.ask_vote(N1, 3).result is VoteResult.REJECT_ALREADY_HAS_LEADER
 
@@ -354,7 +354,7 @@ def test_a_vote_survives_a_crash() -> None:
     """One vote per term across restarts (§5.2): the vote is part of what a restart loads."""
     cluster = Cluster(3)
     cluster.deliver(Sent(N1, N0, VoteRequest(Term(5), cluster[N0].log.last)))
-    assert cluster[N0].saved == HardState(Term(5), N1, standing=Standing.VOTER)
+    assert cluster[N0].saved == HardState(Term(5), N1, standing=Standing.FULL)
 
     cluster.restart(N0)
     cluster.deliver(Sent(N2, N0, VoteRequest(Term(5), cluster[N0].log.last)))

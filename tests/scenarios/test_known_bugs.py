@@ -127,7 +127,7 @@ def test_85_a_preferred_member_that_is_behind_does_not_stay_candidate() -> None:
 
 def test_f1_a_late_truncate_of_a_deposed_leader_removes_nothing() -> None:
     """F1 (since #298), trap 19: TRUNCATE of an earlier term is refused, whatever it asks for."""
-    solo = Solo(hard_state=HardState(Term(2), standing=Standing.VOTER), terms=(1, 2, 2))
+    solo = Solo(hard_state=HardState(Term(2), standing=Standing.FULL), terms=(1, 2, 2))
     solo.hear(N2, 2)
     old = Source(1, 1, 1, 1)
 
@@ -409,7 +409,7 @@ def test_an_old_term_entry_is_committed_by_the_no_op_alone() -> None:
 
 def test_a_second_leader_of_one_term_is_refused() -> None:
     """Election safety: a second leader of the term is a bug or damage elsewhere; nobody follows it or stops for it."""
-    solo = Solo(hard_state=HardState(Term(2), standing=Standing.VOTER))
+    solo = Solo(hard_state=HardState(Term(2), standing=Standing.FULL))
     solo.hear(N1, 2)
 
     heard = solo.hear(N2, 2, read_sequence=3)

@@ -198,7 +198,7 @@ def test_a_group_whose_first_leader_dies_at_once_begins_all_the_same() -> None:
     cluster.advance(1000)
 
     assert cluster.same_logs()
-    assert {cluster[one].saved.standing for one in cluster.ids} == {Standing.VOTER}
+    assert {cluster[one].saved.standing for one in cluster.ids} == {Standing.FULL}
 
 
 def test_two_disks_lost_before_a_group_is_founded_do_not_begin_it_anew() -> None:
@@ -316,4 +316,4 @@ def test_three_doubtful_members_elect_the_longest_log() -> None:
 
     assert cluster.leader() == N1
     assert cluster.same_logs()
-    assert {cluster[one].saved.standing for one in cluster.ids} == {Standing.VOTER}
+    assert {cluster[one].saved.standing for one in cluster.ids} == {Standing.FULL}

@@ -27,7 +27,7 @@ def _put_in(cluster: Cluster, node_id: NodeId, log: DiskLog) -> None:
     """Start a member on a directory that is not of this group."""
     host = cluster[node_id]
     cluster.crash(node_id)
-    host.log, host.saved = log, HardState(log.last.term, None, Standing.VOTER)
+    host.log, host.saved = log, HardState(log.last.term, None, Standing.FULL)
     cluster.start(node_id)
     host.checked = 1 << 60  # what it holds as committed is not this group's
 
@@ -58,7 +58,7 @@ def test_a_foreign_directory_with_a_longer_log_of_a_higher_term_never_leads(
     assert leader not in led
     assert second.value
     sound = [one for one in cluster.ids if one != leader]
-    assert all(cluster[one].saved.standing is Standing.VOTER and not cluster[one].node.state.fenced for one in sound)
+    assert all(cluster[one].saved.standing is Standing.FULL and not cluster[one].node.state.fenced for one in sound)
     assert [cluster.bodies(one)[-2:] for one in sound] == [[b"ours", b"more"]] * 2
     state = cluster[leader].node.state
     if committed >= shared:
@@ -84,7 +84,7 @@ def test_what_a_foreign_directory_remembers_is_believed_by_nobody() -> None:
     cluster.advance(5000)
 
     assert cluster.leader() in (N0, N1)
-    assert [cluster[one].saved.standing for one in (N0, N1)] == [Standing.VOTER] * 2
+    assert [cluster[one].saved.standing for one in (N0, N1)] == [Standing.FULL] * 2
     assert cluster[N2].node.state.fenced
 
 
@@ -108,7 +108,7 @@ def test_a_member_that_the_leader_of_a_majority_contradicts_is_fenced() -> None:
     assert cluster.append(cluster.leader() or N0, b"x").value
 
 
-@pytest.mark.parametrize("standing", [Standing.VOTER, Standing.DOUBTFUL, Standing.BLANK])
+@pytest.mark.parametrize("standing", [Standing.FULL, Standing.DOUBTFUL, Standing.BLANK])
 def test_a_fenced_member_is_fenced_after_a_restart_and_helps_elect_nobody(standing: Standing) -> None:
     """Alone with one that has nothing to compare, it would serve what it holds, and give its vote, once more."""
     solo = Solo(terms=(1,) * 6, committed=5, hard_state=HardState(Term(1), None, standing))

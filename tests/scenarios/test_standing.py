@@ -221,7 +221,7 @@ def test_a_restart_costs_no_standing() -> None:
     cluster.advance(120)
 
     assert outcome.value
-    assert cluster[N1].saved.standing is Standing.VOTER
+    assert cluster[N1].saved.standing is Standing.FULL
 
 
 # -- terms -----------------------------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ def test_a_new_disk_joins_a_group_of_a_high_term() -> None:
     """It comes nearer with every heartbeat, instead of refusing its leader for ever."""
     cluster = Cluster(3, start=False)
     for one in (N0, N1):
-        cluster[one].saved = HardState(Term(5_000_001), None, Standing.VOTER)
+        cluster[one].saved = HardState(Term(5_000_001), None, Standing.FULL)
         cluster.start(one)
     cluster.advance_until(lambda: cluster.leader() is not None)
     cluster.append(N0, b"x")
@@ -248,7 +248,7 @@ def test_members_whose_terms_have_come_apart_find_together() -> None:
     """Whatever brought one of them there, for example forged votes: no operator is needed."""
     cluster = Cluster(3, start=False)
     for one, term in ((N0, 1), (N1, 9 * 10**6)):
-        cluster[one].saved = HardState(Term(term), None, Standing.VOTER)
+        cluster[one].saved = HardState(Term(term), None, Standing.FULL)
         cluster.start(one)
 
     cluster.advance_until(lambda: cluster.leader() is not None, 20_000)
@@ -330,7 +330,7 @@ def test_a_disk_set_back_elects_nobody_without_what_it_acknowledged() -> None:
     cluster.advance(1000)
     assert cluster.leader() == N0
     assert cluster.bodies(N1) == cluster.bodies(N2) == [b"a", b"b", b"c"]
-    assert cluster[N1].saved.standing is Standing.VOTER
+    assert cluster[N1].saved.standing is Standing.FULL
 
 
 def test_a_leader_set_back_does_not_lead_again() -> None:
@@ -369,7 +369,7 @@ def test_a_leader_does_not_count_a_follower_that_came_back_with_less() -> None:
         cluster.heal()
         cluster.advance(3000)
         assert cluster.same_logs()
-        assert cluster[N1].saved.standing is Standing.VOTER
+        assert cluster[N1].saved.standing is Standing.FULL
 
 
 def test_what_was_truncated_is_not_missed() -> None:
@@ -389,7 +389,7 @@ def test_what_was_truncated_is_not_missed() -> None:
     cluster.start(N1)
     cluster.advance(3000)
 
-    assert all(cluster[one].saved.standing is Standing.VOTER for one in cluster.ids)
+    assert all(cluster[one].saved.standing is Standing.FULL for one in cluster.ids)
 
 
 def test_a_power_cut_with_asynchronous_flushes_and_a_dead_leader_lose_nothing_that_is_remembered() -> None:
@@ -423,8 +423,8 @@ def test_a_vote_for_one_who_remembers_more_counts_for_nothing_and_costs_no_stand
     told_all = solo.ask_vote(N2, 3, last, remembered=EntryId(Term(1), LogIndex(1)))
 
     assert (told_more.granted, told_more.standing) == (True, Standing.DOUBTFUL)
-    assert (told_all.granted, told_all.standing) == (True, Standing.VOTER)
-    assert solo.state.standing is Standing.VOTER
+    assert (told_all.granted, told_all.standing) == (True, Standing.FULL)
+    assert solo.state.standing is Standing.FULL
 
 
 def test_nobody_is_told_what_nobody_remembers() -> None:

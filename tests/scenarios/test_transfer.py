@@ -211,7 +211,7 @@ def test_transfer_fails_in_time_when_leadership_is_lost_to_nobody() -> None:
 
 def test_take_leadership_of_another_term_or_sender_is_ignored() -> None:
     """A late TakeLeadership starts no election (trap 19), nor does one from a member that does not lead."""
-    solo = Solo(hard_state=HardState(Term(2), standing=Standing.VOTER))
+    solo = Solo(hard_state=HardState(Term(2), standing=Standing.FULL))
     solo.hear(N1, 2)
 
     solo.node.receive(N1, TakeLeadership(Term(1)), 0)

@@ -145,7 +145,7 @@ def _at_once(self: Readmissions, peer: NodeId, _commit_index: LogIndex) -> Readm
 
 
 def _counted_whoever_says_so(self: EntryDispatcher, leader: Leader, response: PushResponse) -> None:
-    _raise_watermark(self, leader, replace(response, standing=Standing.VOTER))
+    _raise_watermark(self, leader, replace(response, standing=Standing.FULL))
 
 
 _init_dispatcher = EntryDispatcher.__init__

@@ -34,9 +34,9 @@ def test_restart_with_a_log_ahead_of_the_hard_state_adopts_its_term() -> None:
     log.append_as_leader(Term(5), [b"one"])
     log.flush()
 
-    state = node_of(3, log, HardState(Term(4), NodeId("n2"), standing=Standing.VOTER)).state
+    state = node_of(3, log, HardState(Term(4), NodeId("n2"), standing=Standing.FULL)).state
 
-    assert state.hard_state == HardState(Term(5), None, standing=Standing.VOTER)
+    assert state.hard_state == HardState(Term(5), None, standing=Standing.FULL)
     assert state.hard_state_version == 1, "the driver must save it before anything leaves"
 
 
@@ -44,7 +44,7 @@ def test_single_member_with_a_full_disk_campaigns_at_election_pace() -> None:
     """A single member whose disk is full must not start a new term, and sync it, at every wake-up (seed 187)."""
     log = SimLog(1 << 20)
     log.disk_full = True
-    node = node_of(1, log, HardState(standing=Standing.VOTER), now_ms=10)
+    node = node_of(1, log, HardState(standing=Standing.FULL), now_ms=10)
 
     due_ms = node.elector.step(10)
     for _ in range(100):
@@ -60,7 +60,7 @@ def test_single_member_with_a_full_disk_campaigns_at_election_pace() -> None:
 
 def test_heartbeat_of_an_earlier_term_confirms_no_read() -> None:
     """A late heartbeat of the leader's former process must not count for a round of its present one (seed 272)."""
-    node = node_of(3, SimLog(1 << 20), HardState(Term(15), standing=Standing.VOTER))
+    node = node_of(3, SimLog(1 << 20), HardState(Term(15), standing=Standing.FULL))
     node.answer(NodeId("n1"), HeartbeatRequest(Term(15), read_sequence=3), 0)
 
     late = node.answer(NodeId("n1"), HeartbeatRequest(Term(14), read_sequence=65), 1)
@@ -76,7 +76,7 @@ def test_install_of_what_is_committed_here_changes_nothing() -> None:
     log.set_committed(LogIndex(15))
     chain_crc = log.chain_crc_at(LogIndex(4))
     log.drop_before(LogIndex(10))
-    node = node_of(3, log, HardState(Term(2), standing=Standing.VOTER))
+    node = node_of(3, log, HardState(Term(2), standing=Standing.FULL))
     push = PushInstall(Term(2), 1, EntryId(Term(1), LogIndex(4)), chain_crc, Position(0))
 
     node.receive(NodeId("n1"), push, 0)
@@ -95,7 +95,7 @@ def test_refusal_without_watermark_does_not_rewind_the_dispatcher() -> None:
     """A late answer to an earlier term, or of a full queue, tells nothing about the follower's log (seed 60)."""
     log = SimLog(1 << 20)
     log.append_as_leader(Term(1), [b"one", b"two", b"three"])
-    node = node_of(3, log, HardState(Term(1), standing=Standing.VOTER))
+    node = node_of(3, log, HardState(Term(1), standing=Standing.FULL))
     node.state.become_candidate(0, pre_vote=False)
     node.state.become_leader(log.append_as_leader(Term(2), [b""]).first_index, 0)
     dispatcher = node.dispatchers[NodeId("n1")]

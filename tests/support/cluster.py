@@ -33,7 +33,7 @@ from tests.support.disk_log import DiskLog
 
 N0, N1, N2, N3, N4 = (NodeId(f"n{number}") for number in range(5))
 STEPS_AT_ONE_INSTANT_MAX = 3000
-_STANDING = {True: Standing.VOTER, False: Standing.BLANK}
+_STANDING = {True: Standing.FULL, False: Standing.BLANK}
 Result = TypeVar("Result")
 
 

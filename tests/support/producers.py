@@ -17,7 +17,7 @@ from tests.support.solo import Solo
 
 def leading(**changes: Any) -> Solo:  # noqa: ANN401  # settings by name
     """A member that leads a group of itself."""
-    solo = Solo(1, hard_state=HardState(Term(0), standing=Standing.VOTER), **changes)
+    solo = Solo(1, hard_state=HardState(Term(0), standing=Standing.FULL), **changes)
     solo.lead()
     return solo
 
@@ -45,7 +45,7 @@ def settled(solo: Solo, outcome: Outcome[AppendedBatch]) -> Outcome[AppendedBatc
 
 def successor(solo: Solo, **changes: Any) -> Solo:  # noqa: ANN401  # settings by name
     """Another member with the same log, which is elected."""
-    other = Solo(1, log=solo.log, hard_state=HardState(solo.state.term, standing=Standing.VOTER), **changes)
+    other = Solo(1, log=solo.log, hard_state=HardState(solo.state.term, standing=Standing.FULL), **changes)
     other.lead()
     return other
 

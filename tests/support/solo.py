@@ -53,7 +53,7 @@ class Solo:
         self.node = Node(
             self.config,
             log=self.log,
-            hard_state=hard_state or HardState(Term(max(0, self.log.last.term)), standing=Standing.VOTER),
+            hard_state=hard_state or HardState(Term(max(0, self.log.last.term)), standing=Standing.FULL),
             random=random or FixedTimeouts(0),
             run=MemberRun(boot_id, countersign=4711),
             now_ms=0,
@@ -144,7 +144,7 @@ class Solo:
         granted: bool = True,
         term: int | None = None,
         pre_vote: bool = False,
-        standing: Standing = Standing.VOTER,
+        standing: Standing = Standing.FULL,
         boot_id: int = 7,
         used: bool = False,
         **more: object,
@@ -161,7 +161,7 @@ class Solo:
         *,
         term: int | None = None,
         disk_full: bool = False,
-        standing: Standing = Standing.VOTER,
+        standing: Standing = Standing.FULL,
         boot_id: int = 7,
     ) -> None:
         """A peer answers a heartbeat."""
@@ -245,7 +245,7 @@ class Solo:
         epoch: int | None = None,
         term: int | None = None,
         boot_id: int = 7,
-        standing: Standing = Standing.VOTER,
+        standing: Standing = Standing.FULL,
     ) -> None:
         """A peer answers a push, by default the latest attempt's and with everything verified flushed."""
         self.node.receive(

@@ -68,7 +68,7 @@ def test_with_consent_the_vote_counts(base_dir: Path) -> None:
     again = run(base_dir)
 
     assert (given.exit_code, again.exit_code) == (0, 0), given.output
-    assert saved(base_dir) == HardState(Term(3), NodeId("n1"), Standing.VOTER)
+    assert saved(base_dir) == HardState(Term(3), NodeId("n1"), Standing.FULL)
     assert "counts already" in again.output
 
 
@@ -81,7 +81,7 @@ def test_a_person_may_lift_a_fence(base_dir: Path) -> None:
     given = run(base_dir, answer="y\n")
 
     assert "doubtful, fenced: n1, n2 committed different entries" in given.output
-    assert saved(base_dir) == HardState(Term(3), NodeId("n1"), Standing.VOTER)
+    assert saved(base_dir) == HardState(Term(3), NodeId("n1"), Standing.FULL)
 
 
 def test_the_term_can_be_set_but_not_before_the_log(base_dir: Path) -> None:
@@ -92,7 +92,7 @@ def test_the_term_can_be_set_but_not_before_the_log(base_dir: Path) -> None:
     assert early.exit_code == 2
     assert "older than the log's last entry" in early.output
     assert given.exit_code == 0, given.output
-    assert saved(base_dir) == HardState(Term(2), None, Standing.VOTER)
+    assert saved(base_dir) == HardState(Term(2), None, Standing.FULL)
 
 
 def test_a_directory_in_use_or_of_nobody_is_left_alone(base_dir: Path, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_copy_that_is_vouched_for_before_its_first_start_is_believed(base_dir:
 
     assert (with_vote.exit_code, given.exit_code) == (0, 0), given.output
     assert "was copied or restored" in given.output
-    assert saved(moved).standing is Standing.VOTER
+    assert saved(moved).standing is Standing.FULL
 
 
 def test_what_is_remembered_of_others_is_forgotten(base_dir: Path) -> None:

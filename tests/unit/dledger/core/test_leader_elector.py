@@ -125,7 +125,7 @@ def test_a_heartbeat_answer_tells_a_full_disk() -> None:
 
 def test_a_granted_vote_postpones_the_own_election() -> None:
     """§5.2: whoever has just voted gives the candidate time to win; a pre-vote promises nothing."""
-    solo = Solo(hard_state=HardState(Term(1), standing=Standing.VOTER))
+    solo = Solo(hard_state=HardState(Term(1), standing=Standing.FULL))
     solo.now_ms = 400
 
     solo.ask_vote(N1, 2, pre_vote=True)
@@ -151,7 +151,7 @@ def test_a_vote_is_given_once_in_a_term_also_to_one_with_a_newer_log() -> None:
 
 def test_a_vote_given_while_asking_for_pre_votes_keeps_the_role() -> None:
     """The vote counts; the own questions stay asked."""
-    solo = Solo(hard_state=HardState(Term(1), standing=Standing.VOTER))
+    solo = Solo(hard_state=HardState(Term(1), standing=Standing.FULL))
     solo.time_out()
 
     assert solo.ask_vote(N1, 1).granted
@@ -240,7 +240,7 @@ def test_a_winner_that_cannot_write_its_no_op_resigns() -> None:
 
 def test_take_leadership_starts_a_campaign_without_pre_vote() -> None:
     """§3.10: at once, and marked, so that the leader's followers do not protect it."""
-    solo = Solo(hard_state=HardState(Term(1), standing=Standing.VOTER))
+    solo = Solo(hard_state=HardState(Term(1), standing=Standing.FULL))
     solo.hear(N1, 1)
 
     solo.node.receive(N1, TakeLeadership(Term(1)), 0)
@@ -291,7 +291,7 @@ def test_a_group_is_founded_only_while_all_its_members_have_standing() -> None:
 
     solo.beat(N1, boot_id=8)
 
-    assert (before, solo.state.standing) == (Standing.FOUNDER, Standing.VOTER)
+    assert (before, solo.state.standing) == (Standing.FOUNDER, Standing.FULL)
 
 
 def test_who_has_forgotten_seeks_the_votes_of_all_only_with_a_durable_log() -> None:

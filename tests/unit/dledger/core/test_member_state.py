@@ -43,9 +43,9 @@ def test_a_restart_starts_from_the_checkpoint_or_the_begin() -> None:
 
 def test_the_term_of_the_log_is_adopted_at_the_start() -> None:
     """A crash may leave entries of a term that the hard state does not know yet."""
-    state = Solo(terms=(1, 4), hard_state=HardState(Term(3), N1, standing=Standing.VOTER)).state
+    state = Solo(terms=(1, 4), hard_state=HardState(Term(3), N1, standing=Standing.FULL)).state
 
-    assert state.hard_state == HardState(Term(4), None, standing=Standing.VOTER)
+    assert state.hard_state == HardState(Term(4), None, standing=Standing.FULL)
     assert state.hard_state_version == 1
 
 
@@ -78,33 +78,33 @@ def test_leaders_hear_themselves_and_candidates_nobody() -> None:
 
 def test_a_term_never_goes_back() -> None:
     """§5.1: terms only grow."""
-    state = Solo(hard_state=HardState(Term(3), standing=Standing.VOTER)).state
+    state = Solo(hard_state=HardState(Term(3), standing=Standing.FULL)).state
 
     with pytest.raises(InvariantError, match="term never goes back"):
         state.become_follower(Term(2), None, 0)
     with pytest.raises(InvariantError, match="term never goes back"):
-        state.save_hard_state(HardState(Term(2), standing=Standing.VOTER))
+        state.save_hard_state(HardState(Term(2), standing=Standing.FULL))
 
 
 def test_a_vote_is_given_once_per_term() -> None:
     """§5.2: the vote of a term never changes; a new term has a new one."""
-    state = Solo(hard_state=HardState(Term(3), N1, standing=Standing.VOTER)).state
+    state = Solo(hard_state=HardState(Term(3), N1, standing=Standing.FULL)).state
 
     with pytest.raises(InvariantError, match="one vote per term"):
-        state.save_hard_state(HardState(Term(3), N2, standing=Standing.VOTER))
-    state.save_hard_state(HardState(Term(3), N1, standing=Standing.VOTER))
-    state.save_hard_state(HardState(Term(4), N2, standing=Standing.VOTER))
+        state.save_hard_state(HardState(Term(3), N2, standing=Standing.FULL))
+    state.save_hard_state(HardState(Term(3), N1, standing=Standing.FULL))
+    state.save_hard_state(HardState(Term(4), N2, standing=Standing.FULL))
 
     assert state.hard_state_version == 2
 
 
 def test_a_new_term_forgets_vote_and_leader() -> None:
     """What belongs to a term ends with it."""
-    solo = Solo(hard_state=HardState(Term(3), N1, standing=Standing.VOTER))
+    solo = Solo(hard_state=HardState(Term(3), N1, standing=Standing.FULL))
 
     solo.state.become_follower(Term(4), None, 0)
 
-    assert solo.state.hard_state == HardState(Term(4), None, standing=Standing.VOTER)
+    assert solo.state.hard_state == HardState(Term(4), None, standing=Standing.FULL)
     assert solo.state.role == Follower(None, 500, None)
 
 
@@ -115,7 +115,7 @@ def test_a_pre_vote_keeps_the_term() -> None:
     state.become_candidate(7, pre_vote=True)
 
     assert state.role == Candidate(
-        pre_vote=True, election_due_ms=507, ballots={N0: Ballot(Standing.VOTER, 1, used=False)}
+        pre_vote=True, election_due_ms=507, ballots={N0: Ballot(Standing.FULL, 1, used=False)}
     )
     assert state.hard_state_version == 0
 
@@ -162,7 +162,7 @@ def test_a_leaders_record_starts_empty() -> None:
 
 def test_follow_refuses_an_older_term_and_refreshes_in_the_present_one() -> None:
     """A message of the present leader postpones the election."""
-    solo = Solo(hard_state=HardState(Term(2), standing=Standing.VOTER))
+    solo = Solo(hard_state=HardState(Term(2), standing=Standing.FULL))
 
     assert not solo.state.follow(N1, Term(1), 0)
     assert solo.state.follow(N1, Term(2), 10)
@@ -212,29 +212,29 @@ def test_standing_is_saved_once() -> None:
     state = Solo(hard_state=HardState(Term(1))).state
     state.follow(N1, Term(1), 0)
 
-    state.take_standing(Standing.VOTER)
-    state.take_standing(Standing.VOTER)
+    state.take_standing(Standing.FULL)
+    state.take_standing(Standing.FULL)
 
-    assert state.hard_state == HardState(Term(1), N1, standing=Standing.VOTER)
+    assert state.hard_state == HardState(Term(1), N1, standing=Standing.FULL)
     assert state.hard_state_version == 1
 
 
 def test_a_member_whose_log_is_not_whole_counts_for_nothing_until_it_is() -> None:
     """Not durably: it forgets nothing."""
-    state = Solo(hard_state=HardState(Term(1), standing=Standing.VOTER)).state
+    state = Solo(hard_state=HardState(Term(1), standing=Standing.FULL)).state
     seen = []
     for whole in (True, False, True):
         state.whole = whole
         seen.append((state.standing, state.own_ballot.standing, state.has_standing))
 
-    counts = (Standing.VOTER, Standing.VOTER, True)
+    counts = (Standing.FULL, Standing.FULL, True)
     assert seen == [counts, (Standing.DOUBTFUL, Standing.DOUBTFUL, False), counts]
     assert state.hard_state_version == 0
 
 
 def test_what_a_member_lost_before_its_log_was_whole_takes_its_standing_all_the_same() -> None:
     """Durably: to be whole again says nothing about what it acknowledged."""
-    state = Solo(hard_state=HardState(Term(1), standing=Standing.VOTER)).state
+    state = Solo(hard_state=HardState(Term(1), standing=Standing.FULL)).state
     state.whole = False
     state.lose_standing("it lacks what it held", 0)
     state.whole = True
@@ -245,7 +245,7 @@ def test_what_a_member_lost_before_its_log_was_whole_takes_its_standing_all_the_
 
 def test_what_was_granted_before_a_loss_was_known_gives_no_standing_back() -> None:
     """It was for a member that remembered: after the loss it counts as another process, as after a restart."""
-    solo = Solo(hard_state=HardState(Term(1), standing=Standing.VOTER))
+    solo = Solo(hard_state=HardState(Term(1), standing=Standing.FULL))
     granted = Readmission(solo.state.boot_id, NO_INDEX)
     solo.hear(N1, 1)
     solo.state.lose_standing("it lacks what it held", 0)
@@ -326,7 +326,7 @@ def test_a_vote_never_sets_an_earlier_deadline() -> None:
 
 def test_what_is_known_of_others_only_grows() -> None:
     """A leader of a later term may know less: right after its election, or because it lost its memory (seed 479)."""
-    solo = Solo(hard_state=HardState(Term(4), standing=Standing.VOTER))
+    solo = Solo(hard_state=HardState(Term(4), standing=Standing.FULL))
     solo.hear(N1, 4, watermarks=((N2, EntryId(Term(4), LogIndex(34))),))
     solo.hear(N1, 5, watermarks=((N2, EntryId(Term(4), LogIndex(32))),))
     assert solo.state.remembered == {N2: EntryId(Term(4), LogIndex(34))}

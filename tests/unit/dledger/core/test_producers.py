@@ -424,7 +424,7 @@ def test_who_cannot_prove_what_its_log_tells_of_producers_does_not_lead() -> Non
     """A turned bit could make a new append a repetition: acknowledged, never stored. Once repaired it leads again."""
     solo = leading()
     append(solo, "p", 0, b"a")
-    other = Solo(3, log=solo.log, hard_state=HardState(solo.state.term, standing=Standing.VOTER))
+    other = Solo(3, log=solo.log, hard_state=HardState(solo.state.term, standing=Standing.FULL))
     damage = CorruptLogError(Path("data"), 7, "chainCrc of entry 1 does not continue entry 0", "Repair it", 1)
     solo.log.damage[LogIndex(1)] = damage
     other.campaign()
@@ -446,7 +446,7 @@ def test_a_member_that_has_been_repaired_takes_leadership_when_it_is_offered() -
     """Under a good leader its own election timeout, which looks again, never comes."""
     solo = leading()
     append(solo, "p", 0, b"a")
-    other = Solo(3, log=solo.log, hard_state=HardState(solo.state.term, standing=Standing.VOTER))
+    other = Solo(3, log=solo.log, hard_state=HardState(solo.state.term, standing=Standing.FULL))
     solo.log.damage[LogIndex(1)] = CorruptLogError(Path("data"), 7, "chainCrc is wrong", "Repair it", 1)
     other.campaign()
     other.vote(N1)
@@ -465,7 +465,7 @@ def test_who_does_not_understand_the_table_does_not_lead() -> None:
     """It would store again what the table says is there. It says why, and does not disturb the others."""
     solo = leading()
     solo.node.noops.append(solo.log, solo.state.term, newer_payload())
-    other = Solo(3, log=solo.log, hard_state=HardState(solo.state.term, standing=Standing.VOTER))
+    other = Solo(3, log=solo.log, hard_state=HardState(solo.state.term, standing=Standing.FULL))
     other.campaign()
 
     other.vote(N1)

@@ -17,7 +17,7 @@ LEADER = N2
 
 def follower(size: int = 3, **more: object) -> Solo:
     """Member n0 at 400 ms, which has just heard n2 as the leader of term 5."""
-    solo = Solo(size, hard_state=HardState(Term(5), standing=Standing.VOTER), **more)  # type: ignore[arg-type]  # by name
+    solo = Solo(size, hard_state=HardState(Term(5), standing=Standing.FULL), **more)  # type: ignore[arg-type]  # by name
     solo.now_ms = 400
     solo.hear(LEADER, 5)
     solo.take()
@@ -104,7 +104,7 @@ def test_a_suspecting_member_grants_pre_votes_and_votes_of_a_later_term() -> Non
 
 def test_a_suspecting_member_votes_once_in_a_term() -> None:
     """Its term has its leader, and the vote of it has been given (Raft §5.2)."""
-    solo = Solo(5, hard_state=HardState(Term(5), vote=LEADER, standing=Standing.VOTER))
+    solo = Solo(5, hard_state=HardState(Term(5), vote=LEADER, standing=Standing.FULL))
     solo.hear(LEADER, 5)
     lose(solo)
 
@@ -113,7 +113,7 @@ def test_a_suspecting_member_votes_once_in_a_term() -> None:
     assert (same.granted, same.result) == (False, VoteResult.REJECT_ALREADY_HAS_LEADER)
     assert solo.ask_vote(N1, 6).granted
     assert solo.ask_vote(NodeId("n3"), 6).result is VoteResult.REJECT_ALREADY_VOTED
-    assert solo.state.hard_state == HardState(Term(6), N1, standing=Standing.VOTER)
+    assert solo.state.hard_state == HardState(Term(6), N1, standing=Standing.FULL)
 
 
 def test_any_message_of_the_leader_ends_the_suspicion() -> None:
@@ -207,7 +207,7 @@ def test_a_split_vote_is_followed_by_new_questions_soon() -> None:
 
 def test_a_lost_campaign_after_a_silence_waits_for_the_election_timeout() -> None:
     """As ever: only where the leader is known to be gone is there a hurry."""
-    solo = Solo(5, hard_state=HardState(Term(5), standing=Standing.VOTER))
+    solo = Solo(5, hard_state=HardState(Term(5), standing=Standing.FULL))
     solo.campaign()
     solo.take()
 

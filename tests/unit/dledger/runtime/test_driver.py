@@ -43,7 +43,7 @@ class _HardStates:
     def __init__(self, events: list[object]) -> None:
         self.events = events
         self.fail = False
-        self.saved = HardState(standing=Standing.VOTER)
+        self.saved = HardState(standing=Standing.FULL)
 
     def save(self, state: HardState) -> None:
         if self.fail:
@@ -77,7 +77,7 @@ class _Bench:
         self.node = Node(
             self.config,
             log=self.log,
-            hard_state=hard_state or HardState(standing=Standing.VOTER),
+            hard_state=hard_state or HardState(standing=Standing.FULL),
             random=random.Random(1),
             run=MemberRun(1, countersign=4711),
             now_ms=clock.monotonic_ms(),
@@ -112,20 +112,20 @@ def test_a_new_term_is_durable_before_its_vote_requests_leave() -> None:
     )
 
     saved, sent = bench.events
-    assert saved == HardState(Term(1), NodeId("n0"), standing=Standing.VOTER)
+    assert saved == HardState(Term(1), NodeId("n0"), standing=Standing.FULL)
     assert isinstance(sent, tuple)
 
 
 def test_a_vote_is_durable_before_its_answer_is_given() -> None:
     """A vote in a term that is known already changes nothing but the vote; it is saved all the same (trap 1)."""
-    bench = _Bench(hard_state=HardState(Term(1), standing=Standing.VOTER))
+    bench = _Bench(hard_state=HardState(Term(1), standing=Standing.FULL))
     request = VoteRequest(Term(1), bench.log.last)
 
     answer = bench.driver.call(lambda now: bench.node.answer(NodeId("n1"), request, now))
 
     assert isinstance(answer, VoteResponse)
     assert answer.granted
-    assert bench.events == [HardState(Term(1), NodeId("n1"), standing=Standing.VOTER)]
+    assert bench.events == [HardState(Term(1), NodeId("n1"), standing=Standing.FULL)]
 
 
 def test_a_term_taken_from_the_log_at_start_is_saved_before_anything_leaves() -> None:
@@ -134,7 +134,7 @@ def test_a_term_taken_from_the_log_at_start_is_saved_before_anything_leaves() ->
 
     bench.driver.call(lambda _now: None)
 
-    assert bench.events == [HardState(Term(7), standing=Standing.VOTER)]
+    assert bench.events == [HardState(Term(7), standing=Standing.FULL)]
 
 
 def test_nothing_leaves_when_the_hard_state_cannot_be_saved() -> None:
@@ -177,7 +177,7 @@ def test_a_role_is_published_once_its_term_is_durable() -> None:
     bench.driver.call(lambda now: bench.node.state.become_candidate(now, pre_vote=False))
 
     saved, change = bench.events
-    assert saved == HardState(Term(1), NodeId("n0"), standing=Standing.VOTER)
+    assert saved == HardState(Term(1), NodeId("n0"), standing=Standing.FULL)
     assert isinstance(change, RoleChange)
     assert change.role is Role.CANDIDATE
 
@@ -239,7 +239,7 @@ def test_a_later_message_waits_for_an_earlier_unsaved_hard_state() -> None:
     second.join(5)
 
     assert sent_before_save == []
-    assert bench.events == [HardState(Term(1), NodeId("n0"), standing=Standing.VOTER), (NodeId("n1"), compare)]
+    assert bench.events == [HardState(Term(1), NodeId("n0"), standing=Standing.FULL), (NodeId("n1"), compare)]
 
 
 @pytest.mark.parametrize("is_push", [True, False])
@@ -279,7 +279,7 @@ def test_who_sends_for_another_thread_waits_for_its_hard_state(*, is_push: bool)
     first.join(5)
     second.join(5)
 
-    saved = HardState(Term(1), NodeId("n0"), standing=Standing.VOTER)
+    saved = HardState(Term(1), NodeId("n0"), standing=Standing.FULL)
     assert bench.events == [(NodeId("n1"), message), saved, (NodeId("n1"), message)]
 
 

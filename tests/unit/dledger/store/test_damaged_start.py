@@ -35,7 +35,7 @@ ENTRIES = 150
 def directory(tmp_path: Path) -> Path:
     """A voter's directory with six segments, stopped in order."""
     store = open_store(small_config(tmp_path))
-    store.hard_state.save(HardState(Term(1), NodeId("n0"), Standing.VOTER))
+    store.hard_state.save(HardState(Term(1), NodeId("n0"), Standing.FULL))
     fill(store, ENTRIES)
     store.flush()
     store.set_committed(LogIndex(140))
@@ -113,7 +113,7 @@ def test_a_damaged_segment_among_others_is_left_empty_and_everything_else_is_kep
         store = mended(directory)
         assert store.last.index == ENTRIES - 1
         assert store.committed_index == 140
-        assert store.hard_state.load().standing is Standing.VOTER
+        assert store.hard_state.load().standing is Standing.FULL
         assert [one.path for one in store.damage_at_start] == [path_of(directory, number) for number in numbers]
         with pytest.raises(CorruptLogError):
             store.read(LogIndex(27 * numbers[0]))
@@ -247,7 +247,7 @@ def test_what_is_cut_off_on_two_disks_is_put_aside_on_each(
 ) -> None:
     """Nothing is renamed from one disk to another; on both it is for a person to remove."""
     store = mended_of(tmp_path, *dirs)
-    store.hard_state.save(HardState(Term(1), NodeId("n0"), Standing.VOTER))
+    store.hard_state.save(HardState(Term(1), NodeId("n0"), Standing.FULL))
     fill(store, ENTRIES)
     store.close()
     places = {path.name: path for one in dirs for path in one.glob("0*")}
@@ -272,7 +272,7 @@ def test_no_more_logs_are_put_aside_on_another_disk_than_people_have_looked_at(t
     for number in range(ASIDE_LOGS_MAX + 1):
         store = mended_of(tmp_path, far)
         assert len(list(far.glob("damaged-*"))) == number
-        store.hard_state.save(HardState(Term(1), NodeId("n0"), Standing.VOTER))
+        store.hard_state.save(HardState(Term(1), NodeId("n0"), Standing.FULL))
         fill(store, 60)
         store.flush()
         store.close()
@@ -283,7 +283,7 @@ def test_no_more_logs_are_put_aside_on_another_disk_than_people_have_looked_at(t
         mended_of(tmp_path, far)
 
     assert {path: path.read_bytes() for path in far.rglob("0*")} == before
-    assert read_hard_state(tmp_path / "dledger-n0").standing is Standing.VOTER
+    assert read_hard_state(tmp_path / "dledger-n0").standing is Standing.FULL
 
 
 @pytest.mark.parametrize("sector", [0, 3, 7])

@@ -401,16 +401,16 @@ def test_a_failed_vote_is_never_spoken(tmp_path: Path) -> None:
     fs = FailingFs()
     create_hard_state(fs, tmp_path, HardState())
     saved = FileHardState(fs, tmp_path)
-    saved.save(HardState(Term(1), NodeId("n1"), standing=Standing.VOTER))
+    saved.save(HardState(Term(1), NodeId("n1"), standing=Standing.FULL))
     fs.fails = lambda call, path: IO_ERROR if call == "sync" and path.endswith("hard_state") else None
 
     with pytest.raises(DiskError):
-        saved.save(HardState(Term(2), None, standing=Standing.VOTER))
+        saved.save(HardState(Term(2), None, standing=Standing.FULL))
     fs.fails = lambda _call, _path: None
     with pytest.raises(DiskError):
-        saved.save(HardState(Term(2), None, standing=Standing.VOTER))
+        saved.save(HardState(Term(2), None, standing=Standing.FULL))
 
-    assert saved.load() == HardState(Term(1), NodeId("n1"), standing=Standing.VOTER)
+    assert saved.load() == HardState(Term(1), NodeId("n1"), standing=Standing.FULL)
     saved.close()
 
 
@@ -421,7 +421,7 @@ def test_a_full_disk_does_not_stop_votes(tmp_path: Path) -> None:
     saved = FileHardState(fs, tmp_path)
     fs.fails = lambda _call, path: NO_SPACE if "currterm" in path else None
 
-    saved.save(HardState(Term(1), NodeId("n1"), standing=Standing.VOTER))
+    saved.save(HardState(Term(1), NodeId("n1"), standing=Standing.FULL))
 
     saved.close()
     again = FileHardState(UnsyncedFs(), tmp_path)

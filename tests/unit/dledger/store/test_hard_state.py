@@ -11,8 +11,8 @@ from dledger.store.hard_state import FileHardState, create_hard_state, read_hard
 from dledger.types import HardState, NodeId, Standing, Term
 from tests.crash.crash_fs import CrashState, RecordingFs, crash_states
 
-VOTED = HardState(Term(3), NodeId("n1"), Standing.VOTER)
-NEXT = HardState(Term(4), NodeId("n2"), Standing.VOTER)
+VOTED = HardState(Term(3), NodeId("n1"), Standing.FULL)
+NEXT = HardState(Term(4), NodeId("n2"), Standing.FULL)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -54,5 +54,5 @@ def test_hard_state_remembers() -> None:
     """The last state saved is loaded."""
     saved = MemoryHardState()
     assert saved.load() == HardState()
-    saved.save(HardState(Term(3), NodeId("n1"), standing=Standing.VOTER))
+    saved.save(HardState(Term(3), NodeId("n1"), standing=Standing.FULL))
     assert saved.load().term == 3

@@ -304,7 +304,7 @@ def test_lost_evidence_is_refused(config: StoreConfig, name: str, damage: str) -
 def test_one_rotten_slot_loses_neither_vote_nor_marks(config: StoreConfig) -> None:
     """Each slot alone tells the truth about the vote; the checkpoint has older slots."""
     store = open_store(config)
-    store.hard_state.save(HardState(Term(4), NodeId("n1"), standing=Standing.VOTER))
+    store.hard_state.save(HardState(Term(4), NodeId("n1"), standing=Standing.FULL))
     bodies = fill(store, 10)
     store.close()
     for number in range(2):
@@ -312,7 +312,7 @@ def test_one_rotten_slot_loses_neither_vote_nor_marks(config: StoreConfig) -> No
         original = path.read_bytes()
         _patch(path, number * 4096 + 22, b"\xff\xff")
         store = open_store(config)
-        assert store.hard_state.load() == HardState(Term(4), NodeId("n1"), standing=Standing.VOTER)
+        assert store.hard_state.load() == HardState(Term(4), NodeId("n1"), standing=Standing.FULL)
         assert bodies_of(store) == bodies
         store.close()
         path.write_bytes(original)
@@ -404,7 +404,7 @@ def test_a_damaged_follower_is_repaired_from_its_leader(config: StoreConfig, tmp
     fill(leader, 50)
     store = open_store(config)
     copy_log(leader, store)
-    store.hard_state.save(HardState(Term(3), NodeId("n2"), standing=Standing.VOTER))
+    store.hard_state.save(HardState(Term(3), NodeId("n2"), standing=Standing.FULL))
     with pytest.raises(DirectoryLockedError):
         set_aside_damaged(config, "n0")
     store.close()
@@ -496,7 +496,7 @@ def test_segments_are_spread_over_data_directories(tmp_path: Path) -> None:
 def test_a_member_without_standing_is_no_voter_to_earlier_versions() -> None:
     """The byte they read is 0 without standing; what a voter or a new member saves is what they saved themselves."""
     vote, doubt = NodeId("n1"), "the disk was set back"
-    plain = HardState(Term(7), vote, Standing.VOTER)
+    plain = HardState(Term(7), vote, Standing.FULL)
     doubtful, founder = plain.doubted(doubt), HardState(Term(7), vote, Standing.FOUNDER)
     fenced = plain.fence("others committed something else")
     states = [plain, founder, doubtful, HardState(Term(7)), fenced, plain.after_loss("its disk is damaged")]
@@ -524,7 +524,7 @@ def test_a_doubt_found_at_the_start_is_durable(config: StoreConfig) -> None:
     store = open_store(config)
     store.hard_state.doubt("is blank anyway")
     blank = store.hard_state.load()
-    store.hard_state.save(HardState(Term(3), None, Standing.VOTER))
+    store.hard_state.save(HardState(Term(3), None, Standing.FULL))
     store.hard_state.doubt("the log was cut")
     store.close()
 

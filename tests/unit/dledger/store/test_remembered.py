@@ -66,7 +66,7 @@ def test_a_log_that_is_set_aside_takes_along_what_is_remembered_of_another_histo
 ) -> None:
     """Told to the group, it would take the standing of sound members. What is of the group's history stays."""
     store = open_store(small_config(tmp_path))
-    state = HardState(Term(1), None, Standing.VOTER)
+    state = HardState(Term(1), None, Standing.FULL)
     store.hard_state.save(state.fence("another history") if fenced else state)
     RememberedFile(FileSystem(), store.directory).save(HELD)
     store.close()

@@ -23,7 +23,7 @@ from dledger.store.traces import TRACES_FILE, Inode, last_life
 from dledger.types import HardState, LogIndex, NodeId, Standing, Term
 from tests.unit.dledger.store.support import abandon, fill, open_store, small_config
 
-_VOTER = HardState(Term(1), NodeId("n0"), Standing.VOTER)
+_VOTER = HardState(Term(1), NodeId("n0"), Standing.FULL)
 
 
 def _new(config: StoreConfig) -> FileStore:
@@ -113,7 +113,7 @@ def test_a_flush_that_a_truncation_overtakes_leaves_no_mark_above_the_log(tmp_pa
     reopened = open_store(config)
 
     assert reopened.last.index == 9
-    assert _standing(reopened) == (Standing.VOTER, "")
+    assert _standing(reopened) == (Standing.FULL, "")
 
 
 @pytest.mark.parametrize("body", [bytes(1200), b"." * 1200], ids=["zeros", "full"])
@@ -151,7 +151,7 @@ def test_after_a_power_cut_only_what_a_torn_write_explains_is_cut_without_doubt(
     standing, doubt = _standing(reopened)
     assert doubt == report.doubt
     if torn:
-        assert (standing, doubt) == (Standing.VOTER, "")
+        assert (standing, doubt) == (Standing.FULL, "")
     else:
         assert standing is Standing.DOUBTFUL
         assert "bodyCrc of entry 21" in doubt
@@ -161,9 +161,9 @@ def test_after_a_power_cut_only_what_a_torn_write_explains_is_cut_without_doubt(
     ("mode", "booted", "clean", "standing"),
     [
         (FlushMode.ASYNC, True, False, Standing.DOUBTFUL),
-        (FlushMode.ASYNC, True, True, Standing.VOTER),
-        (FlushMode.ASYNC, False, False, Standing.VOTER),
-        (FlushMode.SYNC, True, False, Standing.VOTER),
+        (FlushMode.ASYNC, True, True, Standing.FULL),
+        (FlushMode.ASYNC, False, False, Standing.FULL),
+        (FlushMode.SYNC, True, False, Standing.FULL),
     ],
 )
 def test_late_flushes_and_a_new_boot_of_the_machine_are_a_reason_for_doubt(
@@ -188,7 +188,7 @@ def test_late_flushes_and_a_new_boot_of_the_machine_are_a_reason_for_doubt(
     assert ("flush_mode=async" in reopened.recovery_report.doubt) is (standing is Standing.DOUBTFUL)
     reopened.hard_state.save(_VOTER)
     abandon(reopened)
-    assert _standing(open_store(config)) == (Standing.VOTER, "")
+    assert _standing(open_store(config)) == (Standing.FULL, "")
 
 
 def test_the_traces_tell_of_the_newest_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,8 +227,8 @@ def test_a_copy_of_a_directory_is_in_doubt_once(tmp_path: Path, *, clean: bool) 
     restored = open_store(copy)
     restored.hard_state.save(_VOTER)
     restored.close()
-    assert _standing(open_store(copy)) == (Standing.VOTER, "")
-    assert _standing(open_store(config)) == (Standing.VOTER, "")
+    assert _standing(open_store(copy)) == (Standing.FULL, "")
+    assert _standing(open_store(config)) == (Standing.FULL, "")
 
 
 def test_a_start_that_ends_before_its_doubt_is_durable_leaves_what_it_came_from(
@@ -282,7 +282,7 @@ def _renamed(store: FileStore) -> None:
 
 def _voted(store: FileStore) -> None:
     for term in range(2, 9):
-        store.hard_state.save(HardState(Term(term), NodeId("n1"), Standing.VOTER))
+        store.hard_state.save(HardState(Term(term), NodeId("n1"), Standing.FULL))
     abandon(store)
 
 
@@ -294,11 +294,11 @@ def test_ordinary_lives_are_no_reason_for_doubt(tmp_path: Path, life: Callable[[
 
     for _ in range(3):
         store = open_store(config)
-        store.hard_state.save(replace(store.hard_state.load(), standing=Standing.VOTER))
+        store.hard_state.save(replace(store.hard_state.load(), standing=Standing.FULL))
         fill(store, 3)
         life(store)
 
-    assert _standing(open_store(config)) == (Standing.VOTER, "")
+    assert _standing(open_store(config)) == (Standing.FULL, "")
 
 
 def test_a_single_file_that_was_restored_is_a_reason_for_doubt(tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ def test_a_directory_of_an_earlier_version_is_believed_and_leaves_traces_from_th
     sound = (store.directory / TRACES_FILE).read_bytes()
     (store.directory / TRACES_FILE).unlink()
 
-    assert _standing(open_store(config)) == (Standing.VOTER, "")
+    assert _standing(open_store(config)) == (Standing.FULL, "")
     assert (store.directory / TRACES_FILE).read_bytes() == sound
 
 

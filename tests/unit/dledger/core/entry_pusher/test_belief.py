@@ -138,10 +138,10 @@ def test_a_question_that_was_lost_is_asked_again_with_the_next_heartbeat() -> No
 @pytest.mark.parametrize(
     ("standing", "words"),
     [
-        (Standing.VOTER, {"watermarks": ((N2, EntryId(Term(1), LogIndex(10**9))),)}),
-        (Standing.VOTER, {"watermarks": ((N0, EntryId(Term(1), LogIndex(10**9))),)}),
-        (Standing.VOTER, {"doubted_boot_id": 1}),
-        (Standing.VOTER, {"transfer_target": N2}),
+        (Standing.FULL, {"watermarks": ((N2, EntryId(Term(1), LogIndex(10**9))),)}),
+        (Standing.FULL, {"watermarks": ((N0, EntryId(Term(1), LogIndex(10**9))),)}),
+        (Standing.FULL, {"doubted_boot_id": 1}),
+        (Standing.FULL, {"transfer_target": N2}),
         (Standing.FOUNDER, {"founded": True}),
         (Standing.DOUBTFUL, {"readmission": Readmission(1, LogIndex(-1))}),
     ],
@@ -220,7 +220,7 @@ def test_forged_heartbeats_keep_nobody_from_electing_a_leader_later() -> None:
     cluster.advance_until(lambda: cluster.leader() is not None, 5000)
 
     assert cluster.append(cluster.leader() or N1, b"b").value
-    assert [cluster[one].saved.standing for one in (N1, N2)] == [Standing.VOTER] * 2
+    assert [cluster[one].saved.standing for one in (N1, N2)] == [Standing.FULL] * 2
 
 
 def test_an_install_that_the_leader_does_not_confirm_drops_nothing() -> None:
