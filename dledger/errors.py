@@ -67,6 +67,14 @@ class ResponseCode(IntEnum):
     TOO_MANY_PRODUCERS = 603
     OTHER_HISTORY = 604
     """The asked member has proof that its committed entries differ from the push."""
+    CHANGE_IN_PROGRESS = 605
+    NOT_READY_TO_PROMOTE = 606
+    WOULD_LOSE_QUORUM = 607
+    MEMBER_EXISTS = 608
+    MEMBER_UNKNOWN = 609
+    STALE_CONFIGURATION = 610
+    TOO_MANY_MEMBERS = 612
+    MEMBER_REMOVED = 613
 
     @classmethod
     def _missing_(cls, _value: object) -> ResponseCode:
@@ -323,6 +331,54 @@ class FallBehindError(TransferFailedError):
     """Raised when the transfer's target lags too far behind."""
 
     code = ResponseCode.FALL_BEHIND_TOO_MUCH
+
+
+class ChangeInProgressError(DLedgerError):
+    """Raised when an earlier change of the members is not committed yet; retry when it is."""
+
+    code = ResponseCode.CHANGE_IN_PROGRESS
+
+
+class NotReadyToPromoteError(DLedgerError):
+    """Raised when a learner may not become a voter yet: it lags, or has no standing."""
+
+    code = ResponseCode.NOT_READY_TO_PROMOTE
+
+
+class WouldLoseQuorumError(DLedgerError):
+    """Raised when too few of the voters that a change would leave are reachable and have standing."""
+
+    code = ResponseCode.WOULD_LOSE_QUORUM
+
+
+class MemberExistsError(DLedgerError):
+    """Raised when a new member's id or address belongs to a member already, or a member has the asked role."""
+
+    code = ResponseCode.MEMBER_EXISTS
+
+
+class MemberUnknownError(DLedgerError):
+    """Raised when a change names a member that the group does not have."""
+
+    code = ResponseCode.MEMBER_UNKNOWN
+
+
+class StaleConfigurationError(DLedgerError):
+    """Raised when the members changed since the caller looked: look again, and decide anew."""
+
+    code = ResponseCode.STALE_CONFIGURATION
+
+
+class TooManyMembersError(DLedgerError):
+    """Raised when a group would have more voters or learners than it may."""
+
+    code = ResponseCode.TOO_MANY_MEMBERS
+
+
+class MemberRemovedError(DLedgerError):
+    """Raised by a member that was removed from its group: ask another one."""
+
+    code = ResponseCode.MEMBER_REMOVED
 
 
 class ShutdownError(DLedgerError):
