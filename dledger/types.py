@@ -231,12 +231,14 @@ class CheckedRun:
     """An ``EntryRun`` whose every header, ``bodyCrc`` and ``chainCrc`` was verified (``Log.check_run``).
 
     ``index_units`` are the 32 byte index units of its entries, ready to be stored (absolute positions inside).
+    ``noops``: the indexes of its no-ops, in whichever form.
     """
 
     run: EntryRun
     last: EntryId
     last_chain_crc: int
     index_units: bytes
+    noops: tuple[LogIndex, ...] = ()
 
     def term_of(self, index: LogIndex) -> Term:
         """The term of an entry of the run."""

@@ -15,6 +15,7 @@ from typing import Final, assert_never
 
 from dledger.config import ServerConfig
 from dledger.core import histories, suspicion
+from dledger.core.member_changes import MemberChanges
 from dledger.core.member_state import Candidate, Follower, Leader, MemberState
 from dledger.core.messages import (
     HeartbeatRequest,
@@ -69,10 +70,13 @@ class _Transfer:
 class LeaderElector:
     """Decides who leads. Its thread calls ``step``; the transport's threads call ``on_...``; all under the lock."""
 
-    def __init__(self, state: MemberState, reads: ReadIndexQueue, noops: Noops, config: ServerConfig) -> None:
+    def __init__(
+        self, state: MemberState, reads: ReadIndexQueue, noops: Noops, changes: MemberChanges, config: ServerConfig
+    ) -> None:
         self._state = state
         self._reads = reads
         self._noops = noops
+        self._changes = changes
         self._config = config
         self._damaged = False
         """Whether rebuilding the producer table last failed; it is retried before a campaign."""
@@ -98,7 +102,7 @@ class LeaderElector:
     def step(self, now_ms: int) -> int | None:
         """Do what is due and return the next due time."""
         due = self._step_role(now_ms)
-        for other in (self._step_transfer(now_ms), self._reads.step(now_ms)):
+        for other in (self._step_transfer(now_ms), self._changes.step(now_ms), self._reads.step(now_ms)):
             if other is not None:
                 due = min(due, other)
         return due

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
 
 from dledger.config import FlushMode, ServerConfig
+from dledger.core.membership import Membership, implicit_configuration
 from dledger.core.messages import Readmission
 from dledger.core.outbox import Outbox, RoleChange, RoleReason, Wake
 from dledger.core.ports import Log, Random
@@ -99,7 +100,7 @@ class MemberRun:
 class MemberState:
     """The shared state of one member. All access under the node's lock."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one parameter per neighbour
         self,
         config: ServerConfig,
         *,
@@ -108,10 +109,14 @@ class MemberState:
         random: Random,
         run: MemberRun,
         now_ms: int,
+        membership: Membership | None = None,
+        uid: int = 0,
     ) -> None:
         self.node_id = config.node_id
-        self.peers = tuple(member.node_id for member in config.peers)
-        self.quorum = (len(self.peers) + 1) // 2 + 1
+        self.uid = uid
+        """Names this memory of the member: that of its directory."""
+        self.membership = membership or Membership(self.node_id, implicit_configuration(config))
+        self._note_membership()
         self.log = log
         self.election = config.election
         self._replication = config.replication
@@ -395,6 +400,15 @@ class MemberState:
         except CorruptLogError as damage:
             self.outbox.damage.append(damage)
             return True
+
+    # -- members -------------------------------------------------------------------------------------------------
+
+    def _note_membership(self) -> None:
+        """Copy what every append reads."""
+        membership = self.membership
+        self.peers = membership.peers
+        self.quorum = membership.quorum
+        self.voting_peers = membership.voting_peers
 
     # -- the commit index ----------------------------------------------------------------------------------------
 

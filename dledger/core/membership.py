@@ -7,6 +7,7 @@ leader appends one only when the one before is committed (M1), few can be above 
 from __future__ import annotations
 
 from dledger.config import ServerConfig
+from dledger.core.ports import Log
 from dledger.members import ClusterMember, Configuration, MemberRole
 from dledger.types import NO_INDEX, LogIndex, NodeId
 
@@ -16,6 +17,19 @@ def implicit_configuration(config: ServerConfig) -> Configuration:
     ordered = sorted(config.members, key=lambda one: one.node_id)
     members = tuple(ClusterMember(one.node_id, one.host, one.port, number=number) for number, one in enumerate(ordered))
     return Configuration(members, next_number=len(members))
+
+
+def recover_membership(
+    node_id: NodeId,
+    log: Log,  # noqa: ARG001
+    saved: Configuration | None,
+    clear_to: LogIndex,  # noqa: ARG001
+    implicit: Configuration,
+) -> Membership:
+    """What is in force when a member starts: the newest committed configuration that its directory holds (``saved``)
+    or else ``implicit``, and those in the log's no-ops after ``clear_to``.
+    """
+    return Membership(node_id, saved or implicit)
 
 
 class Membership:
@@ -41,14 +55,16 @@ class Membership:
         return self._history[0]
 
     @property
-    def is_committed(self) -> bool:
-        """Whether the current one is known to be committed."""
-        return len(self._history) == 1
-
-    @property
     def previous_voters(self) -> tuple[NodeId, ...]:
         """The voters before the current configuration, unless that is known to be committed (M6)."""
         return () if self.is_committed else self._history[-2].voters
+
+    def copy(self) -> Membership:
+        """One that does not change with this one."""
+        other = Membership(self._node_id, self.committed)
+        other._history = list(self._history)
+        other._note_current()
+        return other
 
     def adopt(self, configuration: Configuration) -> bool:
         """Put an appended configuration in force; False if a newer one, or this one, is known already (M10)."""
@@ -76,6 +92,7 @@ class Membership:
         if not known:
             return False
         self._history = self._history[known:]
+        self._note_current()
         return True
 
     def install(self, configuration: Configuration) -> bool:
@@ -89,6 +106,8 @@ class Membership:
     def _note_current(self) -> None:
         """Derive what every append and vote reads."""
         current = self.current
+        self.is_committed = len(self._history) == 1
+        """Whether the current configuration is known to be committed."""
         self.voters = frozenset(current.voters)
         self.quorum = current.quorum
         self.peers = tuple(one.node_id for one in current.members if one.node_id != self._node_id)

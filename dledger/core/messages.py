@@ -10,8 +10,21 @@ from dataclasses import field
 from enum import IntEnum
 
 from dledger.errors import ResponseCode
+from dledger.members import Configuration
 from dledger.records import record
-from dledger.types import NO_ENTRY, Boundary, CheckedRun, EntryId, EntryRun, LogIndex, NodeId, Position, Standing, Term
+from dledger.types import (
+    NO_ENTRY,
+    NO_INDEX,
+    Boundary,
+    CheckedRun,
+    EntryId,
+    EntryRun,
+    LogIndex,
+    NodeId,
+    Position,
+    Standing,
+    Term,
+)
 
 
 class VoteResult(IntEnum):
@@ -75,6 +88,10 @@ class VoteResponse:
     """Some of the voter's committed entries."""
     other_history: bool = False
     """The voter has committed different entries than the candidate states."""
+    uid: int = 0
+    """The voter's (``ClusterMember.uid``)."""
+    removed_at: LogIndex = NO_INDEX
+    """The index of the voter's committed configuration, if the candidate is not in it."""
 
 
 @record(frozen=True, slots=True)
@@ -120,6 +137,9 @@ class HeartbeatResponse:
     client_address: str = ""
     standing: Standing = Standing.FULL
     boot_id: int = 0
+    uid: int = 0
+    removed_at: LogIndex = NO_INDEX
+    """As in a ``VoteResponse``."""
 
 
 @record(frozen=True, slots=True)
@@ -193,6 +213,7 @@ class PushInstall:
     """The leader no longer has the entries you lack: start an empty log at ``position``, after entry ``before_begin``.
 
     The commit log's snapshot (Raft §7) is its own begin: entries before it have expired on the leader.
+    ``configuration``: the newest explicit one that the leader knows to be committed, wherever its entry is.
     """
 
     term: Term
@@ -200,6 +221,7 @@ class PushInstall:
     before_begin: EntryId
     chain_crc: int
     position: Position
+    configuration: Configuration | None = None
 
 
 PushRequest = PushCompare | PushTruncate | PushAppend | PushCommit | PushInstall

@@ -13,7 +13,9 @@ from dledger.config import ServerConfig
 from dledger.core import suspicion
 from dledger.core.entry_pusher import EntryDispatcher, EntryHandler, QuorumAckChecker, SequenceDone
 from dledger.core.leader_elector import LeaderElector
+from dledger.core.member_changes import MemberChanges
 from dledger.core.member_state import Leader, MemberRun, MemberState
+from dledger.core.membership import Membership
 from dledger.core.messages import (
     CheckedAppend,
     HeartbeatRequest,
@@ -48,7 +50,8 @@ class Node:
     """The protocol of one member.
 
     ``remembered`` is what an earlier run knew members to have held, or part of it; ``wrap_noop`` makes the bodies of
-    no-op entries where the log has a record format of its own.
+    no-op entries where the log has a record format of its own. ``membership``: as ``recover_membership`` found it, None
+    for the configured members. ``uid``: of this member's directory, 0 if it has none.
     """
 
     def __init__(  # noqa: PLR0913  # one parameter per neighbour
@@ -62,15 +65,27 @@ class Node:
         now_ms: int,
         remembered: Mapping[NodeId, EntryId] = NOTHING_REMEMBERED,
         wrap_noop: Wrap | None = None,
+        membership: Membership | None = None,
+        uid: int = 0,
     ) -> None:
         replication = config.replication
-        self.state = MemberState(config, log=log, hard_state=hard_state, random=random, run=run, now_ms=now_ms)
+        self.state = MemberState(
+            config,
+            log=log,
+            hard_state=hard_state,
+            random=random,
+            run=run,
+            now_ms=now_ms,
+            membership=membership,
+            uid=uid,
+        )
         self.state.remember(remembered.items())
         self.reads = ReadIndexQueue(
             self.state, timeout_ms=replication.ack_timeout_ms, pending_max=replication.pending_entries_max
         )
         self.noops = Noops(config, wrap_noop)
-        self.elector = LeaderElector(self.state, self.reads, self.noops, config)
+        self.changes = MemberChanges(self.state)
+        self.elector = LeaderElector(self.state, self.reads, self.noops, self.changes, config)
         self.dispatchers = {peer: EntryDispatcher(self.state, peer, replication) for peer in self.state.peers}
         self.handler = EntryHandler(self.state, replication, config.store.segment_bytes)
         self.quorum_ack = QuorumAckChecker(self.state, self.reads, self.noops, replication)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from dledger.core.membership import Membership
 from dledger.core.messages import Message
 from dledger.errors import CorruptLogError, LeaderHint
 from dledger.types import LogIndex, NodeId, Role, Term
@@ -88,16 +89,27 @@ class Outbox:
     """Damage that a part found in the own log: it has done nothing that depends on it, and will retry."""
     fenced: str = ""
     """Why this member was just fenced."""
+    membership: Membership | None = None
+    """A copy of the member's, if the configuration in force, the one known to be committed, or the members with which
+    this one still speaks have changed. The driver acts on it before it sends ``messages``.
+    """
 
     def take(self) -> Outbox:
         """Return everything gathered and start empty."""
         taken = Outbox(
-            self.messages, self.completions, self.role_changes, self.committed, self.wake, self.damage, self.fenced
+            self.messages,
+            self.completions,
+            self.role_changes,
+            self.committed,
+            self.wake,
+            self.damage,
+            self.fenced,
+            self.membership,
         )
         self.messages, self.completions, self.role_changes = [], [], []
         if taken.damage:
             self.damage = []
-        self.committed, self.wake, self.fenced = None, Wake.NONE, ""
+        self.committed, self.wake, self.fenced, self.membership = None, Wake.NONE, "", None
         return taken
 
     def __bool__(self) -> bool:
@@ -109,6 +121,7 @@ class Outbox:
             or self.wake
             or self.damage
             or self.fenced
+            or self.membership is not None
         )
 
 
