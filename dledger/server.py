@@ -64,7 +64,6 @@ from dledger.runtime.worker import Worker
 from dledger.store.bulk_reader import StoreTime
 from dledger.store.file_store import FileStore
 from dledger.store.identity import IDENTITY_FILE
-from dledger.store.remembered import read_remembered
 from dledger.store.repair import set_aside_damaged
 from dledger.store.watched import WatchedStore
 from dledger.types import AppendedBatch, Body, Entry, LogIndex, NodeId, ProducerBatch, Term
@@ -196,7 +195,7 @@ class DLedgerServer:
             random=random.Random(secrets.randbits(64)),
             run=MemberRun(boot_id=secrets.randbits(62), countersign=1 + secrets.randbits(62)),
             now_ms=now_ms,
-            remembered=read_remembered(self.log.directory),
+            remembered=self.log.members.saved.remembered,
             wrap_noop=self.bodies.wrap_noop,
         )
         name = config.node_id

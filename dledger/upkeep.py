@@ -18,8 +18,6 @@ from dledger.runtime.supervisor import Supervisor
 from dledger.runtime.worker import Worker
 from dledger.store.cleaner import ForcedRemoval, Room
 from dledger.store.file_store import FileStore
-from dledger.store.fs import FileSystem
-from dledger.store.remembered import RememberedFile
 from dledger.types import NodeId
 
 _WARM_INTERVAL_MS: Final = 20
@@ -46,7 +44,6 @@ class LogUpkeep:
         self._conditions = conditions
         self._clock = clock
         self.retention: Final = Retention(config, node, log, driver)
-        self._remembered = RememberedFile(FileSystem(), log.directory)
         self._remember_due_ms = clock.monotonic_ms() + _REMEMBER_INTERVAL_MS
         self._told_of_removed: ForcedRemoval | None = None
         name = config.node_id
@@ -69,7 +66,7 @@ class LogUpkeep:
     def save_remembered(self) -> None:
         """Write down what this member remembers of the others."""
         if self._config.peers:
-            self._remembered.save(self._driver.look(lambda node: dict(node.state.remembered)))
+            self._log.members.remember(self._driver.look(lambda node: dict(node.state.remembered)))
 
     def _checkpoint(self) -> int:
         self._log.sync_checkpoint()

@@ -14,9 +14,7 @@ from dledger.clock import Clock
 from dledger.config import StoreConfig
 from dledger.errors import ConfigError
 from dledger.store.file_store import FileStore
-from dledger.store.fs import FileSystem
 from dledger.store.identity import read_identity
-from dledger.store.remembered import forget_remembered
 from dledger.types import HardState, Standing, Term
 
 
@@ -56,13 +54,13 @@ def restore_vote(directory: Path, data_dirs: tuple[Path, ...], term: int | None,
         wanted = Term(state.term if term is None else term)
         vouched = HardState(wanted, state.vote if wanted == state.term else None, Standing.FULL)
         if vouched == state:
-            forget_remembered(FileSystem(), directory)
+            store.members.remember({})
             click.echo("its vote counts already: clearing what it remembers of others, and changing nothing else")
             return
         if not yes:
             terminal.confirm("Confirm that nothing this node has forgotten is still needed?")
         store.hard_state.save(vouched)
-        forget_remembered(FileSystem(), directory)  # otherwise the members just restored would be doubted again
+        store.members.remember({})  # otherwise the members just restored would be doubted again
     click.echo(f"the vote of {directory.name.removeprefix('dledger-')} counts, in term {wanted}")
 
 

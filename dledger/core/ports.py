@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from dledger.errors import DLedgerError
+from dledger.members import Configuration
 from dledger.types import (
     AppendedBatch,
     Body,
@@ -138,8 +139,12 @@ class Log(Protocol):
         No effect when ``from_index`` > last. Raises ``InvariantError`` when it is <= ``committed_index`` or <= begin.
         """
 
-    def reset(self, begin: Boundary) -> None:
-        """Drop everything and start an empty log after ``begin`` (the leader no longer has what this log lacks)."""
+    def reset(self, begin: Boundary, configuration: Configuration | None = None) -> None:
+        """Drop everything and start an empty log after ``begin`` (the leader no longer has what this log lacks).
+
+        ``configuration``: the leader's newest committed one, which is durable before anything is dropped (M10). Raises
+        ``DiskFullError`` if there is no room for it (nothing dropped).
+        """
 
     def set_committed(self, index: LogIndex) -> None:
         """Set the commit index for readers and for the next checkpoint. Never decreases; never beyond ``last``."""

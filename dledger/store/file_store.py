@@ -36,6 +36,7 @@ from dledger.errors import (
 )
 from dledger.instruments import SILENT, Instruments
 from dledger.layout import INDEX_UNIT_BYTES, MIN_BLANK_BYTES
+from dledger.members import Configuration
 from dledger.store import cleaner, warmer
 from dledger.store import format as records
 from dledger.store.bulk_reader import BulkReader, StoreTime
@@ -45,6 +46,7 @@ from dledger.store.hard_state import FileHardState
 from dledger.store.identity import StoreIdentity
 from dledger.store.log_files import Write
 from dledger.store.log_state import LogState
+from dledger.store.members_file import MembersFile
 from dledger.store.mending import Mender
 from dledger.store.mmap_file import MappedFile
 from dledger.store.opening import Opened, RecoveryReport, open_directory
@@ -128,6 +130,11 @@ class FileStore(LogReader):
     def hard_state(self) -> FileHardState:
         """The durable term and vote."""
         return self._opened.hard_state
+
+    @property
+    def members(self) -> MembersFile:
+        """Whose memory this is, and the group's members as far as they are committed."""
+        return self._opened.members
 
     @property
     def recovery_report(self) -> RecoveryReport:
@@ -373,9 +380,14 @@ class FileStore(LogReader):
         before = self.last_index_before(next_base)
         return (self.mark_at(before).position if before >= from_index else position) + MIN_BLANK_BYTES
 
-    def reset(self, begin: Boundary) -> None:
+    def reset(self, begin: Boundary, configuration: Configuration | None = None) -> None:
         state = self._state
         state.check_usable()
+        if configuration is not None:
+            try:
+                self.members.save_committed(configuration, max(begin.index, configuration.index))
+            except OSError as error:
+                raise self._failed("recording the members", error, "the log is as it was") from error
         with self._state.shape_lock:
             invariant(begin.index >= state.committed, "reset below the commit index", begin=begin, by=state.committed)
             state.restart_at(begin)

@@ -266,6 +266,8 @@ class Scan:
     units: bytes
     stop: StopKind
     reason: str = ""
+    noops: tuple[int, ...] = ()
+    """The indexes of those that are NOOPs."""
 
 
 @record(frozen=True, slots=True)
@@ -285,13 +287,15 @@ def scan_records(window: ScanWindow, follow: Follow, entries_max: int = _SCAN_EN
     view, base, offset, stop = window.view, window.base, window.offset, window.stop
     unpack, pack_unit, crc, valid = HEADER.unpack_from, UNIT.pack, crc32c, _VALID_MAGICS
     header_bytes, chain_at, chain_end = ENTRY_HEADER_BYTES, CHAIN_CRC_OFFSET, CHAIN_CRC_END
+    noop, noop_channel = int(Magic.NOOP), NOOP_CHANNEL
     units: list[bytes] = []
+    noops: list[int] = []
     add_unit = units.append
     next_index, last_term, chain = follow.index + 1, follow.term, follow.chain_crc
     header_stop = stop - header_bytes
     limit = next_index + entries_max
     while offset <= header_stop and next_index < limit:
-        magic, size, index, term, position, _channel, chain_crc, body_crc, length = unpack(view, offset)
+        magic, size, index, term, position, channel, chain_crc, body_crc, length = unpack(view, offset)
         end = offset + size
         if (
             index != next_index
@@ -310,12 +314,15 @@ def scan_records(window: ScanWindow, follow: Follow, entries_max: int = _SCAN_EN
             computed = 0
         chain, last_term = computed, term
         add_unit(pack_unit(magic, position, size, index, term))
+        if magic == noop or channel == noop_channel:
+            noops.append(index)
         next_index += 1
         offset = end
     kind, reason = (StopKind.LIMIT, "")
     if next_index < limit and offset < stop:
         kind, reason = _why_stopped(window, offset, Follow(next_index - 1, last_term, chain))
-    return Scan(len(units), offset, Follow(next_index - 1, last_term, chain), b"".join(units), kind, reason)
+    last = Follow(next_index - 1, last_term, chain)
+    return Scan(len(units), offset, last, b"".join(units), kind, reason, tuple(noops))
 
 
 def _why_stopped(window: ScanWindow, offset: int, follow: Follow) -> tuple[StopKind, str]:
@@ -398,7 +405,7 @@ def check_run(run: EntryRun, *, unchecked: bool = False) -> CheckedRun:
     if scan.count != count:
         raise InvalidRequestError(f"the run holds {scan.count} entries from {run.first_index} on, not {count}")
     last = EntryId(Term(scan.follow.term), LogIndex(scan.follow.index))
-    return CheckedRun(run, last, scan.follow.chain_crc, scan.units)
+    return CheckedRun(run, last, scan.follow.chain_crc, scan.units, tuple(map(LogIndex, scan.noops)))
 
 
 def scan_run(run: EntryRun, *, unchecked: bool = False) -> Scan:

@@ -46,6 +46,7 @@ from dledger.store.java_files import (
     was_used_by_java,
 )
 from dledger.store.log_files import LogFiles
+from dledger.store.members_file import MembersFile, create_members
 from dledger.store.mmap_file import MappedFile
 from dledger.store.mmap_file_list import Found, FoundFile, MappedFileList, Placement, list_segments
 from dledger.store.recovery import Cut, Plan, Refuse, doubt, plan
@@ -129,6 +130,7 @@ class Opened:
     checkpoint: LogCheckpoint
     last: EntryId
     hard_state: FileHardState
+    members: MembersFile
     report: RecoveryReport
     unchecked: bool
     """Whether entries without CRCs are taken for Java's."""
@@ -199,6 +201,8 @@ class _Opener:
         self._damage = DamagedStart(fs, layout.directory) if mend else None
         self._unchecked = config.import_unchecked
         """Whether entries without CRCs are taken for Java's."""
+        self._is_new = False
+        """Whether no node of ours has used the directory before."""
 
     def open(self) -> Opened:
         """Open the directory."""
@@ -216,7 +220,7 @@ class _Opener:
         settings = ScanSettings(config.recovery_verify_bytes, self._unchecked, layout.data[0])
         outcome = scan_log(files, misshapen, checkpoint, settings)
         decision = plan(outcome.facts)
-        hard_state = self._hard_state()
+        hard_state, members = self._hard_state(), MembersFile(self._fs, layout.directory)
         if isinstance(decision, Refuse):
             damage = decision.damage
             self._refuse_javas(files, outcome.facts.end)
@@ -235,6 +239,8 @@ class _Opener:
             checkpoint = replace(checkpoint, committed=LogIndex(min(checkpoint.committed, end.index)))
         recovered = self._mark_in_use(checkpoint, end)
         last = _entry_at(files, recovered)
+        if imported and members.saved.clear_to == NO_INDEX:
+            members.save_committed(None, last.index)  # Java writes no configurations: nobody need look for them
         if config.import_unchecked:
             known = hard_state.load()
             newest = newest_hard_state(known, layout.directory, last.term)
@@ -246,8 +252,20 @@ class _Opener:
         foreign = (*data.foreign, *index.foreign)
         file = LogCheckpointFile(self._fs, layout.checkpoint)
         holes = () if self._damage is None else tuple(self._damage.holes)
-        unchecked = self._unchecked
-        return Opened(layout, self._locks, files, file, recovered, last, hard_state, report, unchecked, foreign, holes)
+        return Opened(
+            layout=layout,
+            locks=self._locks,
+            files=files,
+            checkpoint_file=file,
+            checkpoint=recovered,
+            last=last,
+            hard_state=hard_state,
+            members=members,
+            report=report,
+            unchecked=self._unchecked,
+            foreign_files=foreign,
+            damage=holes,
+        )
 
     def _refuse_javas(self, files: LogFiles, end: Mark) -> None:
         """Raise ``IdentityError`` if what follows ``end`` is no damage, but Java's: nothing may be set aside for it."""
@@ -349,6 +367,7 @@ class _Opener:
         begin = self._begin_of(data, index) if data.segments else self._first
         create_hard_state(self._fs, directory, _IMPORTED if data.segments else HardState())
         create_checkpoint(self._fs, path, _unflushed(begin, NO_INDEX if committed is None else committed))
+        create_members(self._fs, directory)
         write_identity(self._fs, directory, self._identity)
         return bool(data.segments)
 

@@ -16,8 +16,8 @@ from dledger.store.checkpoint import LogCheckpoint, create_checkpoint
 from dledger.store.fs import FileSystem
 from dledger.store.hard_state import HARD_STATE_FILE, create_hard_state, read_hard_state
 from dledger.store.identity import DirectoryLock
+from dledger.store.members_file import MEMBERS_FILE, begin_new_memory
 from dledger.store.opening import CHECKPOINT_FILE, layout_of
-from dledger.store.remembered import REMEMBERED_FILE
 from dledger.types import HardState
 
 
@@ -25,9 +25,9 @@ def set_aside_damaged(config: StoreConfig, node_id: str, fs: FileSystem | None =
     """Move the damaged log of a stopped node away and leave an empty one; returns where its files are now.
 
     The vote is taken first, so that a crash in between leaves a node that may not vote. The fence of a node whose
-    history is not the group's is lifted last, so that it serves none of it; its memory of others, which is of that
-    history, goes with the log, because it would make healthy members doubt themselves. If term and vote themselves are
-    unreadable, they start over, which is safe only because the node may not vote. Data directories given by
+    history is not the group's is lifted last, so that it serves none of it; its members and its memory of others, which
+    are of that history, go with the log: they would make healthy members doubt themselves. If term and vote themselves
+    are unreadable, they start over, which is safe only because the node may not vote. Data directories given by
     ``data_dirs`` get a ``damaged-<n>`` of their own. Raises ``DirectoryLockedError`` if the node is running, and
     ``ConfigError`` if too many logs were set aside before.
     """
@@ -49,6 +49,7 @@ def set_aside_damaged(config: StoreConfig, node_id: str, fs: FileSystem | None =
         blank = HardState(state.term, state.vote).after_loss(f"its damaged log was moved to {aside}")
         if not state.fenced:
             create_hard_state(fs, layout.directory, blank)
+            begin_new_memory(fs, layout.directory)
         for data in layout.data:
             if data.exists() and data not in layout.read_only:
                 _move_aside(fs, data, aside / "data" if data.parent == layout.directory else next_aside(data.parent))
@@ -57,9 +58,9 @@ def set_aside_damaged(config: StoreConfig, node_id: str, fs: FileSystem | None =
         checkpoint = layout.directory / CHECKPOINT_FILE
         if checkpoint.exists():
             fs.rename(checkpoint, aside / CHECKPOINT_FILE)
-        remembered = layout.directory / REMEMBERED_FILE
-        if state.fenced and remembered.exists():
-            fs.rename(remembered, aside / REMEMBERED_FILE)
+        members = layout.directory / MEMBERS_FILE
+        if state.fenced and members.exists():
+            fs.rename(members, aside / MEMBERS_FILE)
         create_checkpoint(fs, checkpoint, LogCheckpoint())
         if state.fenced:
             create_hard_state(fs, layout.directory, blank)

@@ -271,6 +271,18 @@ def test_a_run_read_again_after_a_truncation_is_the_new_one(make_log: MakeLog) -
     assert new.data != old.data
 
 
+def test_a_checked_run_names_its_noops(make_log: MakeLog) -> None:
+    """Both forms, and nothing else: followers look there for configurations (M2)."""
+    log = make_log()
+    log.append_as_leader(Term(1), [b""], Magic.NOOP)
+    log.append_as_leader(Term(1), [b"x"] * 3, channel=7)
+    log.append_as_leader(Term(1), [b"noop"] * 2, channel=NOOP_CHANNEL)
+    log.append_as_leader(Term(1), [b"y"], channel=1 << 30)
+
+    assert _checked(log, 0, 6).noops == (0, 4, 5)
+    assert _checked(log, 1, 3).noops == ()
+
+
 def _checked(log: Log, first: int, last: int) -> CheckedRun:
     return log.check_run(log.read_run(LogIndex(first), LogIndex(last)))
 

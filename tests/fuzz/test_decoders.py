@@ -23,6 +23,7 @@ from dledger.core.messages import PushKind
 from dledger.core.producer_payload import UnreadableProducersError, decode_payload
 from dledger.errors import DLedgerError, InvalidRequestError
 from dledger.layout import RecordLayout
+from dledger.members import ClusterMember, Configuration
 from dledger.rpc.clients import bulk_codec
 from dledger.rpc.clients import codec as client_codec
 from dledger.rpc.peers import codec, frames, pushes
@@ -30,7 +31,7 @@ from dledger.store import checkpoint, hard_state, slots
 from dledger.store.format import encode_record, scan_run
 from dledger.store.fs import FileSystem
 from dledger.store.identity import IDENTITY_FILE, StoreIdentity, read_identity, write_identity
-from dledger.store.remembered import REMEMBERED_FILE, RememberedFile, read_remembered
+from dledger.store.members_file import MEMBERS_FILE, SavedMembers, read_members, write_members
 from dledger.store.traces import TRACES_FILE, last_life, traces_of, write_traces
 from dledger.types import EntryId, EntryRun, HardState, LogIndex, NodeId, Position, Term
 from dledger_spark.option_values import offsets_value
@@ -280,7 +281,10 @@ def _sound_files(directory: Path) -> dict[str, Callable[[], object]]:
     """Small files, written as a node and a broker write them; and what reads them."""
     fs = FileSystem()
     write_identity(fs, directory, StoreIdentity("c", "g", "n0", 1, 2))
-    RememberedFile(fs, directory).save({NodeId("n1"): EntryId(Term(1), LogIndex(2))})
+    configuration = Configuration((ClusterMember(NodeId("n1"), "h", 1, uid=3),), LogIndex(4), Term(1), 1, 5)
+    write_members(
+        fs, directory, SavedMembers(6, configuration, LogIndex(4), {NodeId("n1"): EntryId(Term(1), LogIndex(2))})
+    )
     write_traces(fs, directory, traces_of(directory, (IDENTITY_FILE,), FlushMode.SYNC))
     changes = (PutTopic(TopicConfig("T")), CommitOffsets("g", (QueueOffset("T", 0, 5),)), SetDelayOffsets(((1, 2),)))
     RocketmqFiles(fs, directory).write(Tables(changes), 1)
@@ -293,7 +297,7 @@ def _sound_files(directory: Path) -> dict[str, Callable[[], object]]:
     DeletedQueues(fs, directory / DELETED_FILE).add({("T", 0): 5}, {})
     return {
         IDENTITY_FILE: lambda: read_identity(directory),
-        REMEMBERED_FILE: lambda: read_remembered(directory),
+        MEMBERS_FILE: lambda: read_members(directory),
         TRACES_FILE: lambda: last_life(directory),
         SNAPSHOT_FILE: lambda: read_snapshot(directory),
         QUEUE_ENDS_FILE: lambda: read_ends(directory / QUEUE_ENDS_FILE, (1, 2)),
@@ -304,7 +308,7 @@ def _sound_files(directory: Path) -> dict[str, Callable[[], object]]:
 
 ROCKETMQ_FILES = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
 TEXT_FILES = (
-    IDENTITY_FILE, REMEMBERED_FILE, TRACES_FILE, SNAPSHOT_FILE, QUEUE_ENDS_FILE, DELETED_FILE, *ROCKETMQ_FILES,
+    IDENTITY_FILE, MEMBERS_FILE, TRACES_FILE, SNAPSHOT_FILE, QUEUE_ENDS_FILE, DELETED_FILE, *ROCKETMQ_FILES,
 )  # fmt: skip
 
 

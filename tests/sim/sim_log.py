@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dledger.errors import DiskFullError, invariant
+from dledger.members import Configuration
 from dledger.types import (
     GENESIS,
     NO_INDEX,
@@ -139,8 +140,8 @@ class SimLog(MemoryStore):
         if self.last != before:
             self._changes.append(from_index)
 
-    def reset(self, begin: Boundary) -> None:
-        super().reset(begin)
+    def reset(self, begin: Boundary, configuration: Configuration | None = None) -> None:
+        super().reset(begin, configuration)
         self._changes.append(Started(begin))
 
     def drop_before(self, index: LogIndex) -> None:

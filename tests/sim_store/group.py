@@ -17,7 +17,7 @@ from typing import Final
 
 from dledger.errors import CorruptLogError, DLedgerError
 from dledger.store.format import BLANK, HEADER
-from dledger.store.remembered import REMEMBERED_FILE
+from dledger.store.members_file import MEMBERS_FILE
 from dledger.types import NO_ENTRY, EntryId, Magic, NodeId, Position
 from tests.sim_store.broker import MemberBroker
 from tests.sim_store.checks import all_delivered, check_consumers, check_keys, check_queues
@@ -130,8 +130,8 @@ class Member:
 
     def durably_remembers(self, other: NodeId) -> EntryId:
         """What it knows ``other`` to have held, even if it is cut off from its power."""
-        inode = self.disk.durable_names.get(self.disk.root / "node" / f"dledger-{self.name}" / REMEMBERED_FILE)
-        found = {} if inode is None else json.loads(inode.durable.partition(b"\n")[2])
+        inode = self.disk.durable_names.get(self.disk.root / "node" / f"dledger-{self.name}" / MEMBERS_FILE)
+        found = {} if inode is None else json.loads(inode.durable.partition(b"\n")[2])["remembered"]
         return EntryId(*found[other]) if other in found else NO_ENTRY
 
     def counts_again(self) -> bool:

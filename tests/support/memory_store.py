@@ -20,6 +20,7 @@ from dledger.errors import (
     invariant,
 )
 from dledger.layout import ENTRY_HEADER_BYTES, MIN_BLANK_BYTES
+from dledger.members import Configuration
 from dledger.store import format as records
 from dledger.types import (
     GENESIS,
@@ -48,6 +49,8 @@ class MemoryStore:
         self._entry_bytes_limit = min(max_entry_bytes, segment_bytes - MIN_BLANK_BYTES)
         self._batch_hooks: tuple[BatchHook, ...] = ()
         self._sequence = 0
+        self.installed_configuration: Configuration | None = None
+        """What the last ``reset`` that brought one brought."""
         self._committed = LogIndex(-1)
         self.disk_full = False
         self._closed = False
@@ -215,8 +218,9 @@ class MemoryStore:
             self._chain, self._end = begin.chain_crc, begin.position
         self._flushed = FlushMark(min(self._flushed.index, self._last.index), self._flushed.sequence)
 
-    def reset(self, begin: Boundary) -> None:
+    def reset(self, begin: Boundary, configuration: Configuration | None = None) -> None:
         self._check_open()
+        self.installed_configuration = configuration or self.installed_configuration
         invariant(begin.index >= self._committed, "reset below the commit index", begin=begin)
         self._start(begin)
         self._committed = begin.index

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dledger.store.remembered import read_remembered
+from dledger.store.members_file import read_members
 from dledger.types import NO_ENTRY, Standing
 from tests.support.running_group import RunningGroup
 from tests.support.waiting import wait_until
@@ -41,7 +41,12 @@ def test_a_member_that_was_set_back_is_told_by_a_witness_that_was_restarted(tmp_
         name = group.nodes[lost].config.node_id
         end = group.nodes[lost].log.last
         memory = group.nodes[witness].log.directory
-        wait_until(lambda: read_remembered(memory).get(name, NO_ENTRY) >= end, "the witness has saved it", 20)
+
+        def is_saved() -> bool:
+            saved = read_members(memory)
+            return saved is not None and saved.remembered.get(name, NO_ENTRY) >= end
+
+        wait_until(is_saved, "the witness has saved it", 20)
         group.stop()
         _set_back(directory, before)
 

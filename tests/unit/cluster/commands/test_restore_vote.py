@@ -13,7 +13,7 @@ from dledger.clock import Clock
 from dledger.config import StoreConfig
 from dledger.store.file_store import FileStore
 from dledger.store.fs import FileSystem
-from dledger.store.remembered import RememberedFile, read_remembered
+from dledger.store.members_file import MembersFile
 from dledger.types import EntryId, HardState, LogIndex, NodeId, Standing, Term
 
 DOUBTFUL = HardState(Term(3), NodeId("n1"), Standing.DOUBTFUL, "its disk was set back")
@@ -126,11 +126,11 @@ def test_a_copy_that_is_vouched_for_before_its_first_start_is_believed(base_dir:
 
 def test_what_is_remembered_of_others_is_forgotten(base_dir: Path) -> None:
     """Else it would make the new disk doubt that is vouched for beside it; also where the vote counts already."""
-    file = RememberedFile(FileSystem(), base_dir / "dledger-n0")
     for index in (1, 2):
-        file.save({NodeId("n1"): EntryId(Term(1), LogIndex(index))})
-        assert read_remembered(base_dir / "dledger-n0")
+        before = MembersFile(FileSystem(), base_dir / "dledger-n0")
+        before.remember({NodeId("n1"): EntryId(Term(1), LogIndex(index))})
 
         assert run(base_dir, "--yes").exit_code == 0
 
-        assert not read_remembered(base_dir / "dledger-n0")
+        after = MembersFile(FileSystem(), base_dir / "dledger-n0").saved
+        assert (after.remembered, after.uid) == ({}, before.uid)
