@@ -72,6 +72,7 @@ class LogUpkeep:
         self._log.sync_checkpoint()
         if self._clock.monotonic_ms() >= self._remember_due_ms:
             self.save_remembered()
+            self._log.hard_state.mirror()
             self._remember_due_ms = self._clock.monotonic_ms() + _REMEMBER_INTERVAL_MS
         return self._clock.monotonic_ms() + self._config.store.checkpoint_interval_ms
 

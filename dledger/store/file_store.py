@@ -603,6 +603,7 @@ class FileStore(LogReader):
                 if not state.poison:
                     self._flush()
                     self._sync_index_and_checkpoint(clean_stop=not self._unwiped)
+                    self._opened.hard_state.mirror()
             finally:
                 state.closed = True
                 self._checkpoint_file.close()

@@ -1,11 +1,18 @@
 """Term and vote, durable before any message carries them.
 
-A slot file of two slots. ``save`` writes one, syncs, writes the other, syncs: at any moment at most one slot is being
-changed, and once ``save`` has returned, each slot alone holds the state (so one bad slot cannot bring back an older
-vote). A file without a readable slot refuses to load; defaults would be a forgotten vote.
+A slot file of two pairs of slots. ``save`` writes the state into both slots of one pair, the pairs taking turns, with
+one sync, because a vote waits for it. So:
 
-``currterm`` is a mirror in DLedger's format for people and Java tools. Nothing here reads it, and a failure to write it
-(a full disk) does not stop elections.
+- while one pair is being written, the other one holds the state before, durably: no torn write loses that;
+- once ``save`` has returned, two slots hold the state: one bad slot cannot bring back an older vote;
+- a pair without a readable slot may have held a newer state: what the other one says is then in doubt, and the member
+  has no vote until it has regained its standing. (Or a power cut tore both sectors of one save: then the doubt costs no
+  more than that.)
+
+A file without a readable slot refuses to load; defaults would be a forgotten vote.
+
+``currterm`` is a mirror in DLedger's format for people and Java tools. Nothing here reads it, unless Java has used the
+directory: it is written now and then, and at a stop, and a failure to write it (a full disk) stops nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +21,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 from dledger.errors import CorruptLogError, DiskError, invariant
 from dledger.store.fs import FileSystem, replace_durably
@@ -23,7 +30,8 @@ from dledger.types import HardState, NodeId, Standing, Term
 
 HARD_STATE_FILE: Final = "hard_state"
 MIRROR_FILE: Final = "currterm"
-_SLOTS: Final = 2
+_SLOTS: Final = 4
+_PAIR: Final = 2
 _HEAD: Final = Struct(">q?h")
 _FENCED: Final = 3
 """Stored after the vote of a member that is doubtful because it is fenced."""
@@ -73,50 +81,80 @@ def create_hard_state(fs: FileSystem, directory: Path, state: HardState) -> None
 
 
 def read_hard_state(directory: Path) -> HardState:
-    """The saved state. Raises ``CorruptLogError`` if no slot is readable."""
+    """The saved state, in doubt if a newer one may be unreadable. Raises ``CorruptLogError`` if no slot is readable."""
+    return _find(directory).state
+
+
+class _Found(NamedTuple):
+    state: HardState
+    sequence: int
+    pair: int
+    whole: bool
+    """Whether both slots of the pair hold this state, and the others are readable, too."""
+
+
+def _find(directory: Path) -> _Found:
     path = directory / HARD_STATE_FILE
     if not path.exists():
         raise CorruptLogError(path, 0, "the file with term and vote is missing", _ADVICE)
     slots = read_slots(path, _SLOTS)
     if not slots:
-        raise CorruptLogError(path, 0, "both slots of term and vote are unreadable", _ADVICE)
-    return decode_hard_state(slots[0].payload)
+        raise CorruptLogError(path, 0, "all slots of term and vote are unreadable", _ADVICE)
+    newest = slots[0]
+    state, pair = decode_hard_state(newest.payload), newest.number // _PAIR
+    copies = sum(slot.number // _PAIR == pair and slot.sequence == newest.sequence for slot in slots)
+    if len({slot.number // _PAIR for slot in slots}) < _SLOTS // _PAIR:
+        state = state.doubted("both copies of a term and vote, perhaps the newest ones, were unreadable")
+    return _Found(state, newest.sequence, pair, copies == _PAIR and len(slots) == _SLOTS)
 
 
 class FileHardState:
-    """The durable term and vote; ``_lock`` guards all of it. A failed save poisons the node: it must stay silent."""
+    """The durable term and vote; ``_lock`` guards all of it. A failed save poisons the node: it must stay silent.
+
+    Opening makes what was read durable, in all slots if not in two: an earlier process may have been killed within a
+    save. Raises ``CorruptLogError`` as ``read_hard_state`` does, and ``DiskError``.
+    """
 
     def __init__(self, fs: FileSystem, directory: Path) -> None:
         self._fs = fs
         self._directory = directory
         self._lock = threading.Lock()
-        self._state = read_hard_state(directory)
-        self._sequence = read_slots(directory / HARD_STATE_FILE, _SLOTS)[0].sequence
+        found = _find(directory)
+        self._state = found.state
+        self._sequence = found.sequence
+        self._pair = found.pair
+        self._mirrored: HardState | None = None
         self._file = SlotFile(fs, directory / HARD_STATE_FILE)
         self._poison: str | None = None
+        try:
+            if found.whole:
+                self._file.sync()
+            else:
+                self.save(found.state)
+                self.save(found.state)
+        except (OSError, DiskError) as error:
+            self._file.close()
+            raise DiskError(f"cannot make term and vote in {directory} durable: {error}") from error
 
     def load(self) -> HardState:
         """The last saved state."""
         return self._state
 
     def save(self, state: HardState) -> None:
-        """Return only when ``state`` is durable in both slots. Raises ``DiskError``, always again after one failure."""
+        """Return only when ``state`` is durable in two slots. Raises ``DiskError``, always again after one failure."""
         with self._lock:
             if self._poison:
                 raise DiskError(self._poison)
-            newest = {slot.number for slot in read_slots(self._directory / HARD_STATE_FILE, _SLOTS)[:1]}
-            first = 1 if 0 in newest else 0
+            pair, sequence = 1 - self._pair, self._sequence + 1
+            payload = encode_hard_state(state)
             try:
-                for number in (first, 1 - first):
-                    self._sequence += 1
-                    self._file.write(number, self._sequence, encode_hard_state(state))
-                    self._file.sync()
+                for number in range(_PAIR * pair, _PAIR * (pair + 1)):
+                    self._file.write(number, sequence, payload)
+                self._file.sync()
             except OSError as error:
                 self._poison = f"cannot save term and vote in {self._directory}: {error}"
                 raise DiskError(self._poison) from error
-            self._state = state
-            with suppress(OSError):
-                self._mirror(state)
+            self._state, self._pair, self._sequence = state, pair, sequence
 
     def doubt(self, reason: str) -> None:
         """Take the member's standing away, durably, because it may have forgotten statements. Raises ``DiskError``.
@@ -133,9 +171,14 @@ class FileHardState:
         if state != self._state:
             self.save(state)
 
-    def _mirror(self, state: HardState) -> None:
-        text = f"voteLeader={state.vote or ''}\ncurrTerm={state.term}\n"
-        replace_durably(self._fs, self._directory / MIRROR_FILE, text.encode())
+    def mirror(self) -> None:
+        """Write the mirror, unless it is up to date. By one thread at a time; no save waits for it."""
+        state = self._state
+        if state != self._mirrored:
+            text = f"voteLeader={state.vote or ''}\ncurrTerm={state.term}\n"
+            with suppress(OSError):
+                replace_durably(self._fs, self._directory / MIRROR_FILE, text.encode())
+                self._mirrored = state
 
     def close(self) -> None:
         """Close the file; idempotent."""

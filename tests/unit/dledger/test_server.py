@@ -68,6 +68,14 @@ def test_background_work_ends_before_the_node_that_it_uses(
     assert server.wait(0) == 0
 
 
+def test_a_running_member_writes_its_vote_for_java_as_well(server: DLedgerServer) -> None:
+    """Now and then, off the path of a vote: a killed process leaves it, too."""
+    server.start()
+    mirror = server.log.directory / "currterm"
+
+    wait_until(lambda: mirror.exists() and mirror.read_text() == "voteLeader=n0\ncurrTerm=1\n", "it is written")
+
+
 def test_a_bound_host_is_listened_on_and_not_advertised(config: ServerConfig) -> None:
     """In a container, every address of which may change: others are told the member's name all the same."""
     server = DLedgerServer(replace(config, bind_host="0.0.0.0", security=SecurityConfig(insecure=True)))

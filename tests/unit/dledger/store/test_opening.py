@@ -302,12 +302,12 @@ def test_lost_evidence_is_refused(config: StoreConfig, name: str, damage: str) -
 
 
 def test_one_rotten_slot_loses_neither_vote_nor_marks(config: StoreConfig) -> None:
-    """Each slot alone tells the truth about the vote; the checkpoint has older slots."""
+    """Two slots tell the truth about the vote; the checkpoint has older slots."""
     store = open_store(config)
     store.hard_state.save(HardState(Term(4), NodeId("n1"), standing=Standing.FULL))
     bodies = fill(store, 10)
     store.close()
-    for number in range(2):
+    for number in range(4):
         path = config.base_dir / "dledger-n0" / "hard_state"
         original = path.read_bytes()
         _patch(path, number * 4096 + 22, b"\xff\xff")
