@@ -366,7 +366,9 @@ class ServerConfig:
     advertised_client_address: str = ""
     """Address that nodes give to clients; empty: the client port at ``client_host`` or the host in ``members``."""
     cluster_id: str = ""
-    """Must be the same on all members; empty: derived from the group's name and member ids."""
+    """Must be the same on all members; empty: the group's name. Set it if two groups have one name and could meet."""
+    join: bool = False
+    """Whether this node waits until it is added to a group that runs already, and that ``members`` names in part."""
     election: ElectionConfig = field(default_factory=ElectionConfig)
     replication: ReplicationConfig = field(default_factory=ReplicationConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
@@ -422,8 +424,8 @@ class ServerConfig:
 
     @property
     def effective_cluster_id(self) -> str:
-        """The configured cluster id, or one that all members derive alike."""
-        return self.cluster_id or f"{self.group}/{','.join(sorted(m.node_id for m in self.members))}"
+        """The configured cluster id, or the group's name: members come and go, and a newcomer must know it, too."""
+        return self.cluster_id or self.group
 
     def _missing_self(self) -> str:
         ids = ", ".join(member.node_id for member in self.members)

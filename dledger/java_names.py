@@ -9,6 +9,7 @@ ALIASES: Final = {
     "dLegerGroup": "group",
     "dLegerSelfId": "node_id",
     "dLegerPeers": "members",
+    "dLegerJoin": "join",  # RocketMQ has no such setting
     "listenPort": "client_port",
     "storePathRootDir": "base_dir",
     "storePathDLedgerCommitLog": "data_dirs",

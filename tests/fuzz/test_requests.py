@@ -39,7 +39,7 @@ LOG_NAMES = {
     **dict.fromkeys(("count", "max_bytes", "from_position", "end_position", "block_bytes", "chunk_bytes"), NUMBERS),
 }
 PEER_NAMES = {
-    "cluster_id": ("default/n0,n1,n2",),
+    "cluster_id": ("default",),
     "group": ("default",),
     "sender": ("n1", "n2", "n0", "n9"),
     "target": ("n0", "n0", "n1"),
