@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import queue
 import random
 import secrets
 import sys
@@ -19,6 +20,7 @@ from dledger.client_server import ClientServer
 from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.config import ServerConfig
+from dledger.core.entry_pusher import EntryDispatcher
 from dledger.core.member_state import Leader, MemberRun
 from dledger.core.messages import (
     CheckedAppend,
@@ -35,9 +37,17 @@ from dledger.core.node import Node
 from dledger.core.noops import Wrap
 from dledger.core.outbox import RoleChange, RoleReason
 from dledger.core.ports import BatchHook, PreparedAppend
-from dledger.errors import CorruptLogError, DLedgerError, FencedError, InvalidRequestError, LeaderHint
+from dledger.errors import (
+    CorruptLogError,
+    DLedgerError,
+    FencedError,
+    InvalidRequestError,
+    LeaderHint,
+    RequestTimeoutError,
+)
 from dledger.instruments import SILENT, Instruments
 from dledger.measurements import NodeMeasurements, PeerMeasurements
+from dledger.members import Configuration, MemberChange, MemberProgress
 from dledger.prehistory import Prehistory
 from dledger.records import record
 from dledger.remoting.log.service import LogHandlers
@@ -66,8 +76,9 @@ from dledger.store.file_store import FileStore
 from dledger.store.identity import IDENTITY_FILE
 from dledger.store.repair import set_aside_damaged
 from dledger.store.watched import WatchedStore
-from dledger.types import AppendedBatch, Body, Entry, LogIndex, NodeId, ProducerBatch, Term
+from dledger.types import NO_INDEX, AppendedBatch, Body, Entry, LogIndex, NodeId, ProducerBatch, Term
 from dledger.upkeep import LogUpkeep
+from dledger.values import address_text
 from dledger.watch import LogWatch, WatchSettings
 
 _log = logging.getLogger("dledger")
@@ -518,6 +529,25 @@ class DLedgerServer:
         """See ``LogNode.submit_transfer``."""
         self._submit(partial(self._node.elector.transfer, target), done)
 
+    def submit_member_change(self, change: MemberChange, done: Callable[[Configuration | DLedgerError], None]) -> None:
+        """See ``LogNode.submit_member_change``."""
+        self._submit(partial(self._node.changes.submit, change), done)
+
+    def change_members(self, change: MemberChange, timeout_s: float) -> Configuration:
+        """Change the members, and wait for the new configuration to be committed.
+
+        Raises ``DLedgerError``; the outcome is unknown if there is no answer within ``timeout_s``.
+        """
+        answers: queue.SimpleQueue[Configuration | DLedgerError] = queue.SimpleQueue()
+        self.submit_member_change(change, answers.put)
+        try:
+            answer = answers.get(timeout=timeout_s)
+        except queue.Empty:
+            raise RequestTimeoutError(f"the change was not committed within {timeout_s:g} s") from None
+        if isinstance(answer, DLedgerError):
+            raise answer
+        return answer
+
     def read(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> list[Entry]:
         """See ``LogNode.read``. Raises ``FencedError``."""
         self._refuse_if_fenced()
@@ -591,7 +621,7 @@ class DLedgerServer:
             answer(error)
 
     def _status(self, node: Node) -> NodeStatus:
-        config, state, log = self._config, node.state, self.log
+        config, state, log, members = self._config, node.state, self.log, node.state.membership
         return NodeStatus(
             cluster_id=config.effective_cluster_id,
             group=config.group,
@@ -600,8 +630,17 @@ class DLedgerServer:
             term=state.term,
             leader=self._hint(state.leader_id),
             members=tuple(
-                MemberStatus(member.node_id, member.address, self._client_address_of(member.node_id))
-                for member in sorted(config.members, key=lambda member: member.node_id)
+                MemberStatus(
+                    one.node_id,
+                    address_text(one.host, one.port),
+                    self._client_address_of(one.node_id),
+                    one.role,
+                    one.number,
+                    one.uid,
+                    one.promote,
+                    one.replaces,
+                )
+                for one in members.current.members
             ),
             begin_index=LogIndex(log.begin.index + 1),
             end_index=log.last.index,
@@ -620,6 +659,10 @@ class DLedgerServer:
             conditions=self.conditions.now(),
             role_age_ms=self._role_age_ms(node),
             grpc_port=self.grpc_port,
+            configuration_index=members.current.index,
+            configuration_term=members.current.term,
+            configuration_committed=members.is_committed,
+            change_id=members.current.change_id,
         )
 
     def _role_changed(self, change: RoleChange) -> None:
@@ -637,8 +680,11 @@ class DLedgerServer:
         if not isinstance(leader, Leader):
             return ()
         now_ms, end = self._clock.monotonic_ms(), self.log.last.index
-        return tuple(
-            PeerStatus(
+        known = {one.node_id: one for one in node.changes.progress(now_ms)}
+
+        def status(peer: NodeId, dispatcher: EntryDispatcher) -> PeerStatus:
+            progress = known.get(peer, _NO_PROGRESS)
+            return PeerStatus(
                 node_id=peer,
                 match_index=leader.match[peer],
                 next_index=dispatcher.next_index,
@@ -646,9 +692,13 @@ class DLedgerServer:
                 lag_entries=end - leader.match[peer],
                 inflight=dispatcher.in_flight,
                 last_contact_ms=now_ms - leader.contact_ms[peer],
+                health=progress.state,
+                lag_bytes=progress.lag_bytes,
+                rate=progress.rate,
+                not_ready=progress.not_ready,
             )
-            for peer, dispatcher in node.dispatchers.items()
-        )
+
+        return tuple(status(peer, one) for peer, one in node.dispatchers.items() if peer in leader.match)
 
     # -- events --------------------------------------------------------------------------------------------------
 
@@ -679,6 +729,10 @@ _STUCK_TOLD_MS = 60_000
 _TLS_INTERVAL_MS = 2000
 _ISOLATED_PUSH_BYTES = 16 * 1024
 _ISOLATED_PUSH_PAUSE_MS = 1
+
+
+_NO_PROGRESS: Final = MemberProgress(NodeId(""), "", NO_INDEX, 0, 0, 0, -1)
+"""Of a peer that leaves."""
 
 
 def _producers(node: Node) -> int:

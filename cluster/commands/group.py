@@ -14,7 +14,8 @@ from cluster import terminal
 from cluster.connection import GroupTarget, group_options
 from dledger import flag_values
 from dledger.errors import DLedgerError, RequestTimeoutError
-from dledger.rpc.ports import NodeStatus
+from dledger.members import MemberRole
+from dledger.rpc.ports import MemberStatus, NodeStatus
 from dledger.types import NodeId, Role
 
 if TYPE_CHECKING:
@@ -125,8 +126,14 @@ def find_leader(answers: Mapping[NodeId, NodeStatus | DLedgerError]) -> NodeStat
 
 def _node_json(node_id: NodeId, answer: NodeStatus | DLedgerError) -> dict[str, object]:
     if isinstance(answer, NodeStatus):
-        return {"reachable": True, **dataclasses.asdict(answer)}
+        members = [{**dataclasses.asdict(one), **member_json(one)} for one in answer.members]
+        return {"reachable": True, **dataclasses.asdict(answer), "members": members}
     return {"reachable": False, "node_id": node_id, "error": str(answer)}
+
+
+def member_json(member: MemberStatus) -> dict[str, object]:
+    """The fields of a member that JSON has no numbers for."""
+    return {"role": member.role.name.lower(), "uid": f"{member.uid:016x}" if member.uid else None}
 
 
 def status_rows(answers: Mapping[NodeId, NodeStatus | DLedgerError]) -> list[Sequence[str]]:
@@ -164,7 +171,9 @@ def _notes(answer: NodeStatus) -> list[str]:
     notes = []
     if answer.disk_full:
         notes.append("DISK FULL")
-    if not answer.voter:
+    if any(one.node_id == answer.node_id and one.role is MemberRole.LEARNER for one in answer.members):
+        notes.append("learner")
+    elif not answer.voter:
         notes.append("not voting yet")
     if answer.flush_mode != "sync":
         notes.append(f"flush {answer.flush_mode}")

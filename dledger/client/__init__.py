@@ -12,6 +12,7 @@ from dledger.late_names import late_names
 
 if TYPE_CHECKING:
     from dledger.client.blocking import AppendFuture, DLedgerClient
+    from dledger.client.members import member_change
     from dledger.client.security import ClientSecurity, TlsFiles
     from dledger.client.shared import AppendResult, ReadFrom
     from dledger.errors import (
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
         UntimedLogError,
         WouldLoseQuorumError,
     )
+    from dledger.members import ChangeKind, ClusterMember, Configuration, MemberChange, MemberRole
     from dledger.rpc.clients.codec import ReadMode
     from dledger.types import Entry, LogIndex, Magic
 
@@ -59,8 +61,11 @@ __all__ = [
     "AppendResult",
     "AppendsNotServedError",
     "ChangeInProgressError",
+    "ChangeKind",
     "ClientSecurity",
+    "ClusterMember",
     "ConfigError",
+    "Configuration",
     "DLedgerClient",
     "DLedgerError",
     "DiskFullError",
@@ -74,8 +79,10 @@ __all__ = [
     "LeaderNotReadyError",
     "LogIndex",
     "Magic",
+    "MemberChange",
     "MemberExistsError",
     "MemberRemovedError",
+    "MemberRole",
     "MemberUnknownError",
     "NotLeaderError",
     "NotReadyToPromoteError",
@@ -98,6 +105,7 @@ __all__ = [
     "UnknownProducerError",
     "UntimedLogError",
     "WouldLoseQuorumError",
+    "member_change",
 ]
 
 __getattr__ = late_names(
@@ -108,8 +116,11 @@ __getattr__ = late_names(
         "AppendResult": "dledger.client.shared",
         "AppendsNotServedError": "dledger.errors",
         "ChangeInProgressError": "dledger.errors",
+        "ChangeKind": "dledger.members",
         "ClientSecurity": "dledger.client.security",
+        "ClusterMember": "dledger.members",
         "ConfigError": "dledger.errors",
+        "Configuration": "dledger.members",
         "DLedgerClient": "dledger.client.blocking",
         "DLedgerError": "dledger.errors",
         "DiskFullError": "dledger.errors",
@@ -123,8 +134,10 @@ __getattr__ = late_names(
         "LeaderNotReadyError": "dledger.errors",
         "LogIndex": "dledger.types",
         "Magic": "dledger.types",
+        "MemberChange": "dledger.members",
         "MemberExistsError": "dledger.errors",
         "MemberRemovedError": "dledger.errors",
+        "MemberRole": "dledger.members",
         "MemberUnknownError": "dledger.errors",
         "NotLeaderError": "dledger.errors",
         "NotReadyToPromoteError": "dledger.errors",
@@ -147,5 +160,6 @@ __getattr__ = late_names(
         "UnknownProducerError": "dledger.errors",
         "UntimedLogError": "dledger.errors",
         "WouldLoseQuorumError": "dledger.errors",
+        "member_change": "dledger.client.members",
     },
 )

@@ -18,6 +18,7 @@ from dledger.client.loop_runner import LoopRunner
 from dledger.client.shared import AppendResult, ReadFrom
 from dledger.errors import DLedgerError, InvalidRequestError, LeaderHint, PendingFullError, UnavailableError
 from dledger.forks import REASON
+from dledger.members import Configuration, MemberChange
 from dledger.rpc.clients.codec import ReadMode
 from dledger.rpc.ports import NodeStatus, RoleEvent
 from dledger.sending.batch import ITEM_OVERHEAD_BYTES, call
@@ -381,6 +382,16 @@ class DLedgerClient:
     def transfer_leadership(self, target: NodeId | None = None, *, timeout_s: float | None = None) -> LeaderHint:
         """Transfer leadership to ``target``, or to the most up-to-date member; returns the new leader."""
         return self._runner.run(lambda: self._client.transfer_leadership(target, timeout_s=timeout_s))
+
+    def leader_status(self, *, timeout_s: float | None = None) -> NodeStatus:
+        """The leader's metadata: who the members are, and in ``peers`` how far each of the others is."""
+        return self._runner.run(lambda: self._client.leader_status(timeout_s=timeout_s))
+
+    def change_members(self, change: MemberChange, *, timeout_s: float | None = None) -> Configuration:
+        """Change one member, as ``member_change`` describes it; returns the members, committed: see
+        ``aio.DLedgerClient``.
+        """
+        return self._runner.run(lambda: self._client.change_members(change, timeout_s=timeout_s))
 
     # --- inside -------------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ from dledger.errors import (
     UnavailableError,
     UnknownProducerError,
 )
+from dledger.members import MemberRole
 from dledger.records import record
 from dledger.rpc.ports import NodeStatus
 from dledger.types import Role
@@ -69,12 +70,15 @@ class ServerReport:
     leader: LeaderHint | None
     members: Mapping[str, str]
     """Every member's name and advertised address, which is empty if unknown."""
+    learners: frozenset[str] = frozenset()
+    """The members that do not count."""
 
 
 def report_of_node(status: NodeStatus) -> ServerReport:
     """Convert a node's metadata."""
     members: dict[str, str] = {member.node_id: member.client_address for member in status.members}
-    return ServerReport(status.node_id, status.role is Role.LEADER, status.term, status.leader, members)
+    learners = frozenset(member.node_id for member in status.members if member.role is MemberRole.LEARNER)
+    return ServerReport(status.node_id, status.role is Role.LEADER, status.term, status.leader, members, learners)
 
 
 def most_telling(failures: Iterable[DLedgerError]) -> DLedgerError:
@@ -284,13 +288,14 @@ class Search:
 def _agreed_leader(reports: Mapping[str, ServerReport]) -> str | None:
     """The server that a majority of its group follows in its term: no other can lead then."""
     for address, one in reports.items():
-        if not (one.leads and one.members):
+        voters = one.members.keys() - one.learners
+        if not (one.leads and voters):
             continue
         followers = {
             other.node
             for other in reports.values()
             if other.node and other.term == one.term and other.leader is not None and other.leader.node_id == one.node
         }
-        if len(followers | {one.node}) > len(one.members) / 2:
+        if len((followers | {one.node}) & voters) > len(voters) / 2:
             return address
     return None

@@ -12,6 +12,7 @@ from dledger.errors import (
     EarlierRequestFailedError,
     LeaderNotReadyError,
     LeaderTransferringError,
+    MemberRemovedError,
     NotLeaderError,
     PendingFullError,
     RequestTimeoutError,
@@ -36,6 +37,7 @@ _RETRIED: Final = (
     NotLeaderError,
     LeaderNotReadyError,
     LeaderTransferringError,
+    MemberRemovedError,
     PendingFullError,
     EarlierRequestFailedError,
     ShutdownError,
@@ -148,9 +150,13 @@ def is_retried_read(error: BaseException) -> bool:
 def members_by_id(
     statuses: Sequence[NodeStatus], failures: dict[str, DLedgerError]
 ) -> dict[NodeId, NodeStatus | DLedgerError]:
-    """The result of ``members_status``: for every member known to any node, its status or its error."""
+    """The result of ``members_status``: for every member, as those with the newest configuration know them, its status
+    or its error; and the status of other nodes that answer.
+    """
     found: dict[NodeId, NodeStatus | DLedgerError] = {status.node_id: status for status in statuses}
-    for member in [member for status in statuses for member in status.members]:
+    newest = max((status.configuration_index for status in statuses), default=NO_INDEX)
+    current = [status for status in statuses if status.configuration_index == newest]
+    for member in [member for status in current for member in status.members]:
         if not isinstance(found.get(member.node_id), NodeStatus) and member.client_address in failures:
             found[member.node_id] = failures[member.client_address]
         elif member.node_id not in found:  # another one may know it

@@ -171,17 +171,27 @@ class MetadataRequest(_message.Message):
     def __init__(self, group: _Optional[str] = ...) -> None: ...
 
 class MemberInfo(_message.Message):
-    __slots__ = ("id", "peer_address", "client_address")
+    __slots__ = ("id", "peer_address", "client_address", "member_role", "number", "uid", "promote", "replaces")
     ID_FIELD_NUMBER: _ClassVar[int]
     PEER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_ROLE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    PROMOTE_FIELD_NUMBER: _ClassVar[int]
+    REPLACES_FIELD_NUMBER: _ClassVar[int]
     id: str
     peer_address: str
     client_address: str
-    def __init__(self, id: _Optional[str] = ..., peer_address: _Optional[str] = ..., client_address: _Optional[str] = ...) -> None: ...
+    member_role: str
+    number: int
+    uid: int
+    promote: bool
+    replaces: str
+    def __init__(self, id: _Optional[str] = ..., peer_address: _Optional[str] = ..., client_address: _Optional[str] = ..., member_role: _Optional[str] = ..., number: _Optional[int] = ..., uid: _Optional[int] = ..., promote: _Optional[bool] = ..., replaces: _Optional[str] = ...) -> None: ...
 
 class PeerProgress(_message.Message):
-    __slots__ = ("id", "match_index", "next_index", "state", "lag_entries", "inflight", "last_contact_ms")
+    __slots__ = ("id", "match_index", "next_index", "state", "lag_entries", "inflight", "last_contact_ms", "health", "lag_bytes", "rate", "not_ready")
     ID_FIELD_NUMBER: _ClassVar[int]
     MATCH_INDEX_FIELD_NUMBER: _ClassVar[int]
     NEXT_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -189,6 +199,10 @@ class PeerProgress(_message.Message):
     LAG_ENTRIES_FIELD_NUMBER: _ClassVar[int]
     INFLIGHT_FIELD_NUMBER: _ClassVar[int]
     LAST_CONTACT_MS_FIELD_NUMBER: _ClassVar[int]
+    HEALTH_FIELD_NUMBER: _ClassVar[int]
+    LAG_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RATE_FIELD_NUMBER: _ClassVar[int]
+    NOT_READY_FIELD_NUMBER: _ClassVar[int]
     id: str
     match_index: int
     next_index: int
@@ -196,7 +210,11 @@ class PeerProgress(_message.Message):
     lag_entries: int
     inflight: int
     last_contact_ms: int
-    def __init__(self, id: _Optional[str] = ..., match_index: _Optional[int] = ..., next_index: _Optional[int] = ..., state: _Optional[str] = ..., lag_entries: _Optional[int] = ..., inflight: _Optional[int] = ..., last_contact_ms: _Optional[int] = ...) -> None: ...
+    health: str
+    lag_bytes: int
+    rate: int
+    not_ready: str
+    def __init__(self, id: _Optional[str] = ..., match_index: _Optional[int] = ..., next_index: _Optional[int] = ..., state: _Optional[str] = ..., lag_entries: _Optional[int] = ..., inflight: _Optional[int] = ..., last_contact_ms: _Optional[int] = ..., health: _Optional[str] = ..., lag_bytes: _Optional[int] = ..., rate: _Optional[int] = ..., not_ready: _Optional[str] = ...) -> None: ...
 
 class Condition(_message.Message):
     __slots__ = ("kind", "message", "since_ms", "subject")
@@ -211,7 +229,7 @@ class Condition(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ..., since_ms: _Optional[int] = ..., subject: _Optional[str] = ...) -> None: ...
 
 class MetadataResponse(_message.Message):
-    __slots__ = ("status", "group", "node_id", "role", "term", "leader_id", "leader_address", "members", "begin_index", "end_index", "committed_index", "flushed_index", "begin_position", "end_position", "peers", "flush_mode", "disk_full", "pending_entries", "cluster_id", "voter", "version", "committed_position", "is_broker", "conditions", "role_age_ms", "grpc_port")
+    __slots__ = ("status", "group", "node_id", "role", "term", "leader_id", "leader_address", "members", "begin_index", "end_index", "committed_index", "flushed_index", "begin_position", "end_position", "peers", "flush_mode", "disk_full", "pending_entries", "cluster_id", "voter", "version", "committed_position", "is_broker", "conditions", "role_age_ms", "grpc_port", "configuration_index", "configuration_term", "configuration_committed", "change_id")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -238,6 +256,10 @@ class MetadataResponse(_message.Message):
     CONDITIONS_FIELD_NUMBER: _ClassVar[int]
     ROLE_AGE_MS_FIELD_NUMBER: _ClassVar[int]
     GRPC_PORT_FIELD_NUMBER: _ClassVar[int]
+    CONFIGURATION_INDEX_FIELD_NUMBER: _ClassVar[int]
+    CONFIGURATION_TERM_FIELD_NUMBER: _ClassVar[int]
+    CONFIGURATION_COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_ID_FIELD_NUMBER: _ClassVar[int]
     status: Status
     group: str
     node_id: str
@@ -264,7 +286,11 @@ class MetadataResponse(_message.Message):
     conditions: _containers.RepeatedCompositeFieldContainer[Condition]
     role_age_ms: int
     grpc_port: int
-    def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., members: _Optional[_Iterable[_Union[MemberInfo, _Mapping]]] = ..., begin_index: _Optional[int] = ..., end_index: _Optional[int] = ..., committed_index: _Optional[int] = ..., flushed_index: _Optional[int] = ..., begin_position: _Optional[int] = ..., end_position: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerProgress, _Mapping]]] = ..., flush_mode: _Optional[str] = ..., disk_full: _Optional[bool] = ..., pending_entries: _Optional[int] = ..., cluster_id: _Optional[str] = ..., voter: _Optional[bool] = ..., version: _Optional[str] = ..., committed_position: _Optional[int] = ..., is_broker: _Optional[bool] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., role_age_ms: _Optional[int] = ..., grpc_port: _Optional[int] = ...) -> None: ...
+    configuration_index: int
+    configuration_term: int
+    configuration_committed: bool
+    change_id: int
+    def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., members: _Optional[_Iterable[_Union[MemberInfo, _Mapping]]] = ..., begin_index: _Optional[int] = ..., end_index: _Optional[int] = ..., committed_index: _Optional[int] = ..., flushed_index: _Optional[int] = ..., begin_position: _Optional[int] = ..., end_position: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerProgress, _Mapping]]] = ..., flush_mode: _Optional[str] = ..., disk_full: _Optional[bool] = ..., pending_entries: _Optional[int] = ..., cluster_id: _Optional[str] = ..., voter: _Optional[bool] = ..., version: _Optional[str] = ..., committed_position: _Optional[int] = ..., is_broker: _Optional[bool] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., role_age_ms: _Optional[int] = ..., grpc_port: _Optional[int] = ..., configuration_index: _Optional[int] = ..., configuration_term: _Optional[int] = ..., configuration_committed: _Optional[bool] = ..., change_id: _Optional[int] = ...) -> None: ...
 
 class WatchRoleRequest(_message.Message):
     __slots__ = ("group",)
@@ -303,6 +329,64 @@ class TransferLeadershipResponse(_message.Message):
     leader_id: str
     term: int
     def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., leader_id: _Optional[str] = ..., term: _Optional[int] = ...) -> None: ...
+
+class AddMember(_message.Message):
+    __slots__ = ("id", "host", "port", "learner", "replaces")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    LEARNER_FIELD_NUMBER: _ClassVar[int]
+    REPLACES_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    host: str
+    port: int
+    learner: bool
+    replaces: str
+    def __init__(self, id: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., learner: _Optional[bool] = ..., replaces: _Optional[str] = ...) -> None: ...
+
+class UpdateMember(_message.Message):
+    __slots__ = ("id", "host", "port")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    host: str
+    port: int
+    def __init__(self, id: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
+
+class ChangeMembersRequest(_message.Message):
+    __slots__ = ("group", "expected_index", "change_id", "add", "promote", "demote", "remove", "update")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_INDEX_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_ID_FIELD_NUMBER: _ClassVar[int]
+    ADD_FIELD_NUMBER: _ClassVar[int]
+    PROMOTE_FIELD_NUMBER: _ClassVar[int]
+    DEMOTE_FIELD_NUMBER: _ClassVar[int]
+    REMOVE_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    expected_index: int
+    change_id: int
+    add: AddMember
+    promote: str
+    demote: str
+    remove: str
+    update: UpdateMember
+    def __init__(self, group: _Optional[str] = ..., expected_index: _Optional[int] = ..., change_id: _Optional[int] = ..., add: _Optional[_Union[AddMember, _Mapping]] = ..., promote: _Optional[str] = ..., demote: _Optional[str] = ..., remove: _Optional[str] = ..., update: _Optional[_Union[UpdateMember, _Mapping]] = ...) -> None: ...
+
+class ChangeMembersResponse(_message.Message):
+    __slots__ = ("status", "configuration_index", "configuration_term", "change_id", "members")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    CONFIGURATION_INDEX_FIELD_NUMBER: _ClassVar[int]
+    CONFIGURATION_TERM_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_ID_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    status: Status
+    configuration_index: int
+    configuration_term: int
+    change_id: int
+    members: _containers.RepeatedCompositeFieldContainer[MemberInfo]
+    def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., configuration_index: _Optional[int] = ..., configuration_term: _Optional[int] = ..., change_id: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberInfo, _Mapping]]] = ...) -> None: ...
 
 class FetchLogRequest(_message.Message):
     __slots__ = ("group", "first_index", "end_index", "max_bytes", "chunk_bytes")

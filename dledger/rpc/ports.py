@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from dledger.conditions import Condition
 from dledger.errors import DLedgerError, LeaderHint
+from dledger.members import Configuration, MemberChange, MemberRole
 from dledger.records import record
 from dledger.types import (
+    NO_INDEX,
+    NO_TERM,
     AppendedBatch,
     BlockDigest,
     Boundary,
@@ -77,16 +80,24 @@ class PeerLog(Protocol):
 
 @record(frozen=True, slots=True)
 class MemberStatus:
-    """One member as another sees it; ``client_address`` is empty until known."""
+    """One member as another sees it; ``client_address`` is empty until known. The others: see ``ClusterMember``."""
 
     node_id: NodeId
     peer_address: str
     client_address: str = ""
+    role: MemberRole = MemberRole.VOTER
+    number: int = 0
+    uid: int = 0
+    promote: bool = False
+    replaces: str = ""
 
 
 @record(frozen=True, slots=True)
 class PeerStatus:
-    """A follower's progress as the leader knows it. ``last_contact_ms`` is -1 before the first answer."""
+    """A follower's progress as the leader knows it. ``last_contact_ms`` is -1 before the first answer.
+
+    ``health``, ``lag_bytes``, ``rate`` and ``not_ready``: see ``MemberProgress``; ``state`` is that of the pushes.
+    """
 
     node_id: NodeId
     match_index: LogIndex
@@ -95,6 +106,10 @@ class PeerStatus:
     lag_entries: int
     inflight: int
     last_contact_ms: int
+    health: str = ""
+    lag_bytes: int = 0
+    rate: int = 0
+    not_ready: str = ""
 
 
 @record(frozen=True, slots=True)
@@ -130,6 +145,13 @@ class NodeStatus:
     """For how long it has had this role in this term; -1: an older version does not tell."""
     grpc_port: int = 0
     """Its port of gRPC; 0: none."""
+    configuration_index: LogIndex = NO_INDEX
+    """Of the entry with these members; -1: the settings have them."""
+    configuration_term: Term = NO_TERM
+    configuration_committed: bool = True
+    """Whether it knows them to be committed."""
+    change_id: int = 0
+    """Of the request that made these members; 0: none did."""
 
     @property
     def client_address(self) -> str:
@@ -209,6 +231,9 @@ class LogNode(Protocol):
 
     def submit_transfer(self, target: NodeId | None, done: Callable[[LeaderHint | DLedgerError], None]) -> None:
         """Transfer leadership to ``target`` (None: the most up-to-date member)."""
+
+    def submit_member_change(self, change: MemberChange, done: Callable[[Configuration | DLedgerError], None]) -> None:
+        """Change the members; done when the new configuration is committed."""
 
     def read(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> list[Entry]:
         """Stored entries, like ``Log.read_range``; the caller bounds ``last_index``. May wait for the disk."""

@@ -65,7 +65,9 @@ def fake_group(
     # All use the default configuration's single member: a client server needs no more of it than the host.
     configs = [ServerConfig(client_port=port, store=store) for port in free_ports(count)]
     said = list(advertised or (f"127.0.0.1:{one.client_port}" for one in configs))
-    members = tuple(MemberStatus(NodeId(f"n{number}"), "", one) for number, one in enumerate(said))
+    members = tuple(
+        MemberStatus(NodeId(f"n{number}"), f"127.0.0.1:{20911 + number}", one) for number, one in enumerate(said)
+    )
     nodes = [FakeNode(node_id=member.node_id, members=members) for member in members]
     servers = [ClientServer(config, node) for config, node in zip(configs, nodes, strict=True)]
     group = FakeGroup(nodes, servers, configs, said)

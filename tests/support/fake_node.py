@@ -6,17 +6,21 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from dledger.conditions import Condition
 from dledger.errors import (
     DLedgerError,
     IndexBeforeBeginError,
     LeaderHint,
     NotLeaderError,
     OutOfOrderSequenceError,
+    StaleConfigurationError,
     UnknownProducerError,
 )
 from dledger.layout import ENTRY_HEADER_BYTES
-from dledger.rpc.ports import CommitEvent, MemberStatus, NodeEvent, NodeStatus, RoleEvent
+from dledger.members import ANY_CONFIGURATION, ChangeKind, ClusterMember, Configuration, MemberChange, MemberRole
+from dledger.rpc.ports import CommitEvent, MemberStatus, NodeEvent, NodeStatus, PeerStatus, RoleEvent
 from dledger.types import AppendedBatch, Entry, LogIndex, NodeId, Position, ProducerBatch, Role, StoredRun, Term
+from dledger.values import address_text, parse_address
 from tests.support.fake_bulk import FakeBulkLog
 
 AppendDone = Callable[[AppendedBatch | DLedgerError], None]
@@ -53,6 +57,13 @@ class FakeNode:
     repeated: int = 0
     """Entries that came again."""
     read_index_error: DLedgerError | None = None
+    changes: list[MemberChange] = field(default_factory=list)
+    """The changes of members that were asked for."""
+    change_error: DLedgerError | None = None
+    configuration_index: int = -1
+    change_id: int = 0
+    peers: tuple[PeerStatus, ...] = ()
+    conditions: tuple[Condition, ...] = ()
     listeners: list[Callable[[NodeEvent], None]] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
     bulk: FakeBulkLog = field(init=False)
@@ -91,6 +102,22 @@ class FakeNode:
     def submit_transfer(self, target: NodeId | None, done: Callable[[LeaderHint | DLedgerError], None]) -> None:
         done(self._not_leader() or LeaderHint(target or NodeId("n1")))
 
+    def submit_member_change(self, change: MemberChange, done: Callable[[Configuration | DLedgerError], None]) -> None:
+        refused = self._not_leader() or self.change_error or self._stale(change)
+        if refused is None and change.change_id != self.change_id:
+            self.changes.append(change)
+            self._change(change)
+        done(refused or self.configuration())
+
+    def configuration(self) -> Configuration:
+        """The members."""
+        places = ((one, parse_address(one.peer_address)) for one in self.members)
+        members = tuple(
+            ClusterMember(one.node_id, *place, one.role, one.number, one.uid, one.promote, one.replaces)
+            for one, place in places
+        )
+        return Configuration(members, LogIndex(self.configuration_index), self.term, change_id=self.change_id)
+
     def read(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> list[Entry]:
         if first_index < self.begin_index:
             raise IndexBeforeBeginError(f"index {first_index} was removed: the log begins at {self.begin_index}")
@@ -123,6 +150,10 @@ class FakeNode:
             pending_entries=len(self.held),
             version="test",
             committed_position=self.bulk.committed_range().end.position,
+            peers=() if self.leader else self.peers,
+            conditions=self.conditions,
+            configuration_index=LogIndex(self.configuration_index),
+            change_id=self.change_id,
         )
 
     def subscribe(self, listener: Callable[[NodeEvent], None]) -> Callable[[], None]:
@@ -151,6 +182,28 @@ class FakeNode:
 
     def _not_leader(self) -> DLedgerError | None:
         return NotLeaderError(f"{self.node_id} does not lead", leader=self.leader) if self.leader else None
+
+    def _stale(self, change: MemberChange) -> DLedgerError | None:
+        if change.expected_index in (ANY_CONFIGURATION, self.configuration_index):
+            return None
+        return StaleConfigurationError(f"the configuration is {self.configuration_index}, not {change.expected_index}")
+
+    def _change(self, change: MemberChange) -> None:
+        """At once, whatever the rules say."""
+        self.configuration_index, self.change_id = self.configuration_index + 10, change.change_id
+        others = {one.node_id: one for one in self.members}
+        before = others.pop(change.node_id, MemberStatus(change.node_id, ""))
+        if change.kind is not ChangeKind.REMOVE:
+            learns = change.kind in (ChangeKind.ADD, ChangeKind.DEMOTE)
+            keeps = change.kind is ChangeKind.UPDATE
+            others[change.node_id] = replace(
+                before,
+                peer_address=address_text(change.host, change.port) if change.host else before.peer_address,
+                role=before.role if keeps else MemberRole.LEARNER if learns else MemberRole.VOTER,
+                promote=change.kind is ChangeKind.ADD and change.promote,
+                replaces=change.replaces,
+            )
+        self.members = tuple(others[one] for one in sorted(others))
 
     def _store_as(self, producer: ProducerBatch, bodies: Sequence[bytes]) -> AppendedBatch | DLedgerError:
         """As the core does it: what the producer has stored before is only found again."""

@@ -21,13 +21,14 @@ from dledger.client.shared import (
     is_retried_read,
     members_by_id,
 )
-from dledger.errors import DLedgerError, LeaderHint, UnavailableError
+from dledger.errors import DLedgerError, LeaderHint, NotLeaderError, UnavailableError
+from dledger.members import Configuration, MemberChange
 from dledger.remoting.log import codec
 from dledger.remoting.log.codes import LogCode
 from dledger.rpc.clients import codec as messages
 from dledger.rpc.clients.codec import Read, ReadMode
 from dledger.rpc.ports import NodeStatus, RoleEvent
-from dledger.types import BlockDigest, Entry, LogChunk, LogIndex, NodeId, Position
+from dledger.types import BlockDigest, Entry, LogChunk, LogIndex, NodeId, Position, Role
 
 if TYPE_CHECKING:
     from dledger.client.aio.appending import Appending
@@ -396,7 +397,37 @@ class DLedgerClient:
             self._directory.set_leader(address)
         return leader
 
+    async def leader_status(self, *, timeout_s: float | None = None) -> NodeStatus:
+        """The leader's metadata: who the members are, and in ``peers`` how far each of the others is."""
+        return await self._calls.at_leader(self._leading, self._deadline(timeout_s))
+
+    async def change_members(self, change: MemberChange, *, timeout_s: float | None = None) -> Configuration:
+        """Change one member, as ``member_change`` describes it; returns the members, committed.
+
+        An added member is a learner until it has caught up, which ``leader_status`` shows. After an error with
+        ``outcome="unknown"`` you may repeat the call with the same ``change``: it is not made twice. Raises
+        ``ChangeInProgressError``, ``NotReadyToPromoteError``, ``WouldLoseQuorumError``, ``MemberExistsError``,
+        ``MemberUnknownError``, ``StaleConfigurationError`` and ``TooManyMembersError``.
+        """
+        from dledger.rpc.clients import member_codec
+
+        request = member_codec.encode_change(self.group, change)
+
+        async def ask(address: str, deadline: TimeLimit) -> Configuration:
+            return member_codec.decode_changed(
+                await self._connections.call(address, LogCode.CHANGE_MEMBERS, request, deadline, changes=True)
+            )
+
+        return await self._calls.at_leader(ask, self._deadline(timeout_s), changes=True)
+
     # --- inside -------------------------------------------------------------------------------------------------------
+
+    async def _leading(self, address: str, deadline: TimeLimit) -> NodeStatus:
+        status = await self._calls.status(address, deadline)
+        self._directory.learn(address, report_of_node(status))
+        if status.role is not Role.LEADER:
+            raise NotLeaderError(f"{status.node_id} does not lead any more", leader=status.leader)
+        return status
 
     def _timeout_s(self, timeout_s: float | None) -> float:
         return self.timeout_s if timeout_s is None else timeout_s

@@ -38,3 +38,4 @@ class LogCode(IntEnum):
     LOCATE = 20008
     DIGESTS = 20009
     """Answered with the first blocks; who wants more asks from where they end."""
+    CHANGE_MEMBERS = 20010

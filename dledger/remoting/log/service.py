@@ -26,7 +26,7 @@ from dledger.remoting.log.codes import REQUEST_BYTES_MAX_FIELD, JavaCode, LogCod
 from dledger.remoting.server import Answer, Direct, Handler, Handlers, RemotingServer, ServerLimits
 from dledger.rpc import options
 from dledger.rpc.bridge import LoopCallback, RoleWatch
-from dledger.rpc.clients import bulk_codec
+from dledger.rpc.clients import bulk_codec, member_codec
 from dledger.rpc.clients import codec as messages
 from dledger.rpc.clients.answers import SMALL_BYTES, Leases
 from dledger.rpc.clients.bulk_service import TooManyBulkReadsError
@@ -73,6 +73,7 @@ class LogHandlers:
             LogCode.METADATA: own(LogOperation.METADATA, self._metadata),
             LogCode.PRODUCER: own(LogOperation.PRODUCER, self._producer),
             LogCode.TRANSFER: own(LogOperation.TRANSFER, self._transfer),
+            LogCode.CHANGE_MEMBERS: own(LogOperation.CHANGE_MEMBERS, self._change_members),
             LogCode.WATCH_ROLE: own(LogOperation.WATCH_ROLE, self._watch_role),
             LogCode.FETCH: self._fetch,
             LogCode.LOCATE: own(LogOperation.LOCATE, self._locate),
@@ -158,6 +159,10 @@ class LogHandlers:
 
     async def _transfer(self, _admitted: Admitted, _connection: RemotingConnection, frame: Frame) -> bytes:
         return messages.encode_transferred(*await self._requests.transfer(*messages.decode_transfer(frame.body)))
+
+    async def _change_members(self, _admitted: Admitted, _connection: RemotingConnection, frame: Frame) -> bytes:
+        changed = await self._requests.change_members(*member_codec.decode_change(frame.body))
+        return member_codec.encode_changed(changed)
 
     async def _locate(self, _admitted: Admitted, _connection: RemotingConnection, frame: Frame) -> bytes:
         return bulk_codec.encode_located(await self._requests.bulk.locate(bulk_codec.decode_locate(frame.body)))

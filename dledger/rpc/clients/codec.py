@@ -14,6 +14,7 @@ from typing import Final
 from dledger import errors
 from dledger.conditions import Condition
 from dledger.errors import CorruptLogError, DLedgerError, InvalidRequestError, LeaderHint, ResponseCode, told
+from dledger.members import MemberRole
 from dledger.pb import client_pb2 as pb
 from dledger.records import record
 from dledger.rpc.clients.counted import Counted, check_count
@@ -218,7 +219,16 @@ def encode_metadata(outcome: NodeStatus | DLedgerError) -> bytes:
         leader_id=leader_id,
         leader_address=leader_address,
         members=[
-            pb.MemberInfo(id=one.node_id, peer_address=one.peer_address, client_address=one.client_address)
+            pb.MemberInfo(
+                id=one.node_id,
+                peer_address=one.peer_address,
+                client_address=one.client_address,
+                member_role=encode_member_role(one.role),
+                number=one.number,
+                uid=one.uid,
+                promote=one.promote,
+                replaces=one.replaces,
+            )
             for one in outcome.members
         ],
         begin_index=outcome.begin_index,
@@ -236,6 +246,10 @@ def encode_metadata(outcome: NodeStatus | DLedgerError) -> bytes:
                 lag_entries=one.lag_entries,
                 inflight=one.inflight,
                 last_contact_ms=one.last_contact_ms,
+                health=one.health,
+                lag_bytes=one.lag_bytes,
+                rate=one.rate,
+                not_ready=one.not_ready,
             )
             for one in outcome.peers
         ],
@@ -253,6 +267,10 @@ def encode_metadata(outcome: NodeStatus | DLedgerError) -> bytes:
         ],
         role_age_ms=outcome.role_age_ms if outcome.role_age_ms >= 0 else None,
         grpc_port=outcome.grpc_port,
+        configuration_index=outcome.configuration_index,
+        configuration_term=outcome.configuration_term,
+        configuration_committed=outcome.configuration_committed,
+        change_id=outcome.change_id,
     ).SerializeToString()
 
 
@@ -267,7 +285,19 @@ def decode_metadata(data: bytes) -> NodeStatus:
         role=_role(wire.role),
         term=Term(wire.term),
         leader=_leader(wire.leader_id, wire.leader_address),
-        members=tuple(MemberStatus(NodeId(one.id), one.peer_address, one.client_address) for one in wire.members),
+        members=tuple(
+            MemberStatus(
+                NodeId(one.id),
+                one.peer_address,
+                one.client_address,
+                decode_member_role(one.member_role),
+                one.number,
+                one.uid,
+                one.promote,
+                one.replaces,
+            )
+            for one in wire.members
+        ),
         begin_index=LogIndex(wire.begin_index),
         end_index=LogIndex(wire.end_index),
         committed_index=LogIndex(wire.committed_index),
@@ -287,6 +317,10 @@ def decode_metadata(data: bytes) -> NodeStatus:
                 one.lag_entries,
                 one.inflight,
                 one.last_contact_ms,
+                one.health,
+                one.lag_bytes,
+                one.rate,
+                one.not_ready,
             )
             for one in wire.peers
         ),
@@ -296,6 +330,10 @@ def decode_metadata(data: bytes) -> NodeStatus:
         conditions=tuple(Condition(one.kind, one.message, one.since_ms, one.subject) for one in wire.conditions),
         role_age_ms=wire.role_age_ms if wire.HasField("role_age_ms") else -1,
         grpc_port=wire.grpc_port,
+        configuration_index=LogIndex(wire.configuration_index),
+        configuration_term=Term(wire.configuration_term),
+        configuration_committed=wire.configuration_committed,
+        change_id=wire.change_id,
     )
 
 
@@ -452,3 +490,16 @@ def _role(value: str) -> Role:
         return Role(value)
     except ValueError as error:
         raise InvalidRequestError(f"role {value!r} is unknown") from error
+
+
+def encode_member_role(role: MemberRole) -> str:
+    """What a member does in the group, as a word."""
+    return role.name.lower()
+
+
+def decode_member_role(word: str) -> MemberRole:
+    """The role. Raises ``InvalidRequestError`` for another word."""
+    try:
+        return MemberRole[word.upper()]
+    except KeyError as error:
+        raise InvalidRequestError(f"role {word!r} of a member is unknown") from error

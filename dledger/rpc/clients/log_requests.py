@@ -33,6 +33,7 @@ from dledger.errors import (
     TooManyProducersError,
 )
 from dledger.layout import ENTRY_HEADER_BYTES
+from dledger.members import Configuration, MemberChange
 from dledger.rpc.bridge import EventHub, LoopBridge, LoopCallback
 from dledger.rpc.clients.answers import AnswerRoom, Leases
 from dledger.rpc.clients.bulk_service import BulkService
@@ -61,6 +62,7 @@ class LogOperation(StrEnum):
     METADATA = "Metadata"
     WATCH_ROLE = "WatchRole"
     TRANSFER = "TransferLeadership"
+    CHANGE_MEMBERS = "ChangeMembers"
     FETCH = "FetchLog"
     LOCATE = "Locate"
     DIGESTS = "BlockDigests"
@@ -75,9 +77,10 @@ NEEDED: Final = {
     LogOperation.LOCATE: Permission.SUB,
     LogOperation.DIGESTS: Permission.SUB,
 }
-"""Permissions on the topic named like the group; other operations need an account, but no permission. Transfers are
-for administrators only, and so are reads of an application's log, which mixes all its users' entries.
+"""Permissions on the topic named like the group; other operations need an account, but no permission. What changes
+the group is for administrators only, and so are reads of an application's log, which mixes all its users' entries.
 """
+_OF_THE_GROUP: Final = (LogOperation.TRANSFER, LogOperation.CHANGE_MEMBERS)
 
 
 class LogRequests:
@@ -144,7 +147,7 @@ class LogRequests:
         """Raise ``AccessDeniedError`` unless the caller may; ``action`` names it in the audit log."""
         group = self.config.group
         if self._needs_admin(operation):
-            guard.require_admin(caller, action, f"log:{group}", changes=operation is LogOperation.TRANSFER)
+            guard.require_admin(caller, action, f"log:{group}", changes=operation in _OF_THE_GROUP)
         elif operation in NEEDED:
             guard.require(caller, action, ResourceKind.TOPIC, group, NEEDED[operation])
 
@@ -156,7 +159,7 @@ class LogRequests:
 
     def _needs_admin(self, operation: LogOperation) -> bool:
         application = not self.config.client_appends
-        return operation is LogOperation.TRANSFER or (application and NEEDED.get(operation) is Permission.SUB)
+        return operation in _OF_THE_GROUP or (application and NEEDED.get(operation) is Permission.SUB)
 
     def check_group(self, group: str) -> None:
         """Raise ``IdentityError`` for another group's request."""
@@ -293,6 +296,13 @@ class LogRequests:
         outcome: LoopCallback[LeaderHint | DLedgerError] = LoopCallback(self.bridge)
         self._node.submit_transfer(target, outcome.done)
         return _raised(await outcome.future), self._node.status().term
+
+    async def change_members(self, group: str, change: MemberChange) -> Configuration:
+        """Change the members; the new configuration, which is committed."""
+        self.check_group(group)
+        outcome: LoopCallback[Configuration | DLedgerError] = LoopCallback(self.bridge)
+        self._node.submit_member_change(change, outcome.done)
+        return _raised(await outcome.future)
 
 
 def _raised(outcome: _Value | DLedgerError) -> _Value:

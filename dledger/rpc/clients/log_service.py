@@ -25,7 +25,7 @@ from dledger.errors import (
 )
 from dledger.rpc import options
 from dledger.rpc.bridge import LoopCallback
-from dledger.rpc.clients import access_gate, bulk_codec, codec
+from dledger.rpc.clients import access_gate, bulk_codec, codec, member_codec
 from dledger.rpc.clients.aio_server import Methods
 from dledger.rpc.clients.append_stream import AppendStream
 from dledger.rpc.clients.bulk_service import TooManyBulkReadsError
@@ -70,6 +70,7 @@ class LogService:
             "Metadata": unary(answers("Metadata", self._metadata)),
             "WatchRole": stream(streams("WatchRole", self._watch_role)),
             _TRANSFER: unary(answers(_TRANSFER, self._transfer)),
+            "ChangeMembers": unary(answers("ChangeMembers", self._change_members)),
             "FetchLog": stream(self._bulk_streaming("FetchLog", self._bulk.fetch)),
             "Locate": unary(answers("Locate", self._locate)),
             "BlockDigests": stream(self._bulk_streaming("BlockDigests", self._bulk.digests)),
@@ -182,6 +183,13 @@ class LogService:
             return codec.encode_transferred(*await self._requests.transfer(group, target))
         except DLedgerError as error:
             return codec.encode_transferred(error, self._requests.status().term)
+
+    async def _change_members(self, data: bytes, _call: Call) -> bytes:
+        group, change = member_codec.decode_change(data)
+        try:
+            return member_codec.encode_changed(await self._requests.change_members(group, change))
+        except DLedgerError as error:
+            return member_codec.encode_changed(error)
 
     async def _locate(self, data: bytes, _call: Call) -> bytes:
         request = bulk_codec.decode_locate(data)

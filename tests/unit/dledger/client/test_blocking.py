@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cluster.local.group import free_ports
-from dledger.client import ReadMode, blocking
+from dledger.client import ReadMode, blocking, member_change
 from dledger.client.blocking import SUBMITTED_BYTES_MAX, AppendFuture, DLedgerClient
 from dledger.errors import (
     DLedgerError,
@@ -50,6 +50,8 @@ def test_every_call_does_what_the_asyncio_one_does(group: FakeGroup, client: DLe
     assert [one.body for one in client.read(0, mode=ReadMode.LINEARIZABLE)] == [b"a", b"b", b"c", b"d"]
     assert client.metadata().role is Role.LEADER
     assert set(client.members_status()) == {"n0", "n1", "n2"}
+    assert client.leader_status().node_id == "n0"
+    assert client.change_members(member_change("add", "n4", "h:9")).learners == ("n4",)
     assert client.transfer_leadership().node_id == "n1"
     with pytest.raises(IndexOutOfRangeError):
         client.read(99, address=group.addresses[0])

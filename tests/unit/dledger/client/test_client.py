@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from cluster.local.group import free_ports
-from dledger.client import AppendResult, ClientSecurity, DLedgerClient, ReadMode
+from dledger.client import AppendResult, ClientSecurity, DLedgerClient, MemberRole, ReadMode, member_change
 from dledger.client.shared import TimeLimit
 from dledger.config import ServerConfig
 from dledger.errors import (
@@ -22,11 +22,13 @@ from dledger.errors import (
     EntryTooLargeError,
     IdentityError,
     IndexOutOfRangeError,
+    InvalidRequestError,
     LeaderHint,
     LeaderNotReadyError,
     NotLeaderError,
     PendingFullError,
     RequestTimeoutError,
+    StaleConfigurationError,
     TermChangedError,
     UnavailableError,
 )
@@ -447,6 +449,51 @@ def test_transfer_leadership_asks_the_leader(client: DLedgerClient, group: FakeG
     group.elect(2)
 
     assert client.transfer_leadership(NodeId("n1")).node_id == "n1"
+
+
+def test_the_leader_is_asked_to_change_the_members(client: DLedgerClient, group: FakeGroup) -> None:
+    """And tells how far each member is, wherever it was before."""
+    group.elect(2)
+    change = member_change("add", "n4", "127.0.0.1:9", replaces="n1")
+
+    made = client.change_members(change)
+    again = client.change_members(change)
+
+    added = made.find("n4")
+    assert added is not None
+    assert (added.role, added.promote, added.replaces) == (MemberRole.LEARNER, True, "n1")
+    assert (again, len(group.nodes[2].changes)) == (made, 1)
+    status = client.leader_status()
+    assert (status.node_id, status.configuration_index, status.change_id) == ("n2", made.index, change.change_id)
+
+
+def test_a_change_that_was_decided_on_older_members_is_refused(client: DLedgerClient, group: FakeGroup) -> None:
+    """Compare and swap: nothing is done."""
+    before = client.leader_status().configuration_index
+    client.change_members(member_change("add", "n4", "h:9", learner=True, expected_index=before))
+
+    with pytest.raises(StaleConfigurationError):
+        client.change_members(member_change("remove", "n4", expected_index=before))
+    assert len(group.nodes[0].changes) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "address"), [("add", ""), ("update", ""), ("remove", "h:1"), ("promote", "h:1"), ("ad", ""), ("add", "h")]
+)
+def test_a_change_that_makes_no_sense_is_not_sent(kind: str, address: str) -> None:
+    """An address belongs to those who get one."""
+    with pytest.raises(InvalidRequestError):
+        member_change(kind, "n4", address)
+
+
+def test_a_removed_member_is_not_a_lost_one(client: DLedgerClient, group: FakeGroup) -> None:
+    """Who the members are is what the newest configuration says, whatever older ones say."""
+    group.kill(2)
+    assert isinstance(client.members_status()[NodeId("n2")], DLedgerError)
+
+    client.change_members(member_change("remove", "n2"))
+
+    assert set(client.members_status()) == {"n0", "n1"}
 
 
 def test_a_wrong_group_is_told_at_once(group: FakeGroup) -> None:

@@ -101,6 +101,22 @@ def test_half_of_a_group_is_no_majority() -> None:
     assert search.take("n2:1", n2)
 
 
+def test_learners_are_no_part_of_a_majority() -> None:
+    """Neither do they make it larger, nor do they belong to it."""
+    members = dict.fromkeys(("n0", "n1", "n2", "n3", "n4"), "")
+
+    def settled(*followers: str) -> bool:
+        search = Search(Directory(("n0:1",)), doubting=True)
+        reports = [
+            ServerReport(one, one == "n0", 1, LeaderHint(NodeId("n0"), ""), members, frozenset({"n3", "n4"}))
+            for one in ("n0", *followers)
+        ]
+        return [search.take(f"{one.node}:1", one) for one in reports][-1]
+
+    assert not settled("n3", "n4")
+    assert settled("n1")
+
+
 def test_whom_to_ask_first_changes_and_is_the_leader_if_there_is_one(directory: Directory) -> None:
     """Not all clients go to the first address, nor one client again and again to one that hangs."""
     asked = [directory.candidates() for _ in range(3)]

@@ -108,6 +108,7 @@ OWN_LOG: Final[Mapping[str, frozenset[str]]] = {
     "Metadata": ANY,
     "WatchRole": ANY,
     "TransferLeadership": ADMINS,
+    "ChangeMembers": ADMINS,
 }
 """Who may call what at a node whose log is for its clients."""
 APPLICATIONS_LOG: Final = {name: ADMINS if allowed == READERS else allowed for name, allowed in OWN_LOG.items()}
@@ -121,6 +122,8 @@ def filled(descriptor: Descriptor) -> ProtoMessage:
     for field in descriptor.fields:
         if field.name == "bodies":
             made.bodies.append(b"x")  # type: ignore[attr-defined]  # only known at run time
+        elif field.name == "change_id":
+            made.change_id, made.remove = 1, "n9"  # type: ignore[attr-defined]  # likewise
         elif field.name in words:
             setattr(made, field.name, words[field.name])
     return made
@@ -175,7 +178,14 @@ class TransferringNode(FakeNode):
 
     def traces(self) -> tuple[object, ...]:
         """What calls left behind."""
-        return len(self.entries), dict(self.producers), len(self.transfers), self.bulk.asked, self.bulk.reads
+        return (
+            len(self.entries),
+            dict(self.producers),
+            len(self.transfers),
+            len(self.changes),
+            self.bulk.asked,
+            self.bulk.reads,
+        )
 
 
 @contextmanager

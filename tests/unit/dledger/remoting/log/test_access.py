@@ -42,6 +42,7 @@ OPERATIONS: dict[LogCode | JavaCode, LogOperation] = {
     LogCode.METADATA: LogOperation.METADATA,
     LogCode.PRODUCER: LogOperation.PRODUCER,
     LogCode.TRANSFER: LogOperation.TRANSFER,
+    LogCode.CHANGE_MEMBERS: LogOperation.CHANGE_MEMBERS,
     LogCode.WATCH_ROLE: LogOperation.WATCH_ROLE,
     LogCode.FETCH: LogOperation.FETCH,
     LogCode.LOCATE: LogOperation.LOCATE,
@@ -81,7 +82,8 @@ def test_each_code_needs_the_permission_of_its_operation(permission: str) -> Non
     assert denied == {
         code
         for code, operation in OPERATIONS.items()
-        if operation is LogOperation.TRANSFER or (operation in NEEDED and NEEDED[operation].name not in granted)
+        if operation in (LogOperation.TRANSFER, LogOperation.CHANGE_MEMBERS)
+        or (operation in NEEDED and NEEDED[operation].name not in granted)
     }
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dledger.errors import LeaderHint, NotLeaderError
+from dledger.members import ChangeKind, ClusterMember, Configuration, MemberChange, MemberRole
 from dledger.remoting.frame import Frame, decode, encode
 from dledger.remoting.log import codec
 from dledger.remoting.log.answers import error_answer, error_of, success_bytes
 from dledger.remoting.log.codes import LogCode
+from dledger.rpc.clients import member_codec
 from dledger.rpc.clients.codec import Append, Read
 from dledger.types import AppendedBatch, LogIndex, NodeId, Term
 
@@ -43,6 +45,25 @@ def test_a_read() -> None:
     body = bytes.fromhex("0000000000000005 00000001 00000000 00 000003e8 64656661756c74")
     request = Frame(LogCode.READ, 7, body=codec.encode_read(Read("default", LogIndex(5), 1), 1000))
     assert encode(request) == framed(REQUEST_HEADER % 20001, body)
+
+
+def test_a_change_of_members() -> None:
+    """A new voter in place of another one, if the configuration is still the one at index 5."""
+    change = MemberChange(ChangeKind.ADD, NodeId("n4"), 3, "h", 9, replaces="n3", expected_index=LogIndex(5))
+    body = bytes.fromhex("0a 07 64656661756c74 10 05 18 03 22 0d 0a 02 6e34 12 01 68 18 09 2a 02 6e33")
+    request = Frame(LogCode.CHANGE_MEMBERS, 7, body=member_codec.encode_change("default", change))
+    assert encode(request) == framed(REQUEST_HEADER % 20010, body)
+
+
+def test_the_answer_to_a_change_of_members() -> None:
+    """The configuration: who the members are, what they do, and at which index that is written."""
+    members = (ClusterMember(NodeId("n4"), "h", 9, MemberRole.LEARNER, 3, 1, promote=True, replaces="n3"),)
+    body = bytes.fromhex(
+        "0a 03 08 c801 10 06 18 02 20 03"
+        "2a 23 0a 02 6e34 12 03 683a39 22 07 6c6561726e6572 28 03 31 0100000000000000 38 01 42 02 6e33"
+    )
+    answer = member_codec.encode_changed(Configuration(members, LogIndex(6), Term(2), change_id=3))
+    assert encode(Frame(LogCode.CHANGE_MEMBERS, 7).answer(body=answer)) == framed(ANSWER_HEADER % (0, b""), body)
 
 
 def test_an_error() -> None:

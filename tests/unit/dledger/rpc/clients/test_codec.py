@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from dledger import errors
 from dledger.errors import DLedgerError, InvalidRequestError, LeaderHint, ResponseCode
+from dledger.members import MemberRole
 from dledger.pb import client_pb2 as pb
-from dledger.rpc.clients import codec
+from dledger.rpc.clients import codec, member_codec
 from dledger.rpc.clients.codec import ReadMode
 from dledger.rpc.ports import MemberStatus, NodeStatus, PeerStatus, RoleEvent
 from dledger.types import AppendedBatch, Entry, LogIndex, Magic, NodeId, Position, Role, Term
@@ -147,6 +148,11 @@ def test_read_answer_round_trip() -> None:
     assert grpc_log.decode_read_answer(codec.encode_read_answer(answer)) == answer
 
 
+_LEARNER = MemberStatus(
+    NodeId("n1"), "h:3", role=MemberRole.LEARNER, number=3, uid=(1 << 64) - 1, promote=True, replaces="n2"
+)
+
+
 @pytest.mark.parametrize("age_ms", [-1, 0, 7])
 def test_metadata_round_trip(age_ms: int) -> None:
     """Every field of a status arrives; how old its role is, only if it is known."""
@@ -157,7 +163,7 @@ def test_metadata_round_trip(age_ms: int) -> None:
         role=Role.LEADER,
         term=Term(4),
         leader=LeaderHint(NodeId("n0"), "h:1"),
-        members=(MemberStatus(NodeId("n0"), "h:2", "h:1"), MemberStatus(NodeId("n1"), "h:3")),
+        members=(MemberStatus(NodeId("n0"), "h:2", "h:1"), _LEARNER),
         begin_index=LogIndex(1),
         end_index=LogIndex(-1),
         committed_index=LogIndex(3),
@@ -168,10 +174,14 @@ def test_metadata_round_trip(age_ms: int) -> None:
         disk_full=True,
         voter=True,
         pending_entries=7,
-        peers=(PeerStatus(NodeId("n1"), LogIndex(1), LogIndex(2), "APPEND", 3, 4, -1),),
+        peers=(PeerStatus(NodeId("n1"), LogIndex(1), LogIndex(2), "APPEND", 3, 4, -1, "in sync", 5, 6, "why"),),
         version="9",
         role_age_ms=age_ms,
         grpc_port=30913,
+        configuration_index=LogIndex(-1),
+        configuration_term=Term(8),
+        configuration_committed=False,
+        change_id=(1 << 63) - 1,
     )
 
     assert codec.decode_metadata(codec.encode_metadata(status)) == status
@@ -194,6 +204,7 @@ def test_transfer_round_trip() -> None:
             codec.decode_metadata_request,
             codec.decode_watch_role,
             codec.decode_transfer,
+            member_codec.decode_change,
         ]
     ),
     st.binary(max_size=100),

@@ -35,9 +35,10 @@ from dledger.errors import (
     ResponseCode,
     TermChangedError,
 )
+from dledger.members import ChangeKind, MemberChange
 from dledger.pb import client_pb2 as pb
 from dledger.rpc import options
-from dledger.rpc.clients import append_stream, codec
+from dledger.rpc.clients import append_stream, codec, member_codec
 from dledger.rpc.clients.codec import ReadMode
 from dledger.types import AppendedBatch, LogIndex, NodeId, Role, Term
 from dledger.values import MIB
@@ -467,6 +468,24 @@ def test_transfer_leadership_names_the_new_leader(service: Service) -> None:
     service.node.leader = N1
     with pytest.raises(NotLeaderError):
         codec.decode_transferred(service.call("TransferLeadership", request))
+
+
+def test_change_members_returns_the_new_configuration(service: Service) -> None:
+    """Or says why not, and at a follower who leads."""
+    change = MemberChange(ChangeKind.ADD, NodeId("n4"), 7, "h", 9)
+    request = member_codec.encode_change("default", change)
+
+    changed = member_codec.decode_changed(service.call("ChangeMembers", request))
+    assert (changed.learners, changed.change_id, service.node.changes) == (("n4",), 7, [change])
+    with pytest.raises(IdentityError):
+        member_codec.decode_changed(service.call("ChangeMembers", member_codec.encode_change("x", change)))
+    service.node.leader = N1
+    with pytest.raises(NotLeaderError) as elsewhere:
+        member_codec.decode_changed(service.call("ChangeMembers", request))
+    assert elsewhere.value.leader == N1
+    with pytest.raises(grpc.RpcError) as malformed:
+        service.call("ChangeMembers", pb.ChangeMembersRequest(group="default", change_id=1).SerializeToString())
+    assert malformed.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_long_lived_streams_are_limited() -> None:
