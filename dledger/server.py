@@ -22,6 +22,7 @@ from dledger.conditions import ConditionKind, Conditions
 from dledger.config import ServerConfig
 from dledger.core.entry_pusher import EntryDispatcher
 from dledger.core.member_state import Leader, MemberRun
+from dledger.core.membership import Membership
 from dledger.core.messages import (
     CheckedAppend,
     Envelope,
@@ -65,7 +66,7 @@ from dledger.rpc.ports import (
     RoleEvent,
 )
 from dledger.rpc.tls_keeper import TlsKeeper
-from dledger.runtime.driver import JOIN_TIMEOUT_S, NodeDriver
+from dledger.runtime.driver import JOIN_TIMEOUT_S, Effects, NodeDriver
 from dledger.runtime.log_lines import NodeLines
 from dledger.runtime.push_times import PushTimes
 from dledger.runtime.role_changes import RoleChangeHandler, RoleChangeNotifier
@@ -221,13 +222,18 @@ class DLedgerServer:
             self.log,
             self._clock,
             self._supervisor,
-            save=self.log.hard_state.save,
-            send=self._send,
-            on_role_change=self._role_changed,
-            on_commit=self._publish_commit,
-            # If the log cannot be repaired from peers, a part of the core that finds damage ends the node.
-            on_damage=self._watch.note_damage if config.peers and config.store.auto_repair else self._supervisor.report,
-            on_fenced=self._tell_fenced,
+            Effects(
+                save=self.log.hard_state.save,
+                send=self._send,
+                role_change=self._role_changed,
+                commit=self._publish_commit,
+                # If the log cannot be repaired from peers, a part of the core that finds damage ends the node.
+                damage=self._watch.note_damage
+                if config.peers and config.store.auto_repair
+                else self._supervisor.report,
+                fenced=self._tell_fenced,
+                members=self._members_changed,
+            ),
         )
         if self.fenced:
             self._tell_fenced(self.fenced)
@@ -701,6 +707,9 @@ class DLedgerServer:
         return tuple(status(peer, one) for peer, one in node.dispatchers.items() if peer in leader.match)
 
     # -- events --------------------------------------------------------------------------------------------------
+
+    def _members_changed(self, membership: Membership, spoken_with: frozenset[NodeId]) -> None:
+        pass
 
     def _publish_commit(self, index: LogIndex) -> None:
         event = CommitEvent(index)

@@ -1,7 +1,8 @@
 """Carries out the core's decisions: takes its outbox under the lock, and acts on it outside, in the contract's order.
 
-Threads of one node (all named ``dledger-<part>-<node>``): elector, dispatcher-<peer>, handler, quorum-ack, flush. Any
-thread, including a transport's, may ``call`` into the node; the effects are carried out by the thread that caused them.
+Threads of one node (all named ``dledger-<part>-<node>``): elector, dispatcher-<peer>, handler, quorum-ack, flush. Peers
+come and go with the group's members. Any thread, including a transport's, may ``call`` into the node; the effects are
+carried out by the thread that caused them.
 
 A part to which an event gives work is stepped at once by the thread that delivered the event, in the same hold of the
 lock: passing it to the part's own thread costs a thread switch, and an append would need four of them. The part's own
@@ -12,13 +13,16 @@ flight, the next ones are gathered and read there.
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
 from functools import partial
-from typing import Final, Generic, NoReturn, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 from dledger.clock import Clock
-from dledger.config import FlushMode, ServerConfig
+from dledger.config import ServerConfig
+from dledger.core.entry_pusher import EntryDispatcher
+from dledger.core.membership import Membership
 from dledger.core.messages import (
     LoadRun,
     Message,
@@ -40,18 +44,27 @@ from dledger.errors import (
     ShutdownError,
     UnknownMemberError,
 )
+from dledger.runtime.flusher import Flusher
+from dledger.runtime.lanes import Effect, Lane, PushLane
 from dledger.runtime.supervisor import NodeFailedError, Supervisor
 from dledger.runtime.worker import Worker
 from dledger.types import HardState, LogIndex, NodeId
 
 Result = TypeVar("Result")
-Effect = TypeVar("Effect")
 
 JOIN_TIMEOUT_S = 10.0
 _IN_FLIGHT_WHEN_IDLE = 1
 """Pushes in flight to the slower follower of an idle group when the next append comes."""
 _STEPPED_AT_ONCE = Wake.HANDLER | Wake.QUORUM_ACK
 _PUSHES: Final = frozenset({LoadRun, PushAppend, PushCommit, PushCompare, PushInstall, PushTruncate})
+
+
+class _Running(Enum):
+    """How far the driver has come."""
+
+    NOT_YET = auto()
+    YES = auto()
+    NO_MORE = auto()
 
 
 class _Part:
@@ -76,96 +89,69 @@ class _Part:
             self.worker.wake()
 
 
-class _Lane(Generic[Effect]):
-    """Queued effects of one kind; ``queue`` is filled under the node's lock, emptied under ``sending``."""
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What carries out a node's effects, always outside its lock."""
 
-    def __init__(self) -> None:
-        self.queue: deque[Effect] = deque()
-        self.sending = threading.Lock()
+    save: Callable[[HardState], None]
+    """Returns only when a hard state is durable."""
+    send: Callable[[NodeId, Message], None]
+    role_change: Callable[[RoleChange], None]
+    """For one change at a time and in order, once everything that it depends on is durable; must only queue."""
+    commit: Callable[[LogIndex], None]
+    """By the thread that moved the commit index, so that indexes may arrive out of order."""
+    damage: Callable[[CorruptLogError], None]
+    """Damage in the own log keeps a part from its work, which will retry."""
+    fenced: Callable[[str], None]
+    """Most members were found to have another history."""
+    members: Callable[[Membership, frozenset[NodeId]], None]
+    """Other members count or are known to be committed, or messages go to others (their ids); in order, and before the
+    messages of the same step."""
 
 
-class _PushLane(_Lane[Message]):
-    """Pushes to one peer. One that must be read from the disk is left to ``reader``, with all behind it."""
+class _Peer:
+    """Another member to which the node sends: its dispatcher, and what waits to be sent."""
 
-    reader: Worker
-
-    def __init__(self, pushes_max: int) -> None:
-        super().__init__()
-        self._pushes_max = pushes_max
-        self.is_reading = False
-        """The reader is processing the queue, or will."""
-        self.overflowed = False
-        """The reader took too long, and pushes were dropped: the dispatcher must compare again."""
-
-    def put(self, push: Message) -> None:
-        """Queue a push; under the node's lock."""
-        if len(self.queue) < self._pushes_max:
-            self.queue.append(push)
-        else:
-            self.overflowed = True
+    def __init__(self, dispatcher: EntryDispatcher, part: _Part, pushes_max: int) -> None:
+        self.dispatcher: Final = dispatcher
+        self.part: Final = part
+        self.control: Lane[Message] = Lane()
+        self.pushes: Final = PushLane(pushes_max)
 
 
 class NodeDriver:
     """Owns a node's lock, its workers and the order of its effects."""
 
-    def __init__(  # noqa: PLR0913  # one parameter per effect
+    def __init__(
         self,
         config: ServerConfig,
         node: Node,
         log: Log,
         clock: Clock,
         supervisor: Supervisor,
-        *,
-        save: Callable[[HardState], None],
-        send: Callable[[NodeId, Message], None],
-        on_role_change: Callable[[RoleChange], None],
-        on_commit: Callable[[LogIndex], None],
-        on_damage: Callable[[CorruptLogError], None],
-        on_fenced: Callable[[str], None],
+        effects: Effects,
     ) -> None:
-        """``save`` returns only when a hard state is durable.
-
-        ``on_role_change`` is called once everything that the change depends on is durable, for one change at a time and
-        in order, and must only queue. All others are called outside the lock: ``on_commit`` by the thread that moved
-        the commit index, so that indexes may arrive out of order; ``on_damage`` when damage in the own log keeps a part
-        from its work, which will retry; ``on_fenced`` when most members were found to have another history.
-        """
         self._config = config
         self._node = node
         self._log = log
-        self._save = save
         self._clock = clock
         self._supervisor = supervisor
-        self._send = send
+        self._effects = effects
         self._lock = threading.Lock()  # guards node and log writes: the node's one lock
         self._persist_lock = threading.Lock()  # guards _durable_version and orders the saves; taken without _lock
         self._durable_version = 0  # of the state at start, which the node may already have changed
-        self._stopped = False
-        self._told_flushed = log.flushed.sequence  # what the node knows; threads that race report it twice at worst
-        self._on_role_change = on_role_change
-        self._on_commit = on_commit
-        self._on_damage = on_damage
-        self._on_fenced = on_fenced
+        self._running = _Running.NOT_YET
         self._elector = self._part("elector", node.elector.step)
         self._handler = self._part("handler", node.handler.step)
         self._quorum_ack = self._part("quorum-ack", node.quorum_ack.step)
-        pushes_max = 2 * config.replication.inflight_pushes_max + 16
-        self._push_lanes = {peer: _PushLane(pushes_max) for peer in node.dispatchers}
-        self._dispatchers = [
-            (self._part(f"dispatcher-{peer}", dispatcher.step, partial(self._read_for, peer)), dispatcher)
-            for peer, dispatcher in node.dispatchers.items()
-        ]
-        for (part, _), lane in zip(self._dispatchers, self._push_lanes.values(), strict=True):
-            lane.reader = part.worker
-        self._flushes_at_once = config.store.flush_mode is FlushMode.SYNC
-        self._flush_planned = False  # with flush_mode=async: the flusher will wake by itself
-        self._flush_due_ms = 0
-        flush = self._flush if self._flushes_at_once else self._flush_in_time
-        self._flusher = Worker(f"dledger-flush-{config.node_id}", flush, clock, supervisor)
-        parts = [self._elector, self._handler, self._quorum_ack, *(part for part, _ in self._dispatchers)]
-        self._workers = [*(part.worker for part in parts), self._flusher]
-        self._lanes: dict[NodeId, _Lane[Message]] = {peer: _Lane() for peer in node.state.peers}
-        self._role_changes: _Lane[RoleChange] = _Lane()
+        self._flusher = Flusher(config, log, clock, supervisor, self._tell_flushed)
+        self._peers: Mapping[NodeId, _Peer] = {}  # replaced as a whole, under the lock
+        self._ended: list[Worker] = []  # of peers that are gone, to be joined
+        self._follow_dispatchers()
+        self._strangers: Lane[tuple[NodeId, Message]] = Lane()
+        """Answers and questions to senders that are no members here, or not any more."""
+        self._role_changes: Lane[RoleChange] = Lane()
+        self._members: Lane[tuple[Membership, frozenset[NodeId]]] = Lane()
 
     def _part(self, name: str, step: Callable[[int], int | None], then: Callable[[], None] = lambda: None) -> _Part:
         part = _Part(step)
@@ -185,9 +171,39 @@ class NodeDriver:
         except (ShutdownError, NodeFailedError):
             return None
 
+    def _follow_dispatchers(self) -> None:
+        """Make what the node's new dispatchers need, and end what those need that are gone. Under the lock.
+
+        Nothing is joined here: a thread that ends may be waiting for the lock, or be this one.
+        """
+        pushes_max = 2 * self._config.replication.inflight_pushes_max + 16
+        peers: dict[NodeId, _Peer] = {}
+        for one, dispatcher in self._node.dispatchers.items():
+            known = self._peers.get(one)
+            if known is not None and known.dispatcher is dispatcher:
+                peers[one] = known
+                continue
+            part = self._part(f"dispatcher-{one}", dispatcher.step, partial(self._read_for, one))
+            peers[one] = peer = _Peer(dispatcher, part, pushes_max)
+            peer.pushes.reader = part.worker
+            if self._running is _Running.YES:
+                part.worker.start()
+        gone = [peer.part.worker for one, peer in self._peers.items() if peers.get(one) is not peer]
+        self._peers = peers
+        for worker in gone:
+            worker.end()
+        self._ended = [worker for worker in (*self._ended, *gone) if worker.is_alive]
+
+    def _workers(self) -> list[Worker]:
+        parts = [self._elector, self._handler, self._quorum_ack, *(peer.part for peer in self._peers.values())]
+        return [*(part.worker for part in parts), self._flusher.worker, *self._ended]
+
     def start(self) -> None:
         """Start all workers."""
-        for worker in self._workers:
+        with self._lock:
+            self._running = _Running.YES
+            workers = self._workers()
+        for worker in workers:
             worker.start()
 
     def stop(self) -> None:
@@ -196,8 +212,9 @@ class NodeDriver:
         Waiting appends and reads fail with that error, too: nothing will step what they wait for.
         """
         with self._lock:
-            self._stopped = True
-        for worker in self._workers:
+            self._running = _Running.NO_MORE
+            workers = self._workers()
+        for worker in workers:
             worker.stop(JOIN_TIMEOUT_S)
         with self._lock:
             self._node.abandon(ShutdownError("this node has stopped: the entries may still be committed"))
@@ -216,19 +233,19 @@ class NodeDriver:
         begun = False
         try:
             with self._lock:
-                if self._stopped or self._supervisor.fatal is not None:
+                if self._running is _Running.NO_MORE or self._supervisor.fatal is not None:
                     self._refuse()
                 begun = True
                 now_ms = self._clock.monotonic_ms()
                 result = action(now_ms)
                 effects, hard_state, version = self._take_effects(now_ms)
             if effects is not None:
-                flush_here = flush_here and self._flushes_at_once and bool(effects.wake & Wake.FLUSH)
+                flush_here = flush_here and self._flusher.at_once and bool(effects.wake & Wake.FLUSH)
                 if flush_here:
                     effects.wake &= ~Wake.FLUSH
                 self._carry_out(effects, hard_state, version)
                 if flush_here:
-                    self._flush()
+                    self._flusher.flush()
         except (ShutdownError, NodeFailedError) as error:
             if begun:  # it may be the refusal of another call, made while carrying this one out
                 error.outcome = "unknown"
@@ -252,11 +269,17 @@ class NodeDriver:
         # An answer depends on the hard state, too: even without other effects it may have to wait for it.
         effects = outbox.take()
         self._role_changes.queue.extend(effects.role_changes)
+        if effects.membership is not None:
+            self._follow_dispatchers()
+            self._members.queue.append((effects.membership, frozenset(self._peers)))
         for target, message in effects.messages:
-            if type(message) in _PUSHES:
-                self._push_lanes[target].put(message)
+            peer = self._peers.get(target)
+            if peer is None:
+                self._strangers.queue.append((target, message))
+            elif type(message) in _PUSHES:
+                peer.pushes.put(message)
             else:
-                self._lanes[target].queue.append(message)
+                peer.control.queue.append(message)
         return effects, hard_state, version
 
     def look(self, query: Callable[[Node], Result]) -> Result:
@@ -283,40 +306,38 @@ class NodeDriver:
                 self._quorum_ack.run_early(now_ms)
         if outbox.wake & Wake.DISPATCHERS:
             outbox.wake &= ~Wake.DISPATCHERS
-            for part, dispatcher in self._dispatchers:
-                if dispatcher.in_flight > _IN_FLIGHT_WHEN_IDLE:
-                    part.worker.wake()
+            for peer in self._peers.values():
+                if peer.dispatcher.in_flight > _IN_FLIGHT_WHEN_IDLE:
+                    peer.part.worker.wake()
                 else:
-                    part.run_early(now_ms)
+                    peer.part.run_early(now_ms)
 
     def _carry_out(self, effects: Outbox, hard_state: HardState, version: int) -> None:
         if version != self._durable_version:
             self._persist(hard_state, version)
+        if effects.membership is not None:
+            self._drain(self._members, lambda members: self._effects.members(*members))
         for target, message in effects.messages:
-            if type(message) in _PUSHES:
-                self._push(target)
-            else:
-                self._drain(self._lanes[target], partial(self._send, target))
+            self._send_queued(target, is_push=type(message) in _PUSHES)
         if effects.wake:  # after the pushes: the flusher would take the interpreter from this thread
             self._wake(effects.wake)
         if effects.role_changes:
-            self._drain(self._role_changes, self._on_role_change)
+            self._drain(self._role_changes, self._effects.role_change)
         if effects.committed is not None:
-            self._on_commit(effects.committed)
+            self._effects.commit(effects.committed)
         for damage in effects.damage:
-            self._on_damage(damage)
+            self._effects.damage(damage)
         if effects.fenced:
-            self._on_fenced(effects.fenced)
+            self._effects.fenced(effects.fenced)
         for completion in effects.completions:
             completion()
 
     def _wake(self, wake: int) -> None:
-        if wake & Wake.FLUSH and not self._flush_planned:
-            self._flush_planned = not self._flushes_at_once
+        if wake & Wake.FLUSH:
             self._flusher.wake()
         if wake & Wake.DISPATCHERS:
-            for part, _ in self._dispatchers:
-                part.worker.wake()
+            for peer in self._peers.values():
+                peer.part.worker.wake()
         if wake & Wake.ELECTOR:
             self._elector.worker.wake()
 
@@ -324,10 +345,10 @@ class NodeDriver:
         """Return only when a hard state at least as new as ``version`` is durable."""
         with self._persist_lock:
             if version > self._durable_version:
-                self._save(hard_state)
+                self._effects.save(hard_state)
                 self._durable_version = version
 
-    def _drain(self, lane: _Lane[Effect], act: Callable[[Effect], None]) -> None:
+    def _drain(self, lane: Lane[Effect], act: Callable[[Effect], None]) -> None:
         """Carry out queued effects in the core's order, whichever thread does it.
 
         A thread that finds another one doing so leaves its part to that one.
@@ -347,9 +368,20 @@ class NodeDriver:
             hard_state, version = self.look(lambda node: (node.state.hard_state, node.state.hard_state_version))
             self._persist(hard_state, version)
 
-    def _push(self, target: NodeId) -> None:
+    def _send_queued(self, target: NodeId, *, is_push: bool) -> None:
+        """Send what is queued for a target, whose peer may have come or gone since: then this finds nothing."""
+        if self._strangers.queue:
+            self._drain(self._strangers, lambda sent: self._effects.send(*sent))
+        peer = self._peers.get(target)
+        if peer is None:
+            return
+        if is_push:
+            self._push(target, peer.pushes)
+        else:
+            self._drain(peer.control, partial(self._effects.send, target))
+
+    def _push(self, target: NodeId, lane: PushLane) -> None:
         """``_drain`` for pushes, up to the first that must be read from the disk."""
-        lane = self._push_lanes[target]
         while lane.queue and not lane.is_reading and lane.sending.acquire(blocking=False):
             try:
                 while lane.queue and not lane.is_reading:
@@ -369,20 +401,21 @@ class NodeDriver:
 
     def _read_for(self, target: NodeId) -> None:
         """On the thread of the target's dispatcher: send the pushes left to it, and all queued since."""
-        lane = self._push_lanes[target]
-        if not lane.is_reading:
+        peer = self._peers.get(target)
+        if peer is None or not peer.pushes.is_reading:
             return
+        lane = peer.pushes
         try:
             with lane.sending:
                 while lane.queue:
                     push = lane.queue.popleft()
-                    if isinstance(push, LoadRun) and push.epoch < self._node.dispatchers[target].epoch:
+                    if isinstance(push, LoadRun) and push.epoch < peer.dispatcher.epoch:
                         continue  # given up meanwhile; the new attempt follows it
                     self._await_hard_state()
                     self._send_push(target, push)
                 # From here on other threads may push again. Check now for what they queued before they could see that.
                 lane.is_reading = False
-            self._push(target)
+            self._push(target, lane)
         except (ShutdownError, NodeFailedError):
             return
 
@@ -397,7 +430,7 @@ class NodeDriver:
         after the term they may be another leader's.
         """
         if not isinstance(push, LoadRun):
-            self._send(target, push)
+            self._effects.send(target, push)
             return
         try:
             run = self._log.read_run(push.first_index, push.last_index, verified=push.cold)
@@ -405,39 +438,11 @@ class NodeDriver:
             self._node_lost(target)
             return
         except CorruptLogError as damage:
-            self._on_damage(damage)
+            self._effects.damage(damage)
             self._node_lost(target)
             return
         if self._node.state.term == push.term:
-            self._send(target, PushAppend(push.term, push.epoch, push.commit_index, run))
+            self._effects.send(target, PushAppend(push.term, push.epoch, push.commit_index, run))
 
-    def _flush_in_time(self) -> int | None:
-        """``flush_mode=async``: flush at once after a pause, then once per period while anything is written."""
-        now_ms = self._clock.monotonic_ms()
-        if now_ms < self._flush_due_ms:
-            return self._flush_due_ms
-        if not self._is_flush_wanted():
-            self._flush_planned = False  # from here on a write wakes this thread
-            if not self._is_flush_wanted():
-                return None
-            self._flush_planned = True
-        self._flush()
-        self._flush_due_ms = now_ms + self._config.store.flush_interval_ms
-        return self._flush_due_ms
-
-    def _is_flush_wanted(self) -> bool:
-        flushed = self._log.flushed.sequence
-        return self._log.write_sequence > flushed or flushed != self._told_flushed
-
-    def _flush(self) -> None:
-        """One round of group commit: one flush makes everything written so far durable.
-
-        An application that owns the log may have flushed it itself. The node must be notified all the same, or it would
-        wait for ever to count what is already durable.
-        """
-        if self._log.write_sequence > self._log.flushed.sequence:
-            self._log.flush()
-        flushed = self._log.flushed.sequence
-        if flushed != self._told_flushed:
-            self._told_flushed = flushed
-            self._step(lambda _now: self._node.flushed())
+    def _tell_flushed(self) -> None:
+        self._step(lambda _now: self._node.flushed())

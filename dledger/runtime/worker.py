@@ -50,10 +50,19 @@ class Worker:
         """Make the thread step soon; cheap, from any thread."""
         self._gate.open()
 
-    def stop(self, timeout_s: float) -> bool:
-        """Ask the thread to end and wait for it; False if it did not in time."""
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread has been started and has not ended."""
+        return self._thread.is_alive()
+
+    def end(self) -> None:
+        """Ask the thread to end, without waiting for it."""
         self._stopping = True
         self._gate.open()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Ask the thread to end and wait for it; False if it did not in time."""
+        self.end()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
         return not self._thread.is_alive()

@@ -13,6 +13,7 @@ import pytest
 
 from dledger.clock import Clock
 from dledger.config import ElectionConfig, FlushMode, ServerConfig, StoreConfig, parse_members
+from dledger.core.entry_pusher import EntryDispatcher
 from dledger.core.member_state import MemberRun
 from dledger.core.messages import (
     HeartbeatRequest,
@@ -27,7 +28,7 @@ from dledger.core.messages import (
 from dledger.core.node import Node
 from dledger.core.outbox import RoleChange
 from dledger.errors import CorruptLogError, DiskError, DLedgerError, ShutdownError
-from dledger.runtime.driver import NodeDriver
+from dledger.runtime.driver import Effects, NodeDriver
 from dledger.runtime.supervisor import NodeFailedError, Supervisor
 from dledger.types import AppendedBatch, EntryRun, FlushMark, HardState, LogIndex, NodeId, Role, Standing, Term
 from tests.support.memory_store import MemoryStore
@@ -84,22 +85,23 @@ class _Bench:
         )
         self.roles: list[RoleChange] = []
         self.publish: Callable[[RoleChange], None] = self.roles.append
+        self.send: Callable[[NodeId, Message], None] = lambda target, message: self.events.append((target, message))
         self.driver = NodeDriver(
             self.config,
             self.node,
             self.log,
             clock,
             self.supervisor,
-            save=lambda state: self.hard_states.save(state),
-            send=self._send,
-            on_role_change=lambda change: self.publish(change),
-            on_commit=lambda _index: None,
-            on_damage=on_damage or self.supervisor.report,
-            on_fenced=self.events.append,
+            Effects(
+                save=lambda state: self.hard_states.save(state),
+                send=lambda target, message: self.send(target, message),
+                role_change=lambda change: self.publish(change),
+                commit=lambda _index: None,
+                damage=on_damage or self.supervisor.report,
+                fenced=self.events.append,
+                members=lambda membership, spoken_with: self.events.append((membership, spoken_with)),
+            ),
         )
-
-    def _send(self, target: NodeId, message: Message) -> None:
-        self.events.append((target, message))
 
 
 def test_a_new_term_is_durable_before_its_vote_requests_leave() -> None:
@@ -265,7 +267,7 @@ def test_who_sends_for_another_thread_waits_for_its_hard_state(*, is_push: bool)
             bench.node.state.become_candidate(now, pre_vote=False)
         bench.node.state.outbox.messages.append((NodeId("n1"), message))
 
-    bench.driver._send = slow_send
+    bench.send = slow_send
     bench.hard_states.save = slow_save  # type: ignore[method-assign]  # a slower disk
     first = threading.Thread(target=bench.driver.call, args=(lambda _now: queue(),))
     second = threading.Thread(target=bench.driver.call, args=(queue,))
@@ -319,7 +321,7 @@ def test_a_flush_by_whoever_owns_the_log_counts_as_the_nodes_own() -> None:
     assert (bench.log.last.index, bench.node.state.commit_index) == (0, -1)
 
     bench.log.flush()
-    bench.driver._flush()  # the flusher's turn: nothing is left to flush
+    bench.driver._flusher.flush()  # the flusher's turn: nothing is left to flush
 
     assert bench.node.state.commit_index == 0
 
@@ -345,12 +347,12 @@ def _leading_async(flush_interval_ms: int) -> tuple[_Bench, list[int]]:
 def test_asynchronous_flushing_flushes_once_per_period_however_much_is_appended() -> None:
     """``flush_interval_ms`` is a period: a flush per append would cost what async is there to save."""
     bench, flushes = _leading_async(flush_interval_ms=3_600_000)
-    due_ms = bench.driver._flush_in_time()  # its turn after the no-op: at once, for nothing was written before
+    due_ms = bench.driver._flusher.flush_in_time()  # its turn after the no-op: at once, for nothing was written before
     results: list[AppendedBatch | DLedgerError] = []
 
     for _ in range(3):
         bench.driver.call(lambda now: bench.node.quorum_ack.append([b"x"], now, results.append))
-        assert bench.driver._flush_in_time() == due_ms
+        assert bench.driver._flusher.flush_in_time() == due_ms
 
     assert len(results) == 3
     assert all(isinstance(result, AppendedBatch) for result in results)
@@ -360,10 +362,10 @@ def test_asynchronous_flushing_flushes_once_per_period_however_much_is_appended(
 def test_asynchronous_flushing_reaches_everything_and_then_sleeps() -> None:
     """What was written in a period is flushed at its end; an idle node wakes nobody."""
     bench, flushes = _leading_async(flush_interval_ms=1)
-    bench.driver._flush_in_time()
+    bench.driver._flusher.flush_in_time()
     bench.driver.call(lambda now: bench.node.quorum_ack.append([b"x", b"y"], now, lambda _result: None))
 
-    wait_until(lambda: bench.driver._flush_in_time() is None, "the end of the last period")
+    wait_until(lambda: bench.driver._flusher.flush_in_time() is None, "the end of the last period")
 
     assert flushes == [0, 2]
     assert bench.log.flushed.index == 2
@@ -372,9 +374,9 @@ def test_asynchronous_flushing_reaches_everything_and_then_sleeps() -> None:
 def test_asynchronous_flushing_sees_a_write_that_comes_while_it_goes_to_sleep() -> None:
     """A write between the look that found nothing and the sleep wakes nobody: a second look must see it."""
     bench, flushes = _leading_async(flush_interval_ms=1)
-    wait_until(lambda: bench.driver._flush_in_time() is None, "the end of the no-op's period")
-    bench.driver._flush_planned = True  # as it is until the flusher's next look
-    look = bench.driver._is_flush_wanted
+    wait_until(lambda: bench.driver._flusher.flush_in_time() is None, "the end of the no-op's period")
+    bench.driver._flusher._planned = True  # as it is until the flusher's next look
+    look = bench.driver._flusher._is_wanted
     looks: list[bool] = []
 
     def look_just_before_a_write() -> bool:
@@ -383,9 +385,9 @@ def test_asynchronous_flushing_sees_a_write_that_comes_while_it_goes_to_sleep() 
             bench.driver.call(lambda now: bench.node.quorum_ack.append([b"x"], now, lambda _result: None))
         return looks[-1]
 
-    bench.driver._is_flush_wanted = look_just_before_a_write  # type: ignore[method-assign]  # the writer's moment
+    bench.driver._flusher._is_wanted = look_just_before_a_write  # type: ignore[method-assign]  # the writer's moment
 
-    assert bench.driver._flush_in_time() is not None
+    assert bench.driver._flusher.flush_in_time() is not None
     assert (looks, flushes) == ([False, True], [0, 1])
 
 
@@ -500,7 +502,7 @@ def test_a_disk_that_hangs_for_one_follower_holds_up_nobody_else() -> None:
         return plain_read(first, last, verified=verified)
 
     bench.log.read_run = hang  # type: ignore[assignment, method-assign]  # the disk
-    reader = next(part.worker for part, dispatcher in bench.driver._dispatchers if dispatcher.peer == "n1")
+    reader = bench.driver._peers[NodeId("n1")].part.worker
     reader.start()
     try:
         commit, compare = PushCommit(load.term, load.epoch, LogIndex(-1)), PushCompare(load.term, 9, bench.log.last, 0)
@@ -534,11 +536,93 @@ def test_what_waits_for_a_disk_that_hangs_is_bounded() -> None:
     for _ in range(1000):
         _say(bench, "n1", PushCommit(load.term, load.epoch, LogIndex(-1)))
     before = bench.node.dispatchers[NodeId("n1")].epoch
-    waiting = len(bench.driver._push_lanes[NodeId("n1")].queue)
+    waiting = len(bench.driver._peers[NodeId("n1")].pushes.queue)
     bench.driver._read_for(NodeId("n1"))  # it answers after all
 
     assert waiting <= 2 * bench.config.replication.inflight_pushes_max + 16
     assert bench.node.dispatchers[NodeId("n1")].epoch > before
+
+
+def _set_peers(bench: _Bench, *peers: str) -> None:
+    """As the core does it when another configuration is in force."""
+    node, known = bench.node, bench.node.dispatchers
+    for gone in set(known) - set(peers):
+        del known[gone]
+    for one in map(NodeId, peers):
+        if one not in known:
+            known[one] = EntryDispatcher(node.state, one, bench.config.replication)
+    node.state.outbox.membership = node.state.membership.copy()
+
+
+def _threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith("dledger-dispatcher-")}
+
+
+def test_a_member_that_comes_gets_what_it_needs_and_one_that_goes_leaves_nothing() -> None:
+    """In the step that brings the change: its messages are sent, after whoever must know of the members was told (M2).
+
+    What still comes for a member that is gone, or for a sender that never was one, is sent all the same: answers and
+    questions (M7).
+    """
+    bench = _Bench()
+    bench.driver.start()
+    try:
+        commit, beat = PushCommit(Term(1), 1, LogIndex(-1)), HeartbeatRequest(Term(1))
+        bench.driver.call(lambda _now: _set_peers(bench, "n1", "n3"))
+        told = bench.events[-1]
+        assert isinstance(told, tuple)
+        assert told[1] == {"n1", "n3"}
+        wait_until(lambda: _threads() == {"dledger-dispatcher-n1-n0", "dledger-dispatcher-n3-n0"}, "the threads")
+        bench.events.clear()
+
+        def add_and_say(_now: int) -> None:
+            _set_peers(bench, "n3", "n4")
+            bench.node.state.outbox.messages += [(NodeId("n4"), commit), (NodeId("n4"), beat), (NodeId("n1"), beat)]
+
+        bench.driver.call(add_and_say)
+
+        _, *sent = bench.events
+        assert sorted(sent, key=str) == [(NodeId("n1"), beat), (NodeId("n4"), beat), (NodeId("n4"), commit)]
+        wait_until(lambda: _threads() == {"dledger-dispatcher-n3-n0", "dledger-dispatcher-n4-n0"}, "the threads")
+    finally:
+        bench.driver.stop()
+    assert _threads() == set()
+    assert bench.failures == []
+
+
+def test_a_member_may_go_while_its_thread_reads_for_it_and_come_back() -> None:
+    """Nothing is joined under the lock: that thread may wait for it, or for the disk. The new life has a new one."""
+    bench = _Bench()
+    load = _lead(bench)
+    plain_read, reading, go_on = bench.log.read_run, threading.Event(), threading.Event()
+
+    def hang(first: LogIndex, last: LogIndex, *, verified: bool) -> EntryRun:
+        reading.set()
+        assert go_on.wait(10)
+        return plain_read(first, last, verified=verified)
+
+    bench.log.read_run = hang  # type: ignore[assignment, method-assign]  # the disk
+    bench.driver.start()
+    try:
+        _say(bench, "n1", load)
+        assert reading.wait(10)
+        old = bench.driver._peers[NodeId("n1")].part.worker
+
+        bench.driver.call(lambda _now: _set_peers(bench, "n2"))
+        bench.driver.call(lambda _now: _set_peers(bench, "n1", "n2"))
+
+        new = bench.driver._peers[NodeId("n1")].part.worker
+        assert (old.is_alive, new.is_alive, new is old) == (True, True, False)
+        bench.events.clear()
+        compare = PushCompare(load.term, 9, bench.log.last, 0)
+        _say(bench, "n1", compare)
+        assert (NodeId("n1"), compare) in bench.events
+        go_on.set()
+        wait_until(lambda: not old.is_alive, "the old thread's end")
+    finally:
+        go_on.set()
+        bench.driver.stop()
+    assert bench.failures == []
 
 
 def test_calls_after_stop_and_after_a_failure_are_refused() -> None:
