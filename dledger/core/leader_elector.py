@@ -270,8 +270,8 @@ class LeaderElector:
     def _lead(self, candidate: Candidate, won: Victory, now_ms: int) -> None:
         """Won: append the no-op that lets earlier terms be committed (§5.4.2, §8), then send heartbeats at once.
 
-        The no-op carries the log's producer records, so that later leaders need not look further back. A leader without
-        standing takes it: all members voted for it, so that none holds more.
+        The no-op carries the log's producer records if the last ones lie so far back that new ones are due: the group
+        waits for it. A leader without standing takes it: all members voted for it, so that none holds more.
         """
         state = self._state
         log = state.log
@@ -279,12 +279,15 @@ class LeaderElector:
         producers = self._rebuilt(now_ms)
         if producers is None:
             return
+        due = producers.is_due(last_index, log.end_position, now_ms)
         try:
-            batch = self._noops.append(log, state.term, producers.snapshot(self._noops.room, now_ms))
+            payload = producers.snapshot(self._noops.room, now_ms) if due else b""
+            batch = self._noops.append(log, state.term, payload)
         except DiskFullError:
             state.become_follower(state.term, None, now_ms, RoleReason.DISK_FULL)
             return
-        producers.written(batch.last_index, log.end_position, now_ms)
+        if due:
+            producers.written(batch.last_index, log.end_position, now_ms)
         if not state.has_standing:
             state.whole = True  # as far as anyone can tell: all of them vote for it
             state.take_standing(Standing.FOUNDER if won is Victory.FOUNDING else Standing.FULL)

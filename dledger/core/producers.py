@@ -17,10 +17,10 @@ The log records it, so that any later leader knows the same:
 The table is a function of the log, and exists on leaders only: it is rebuilt at every election (``rebuild``), and
 nothing is ever undone in it, because a leader never truncates its own log. Followers do nothing for it.
 
-How far back a new leader looks is bounded: in a term that begins with a snapshot another one follows at the latest
-``SNAPSHOT_ENTRIES_MAX`` entries or ``SNAPSHOT_BYTES`` later, plus one batch, as long as there are producers. If the
-bound (or the log's begin) is reached without one, there were none, and the registrations after that point are all there
-are.
+How far back a new leader looks is bounded: a snapshot, or the first registration, is followed by another snapshot at
+the latest ``SNAPSHOT_ENTRIES_MAX`` entries or ``SNAPSHOT_BYTES`` later, plus one batch, as long as there are producers;
+a new leader writes the one that its predecessor owes first of all. If the bound (or the log's begin) is reached without
+one, there were none, and the registrations after that point are all there are.
 
 Time is the leader's monotonic clock; snapshots hold how long each producer was idle, not dates: the clocks of two
 members may differ by days, and a client forgotten too early could store entries twice.
@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -268,13 +268,7 @@ class ProducerTable:
 
     def note(self, producer: KnownProducer, first_index: int, count: int, now_ms: int) -> None:
         """``count`` entries of a producer were written from ``first_index`` on."""
-        runs = producer.runs
-        last = runs[-1] if runs else None
-        if last is not None and last.first_index + last.count == first_index:
-            runs[-1] = RunRecord(last.first_sequence, last.first_index, last.count + count)
-        else:
-            runs.append(RunRecord(producer.next_sequence, first_index, count))
-        producer.next_sequence += count
+        _extend(producer, ((first_index, count),))
         self.touch(producer, now_ms)
 
     def touch(self, producer: KnownProducer, now_ms: int) -> None:
@@ -283,12 +277,6 @@ class ProducerTable:
         self._by_name[producer.name] = self._by_name.pop(producer.name)
         if producer.name in self._made_up:
             self._made_up[producer.name] = self._made_up.pop(producer.name)
-
-    def note_slot(self, slot: int, first_index: int, count: int, now_ms: int) -> None:
-        """``note`` for entries found in the log; ignored if the slot is not known."""
-        producer = self._by_slot.get(slot)
-        if producer is not None:
-            self.note(producer, first_index, count, now_ms)
 
     # -- snapshots -----------------------------------------------------------------------------------------------
 
@@ -356,6 +344,41 @@ class ProducerTable:
             runs = deque(one.runs, maxlen=RUNS_KEPT)
             self._add(KnownProducer(one.name, one.slot, one.next_sequence, now_ms - one.idle_ms, runs))
 
+    def replay(self, found: _Found, log: Log, now_ms: int) -> LogIndex | None:
+        """Apply what follows the snapshot, in an empty table or the snapshot's; returns the first registration's index.
+
+        Entries of a producer together, up to the next registration: that is several times faster than one by one, and a
+        group that has lost its leader waits for it.
+        """
+        waiting: dict[int, list[tuple[int, int]]] = {}
+        first_registration: LogIndex | None = None
+        for channel, first, count in found.runs:
+            if channel != NOOP_CHANNEL:
+                runs = waiting.get(channel)
+                if runs is not None:
+                    runs.append((first, count))
+                elif channel:
+                    waiting[channel] = [(first, count)]
+                continue
+            for index in map(LogIndex, range(first, first + count)):
+                payload = found.payloads.get(index)
+                if isinstance(payload, Registration):
+                    self._settle(waiting, now_ms)
+                    position = log.positions(index, index)[0] if self._due is None else 0
+                    self.register(payload, index, position, now_ms)
+                    first_registration = index if first_registration is None else first_registration
+        self._settle(waiting, now_ms)
+        return first_registration
+
+    def _settle(self, waiting: dict[int, list[tuple[int, int]]], now_ms: int) -> None:
+        """Note runs (first index and count) by slot, ignoring slots that are not known; the last active one last."""
+        for slot, runs in sorted(waiting.items(), key=lambda one: one[1][-1]):
+            producer = self._by_slot.get(slot)
+            if producer is not None:
+                _extend(producer, runs)
+                self.touch(producer, now_ms)
+        waiting.clear()
+
     def _add(self, producer: KnownProducer) -> KnownProducer:
         self._by_name[producer.name] = self._by_slot[producer.slot] = producer
         if is_made_up(producer.name):
@@ -379,6 +402,21 @@ class ProducerTable:
             self._bytes -= _size_of(producer.name)
 
 
+def _extend(producer: KnownProducer, written: Iterable[tuple[int, int]]) -> None:
+    """Note entries of a producer by the first index and length of each run of them, oldest first."""
+    runs, sequence = producer.runs, producer.next_sequence
+    end = runs[-1][1] + runs[-1][2] if runs else -1
+    for first_index, count in written:
+        if first_index == end:
+            first_sequence, first, length = runs[-1]
+            runs[-1] = (first_sequence, first, length + count)
+        else:
+            runs.append((sequence, first_index, count))
+        sequence += count
+        end = first_index + count
+    producer.next_sequence = sequence
+
+
 def _size_of(name: str) -> int:
     return PRODUCER_BYTES + len(name) + RUN_BYTES
 
@@ -390,14 +428,14 @@ def _stored_runs(producer: KnownProducer, sequence: int, count: int) -> tuple[tu
     """
     found: list[StoredRun] = []
     runs, end = producer.runs, sequence + count
-    first_known = runs[0].first_sequence if runs else producer.next_sequence
-    last = runs[0].first_index - 1 if runs else 0
+    first_known, oldest, _ = runs[0] if runs else (producer.next_sequence, 1, 0)
+    last = oldest - 1
     if sequence < first_known:
         found.append(StoredRun(LogIndex(0), min(end, first_known) - sequence))
-    for run in runs:
-        low, high = max(sequence, run.first_sequence), min(end, run.first_sequence + run.count)
+    for first_sequence, first_index, length in runs:
+        low, high = max(sequence, first_sequence), min(end, first_sequence + length)
         if low < high:
-            first = run.first_index + low - run.first_sequence
+            first = first_index + low - first_sequence
             found.append(StoredRun(LogIndex(first), high - low))
             last = first + high - low - 1
     return tuple(found), LogIndex(last)
@@ -431,22 +469,15 @@ def rebuild(log: Log, config: ServerConfig, last_index: LogIndex, now_ms: int) -
     """
     found = _look_back(log, last_index, _WALK_BYTES + 2 * config.store.entry_bytes_limit)
     table = ProducerTable(config.replication, config.store.segment_bytes)
-    needed: int | None = None
     newest = found.payloads.get(found.start)
+    needed: LogIndex | None = None
     if isinstance(newest, ProducerSnapshot):
+        needed = LogIndex(found.start)
         table.load(newest, now_ms)
-        needed = found.start
-    for channel, first, count in found.runs:
-        if channel != NOOP_CHANNEL:
-            if channel:
-                table.note_slot(channel, first, count, now_ms)
-            continue
-        for index in range(first, first + count):
-            payload = found.payloads.get(index)
-            if isinstance(payload, Registration):
-                table.register(payload, LogIndex(index), 0, now_ms)
-                needed = index if needed is None else needed
-    return Rebuilt(table, LogIndex(needed) if len(table) and needed is not None else None)
+        table.written(needed, log.positions(needed, needed)[0], now_ms)
+    registered = table.replay(found, log, now_ms)
+    needed = registered if needed is None else needed
+    return Rebuilt(table, needed if len(table) else None)
 
 
 def _look_back(log: Log, last_index: LogIndex, walk_bytes: int) -> _Found:

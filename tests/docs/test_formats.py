@@ -131,7 +131,7 @@ def test_a_worked_example_shows_real_bytes_and_what_they_mean(heading: str) -> N
 
 def test_the_payloads_about_producers_show_real_bytes() -> None:
     """What the tables give as examples, packed by the code."""
-    runs = (producer_payload.RunRecord(0, 3, 5), producer_payload.RunRecord(5, 11, 2))
+    runs = ((0, 3, 5), (5, 11, 2))
     snapshot = producer_payload.encode_snapshot(5, [producer_payload.ProducerRecord("sink/0", 4, 7, 60_000, runs)])
     registration = producer_payload.encode_registration(producer_payload.Registration("sink/0", 4, 2))
     text = FORMATS.read_text()

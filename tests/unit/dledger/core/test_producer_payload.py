@@ -8,7 +8,6 @@ from dledger.core.producer_payload import (
     ProducerRecord,
     ProducerSnapshot,
     Registration,
-    RunRecord,
     UnreadableProducersError,
     decode_payload,
     describe_payload,
@@ -20,7 +19,7 @@ from tests.support.producers import newer_payload
 
 def test_payloads_have_these_bytes() -> None:
     """The layout of ``docs/formats.md``."""
-    snapshot = encode_snapshot(5, [ProducerRecord("ab", 4, 7, 9, (RunRecord(0, 3, 5), RunRecord(5, 11, 2)))])
+    snapshot = encode_snapshot(5, [ProducerRecord("ab", 4, 7, 9, ((0, 3, 5), (5, 11, 2)))])
 
     assert snapshot.hex(" ") == (
         "89 44 4c 50 52 4f 44 0a 01 01 00 00 00 48 "
@@ -46,9 +45,7 @@ def test_a_payload_is_found_inside_a_record_and_nothing_in_other_bodies() -> Non
 @pytest.mark.parametrize("at", range(9, 60))
 def test_damaged_payloads_are_refused_or_mean_another_sound_one(at: int) -> None:
     """Nothing but the named error comes out of any change of one byte."""
-    payload = encode_snapshot(
-        5, [ProducerRecord("ab", 4, 7, 9, (RunRecord(0, 3, 5),)), ProducerRecord("c", 2, 0, 0, ())]
-    )
+    payload = encode_snapshot(5, [ProducerRecord("ab", 4, 7, 9, ((0, 3, 5),)), ProducerRecord("c", 2, 0, 0, ())])
     for value in (0, 1, 255):
         changed = bytearray(payload)
         changed[at] = value

@@ -16,7 +16,7 @@ from dledger.core.producer_payload import (
     Registration,
     decode_payload,
 )
-from dledger.core.producers import needed_from, rebuild
+from dledger.core.producers import RUNS_KEPT, KnownProducer, needed_from, rebuild
 from dledger.errors import (
     CorruptLogError,
     DiskFullError,
@@ -361,6 +361,80 @@ def test_a_snapshot_is_written_after_many_registrations(monkeypatch: pytest.Monk
     assert isinstance(told(solo)[-1], ProducerSnapshot)
 
 
+def test_a_new_leader_writes_no_snapshot_before_one_is_due() -> None:
+    """The group waits for its first entry, which all of them have to store."""
+    solo = leading(producer_snapshot_entries=40)
+    append(solo, "p", 0, b"a")
+    commit(solo)
+
+    second = successor(solo, producer_snapshot_entries=40)
+
+    assert told(second) == [Registration("p", 1)]
+    assert known(second) == {"p": 1}
+
+
+def test_leaders_in_a_row_leave_no_more_between_two_snapshots_than_one_does() -> None:
+    """Each counts on from the snapshot before its own term, and writes the one that its predecessor left out."""
+    solo = leading(producer_snapshot_entries=40)
+    append(solo, "p", 0, b"a")
+    for _ in range(12):
+        for _ in range(15):
+            solo.node.quorum_ack.append([b"x"], 0, Outcome[AppendedBatch]())
+        commit(solo)
+        solo = successor(solo, producer_snapshot_entries=40)
+    snapshots = [
+        index
+        for index in map(LogIndex, range(solo.log.last.index + 1))
+        if isinstance(decode_payload(solo.log.read(index).body), ProducerSnapshot)
+    ]
+    gaps = [after - before for before, after in zip([1, *snapshots], [*snapshots, solo.log.last.index], strict=True)]
+
+    assert max(gaps) <= 41
+    assert len(snapshots) == (solo.log.last.index - 1) // 41
+
+
+def test_a_leader_that_ended_before_the_snapshot_it_owed_has_it_written_by_the_next_one() -> None:
+    """With the entry that all other members wait for: there may be no further one."""
+    solo = leading(producer_snapshot_entries=40)
+    append(solo, "p", 0, b"a")
+    solo.log.append_as_leader(solo.state.term, [b"x"] * 40)
+    commit(solo)
+
+    second = successor(solo, producer_snapshot_entries=40)
+
+    assert isinstance(decode_payload(second.log.read(second.log.last.index).body), ProducerSnapshot)
+    assert known(second) == {"p": 1}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_later_leader_knows_the_same_runs(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found in the log together, they are what the leader noted one by one; producers come and go, and so do slots."""
+    monkeypatch.setattr(producers, "SLOT_MAX", 5)
+    dice = Random(seed)
+    solo = leading(max_producers=4, producer_snapshot_entries=2000)
+    for step in range(525):
+        name = f"p{dice.randrange(3) + (step // 75)}"
+        solo.now_ms += 2 * producers.EVICTION_IDLE_MS * (step % 75 == 0)
+        count = dice.randrange(1, 4)
+        if dice.random() < 0.1:
+            solo.node.quorum_ack.append([b"x"], solo.now_ms, Outcome[AppendedBatch]())
+        append(solo, name, solo.leader_role.producers.next_sequence(name), *[b"x"] * count)
+        commit(solo)
+
+    later = successor(solo, producer_snapshot_entries=2000)
+
+    assert [one.runs for one in tables(later)] == [one.runs for one in tables(solo)]
+    assert known(later) == known(solo)
+    assert len(known(solo)) == 4
+    assert max(len(one.runs) for one in tables(solo)) == RUNS_KEPT
+
+
+def tables(solo: Solo) -> list[KnownProducer]:
+    """The producers that a leader knows, by name."""
+    found = solo.leader_role.producers._by_name
+    return [found[name] for name in sorted(found)]
+
+
 def test_more_runs_than_are_remembered_are_still_known_to_be_there() -> None:
     """Only their places are forgotten; the answer says so, and nothing is appended."""
     solo = leading()
@@ -402,11 +476,12 @@ def test_retention_must_keep_what_the_table_is_made_from() -> None:
     registered = needed_from(solo.log, solo.config)
     second = successor(solo)
     append(second, "p", 1, b"b")
+    second.node.quorum_ack.write_snapshot(0)
     commit(second)
     from_snapshot = needed_from(solo.log, solo.config)
-    solo.log.drop_before(LogIndex(3))
+    solo.log.drop_before(LogIndex(5))
 
-    assert (none, registered, from_snapshot) == (None, 1, 3)
+    assert (none, registered, from_snapshot) == (None, 1, 5)
     assert known(successor(second)) == {"p": 2}
 
 
