@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from cluster import terminal
-from dledger.core.producer_payload import describe_payload
+from dledger.core.noops import describe_payload
 from dledger.errors import ConfigError
 from dledger.store.format import EntryHeader, magic_of
 from dledger.store.inspect import (

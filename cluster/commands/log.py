@@ -18,7 +18,7 @@ from cluster.commands.group import find_leader
 from cluster.connection import GroupTarget, group_options
 from cluster.line_sending import LineTally, send_lines
 from dledger import flag_values
-from dledger.core.producer_payload import describe_payload
+from dledger.core.noops import describe_payload
 from dledger.types import Entry, LogIndex, Magic
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ from dledger.core.messages import (
     VoteResponse,
     VoteResult,
 )
+from dledger.core.noop_payload import UnreadablePayloadError
 from dledger.core.noops import Noops
 from dledger.core.outbox import RoleReason, Wake, hint
-from dledger.core.producer_payload import UnreadableProducersError
 from dledger.core.producers import ProducerTable, rebuild
 from dledger.core.progress import ProgressWatch
 from dledger.core.read_index import ReadIndexQueue
@@ -305,7 +305,7 @@ class LeaderElector:
         self._damaged = False
         try:
             return rebuild(state.log, self._config, state.log.last.index, now_ms).table
-        except UnreadableProducersError as error:
+        except UnreadablePayloadError as error:
             self.unreadable_producers = str(error)
             state.become_follower(state.term, None, now_ms, RoleReason.UNREADABLE_PRODUCERS)
         except CorruptLogError as damage:

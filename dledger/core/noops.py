@@ -10,7 +10,10 @@ from collections.abc import Callable
 from typing import Final
 
 from dledger.config import ServerConfig
+from dledger.core.membership_payload import decode_configuration, describe_configuration
+from dledger.core.noop_payload import UnreadablePayloadError
 from dledger.core.ports import Log
+from dledger.core.producer_payload import decode_payload, describe_producers
 from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.types import NOOP_CHANNEL, AppendedBatch, Magic, Term
 
@@ -36,3 +39,15 @@ class Noops:
         """Append a no-op as leader of ``term``. Raises ``DiskFullError`` and ``EntryTooLargeError``."""
         magic, channel = self._form
         return log.append_as_leader(term, [self._wrap(payload)], magic, channel=channel)
+
+
+def describe_payload(body: bytes) -> str:
+    """The payload in a NOOP's body, for people; empty if there is none."""
+    try:
+        configuration = decode_configuration(body)
+        producers = decode_payload(body)
+    except UnreadablePayloadError as error:
+        return str(error)
+    if configuration is not None:
+        return describe_configuration(configuration)
+    return "" if producers is None else describe_producers(producers)

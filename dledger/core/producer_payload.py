@@ -1,14 +1,4 @@
-"""The encoding of producer records in a NOOP: its body, or (in a broker's log) a part of its body.
-
-All integers are big-endian. A payload begins with
-
-    0        8         9      10       14
-    +--------+---------+------+--------+------
-    | mark   | version | kind | length | rest
-    +--------+---------+------+--------+------
-
-where ``length`` counts the bytes of the rest. The mark is searched for anywhere in a NOOP's body: only leaders write
-NOOPs, so nothing else in them could look like it. ``docs/formats.md`` draws the rest of both kinds.
+"""The encoding of producer records in a NOOP (``dledger.core.noop_payload``).
 
 A snapshot holds every producer as of all entries before its own; a registration gives a new one its slot.
 """
@@ -22,31 +12,23 @@ from struct import Struct
 from struct import error as StructError  # noqa: N812  # it is an exception
 from typing import Final
 
-from dledger.errors import DLedgerError, InvalidRequestError
+from dledger.core.noop_payload import HEAD_BYTES, PayloadKind, UnreadablePayloadError, find_payload, with_head
+from dledger.errors import InvalidRequestError
 
-MARK: Final = b"\x89DLPROD\n"
-VERSION: Final = 1
-SNAPSHOT: Final = 1
-REGISTRATION: Final = 2
 SLOT_MAX: Final = 1 << 30
 """Slots are positive; the mark of a NOOP in the same header field is larger."""
 NAME_BYTES_MAX: Final = 128
 
-_HEAD: Final = Struct(">8sBBI")
 _TABLE: Final = Struct(">II")
 _PRODUCER: Final = Struct(">BBIQQ")
 _RUN: Final = Struct(">QQI")
 _REGISTRATION: Final = Struct(">IIB")
 _NAME: Final = re.compile(r"[A-Za-z0-9._/:-]{1,128}")
 
-EMPTY_SNAPSHOT_BYTES: Final = _HEAD.size + _TABLE.size
+EMPTY_SNAPSHOT_BYTES: Final = HEAD_BYTES + _TABLE.size
 PRODUCER_BYTES: Final = _PRODUCER.size
 """The size of a producer in a snapshot, without its name and runs."""
 RUN_BYTES: Final = _RUN.size
-
-
-class UnreadableProducersError(DLedgerError):
-    """Raised for a payload of a newer version of this program, or an inconsistent one."""
 
 
 RunRecord = tuple[int, int, int]
@@ -104,54 +86,40 @@ def encode_snapshot(next_slot: int, producers: Sequence[ProducerRecord]) -> byte
         parts.append(_PRODUCER.pack(len(name), len(one.runs), one.slot, one.next_sequence, one.idle_ms))
         parts.append(name)
         parts += [_RUN.pack(*run) for run in one.runs]
-    return _with_head(SNAPSHOT, b"".join(parts))
+    return with_head(PayloadKind.SNAPSHOT, b"".join(parts))
 
 
 def encode_registration(registration: Registration) -> bytes:
     """The payload of a registration."""
     name = registration.name.encode("ascii")
-    return _with_head(REGISTRATION, _REGISTRATION.pack(registration.slot, registration.dropped, len(name)) + name)
-
-
-def _with_head(kind: int, rest: bytes) -> bytes:
-    return _HEAD.pack(MARK, VERSION, kind, len(rest)) + rest
+    return with_head(
+        PayloadKind.REGISTRATION, _REGISTRATION.pack(registration.slot, registration.dropped, len(name)) + name
+    )
 
 
 def decode_payload(body: bytes) -> Payload | None:
-    """The payload in a NOOP's body; None if there is none. Raises ``UnreadableProducersError``."""
-    start = body.find(MARK)
-    if start < 0:
+    """What a NOOP's body tells of producers; None if nothing. Raises ``UnreadablePayloadError``."""
+    found = find_payload(body)
+    if found is None:
         return None
+    kind, rest = found
     try:
-        _, version, kind, length = _HEAD.unpack_from(body, start)
-        if version != VERSION:
-            raise UnreadableProducersError(
-                f"the log holds a producer table of version {version}, but this program reads version {VERSION}: run "
-                "the version that wrote it, or a later one"
-            )
-        rest = body[start + _HEAD.size : start + _HEAD.size + length]
-        if len(rest) == length and kind == SNAPSHOT:
-            return _decode_snapshot(rest)
-        if len(rest) == length and kind == REGISTRATION:
-            return _decode_registration(rest)
+        match kind:
+            case PayloadKind.SNAPSHOT:
+                return _decode_snapshot(rest)
+            case PayloadKind.REGISTRATION:
+                return _decode_registration(rest)
+            case _:
+                return None
     except (StructError, UnicodeDecodeError, InvalidRequestError) as error:
-        raise UnreadableProducersError(f"damaged producer table in the log: {error}") from error
-    raise UnreadableProducersError(f"damaged producer table in the log: kind {kind}, {len(rest)} bytes")
+        raise UnreadablePayloadError(f"damaged producer table in the log: {error}") from error
 
 
-def describe_payload(body: bytes) -> str:
-    """The payload in a NOOP's body, for people; empty if there is none."""
-    try:
-        payload = decode_payload(body)
-    except UnreadableProducersError as error:
-        return str(error)
-    match payload:
-        case ProducerSnapshot(producers=producers):
-            return f"{len(producers)} producers"
-        case Registration(name=name, slot=slot):
-            return f"producer {name} from here on, slot {slot}"
-        case None:
-            return ""
+def describe_producers(payload: Payload) -> str:
+    """A payload, for people."""
+    if isinstance(payload, ProducerSnapshot):
+        return f"{len(payload.producers)} producers"
+    return f"producer {payload.name} from here on, slot {payload.slot}"
 
 
 def _decode_snapshot(rest: bytes) -> ProducerSnapshot:

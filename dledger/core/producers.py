@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dledger.config import ReplicationConfig, ServerConfig
+from dledger.core.noop_payload import UnreadablePayloadError
 from dledger.core.ports import Log
 from dledger.core.producer_names import account_of, is_made_up, stream_batch
 from dledger.core.producer_payload import (
@@ -47,7 +48,6 @@ from dledger.core.producer_payload import (
     ProducerSnapshot,
     Registration,
     RunRecord,
-    UnreadableProducersError,
     check_name,
     decode_payload,
     encode_snapshot,
@@ -463,7 +463,7 @@ class _Found:
 
 
 def rebuild(log: Log, config: ServerConfig, last_index: LogIndex, now_ms: int) -> Rebuilt:
-    """Rebuild the table from the log, as of ``last_index``. Raises ``UnreadableProducersError``.
+    """Rebuild the table from the log, as of ``last_index``. Raises ``UnreadablePayloadError``.
 
     Reads headers, and the bodies of NOOPs, of a bounded part of the log.
     """
@@ -528,7 +528,7 @@ def needed_from(log: Log, config: ServerConfig) -> LogIndex | None:
     """
     try:
         return rebuild(log, config, log.committed_index, 0).needed_from
-    except UnreadableProducersError:
+    except UnreadablePayloadError:
         return _newest_payload(log)
 
 
@@ -540,7 +540,7 @@ def _newest_payload(log: Log) -> LogIndex | None:
         for index in _noops_backwards(log.channel_runs(LogIndex(low), LogIndex(high))):
             try:
                 told = decode_payload(log.read(index).body) is not None
-            except UnreadableProducersError:
+            except UnreadablePayloadError:
                 told = True
             if told:
                 return index

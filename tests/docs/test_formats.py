@@ -11,7 +11,8 @@ from typing import Final
 
 import pytest
 
-from dledger.core import producer_payload
+from dledger.core import membership_payload, noop_payload, producer_payload
+from dledger.members import ClusterMember, Configuration, MemberRole
 from dledger.store import checkpoint as node_checkpoint
 from dledger.store import format as entries
 from dledger.store import hard_state, slots
@@ -26,17 +27,19 @@ from tests.docs.documents import ROOT, lines, table_below
 FORMATS: Final = ROOT / "docs" / "formats.md"
 GOLDEN: Final = ROOT / "tests" / "interop" / "golden"
 
-_TYPES: Final = {"B": "u8", "i": "i32", "q": "i64", "I": "u32", "Q": "u64", "h": "i16", "?": "bool", "s": "bytes"}
+_TYPES: Final = {"B": "u8", "i": "i32", "q": "i64", "I": "u32", "Q": "u64", "h": "i16", "H": "u16", "?": "bool", "s": "bytes"}
 
 _LATER_AT: Final = store_checkpoint._OWN_AT + store_checkpoint._OWN.size + store_checkpoint._CRC.size
 LAYOUTS: Final[dict[str, tuple[tuple[int, struct.Struct], ...]]] = {
     "Entry": ((0, entries.HEADER),),
     "Blank": ((0, entries.BLANK),),
-    "Producers": ((0, producer_payload._HEAD),),
+    "Producers": ((0, noop_payload._HEAD),),
     "Producers: snapshot": ((14, producer_payload._TABLE),),
     "Producers: one of a snapshot": ((22, producer_payload._PRODUCER),),
     "Producers: a run": ((50, producer_payload._RUN),),
     "Producers: registration": ((14, producer_payload._REGISTRATION),),
+    "Members": ((14, membership_payload._TABLE),),
+    "Members: one of them": ((29, membership_payload._MEMBER),),
     "Index unit": ((0, entries.UNIT),),
     "Slot": ((0, slots._HEAD), (slots._HEAD.size, slots._CRC)),
     "hard_state": ((0, hard_state._HEAD),),
@@ -129,14 +132,18 @@ def test_a_worked_example_shows_real_bytes_and_what_they_mean(heading: str) -> N
     assert [_example(row[4]) for row in rows] == values
 
 
-def test_the_payloads_about_producers_show_real_bytes() -> None:
+def test_the_payloads_of_no_ops_show_real_bytes() -> None:
     """What the tables give as examples, packed by the code."""
     runs = ((0, 3, 5), (5, 11, 2))
     snapshot = producer_payload.encode_snapshot(5, [producer_payload.ProducerRecord("sink/0", 4, 7, 60_000, runs)])
     registration = producer_payload.encode_registration(producer_payload.Registration("sink/0", 4, 2))
+    member = ClusterMember(
+        NodeId("n4"), "10.0.0.4", 30911, MemberRole.LEARNER, 3, 0x1122334455667788, promote=True, replaces="n3"
+    )
+    members = membership_payload.encode_configuration(Configuration((member,), next_number=4, change_id=77))
     text = FORMATS.read_text()
 
-    for payload in (snapshot, registration):
+    for payload in (snapshot, registration, members):
         assert f"```hex\n{dump(payload)}\n```" in text
 
 

@@ -19,11 +19,13 @@ from dledger import properties, settings, values
 from dledger.access import addresses, permissions, plain_yaml, rules, signing
 from dledger.client.discovery import parse_addresses
 from dledger.config import FlushMode, parse_members
+from dledger.core.membership_payload import decode_configuration, encode_configuration
 from dledger.core.messages import PushKind
-from dledger.core.producer_payload import UnreadableProducersError, decode_payload
+from dledger.core.noop_payload import UnreadablePayloadError
+from dledger.core.producer_payload import decode_payload
 from dledger.errors import DLedgerError, InvalidRequestError
 from dledger.layout import RecordLayout
-from dledger.members import ClusterMember, Configuration
+from dledger.members import ClusterMember, Configuration, MemberRole
 from dledger.rpc.clients import bulk_codec
 from dledger.rpc.clients import codec as client_codec
 from dledger.rpc.peers import codec, frames, pushes
@@ -161,6 +163,9 @@ RECORD = encode_message(
     Message("topic", b"body", properties={"KEYS": "a b", "TAGS": "t"}), queue_offset=3, physical_offset=48
 )
 SLOT = slots.encode_slot(7, b"payload")
+MEMBERS = Configuration(
+    (ClusterMember(NodeId("n1"), "h", 1), ClusterMember(NodeId("n2"), "h", 2, MemberRole.LEARNER, 1, 9, replaces="n1"))
+)
 ENTRIES = encode_record(1, 0, 0, RECORD, 0)[0] + encode_record(1, 1, len(RECORD) + 48, RECORD, 0)[0]
 SLOTS = 20
 SUMS = IndexSums(
@@ -211,6 +216,7 @@ BYTES: dict[str, tuple[Decode, bytes]] = {
     "numbering": (numbering_record.decode_numbering, b"\0" * 64),
     "slot": (lambda data: slots.decode_slot(0, data), SLOT),
     "producers": (decode_payload, b"\0" * 64),
+    "members": (decode_configuration, encode_configuration(MEMBERS)),
     "frame": (lambda data: frames.parse_header(data.ljust(5, b"\0")[:5], 1 << 20), b"\1\0\0\0\7"),
     "frames": (
         lambda data: list(frames.FrameBuffer(1 << 16).feed(data)),
@@ -249,7 +255,7 @@ def test_texts_are_taken_or_refused(name: str) -> None:
 def test_stored_bytes_are_taken_or_refused(name: str) -> None:
     """Of the disk, and of other programs' files."""
     decode, sound = BYTES[name]
-    also = (UnreadableProducersError,) if name == "producers" else ()
+    also = (UnreadablePayloadError,) if name == "producers" else ()
 
     @fuzzed(150)
     @given(mutilated(sound) | st.binary(max_size=200))

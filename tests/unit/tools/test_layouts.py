@@ -10,6 +10,8 @@ ROOT: Final = Path(__file__).parents[3]
 PACKAGES: Final = ("dledger", "rocketstore", "dledger_spark", "benchmarks", "cluster")
 HOMES: Final = {
     "dledger/layout.py": "makes structs and tables of layouts; the log's own are here",
+    "dledger/core/membership_payload.py": "bodies of NOOPs that tell of members",
+    "dledger/core/noop_payload.py": "the head of what NOOPs tell",
     "dledger/core/producer_payload.py": "bodies of NOOPs that tell of producers",
     "dledger/rpc/peers/frames.py": "frames between members; nothing stored",
     "dledger/store/checkpoint.py": "the node's checkpoint",

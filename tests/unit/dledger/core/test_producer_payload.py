@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from dledger.core.noop_payload import UnreadablePayloadError
+from dledger.core.noops import describe_payload
 from dledger.core.producer_payload import (
     ProducerRecord,
     ProducerSnapshot,
     Registration,
-    UnreadableProducersError,
     decode_payload,
-    describe_payload,
     encode_registration,
     encode_snapshot,
 )
@@ -52,7 +52,7 @@ def test_damaged_payloads_are_refused_or_mean_another_sound_one(at: int) -> None
         for data in (bytes(changed), bytes(changed[:at])):
             try:
                 found = decode_payload(data)
-            except UnreadableProducersError:
+            except UnreadablePayloadError:
                 continue
             assert isinstance(found, ProducerSnapshot)
 
