@@ -90,6 +90,7 @@ def on_answer(state: MemberState, sender: NodeId, answer: VoteResponse, now_ms: 
         return
     state.contradicted_by.add(sender)
     leads = answer.leads and answer.term == state.term and state.leader_id == sender
-    if leads or (len(state.contradicted_by) >= state.quorum and not isinstance(state.role, Leader)):
+    voters = state.contradicted_by & state.membership.voters
+    if leads or (len(voters) >= state.quorum and not isinstance(state.role, Leader)):
         others = ", ".join(sorted(state.contradicted_by))
         state.fence(f"{others} committed different entries than this member", now_ms)

@@ -7,14 +7,13 @@ a leader with a quorum) Raft is followed; see docs/protocol.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Final, assert_never
+from dataclasses import replace
+from typing import assert_never
 
 from dledger.config import ServerConfig
 from dledger.core import histories, suspicion
+from dledger.core.leadership_transfer import LeadershipTransfer, TransferDone
 from dledger.core.member_changes import MemberChanges
 from dledger.core.member_state import Candidate, Follower, Leader, MemberState
 from dledger.core.messages import (
@@ -27,44 +26,16 @@ from dledger.core.messages import (
 )
 from dledger.core.noop_payload import UnreadablePayloadError
 from dledger.core.noops import Noops
-from dledger.core.outbox import RoleReason, Wake, hint
+from dledger.core.outbox import RoleReason, Wake
 from dledger.core.producers import ProducerTable, rebuild
 from dledger.core.progress import ProgressWatch
 from dledger.core.read_index import ReadIndexQueue
-from dledger.core.standing import Ballot, Readmissions, Victory, victory, what_keeps_from_electing
+from dledger.core.standing import Ballot, Electorate, Readmissions, Victory, victory, what_keeps_from_electing
 from dledger.errors import (
     CorruptLogError,
     DiskFullError,
-    DLedgerError,
-    FallBehindError,
-    LeaderHint,
-    LeaderTransferringError,
-    NotLeaderError,
-    TransferFailedError,
-    UnknownMemberError,
 )
 from dledger.types import NO_INDEX, EntryId, NodeId, Standing, Term
-
-_PREFERENCE_PAUSE: Final = 10
-"""The pause, in check intervals, after a failed automatic transfer before the next one."""
-_PREFERENCE_PAUSE_DOUBLINGS: Final = 6
-"""How often that pause doubles for a member that fails repeatedly: each attempt refuses appends for a while."""
-
-TransferDone = Callable[[LeaderHint | DLedgerError], None]
-
-
-@dataclass(slots=True)
-class _Transfer:
-    """A transfer in progress: from the request until a leader of a later term is known, or ``due_ms``."""
-
-    term: Term
-    target: NodeId
-    due_ms: int
-    done: TransferDone | None
-    round: int
-    """The heartbeat round that announced it."""
-    unasked: bool = False
-    resend_due_ms: int = 0
 
 
 class LeaderElector:
@@ -84,10 +55,7 @@ class LeaderElector:
         """Why this member cannot lead: its log's producer records are of an unknown format."""
         self._progress = ProgressWatch(state)
         self._heartbeat_due_ms = 0
-        self._preference_due_ms = 0
-        self._transfer: _Transfer | None = None
-        self._failed_unasked: dict[NodeId, tuple[int, int]] = {}
-        """Members that did not take over in automatic transfers: failures in a row, and the end of their pause."""
+        self.transfers = LeadershipTransfer(state, reads, announce=self._heartbeat)
         self._readmissions = Readmissions()
         self.vote_problem = ""
         """Why no leader is elected although all answering members would elect this one, for people."""
@@ -102,7 +70,7 @@ class LeaderElector:
     def step(self, now_ms: int) -> int | None:
         """Do what is due and return the next due time."""
         due = self._step_role(now_ms)
-        for other in (self._step_transfer(now_ms), self._changes.step(now_ms), self._reads.step(now_ms)):
+        for other in (self.transfers.step(now_ms), self._changes.step(now_ms), self._reads.step(now_ms)):
             if other is not None:
                 due = min(due, other)
         return due
@@ -139,15 +107,13 @@ class LeaderElector:
             return self._role_due_ms()
         if now_ms >= self._heartbeat_due_ms or self._reads.wants_round:
             self._heartbeat(now_ms)
-        if now_ms >= self._preference_due_ms:
-            self._preference_due_ms = now_ms + state.election.preferred_check_interval_ms
-            self._hand_over_if_better(leader, now_ms)
-        return min(self._heartbeat_due_ms, self._preference_due_ms)
+        return min(self._heartbeat_due_ms, self.transfers.step_preference(leader, now_ms))
 
     def _quorum_is_in_contact(self, leader: Leader, now_ms: int) -> bool:
         """Check-quorum: a leader that a quorum no longer answers must not believe that it leads."""
         limit = now_ms - self._state.election.election_timeout_ms_max
-        in_contact = 1 + sum(contact > limit and leader.supports[peer] for peer, contact in leader.contact_ms.items())
+        peers = self._state.voting_peers
+        in_contact = 1 + sum(leader.contact_ms[peer] > limit and leader.supports[peer] for peer in peers)
         return in_contact >= self._state.quorum
 
     def _heartbeat(self, now_ms: int) -> None:
@@ -167,7 +133,7 @@ class LeaderElector:
             founded=state.hard_state.standing is Standing.FULL,
             watermarks=tuple(state.remembered.items()),
         )
-        for peer in state.peers:
+        for peer in state.membership.contact_ids:
             readmission = self._readmissions.due(peer, state.commit_index)
             doubted = leader.doubted.get(peer, 0)
             countersign = leader.countersigns.get(peer, 0)
@@ -201,6 +167,9 @@ class LeaderElector:
     def _seek_leadership(self, now_ms: int) -> None:
         """The election timeout passed without a leader: ask before disturbing the group (pre-vote)."""
         state = self._state
+        if not state.may_campaign:
+            state.become_follower(state.term, None, now_ms, RoleReason.NO_VOTER)
+            return
         if now_ms < self._progress.pause_until_ms:
             state.become_follower(state.term, None, now_ms, RoleReason.NO_PROGRESS)
             return
@@ -220,7 +189,7 @@ class LeaderElector:
             return
         if self._damaged and self._rebuilt(now_ms) is None:
             return
-        if state.quorum == 1:
+        if state.is_alone:
             self._campaign(now_ms, RoleReason.ELECTION_TIMEOUT)
             return
         self.pre_votes += 1
@@ -235,7 +204,7 @@ class LeaderElector:
 
     def _what_keeps_from_electing(self, candidate: Candidate) -> str:
         state = self._state
-        problem = what_keeps_from_electing(candidate.ballots, len(state.peers) + 1, state.node_id)
+        problem = what_keeps_from_electing(candidate.ballots, self._electorate(), state.node_id)
         if state.contradicted_by and not problem:
             return f"{', '.join(sorted(state.contradicted_by))} committed different entries"
         return problem
@@ -252,16 +221,20 @@ class LeaderElector:
     def _ask_for_votes(self, term: Term, *, pre_vote: bool = False, transfer: bool = False) -> None:
         state = self._state
         committed = histories.stated(state)
-        for peer in state.peers:
+        for peer in state.membership.contact_ids:
             remembered = histories.least_of(state, peer)
             countersign = state.countersign if pre_vote else 0
             request = VoteRequest(term, state.log.last, pre_vote, transfer, remembered, committed, countersign)
             state.outbox.messages.append((peer, request))
 
+    def _electorate(self) -> Electorate:
+        membership = self._state.membership
+        return Electorate(membership.voters, frozenset(membership.previous_voters))
+
     def _lead_if_elected(self, now_ms: int) -> None:
         role = self._state.role
         if isinstance(role, Candidate):
-            won = victory(role.ballots, len(self._state.peers) + 1, self._state.node_id)
+            won = victory(role.ballots, self._electorate(), self._state.node_id)
             if won is not None and role.pre_vote:
                 self._campaign(now_ms, RoleReason.PRE_VOTE_WON)
             elif won is not None:
@@ -291,12 +264,12 @@ class LeaderElector:
         if not state.has_standing:
             state.whole = True  # as far as anyone can tell: all of them vote for it
             state.take_standing(Standing.FOUNDER if won is Victory.FOUNDING else Standing.FULL)
-        if not state.peers:
+        if not state.voting_peers:
             state.take_standing(Standing.FULL)
         self.vote_problem = ""
         self._readmissions.begin(candidate.ballots, last_index, unanimous=won is not Victory.MAJORITY)
         state.become_leader(batch.first_index, now_ms, producers)
-        self._preference_due_ms = now_ms + state.election.preferred_check_interval_ms
+        self.transfers.lead(now_ms)
         self._heartbeat(now_ms)
 
     def _rebuilt(self, now_ms: int) -> ProducerTable | None:
@@ -345,6 +318,8 @@ class LeaderElector:
             remembered=histories.memory_of(state, sender),
             committed=histories.stated(state),
             other_history=agree is False,
+            uid=state.uid,
+            removed_at=state.removal_of(sender),
         )
 
     def _note_countersign(self, sender: NodeId, request: VoteRequest, now_ms: int) -> None:
@@ -406,6 +381,7 @@ class LeaderElector:
     def on_vote_response(self, sender: NodeId, response: VoteResponse, now_ms: int) -> None:
         """Count an answer; a quorum of them turns a pre-vote into a campaign and a campaign into leadership."""
         state = self._state
+        state.learn_removed(response.removed_at)
         histories.on_answer(state, sender, response, now_ms)
         if sender not in state.contradicted_by:
             state.heed(response.remembered, sender, now_ms)
@@ -426,9 +402,12 @@ class LeaderElector:
             return
         if not response.granted or not histories.covers(state, response.committed):
             role.ballots.pop(sender, None)
-            suspicion.on_refusal(state, role, sender, now_ms)
+            if sender in state.membership.voters:
+                suspicion.on_refusal(state, role, sender, now_ms)
             return
-        role.ballots[sender] = Ballot(response.standing, response.boot_id, response.used)
+        forgot = state.membership.is_forgetful(sender, response.uid)  # M11
+        standing = Standing.BLANK if forgot else response.standing
+        role.ballots[sender] = Ballot(standing, response.boot_id, response.used)
         self._lead_if_elected(now_ms)
 
     # -- heartbeats ----------------------------------------------------------------------------------------------
@@ -449,6 +428,8 @@ class LeaderElector:
             client_address=self.client_address,
             standing=state.standing,
             boot_id=state.boot_id,
+            uid=state.uid,
+            removed_at=state.removal_of(sender),
         )
 
     def _take_leaders_word(self, leader: NodeId, request: HeartbeatRequest, now_ms: int) -> None:
@@ -474,6 +455,7 @@ class LeaderElector:
     def on_heartbeat_response(self, sender: NodeId, response: HeartbeatResponse, now_ms: int) -> None:
         """Record the contact; a higher term ends this leadership, so that the peer can rejoin (dledger #325)."""
         state = self._state
+        state.learn_removed(response.removed_at)
         if response.term > state.term:
             state.become_follower(response.term, None, now_ms)
             return
@@ -484,142 +466,44 @@ class LeaderElector:
             self._note_standing(leader, sender, response)
             if response.standing.counts:
                 self._reads.on_answer(sender, response.read_sequence)
-            if self._transfer is not None:
+            if leader.transferring:
                 state.outbox.wake |= Wake.ELECTOR
 
     def _note_standing(self, leader: Leader, peer: NodeId, response: HeartbeatResponse) -> None:
         """Count members with standing; let others regain it; once all have it, the group is founded."""
         state = self._state
         counts = response.standing.counts
+        if counts:
+            self._note_memory(leader, peer, response)
+        else:
+            leader.blank_boot_ids[peer] = response.boot_id
         self._readmissions.note(peer, response.standing, response.boot_id, state.log.last.index)
         leader.supports[peer] = counts or self._readmissions.is_elector(peer, response.boot_id)
         if not counts:
             leader.stand.discard(peer)
             return
         leader.stand.add(peer)
-        if leader.boot_ids.get(peer) == response.boot_id and not leader.counts[peer] and peer not in leader.doubted:
+        known = leader.boot_ids.get(peer) == response.boot_id and peer not in leader.doubted
+        if known and not leader.counts[peer] and state.remembers(leader, peer, response.boot_id):
             leader.counts[peer] = True
             state.outbox.wake |= Wake.QUORUM_ACK
-        if state.hard_state.standing is Standing.FOUNDER and len(leader.stand) == len(state.peers):
+        if state.hard_state.standing is Standing.FOUNDER and leader.stand.issuperset(state.voting_peers):
             state.take_standing(Standing.FULL)
+
+    def _note_memory(self, leader: Leader, peer: NodeId, response: HeartbeatResponse) -> None:
+        """Doubt a process whose directory is not the one in the configuration, unless it was readmitted since (M11)."""
+        leader.memories[peer] = response.boot_id, response.uid
+        if self._state.membership.is_forgetful(peer, response.uid):
+            leader.counts[peer] = False
+            if leader.blank_boot_ids.get(peer) != response.boot_id:
+                leader.doubted[peer] = response.boot_id
+                leader.match[peer] = NO_INDEX
 
     # -- leadership transfer -------------------------------------------------------------------------------------
 
-    def transfer(
-        self, target: NodeId | None, now_ms: int, done: TransferDone | None = None, *, unasked: bool = False
-    ) -> None:
-        """Transfer leadership to ``target`` (None: the most up-to-date peer); appends are refused meanwhile.
-
-        ``done`` gets the new leader, or the error that kept the old one: ``NotLeaderError``,
-        ``LeaderTransferringError``, ``UnknownMemberError``, ``FallBehindError`` or ``TransferFailedError``.
-        """
-        state = self._state
-        leader = state.role
-        if not isinstance(leader, Leader):
-            error = NotLeaderError("this node is not the leader: ask the leader", leader=hint(state.leader_id))
-            self._finish_transfer(done, error)
-        elif target == state.node_id:
-            self._finish_transfer(done, LeaderHint(state.node_id))
-        else:
-            chosen = target if target is not None else self._most_caught_up(leader, now_ms)
-            refusal = self._refuse_transfer(leader, chosen, now_ms)
-            if refusal is not None or chosen is None:
-                self._finish_transfer(
-                    done, refusal or TransferFailedError("there is no other member to transfer leadership to")
-                )
-                return
-            leader.transferring = True
-            leader.transfer_target = chosen
-            timeout_ms = state.election.transfer_timeout_ms
-            if unasked:  # no caller waits for it, but appends do
-                timeout_ms = min(timeout_ms, state.election.election_timeout_ms_min)
-            self._heartbeat(now_ms)  # the others must know before the target asks for their votes
-            self._transfer = _Transfer(state.term, chosen, now_ms + timeout_ms, done, self._reads.round, unasked)
-            state.outbox.wake |= Wake.ELECTOR | Wake.DISPATCHERS
-
-    def _refuse_transfer(self, leader: Leader, target: NodeId | None, now_ms: int) -> DLedgerError | None:
-        state = self._state
-        if target is None:
-            return None
-        if target not in leader.match:
-            return UnknownMemberError(f"{target!r} is not a member; members: {self._members_to_lead(leader, now_ms)}")
-        if self._transfer is not None:
-            return LeaderTransferringError(f"leadership is already being transferred to {self._transfer.target}")
-        if leader.disk_full[target]:
-            return TransferFailedError(f"the disk of {target} is full")
-        if leader.match[target] != NO_INDEX and not leader.counts[target]:
-            return TransferFailedError(f"{target} has no vote at present: its log may lack entries it once held")
-        lag = state.log.last.index - leader.match[target]
-        if lag > state.election.transfer_max_lag_entries:
-            return FallBehindError(f"{target} is {lag} entries behind: wait until it has caught up")
-        silent = now_ms - leader.contact_ms[target] > state.election.election_timeout_ms_max
-        if silent or leader.match[target] == NO_INDEX:  # a new leader counts every member as just heard
-            return TransferFailedError(f"{target} has not answered recently: is it running?")
-        return None
-
-    def _members_to_lead(self, leader: Leader, now_ms: int) -> str:
-        """All members, each with why it cannot lead now."""
-        refusals = {peer: self._refuse_transfer(leader, peer, now_ms) for peer in self._state.peers}
-        told = {peer: f"{peer} ({refusal})" if refusal else str(peer) for peer, refusal in refusals.items()}
-        told[self._state.node_id] = f"{self._state.node_id} (leads)"
-        return ", ".join(told[member] for member in sorted(told))
-
-    def _most_caught_up(self, leader: Leader, now_ms: int) -> NodeId | None:
-        peers = self._state.peers
-        able = [peer for peer in peers if self._refuse_transfer(leader, peer, now_ms) is None]
-        return max(able or peers, key=lambda peer: (leader.match[peer], leader.contact_ms[peer]), default=None)
-
-    def _hand_over_if_better(self, leader: Leader, now_ms: int) -> None:
-        """Transfer to a preferred leader, or from a leader whose disk is full to a member with room."""
-        state = self._state
-        preferred = state.election.preferred_leaders
-        able = [peer for peer in state.peers if self._refuse_transfer(leader, peer, now_ms) is None]
-        if not state.log.disk_full:
-            able = [peer for peer in able if peer in preferred and state.node_id not in preferred]
-        able = [peer for peer in able if now_ms >= self._failed_unasked.get(peer, (0, now_ms))[1]]
-        if able:
-            self.transfer(max(able, key=lambda peer: leader.match[peer]), now_ms, unasked=True)
-
-    def _step_transfer(self, now_ms: int) -> int | None:
-        transfer = self._transfer
-        if transfer is None:
-            return None
-        state = self._state
-        leader = state.role
-        still_leads = isinstance(leader, Leader) and state.term == transfer.term
-        if not still_leads and state.leader_id is not None:
-            self._transfer = None
-            won = state.leader_id == transfer.target
-            if won:
-                self._failed_unasked.pop(transfer.target, None)
-            other = TransferFailedError(f"{state.leader_id} won the election instead", leader=hint(state.leader_id))
-            self._finish_transfer(transfer.done, LeaderHint(transfer.target) if won else other)
-            return None
-        if now_ms >= transfer.due_ms:
-            self._transfer = None
-            if transfer.unasked:
-                self._pause(transfer.target, now_ms)
-            else:
-                self._preference_due_ms = now_ms + _PREFERENCE_PAUSE * state.election.preferred_check_interval_ms
-            if isinstance(leader, Leader):
-                leader.transferring = False
-                leader.transfer_target = ""
-            error = TransferFailedError(f"{transfer.target} did not take over leadership in time; the group carries on")
-            self._finish_transfer(transfer.done, error)
-            return None
-        if isinstance(leader, Leader) and still_leads and now_ms >= transfer.resend_due_ms:
-            caught_up = leader.match[transfer.target] == state.log.last.index
-            if caught_up and self._reads.confirmed_round >= transfer.round:
-                transfer.resend_due_ms = now_ms + state.election.heartbeat_interval_ms
-                state.outbox.messages.append((transfer.target, TakeLeadership(state.term)))
-        return min(transfer.due_ms, now_ms + state.election.heartbeat_interval_ms)
-
-    def _pause(self, target: NodeId, now_ms: int) -> None:
-        """Make no automatic transfers to a member that failed to take over; longer each time, as each costs appends."""
-        failures = self._failed_unasked.get(target, (0, 0))[0] + 1
-        pause_ms = _PREFERENCE_PAUSE * self._state.election.preferred_check_interval_ms
-        pause_ms <<= min(failures - 1, _PREFERENCE_PAUSE_DOUBLINGS)
-        self._failed_unasked[target] = failures, now_ms + pause_ms
+    def transfer(self, target: NodeId | None, now_ms: int, done: TransferDone | None = None) -> None:
+        """Transfer leadership to ``target``: see ``LeadershipTransfer.begin``."""
+        self.transfers.begin(target, now_ms, done)
 
     def on_take_leadership(self, sender: NodeId, message: TakeLeadership, now_ms: int) -> None:
         """The leader transfers leadership here: campaign at once, without pre-vote (§3.10)."""
@@ -632,7 +516,3 @@ class LeaderElector:
             if self._damaged and self._rebuilt(now_ms) is None:  # it may have been repaired since
                 return
             self._campaign(now_ms, RoleReason.LEADERSHIP_OFFERED)
-
-    def _finish_transfer(self, done: TransferDone | None, result: LeaderHint | DLedgerError) -> None:
-        if done is not None:
-            self._state.outbox.completions.append(partial(done, result))

@@ -7,7 +7,7 @@ is sent (see ``dledger.core.outbox``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
 
@@ -19,6 +19,7 @@ from dledger.core.ports import Log, Random
 from dledger.core.producers import ProducerTable
 from dledger.core.standing import Ballot
 from dledger.errors import CorruptLogError, invariant
+from dledger.members import Configuration
 from dledger.records import record
 from dledger.types import NO_ENTRY, NO_INDEX, EntryId, HardState, LogIndex, NodeId, Role, Standing, Term
 
@@ -80,9 +81,35 @@ class Leader:
     transferring: bool = False
     reads_waiting: bool = False
     """Whether linearizable reads wait for a round or for the commit index."""
+    memories: dict[NodeId, tuple[int, int]] = field(default_factory=dict)
+    """The process and the uid that each peer with standing has reported in this term."""
+    blank_boot_ids: dict[NodeId, int] = field(default_factory=dict)
+    """The last process of each peer that was heard without standing in this term."""
+
+    def speak_with(self, contacts: tuple[NodeId, ...]) -> None:
+        """Members have come or gone; a new one was never heard."""
+        for known, start in (
+            (self.match, NO_INDEX),
+            (self.contact_ms, NEVER_MS),
+            (self.disk_full, False),
+            (self.counts, False),
+            (self.supports, False),
+        ):
+            values: dict[NodeId, int] = known  # type: ignore[assignment]  # a bool or an index
+            for gone in values.keys() - set(contacts):
+                del values[gone]
+            for peer in contacts:
+                values.setdefault(peer, start)
+        for gone in self.boot_ids.keys() - set(contacts):
+            for told in (self.boot_ids, self.doubted, self.countersigns, self.memories, self.blank_boot_ids):
+                told.pop(gone, None)
+        self.stand &= set(contacts)
 
 
 RoleState = Follower | Candidate | Leader
+
+NEVER_MS: Final = -(1 << 53)
+"""The time of a contact that there has not been yet."""
 
 _BOOT_IDS: Final = 1 << 62
 _BOOT_ID_STEP: Final = 0x2545F4914F6CDD1D
@@ -116,6 +143,11 @@ class MemberState:
         self.uid = uid
         """Names this memory of the member: that of its directory."""
         self.membership = membership or Membership(self.node_id, implicit_configuration(config))
+        self.on_membership: Callable[[], None] = lambda: None
+        """Called when the members with which this one speaks may have changed."""
+        self.removed_at = NO_INDEX
+        """The configuration without this member, by the word of a member whose committed one it is (M8)."""
+        self._unflushed = (NO_INDEX, NO_INDEX)
         self._note_membership()
         self.log = log
         self.election = config.election
@@ -146,7 +178,7 @@ class MemberState:
         self._random = random
         self._adopt_term_of_log()
         # A single member waits for no leader's silence.
-        first_due_ms = now_ms if self.quorum == 1 else self.next_election_due_ms(now_ms)
+        first_due_ms = now_ms if self.is_alone else self.next_election_due_ms(now_ms)
         self.role: RoleState = Follower(None, first_due_ms)
 
     # -- state ---------------------------------------------------------------------------------------------------
@@ -201,12 +233,38 @@ class MemberState:
     @property
     def own_ballot(self) -> Ballot:
         """Its vote for itself."""
-        return Ballot(self.standing, self.boot_id, self.is_used)
+        forgot = self.membership.is_forgetful(self.node_id, self.uid)
+        return Ballot(Standing.BLANK if forgot else self.standing, self.boot_id, self.is_used)
 
     @property
     def durable_index(self) -> LogIndex:
         """The last own entry that may count towards a quorum."""
-        return self.log.flushed.index if self.flush_mode is FlushMode.SYNC else self.log.last.index
+        log = self.log
+        return log.flushed.index if self.flush_mode is FlushMode.SYNC else self.surely_kept(log.last.index)
+
+    def surely_kept(self, index: LogIndex) -> LogIndex:
+        """The last entry up to ``index`` that may be acknowledged without a flush: configurations may not be (M3).
+
+        A power cut must not take back a configuration that someone knows to be committed.
+        """
+        first, last = self._unflushed
+        if first == NO_INDEX:
+            return index
+        flushed = self.log.flushed.index
+        if flushed >= last:
+            self._unflushed = (NO_INDEX, NO_INDEX)
+            return index
+        return min(index, max(flushed, LogIndex(first - 1)))
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this member is the only voter."""
+        return self.quorum == 1 and self.membership.is_voter
+
+    @property
+    def may_campaign(self) -> bool:
+        """Whether this member is a voter, as far as it knows, and has not been told otherwise."""
+        return self.membership.is_voter and self.removed_at == NO_INDEX
 
     def hears_leader(self, now_ms: int) -> bool:
         """Whether a leader seems alive to this member: then it does not help to depose it (§4.2.3)."""
@@ -243,6 +301,8 @@ class MemberState:
         elif leader is not None:
             known = self.leader_id
             invariant(known in (None, leader), "one leader per term", term=term, known=known, claims=leader)
+        if self.membership.release_all():
+            self._membership_changed()
         heard = None if leader is None else now_ms
         due_ms = self.next_election_due_ms(now_ms)
         self.role = Follower(leader, due_ms, heard, timeout_ms=due_ms - now_ms)
@@ -268,16 +328,18 @@ class MemberState:
         invariant(isinstance(role, Candidate) and not role.pre_vote, "only a candidate becomes leader")
         invariant(self.hard_state.vote == self.node_id, "a leader voted for itself", vote=self.hard_state.vote)
         invariant(self.has_standing, "a leader has standing", node=self.node_id)
+        invariant(self.membership.is_voter, "a leader is a voter", node=self.node_id)
         before = self._view()
+        contacts = self.membership.contact_ids
         self.role = Leader(
             since_ms=now_ms,
             noop_index=noop_index,
-            match=dict.fromkeys(self.peers, NO_INDEX),
-            contact_ms=dict.fromkeys(self.peers, now_ms),
-            disk_full=dict.fromkeys(self.peers, False),
+            match=dict.fromkeys(contacts, NO_INDEX),
+            contact_ms=dict.fromkeys(contacts, now_ms),
+            disk_full=dict.fromkeys(contacts, False),
             producers=ProducerTable(self._replication) if producers is None else producers,
-            counts=dict.fromkeys(self.peers, False),
-            supports=dict.fromkeys(self.peers, True),
+            counts=dict.fromkeys(contacts, False),
+            supports=dict.fromkeys(contacts, True),
             boot_ids={},
         )
         self._forget_other_histories()
@@ -403,12 +465,78 @@ class MemberState:
 
     # -- members -------------------------------------------------------------------------------------------------
 
+    def adopt(self, configuration: Configuration) -> None:
+        """A configuration has been appended here: it counts from now on (M2)."""
+        if self.membership.adopt(configuration):
+            self._unflushed = (
+                (self._unflushed[0] if self._unflushed[0] >= 0 else configuration.index),
+                configuration.index,
+            )
+            if configuration.index > self.removed_at:
+                self.removed_at = NO_INDEX
+            self._membership_changed()
+
+    def truncated(self, from_index: LogIndex) -> None:
+        """Entries from ``from_index`` on have been dropped, and what they put in force."""
+        if self.membership.truncated(from_index):
+            self._membership_changed()
+
+    def install(self, configuration: Configuration) -> bool:
+        """Take over a configuration that is committed elsewhere (M10); returns whether it is new here."""
+        changed = self.membership.install(configuration)
+        if changed:
+            if configuration.index > self.removed_at:
+                self.removed_at = NO_INDEX
+            self._membership_changed()
+        return changed
+
+    def release(self, peer: NodeId) -> None:
+        """A member that has left knows it, or is given up."""
+        self.membership.release(peer)
+        self._membership_changed()
+
+    def learn_removed(self, index: LogIndex) -> None:
+        """A member's committed configuration lacks this one: it is believed if it is newer than what is known here."""
+        if index > max(self.membership.current.index, self.removed_at):
+            self.removed_at = index
+
+    def remembers(self, leader: Leader, peer: NodeId, boot_id: int) -> bool:
+        """Whether a peer's process has the memory that the configuration names: else it counts for nothing (M11)."""
+        expected = self._uids.get(peer, 0)
+        process, uid = leader.memories.get(peer, (0, 0))
+        return expected == 0 or (process == boot_id and uid in (0, expected))
+
+    def removal_of(self, asker: NodeId) -> LogIndex:
+        """The committed configuration without ``asker``; none if it is in that or in the current one (M8)."""
+        membership = self.membership
+        if membership.committed.find(asker) is None and membership.current.find(asker) is None:
+            return membership.committed.index
+        return NO_INDEX
+
+    def _membership_changed(self) -> None:
+        before = self._uids
+        self._note_membership()
+        after = self._uids
+        for peer, uid in before.items():
+            if peer not in after or (0 not in (uid, after[peer]) and uid != after[peer]):
+                self.remembered.pop(peer, None)  # of another memory
+            if peer not in after:
+                self.agrees.pop(peer, None)
+                self.contradicted_by.discard(peer)
+        if isinstance(self.role, Leader):
+            self.role.speak_with(self.membership.contact_ids)
+        self.on_membership()
+        self.outbox.membership = self.membership.copy()
+        self.outbox.wake |= Wake.ELECTOR | Wake.QUORUM_ACK | Wake.DISPATCHERS
+
     def _note_membership(self) -> None:
         """Copy what every append reads."""
         membership = self.membership
         self.peers = membership.peers
         self.quorum = membership.quorum
         self.voting_peers = membership.voting_peers
+        self.withheld = membership.withheld
+        self._uids = {one.node_id: one.uid for one in membership.current.members}
 
     # -- the commit index ----------------------------------------------------------------------------------------
 
@@ -420,6 +548,11 @@ class MemberState:
         self.commit_index = index
         self.log.set_committed(index)
         self.outbox.committed = index
+        membership = self.membership
+        if not membership.is_committed and membership.commit(index):
+            if not isinstance(self.role, Leader):
+                membership.release_all()
+            self._membership_changed()
 
     def _view(self) -> tuple[Role, Term, NodeId | None]:
         return self.role_name, self.term, self.leader_id

@@ -6,10 +6,17 @@ leader appends one only when the one before is committed (M1), few can be above 
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import Final
+
 from dledger.config import ServerConfig
+from dledger.core.membership_payload import read_configuration
 from dledger.core.ports import Log
 from dledger.members import ClusterMember, Configuration, MemberRole
-from dledger.types import NO_INDEX, LogIndex, NodeId
+from dledger.types import NO_INDEX, NOOP_CHANNEL, LogIndex, NodeId
+
+_CHUNK_ENTRIES: Final = 4096
+"""How many entries' headers are looked at together."""
 
 
 def implicit_configuration(config: ServerConfig) -> Configuration:
@@ -20,16 +27,27 @@ def implicit_configuration(config: ServerConfig) -> Configuration:
 
 
 def recover_membership(
-    node_id: NodeId,
-    log: Log,  # noqa: ARG001
-    saved: Configuration | None,
-    clear_to: LogIndex,  # noqa: ARG001
-    implicit: Configuration,
+    node_id: NodeId, log: Log, saved: Configuration | None, clear_to: LogIndex, implicit: Configuration
 ) -> Membership:
     """What is in force when a member starts: the newest committed configuration that its directory holds (``saved``)
-    or else ``implicit``, and those in the log's no-ops after ``clear_to``.
+    or else ``implicit``, and those in the log's no-ops after ``clear_to`` (M3).
+
+    A member that cannot know gives no member in ``implicit``: it waits for a leader. Raises
+    ``UnreadablePayloadError`` and ``CorruptLogError``.
     """
-    return Membership(node_id, saved or implicit)
+    found = Membership(node_id, saved or implicit)
+    first = max(clear_to, found.current.index, log.begin.index) + 1
+    for low in range(first, log.last.index + 1, _CHUNK_ENTRIES):
+        high = min(low + _CHUNK_ENTRIES - 1, log.last.index)
+        for channel, index, count in log.channel_runs(LogIndex(low), LogIndex(high)):
+            noops = range(index, index + count) if channel == NOOP_CHANNEL else ()
+            for noop in noops:
+                configuration = read_configuration(log, LogIndex(noop))
+                if configuration is not None:
+                    found.adopt(configuration)
+    found.commit(log.committed_index)
+    found.release_all()
+    return found
 
 
 class Membership:
@@ -42,6 +60,7 @@ class Membership:
     def __init__(self, node_id: NodeId, committed: Configuration) -> None:
         self._node_id = node_id
         self._history = [committed]
+        self._left: dict[NodeId, ClusterMember] = {}
         self._note_current()
 
     @property
@@ -59,10 +78,19 @@ class Membership:
         """The voters before the current configuration, unless that is known to be committed (M6)."""
         return () if self.is_committed else self._history[-2].voters
 
+    @property
+    def contacts(self) -> tuple[ClusterMember, ...]:
+        """The members with which this one speaks: its peers, and who is leaving.
+
+        A member's new address counts once it is committed; a new member's at once.
+        """
+        peers = (self.committed.find(peer) or self.current.find(peer) for peer in self.peers)
+        return (*(peer for peer in peers if peer is not None), *self.leaving)
+
     def copy(self) -> Membership:
         """One that does not change with this one."""
         other = Membership(self._node_id, self.committed)
-        other._history = list(self._history)
+        other._history, other._left = list(self._history), dict(self._left)
         other._note_current()
         return other
 
@@ -77,7 +105,7 @@ class Membership:
     def truncated(self, from_index: LogIndex) -> bool:
         """Undo what the log no longer holds; returns whether another configuration is in force now.
 
-        The newest committed one stays, even if it came with a snapshot and lies above the log's end.
+        The newest committed one stays, even if it came with a new begin of the log and lies above the log's end.
         """
         kept = [self._history[0], *(one for one in self._history[1:] if one.index < from_index)]
         if len(kept) == len(self._history):
@@ -87,10 +115,14 @@ class Membership:
         return True
 
     def commit(self, index: LogIndex) -> bool:
-        """The log is committed up to ``index``; returns whether a newer configuration is known to be committed now."""
+        """The log is committed up to ``index``; returns whether a newer configuration is known to be committed now.
+
+        Who is not in it any more is leaving until it is released (M9).
+        """
         known = sum(one.index <= index for one in self._history[1:])
         if not known:
             return False
+        self._left |= {one.node_id: one for before in self._history[:known] for one in before.members}
         self._history = self._history[known:]
         self._note_current()
         return True
@@ -102,6 +134,24 @@ class Membership:
             self._history = [configuration, *(one for one in self._history if one.index > configuration.index)]
             self._note_current()
         return changed
+
+    def release(self, node_id: NodeId) -> None:
+        """This one has nothing more to tell a member that has left."""
+        self._left.pop(node_id, None)
+        self._note_current()
+
+    def release_all(self) -> bool:
+        """Only a leader tells members that they have left; returns whether any was leaving."""
+        if not self._left:
+            return False
+        self._left.clear()
+        self._note_current()
+        return True
+
+    def is_forgetful(self, node_id: NodeId, uid: int) -> bool:
+        """Whether a process with this uid lacks the member's memory: its directory is another one (M11)."""
+        member = self.current.find(node_id)
+        return member is not None and 0 not in (uid, member.uid) and uid != member.uid
 
     def _note_current(self) -> None:
         """Derive what every append and vote reads."""
@@ -115,3 +165,18 @@ class Membership:
         own = current.find(self._node_id)
         self.is_voter = own is not None and own.role is MemberRole.VOTER
         self.is_explicit = current.index != NO_INDEX
+        self.withheld: dict[NodeId, LogIndex] = {}
+        """The last entry that a member may be sent whose removal or demotion is not committed yet (M9)."""
+        leaving: dict[NodeId, ClusterMember] = dict(self._left)
+        for before, after in pairwise(self._history):
+            for one in before.members:
+                follows = after.find(one.node_id)
+                if follows is None or follows.role > one.role:
+                    self.withheld.setdefault(one.node_id, LogIndex(after.index - 1))
+                leaving[one.node_id] = one
+        self._left = {one: member for one, member in self._left.items() if current.find(one) is None}
+        self.leaving = tuple(
+            member for one, member in sorted(leaving.items()) if one != self._node_id and current.find(one) is None
+        )
+        """Those that are not in the current configuration, but not all of them know it."""
+        self.contact_ids = (*self.peers, *(one.node_id for one in self.leaving))

@@ -84,11 +84,23 @@ class Node:
             self.state, timeout_ms=replication.ack_timeout_ms, pending_max=replication.pending_entries_max
         )
         self.noops = Noops(config, wrap_noop)
-        self.changes = MemberChanges(self.state)
+        self.dispatchers: dict[NodeId, EntryDispatcher] = {}
+        """Of all members with which this one speaks; changes as they do, under the lock."""
+        self._replication = replication
+        self._make_dispatchers()
+        self.state.on_membership = self._make_dispatchers
+        self.changes = MemberChanges(self.state, self.noops, self.dispatchers)
         self.elector = LeaderElector(self.state, self.reads, self.noops, self.changes, config)
-        self.dispatchers = {peer: EntryDispatcher(self.state, peer, replication) for peer in self.state.peers}
         self.handler = EntryHandler(self.state, replication, config.store.segment_bytes)
         self.quorum_ack = QuorumAckChecker(self.state, self.reads, self.noops, replication)
+
+    def _make_dispatchers(self) -> None:
+        contacts = self.state.membership.contact_ids
+        for peer in contacts:
+            if peer not in self.dispatchers:
+                self.dispatchers[peer] = EntryDispatcher(self.state, peer, self._replication)
+        for gone in self.dispatchers.keys() - set(contacts):
+            self.dispatchers.pop(gone).end()
 
     # -- user requests; others go to ``quorum_ack`` (appends), ``reads`` and ``elector`` (transfers) -------------------
 
@@ -116,8 +128,11 @@ class Node:
     def answer(
         self, sender: NodeId, request: VoteRequest | HeartbeatRequest, now_ms: int
     ) -> VoteResponse | HeartbeatResponse:
-        """Answer a request; send the answer only after the current hard state is durable."""
-        self._require_member(sender)
+        """Answer a request, whoever of this cluster sends it (M7: this member may be behind, and not know it).
+
+        Send the answer only after the current hard state is durable.
+        """
+        self._refuse_own_name(sender)
         if request.term > self.state.term + TERM_STEP_MAX and not self._comes_near(sender, request, now_ms):
             term = self.state.term
             if isinstance(request, VoteRequest):
@@ -141,8 +156,11 @@ class Node:
         return replace(answer, leads=leads, begin=self.state.log.begin if leads else None)
 
     def receive(self, sender: NodeId, message: Message, now_ms: int, connection: int = 0) -> None:
-        """Take any other message; ``connection``: see ``Envelope``."""
-        self._require_member(sender)
+        """Take any other message, also from a member that this one does not know (M7).
+
+        ``connection``: see ``Envelope``.
+        """
+        self._refuse_own_name(sender)
         if message.term > self.state.term + TERM_STEP_MAX and not self._comes_near(sender, message, now_ms):
             return
         match message:
@@ -155,7 +173,8 @@ class Node:
             case TakeLeadership():
                 self.elector.on_take_leadership(sender, message, now_ms)
             case PushResponse():
-                self.dispatchers[sender].on_response(message, now_ms)
+                if sender in self.dispatchers:
+                    self.dispatchers[sender].on_response(message, now_ms)
             case PushCompare() | PushTruncate() | CheckedAppend() | PushCommit() | PushInstall():
                 self.handler.on_push(sender, message, connection)
             case VoteRequest() | HeartbeatRequest() | PushAppend() | LoadRun():
@@ -165,8 +184,8 @@ class Node:
 
     def connection_lost(self, peer: NodeId) -> None:
         """Pushes in flight towards ``peer`` are lost."""
-        self._require_member(peer)
-        self.dispatchers[peer].on_connection_lost()
+        if peer in self.dispatchers:
+            self.dispatchers[peer].on_connection_lost()
 
     def follows(self, leader: NodeId) -> Term | None:
         """The term in which this member follows ``leader``, if it does."""
@@ -177,7 +196,6 @@ class Node:
 
         Otherwise something answers there: ask whether it leads.
         """
-        self._require_member(leader)
         if gone:
             while self.handler.step(now_ms) is not None:  # what the leader had sent before is no sign of life
                 pass
@@ -210,6 +228,6 @@ class Node:
             state.become_follower(Term(state.term + TERM_STEP_MAX), None, now_ms)
         return False
 
-    def _require_member(self, sender: NodeId) -> None:
-        if sender not in self.dispatchers:
-            raise UnknownMemberError(f"{sender!r} is not a peer of {self.state.node_id!r}")
+    def _refuse_own_name(self, sender: NodeId) -> None:
+        if sender == self.state.node_id:
+            raise UnknownMemberError(f"a message to {sender!r} came in its own name")

@@ -59,6 +59,8 @@ class RoleReason(StrEnum):
     """Its log's producer records are of a later version."""
     STANDING_LOST = "standing_lost"
     """It led or campaigned, and learned that it lacks what it once had, or that its history is not the group's."""
+    NO_VOTER = "no_voter"
+    """It is a learner, or was removed or not added yet: it neither campaigns nor leads."""
     DAMAGED_LOG = "damaged_log"
     """Its log's producer records are damaged: it could not recognize repeats."""
 

@@ -46,7 +46,8 @@ class ProgressWatch:
         state = self._state
         needed = max(LogIndex(state.commit_index + 1), leader.noop_index)
         idle = state.commit_index >= state.log.last.index
-        seen = (state.term, state.commit_index, sum(min(held, needed) for held in leader.match.values()))
+        held = sum(min(leader.match[peer], needed) for peer in state.voting_peers)
+        seen = (state.term, state.commit_index, held)
         if state.commit_index >= leader.noop_index:
             self._failures = 0
         if idle or seen != self._seen or full_members(state, leader):
@@ -62,10 +63,10 @@ class ProgressWatch:
 
 
 def full_members(state: MemberState, leader: Leader) -> tuple[NodeId, ...]:
-    """The members with full disks, if they leave no quorum with room; else none."""
+    """The voters with full disks, if they leave no quorum with room; else none."""
     if not state.log.disk_full and True not in leader.disk_full.values():
         return ()
-    full = [peer for peer, is_full in leader.disk_full.items() if is_full]
+    full = [peer for peer in state.voting_peers if leader.disk_full[peer]]
     if state.log.disk_full:
         full.append(state.node_id)
-    return tuple(sorted(full)) if len(state.peers) + 1 - len(full) < state.quorum else ()
+    return tuple(sorted(full)) if len(state.voting_peers) + 1 - len(full) < state.quorum else ()

@@ -111,7 +111,7 @@ class ReadIndexQueue:
     def confirmed_round(self) -> int:
         """The last round that a quorum has answered."""
         state = self._state
-        answers = sorted((self._answered.get(peer, 0) for peer in state.peers), reverse=True)
+        answers = sorted((self._answered.get(peer, 0) for peer in state.voting_peers), reverse=True)
         return self.round if state.quorum == 1 else answers[state.quorum - 2]
 
     def _finish(self, done: ReadDone, result: LogIndex | DLedgerError) -> None:

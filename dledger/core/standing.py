@@ -3,7 +3,7 @@
 A member without standing (``dledger.types.Standing``) counts for nothing by itself. Two rules bring it back;
 docs/protocol.md, "Standing", gives their reasons:
 
-1. An election in which *all* members vote for one candidate may count it: no forgotten vote can then elect another one,
+1. An election in which *all* voters vote for one candidate may count it: no forgotten vote can then elect another one,
    and any entry that a majority once had is still held by a member that has forgotten nothing, as long as fewer than a
    majority began blank.
 2. It regains standing once it holds an entry that its leader appended after it had heard of it, and that a majority
@@ -33,42 +33,57 @@ class Victory(Enum):
     """How an election is won."""
 
     MAJORITY = "majority"
-    """A majority of all members has standing and votes for the candidate."""
+    """A majority of the voters has standing and votes for the candidate."""
     UNANIMITY = "unanimity"
-    """All members vote for it, and at least one of any majority remembers."""
+    """All voters vote for it, and at least one of any majority remembers."""
     FOUNDING = "founding"
-    """All members vote for it, and no other one can know of a committed entry: the group begins."""
+    """All voters vote for it, and no other one can know of a committed entry: the group begins."""
 
 
-def victory(ballots: Mapping[NodeId, Ballot], members: int, candidate: NodeId) -> Victory | None:
-    """How the candidate's ballots (including its own) win, if they do.
+@record(frozen=True, slots=True)
+class Electorate:
+    """The voters of the candidate's configuration, and of the one before it unless it is known to be committed (M6)."""
+
+    voters: frozenset[NodeId]
+    previous: frozenset[NodeId] = frozenset()
+
+
+def victory(ballots: Mapping[NodeId, Ballot], electorate: Electorate, candidate: NodeId) -> Victory | None:
+    """How the candidate's ballots (including its own) win, if they do; those of others than voters do not count.
 
     A majority elects a candidate with standing only. One without may have voted for another one in a later term, and
     its acknowledgements as leader would count before it is known to hold what others committed.
     """
-    quorum = members // 2 + 1
-    given = ballots.values()
-    if ballots[candidate].standing.counts and sum(ballot.standing.counts for ballot in given) >= quorum:
+    voters = electorate.voters
+    given = [ballots[voter].standing for voter in voters if voter in ballots]
+    if ballots[candidate].standing.counts and sum(standing.counts for standing in given) >= _quorum(voters):
         return Victory.MAJORITY
-    if len(ballots) < members:
+    everyone = voters | electorate.previous
+    if not everyone <= ballots.keys():
         return None
-    if _is_founding(ballots, members):
+    all_given = {voter: ballots[voter] for voter in everyone}
+    if _is_founding(all_given):
         return Victory.FOUNDING
-    return Victory.UNANIMITY if _count(ballots, Standing.BLANK) < quorum else None
+    remembers = all(_blanks(all_given, some) < _quorum(some) for some in (voters, electorate.previous) if some)
+    return Victory.UNANIMITY if remembers else None
 
 
-def what_keeps_from_electing(ballots: Mapping[NodeId, Ballot], members: int, candidate: NodeId) -> str:
+def what_keeps_from_electing(ballots: Mapping[NodeId, Ballot], electorate: Electorate, candidate: NodeId) -> str:
     """Why a candidate that all answering members would elect is not elected, for people; empty if it is."""
-    if victory(ballots, members, candidate) is not None or all(ballot.standing.counts for ballot in ballots.values()):
+    everyone = electorate.voters | electorate.previous
+    won = victory(ballots, electorate, candidate) is not None
+    ballots = {voter: ballot for voter, ballot in ballots.items() if voter in everyone}
+    if won or all(ballot.standing.counts for ballot in ballots.values()):
         return ""
     lost = ", ".join(
         f"{one} ({ballot.standing.name.lower()})"
         for one, ballot in sorted(ballots.items())
         if not ballot.standing.counts
     )
-    if len(ballots) < members:
+    if len(ballots) < len(everyone):
         return (
-            f"no majority remembers its votes and acknowledgements: {lost}; election needs the votes of all {members}"
+            f"no majority remembers its votes and acknowledgements: {lost}; election needs the votes of all "
+            f"{len(everyone)}"
         )
     return (
         f"a majority of the disks is new or has lost entries: {lost}; what only they held is gone, or in damaged-N "
@@ -77,7 +92,7 @@ def what_keeps_from_electing(ballots: Mapping[NodeId, Ballot], members: int, can
     )
 
 
-def _is_founding(ballots: Mapping[NodeId, Ballot], members: int) -> bool:
+def _is_founding(ballots: Mapping[NodeId, Ballot]) -> bool:
     """Whether the group begins: no member knows of a committed entry, or it is the only one; some may lack standing.
 
     A member that knows of one knows that a majority had standing once: then disks were lost, and with them perhaps
@@ -86,11 +101,15 @@ def _is_founding(ballots: Mapping[NodeId, Ballot], members: int) -> bool:
     standings = {ballot.standing for ballot in ballots.values()}
     if not standings <= {Standing.BLANK, Standing.FOUNDER}:
         return False
-    return members == 1 or not any(ballot.used for ballot in ballots.values())
+    return len(ballots) == 1 or not any(ballot.used for ballot in ballots.values())
 
 
-def _count(ballots: Mapping[NodeId, Ballot], standing: Standing) -> int:
-    return sum(ballot.standing is standing for ballot in ballots.values())
+def _quorum(voters: frozenset[NodeId]) -> int:
+    return len(voters) // 2 + 1
+
+
+def _blanks(ballots: Mapping[NodeId, Ballot], voters: frozenset[NodeId]) -> int:
+    return sum(ballots[voter].standing is Standing.BLANK for voter in voters)
 
 
 @record(frozen=True, slots=True)

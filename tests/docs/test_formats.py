@@ -27,7 +27,17 @@ from tests.docs.documents import ROOT, lines, table_below
 FORMATS: Final = ROOT / "docs" / "formats.md"
 GOLDEN: Final = ROOT / "tests" / "interop" / "golden"
 
-_TYPES: Final = {"B": "u8", "i": "i32", "q": "i64", "I": "u32", "Q": "u64", "h": "i16", "H": "u16", "?": "bool", "s": "bytes"}
+_TYPES: Final = {
+    "B": "u8",
+    "i": "i32",
+    "q": "i64",
+    "I": "u32",
+    "Q": "u64",
+    "h": "i16",
+    "H": "u16",
+    "?": "bool",
+    "s": "bytes",
+}
 
 _LATER_AT: Final = store_checkpoint._OWN_AT + store_checkpoint._OWN.size + store_checkpoint._CRC.size
 LAYOUTS: Final[dict[str, tuple[tuple[int, struct.Struct], ...]]] = {

@@ -80,14 +80,14 @@ def test_transfer_asked_of_a_follower_is_refused_with_a_hint() -> None:
 
 
 def test_transfer_to_a_stranger_is_refused() -> None:
-    """The target must be a member; the answer names all of them, and why one cannot lead now."""
+    """The target must be a voter; the answer names all of them, and why one cannot lead now."""
     cluster = Cluster(3)
     cluster.elect()
 
     error = cluster.transfer(N0, NodeId("n9")).error
 
     assert isinstance(error, UnknownMemberError)
-    assert str(error).startswith("'n9' is not a member; members: n0 (leads), n1")
+    assert str(error).startswith("'n9' is not a voter; voters: n0 (leads), n1")
 
 
 def test_transfer_to_a_lagging_member_is_refused() -> None:

@@ -33,7 +33,7 @@ from dledger.core.outbox import RoleReason, Wake
 from dledger.core.ports import Log
 from dledger.core.producers import Plan, ProducerTable, Rebuilt, rebuild
 from dledger.core.read_index import ReadDone, ReadIndexQueue
-from dledger.core.standing import Ballot, Readmissions, Victory
+from dledger.core.standing import Ballot, Electorate, Readmissions, Victory
 from dledger.errors import DLedgerError, QuorumAckTimeoutError, ResponseCode, TermChangedError
 from dledger.types import NO_INDEX, Boundary, HardState, LogIndex, NodeId, ProducerBatch, Standing, Term
 from tests.sim import faults
@@ -130,13 +130,18 @@ def _unconfirmed_reads(self: ReadIndexQueue) -> int:
     return self.round
 
 
-def _whoever_votes_counts(ballots: Mapping[NodeId, Ballot], members: int, _candidate: NodeId) -> Victory | None:
-    return Victory.MAJORITY if len(ballots) > members // 2 else None
+def _whoever_votes_counts(
+    ballots: Mapping[NodeId, Ballot], electorate: Electorate, _candidate: NodeId
+) -> Victory | None:
+    return Victory.MAJORITY if len(ballots) > len(electorate.voters) // 2 else None
 
 
-def _majority_of_blanks_founds(ballots: Mapping[NodeId, Ballot], members: int, candidate: NodeId) -> Victory | None:
+def _majority_of_blanks_founds(
+    ballots: Mapping[NodeId, Ballot], electorate: Electorate, candidate: NodeId
+) -> Victory | None:
     blank = all(ballot.standing is Standing.BLANK for ballot in ballots.values())
-    return Victory.FOUNDING if blank and len(ballots) > members // 2 else standing.victory(ballots, members, candidate)
+    enough = len(ballots) > len(electorate.voters) // 2
+    return Victory.FOUNDING if blank and enough else standing.victory(ballots, electorate, candidate)
 
 
 def _at_once(self: Readmissions, peer: NodeId, _commit_index: LogIndex) -> Readmission | None:

@@ -62,6 +62,7 @@ _REASONS: Final = {
     RoleReason.DISK_FULL: "it has no room for a new leader's first entry",
     RoleReason.UNREADABLE_PRODUCERS: "its log holds a producer table of a later version, which it cannot read",
     RoleReason.STANDING_LOST: "it led or campaigned, and learned that it lacks entries it once had",
+    RoleReason.NO_VOTER: "it is a learner, or was removed or not added yet, so it neither campaigns nor leads",
     RoleReason.DAMAGED_LOG: "the producer table in its log is damaged, so it must not lead",
 }
 

@@ -82,6 +82,13 @@ class EntryDispatcher:
         self._commit_due_ms: int | None = None
         self._commit_answer_due_ms: int | None = None
         """While a COMMIT is in flight: when to consider it lost."""
+        self.commit_told = NO_INDEX
+        """The commit index that the follower's current process knows."""
+        self._ended = False
+
+    def end(self) -> None:
+        """The peer is no member any more: its worker may call once more, but sends nothing."""
+        self._ended = True
 
     @property
     def in_flight(self) -> int:
@@ -112,7 +119,7 @@ class EntryDispatcher:
 
     def _step(self, now_ms: int) -> int | None:
         state = self._state
-        if not isinstance(state.role, Leader):
+        if self._ended or not isinstance(state.role, Leader):
             self.state = DispatcherState.IDLE
             self._term = NO_TERM
             self._in_flight.clear()
@@ -137,6 +144,7 @@ class EntryDispatcher:
         self._boot_id = None
         self._boot_epoch = 0
         self._agreed = False
+        self.commit_told = NO_INDEX
         self._pause_until_ms = now_ms
         self._pause_wanted = False
         self.next_index = LogIndex(self._state.log.last.index + 1)
@@ -170,8 +178,14 @@ class EntryDispatcher:
     def _install(self, now_ms: int) -> int:
         self.state = DispatcherState.INSTALL
         begin = self._state.log.begin
+        committed = self._state.membership.committed
         message = PushInstall(
-            self._term, self._epoch, EntryId(begin.term, begin.index), begin.chain_crc, Position(begin.position)
+            self._term,
+            self._epoch,
+            EntryId(begin.term, begin.index),
+            begin.chain_crc,
+            Position(begin.position),
+            None if committed.index == NO_INDEX else committed,
         )
         return self._ask(message, now_ms)
 
@@ -190,8 +204,10 @@ class EntryDispatcher:
             self._restart()
             return self._compare(now_ms)
         last = log.last.index
+        if self._state.withheld:  # M9
+            last = min(last, self._state.withheld.get(self.peer, last))
         while self.next_index <= last and len(self._in_flight) < window:
-            run_last = log.slice_run(self.next_index, self._config.push_bytes_max)
+            run_last = min(last, log.slice_run(self.next_index, self._config.push_bytes_max))
             cold = self.next_index < self._live_from or (run_last < last and self._is_far_behind())
             self._send(LoadRun(self._term, self._epoch, self._state.commit_index, self.next_index, run_last, cold))
             self._commit_sent = self._state.commit_index
@@ -346,7 +362,8 @@ class EntryDispatcher:
         flushed = response.flushed_index
         if leader.doubted.get(self.peer, 0) != response.boot_id:
             leader.doubted.pop(self.peer, None)
-            if not leader.counts[self.peer] and response.standing.counts:
+            counts = response.standing.counts
+            if counts and not leader.counts[self.peer] and self._state.remembers(leader, self.peer, response.boot_id):
                 leader.counts[self.peer] = True
                 self._state.outbox.wake |= Wake.QUORUM_ACK
         if flushed > leader.match[self.peer]:
@@ -369,8 +386,11 @@ class EntryDispatcher:
             case (DispatcherState.APPEND, PushKind.APPEND):
                 while self._in_flight and self._in_flight[0].last_index <= response.verified_index:
                     self._in_flight.popleft()
+                if not self._in_flight and self._commit_answer_due_ms is None:
+                    self.commit_told = self._commit_sent
             case (DispatcherState.APPEND, PushKind.COMMIT):
                 self._commit_answer_due_ms = None
+                self.commit_told = self._commit_sent
                 if self._commit_sent < self._state.commit_index:  # it advanced meanwhile, and that step sent nothing
                     self._state.outbox.wake |= Wake.DISPATCHERS
             case _:

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from dataclasses import replace
 from typing import assert_never
 
 from dledger.config import FlushMode, ReplicationConfig
 from dledger.core.entry_pusher.belief import Belief
 from dledger.core.member_state import Follower, MemberState
+from dledger.core.membership_payload import decode_configuration
 from dledger.core.messages import (
     CheckedAppend,
     PushCommit,
@@ -32,6 +34,8 @@ from dledger.core.messages import (
 )
 from dledger.core.outbox import Wake
 from dledger.errors import CorruptLogError, DiskFullError, MisplacedRunError, ResponseCode
+from dledger.layout import ENTRY_HEADER_BYTES
+from dledger.members import Configuration
 from dledger.records import record
 from dledger.types import (
     NO_ENTRY,
@@ -197,6 +201,7 @@ class EntryHandler:
                 raise _OtherHistoryError
             self._require_uncommitted(first)
             log.truncate(first)
+            self._state.truncated(first)
         elif first <= log.last.index:
             self._require_same_chain(first, push.chain_crc)
         self._answer_when_durable(push.epoch, PushKind.TRUNCATE)
@@ -209,6 +214,7 @@ class EntryHandler:
         log = self._state.log
         if checked.run.first_index == 0 and log.last.index == NO_INDEX:
             self._begin_at(checked.run.position)
+        configurations = _configurations(checked, log.last.index) if checked.noops else ()
         try:
             if checked.last.index > log.last.index:
                 log.append_run(checked, LogIndex(log.last.index + 1))
@@ -218,6 +224,8 @@ class EntryHandler:
         except MisplacedRunError:  # the entries follow, but not at this position: the leader's fault, not this disk's
             self._answer(push.epoch, PushKind.APPEND, ResponseCode.INCONSISTENT_STATE)
             return
+        for configuration in configurations:
+            self._state.adopt(configuration)
         self._agreed = True
         self.verified_index = max(self.verified_index, checked.last.index)
         self._commit(push.commit_index)
@@ -276,7 +284,14 @@ class EntryHandler:
             if not confirmed:  # the leader's log begins elsewhere, now or always: it answers where
                 self._answer(push.epoch, PushKind.INSTALL, ResponseCode.INCONSISTENT_STATE)
                 return
-            log.reset(Boundary(before.index, before.term, push.position, push.chain_crc))
+            try:
+                log.reset(Boundary(before.index, before.term, push.position, push.chain_crc), push.configuration)
+            except DiskFullError:
+                self._answer(push.epoch, PushKind.INSTALL, ResponseCode.DISK_FULL)
+                return
+            state.truncated(LogIndex(0))
+            if push.configuration is not None:
+                state.install(push.configuration)  # M10
             state.advance_commit(before.index)
         self.verified_index = max(self.verified_index, before.index)
         self._answer_when_durable(push.epoch, PushKind.INSTALL)
@@ -348,7 +363,7 @@ class EntryHandler:
 
     def _flushed_index(self) -> LogIndex:
         if self._state.flush_mode is FlushMode.ASYNC and not self._flushed_only:
-            return self.verified_index
+            return self._state.surely_kept(self.verified_index)
         return LogIndex(min(self._state.log.flushed.index, self.verified_index))
 
     def _is_in_session(self) -> bool:
@@ -389,6 +404,23 @@ class EntryHandler:
             standing=state.standing,
         )
         state.outbox.messages.append((target, response))
+
+
+def _configurations(checked: CheckedRun, held: LogIndex) -> tuple[Configuration, ...]:
+    """The configurations in those entries of a run that follow ``held``.
+
+    Raises ``UnreadablePayloadError`` for one of a later version of this program: who cannot know the members must not
+    take part.
+    """
+    found = []
+    for index in checked.noops:
+        if index > held:
+            end = checked.offset_of(LogIndex(index + 1)) if index < checked.last.index else len(checked.run.data)
+            body = checked.run.data[checked.offset_of(index) + ENTRY_HEADER_BYTES : end]
+            configuration = decode_configuration(body)
+            if configuration is not None:
+                found.append(replace(configuration, index=index, term=checked.term_of(index)))
+    return tuple(found)
 
 
 def _kind_of(push: ReceivedPush) -> PushKind:

@@ -210,7 +210,7 @@ class QuorumAckChecker:
     def _disk_full(self, error: DiskFullError) -> DLedgerError:
         """To be repeated if the others have room: the elector hands over to one of them."""
         state, leader = self._state, self._state.role
-        if not state.peers or not isinstance(leader, Leader) or full_members(state, leader):
+        if not state.voting_peers or not isinstance(leader, Leader) or full_members(state, leader):
             return error
         state.outbox.wake |= Wake.ELECTOR
         return LeaderTransferringError(f"{error}; leadership moves to a member whose disk has room: retry shortly")
@@ -332,7 +332,8 @@ class QuorumAckChecker:
         leader = state.role
         if not isinstance(leader, Leader):
             return
-        counted = [index if leader.counts[peer] else NO_INDEX for peer, index in leader.match.items()]
+        match, counts = leader.match, leader.counts
+        counted = [match[peer] if counts[peer] else NO_INDEX for peer in state.voting_peers]
         watermarks = sorted([state.durable_index, *counted], reverse=True)
         held = watermarks[state.quorum - 1]
         if held > state.commit_index and held >= leader.noop_index:  # an entry of its own term

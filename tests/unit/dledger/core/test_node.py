@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dledger.core.member_state import Leader
 from dledger.core.messages import (
     HeartbeatRequest,
     HeartbeatResponse,
@@ -23,18 +24,38 @@ from tests.support.solo import Solo, Source
 STRANGER = NodeId("n9")
 
 
-def test_strangers_are_refused() -> None:
-    """Trap 31: neither a stranger nor the member itself may send, and nothing changes."""
+def test_nobody_speaks_in_the_members_own_name() -> None:
+    """Trap 31: nothing changes."""
     solo = Solo()
-    for sender in (STRANGER, N0):
-        with pytest.raises(UnknownMemberError):
-            solo.node.answer(sender, HeartbeatRequest(Term(5)), 0)
-        with pytest.raises(UnknownMemberError):
-            solo.node.receive(sender, PushCommit(Term(5), 1, LogIndex(0)), 0)
-        with pytest.raises(UnknownMemberError):
-            solo.node.connection_lost(sender)
+    with pytest.raises(UnknownMemberError):
+        solo.node.answer(N0, HeartbeatRequest(Term(5)), 0)
+    with pytest.raises(UnknownMemberError):
+        solo.node.receive(N0, PushCommit(Term(5), 1, LogIndex(0)), 0)
 
     assert solo.state.term == 0
+
+
+def test_a_member_that_is_not_known_here_is_answered() -> None:
+    """M7: this member may be behind, so it votes for a candidate and follows a leader that it has never heard of."""
+    solo = Solo()
+
+    assert solo.ask_vote(STRANGER, 5).granted
+    assert solo.hear(STRANGER, 5).term == 5
+    assert solo.state.leader_id == STRANGER
+
+
+def test_votes_of_members_that_are_not_known_here_do_not_count() -> None:
+    """M7: answered is whoever asks, counted is who is a voter."""
+    solo = Solo()
+    solo.campaign()
+    for stranger in (STRANGER, NodeId("n8")):
+        solo.vote(stranger)
+
+    strangers_elected = isinstance(solo.state.role, Leader)
+    solo.vote(N1)
+
+    assert not strangers_elected
+    assert solo.role is Role.LEADER
 
 
 def test_a_term_far_ahead_is_approached() -> None:
