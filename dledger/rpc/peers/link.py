@@ -4,8 +4,9 @@ The links for pushes run on the loop that also serves clients, so that on an idl
 its way from the client to the followers and back: every crossing costs a wake-up and contention for the interpreter's
 lock. Those for control messages run on the peer port's loop, which neither clients nor pushes can delay.
 
-Nothing is retried here: the protocol repeats itself. The task that connects ends only when it is cancelled: without it
-a leader could never reach this peer again, while its heartbeats keep it the leader.
+Nothing is retried here: the protocol repeats itself. A peer that connects to this member cuts the pause between two
+attempts short, so that one that comes back is reached at once. The task that connects ends only when it is cancelled:
+without it a leader could never reach this peer again, while its heartbeats keep it the leader.
 
 Each connection begins with a handshake. A handshake for pushes alone would not be enough:
 
@@ -29,7 +30,7 @@ from dledger.errors import DLedgerError, InvalidRequestError, ResponseCode, TlsE
 from dledger.rpc import loops, options, tls
 from dledger.rpc.bridge import LoopBridge, Report, log_failure, supervise
 from dledger.rpc.peers import codec, frames
-from dledger.rpc.peers.frames import FrameBuffer, FrameKind
+from dledger.rpc.peers.frames import FrameBuffer, FrameKind, Purpose
 from dledger.rpc.peers.identity import Introduction, Reasons
 from dledger.rpc.peers.outgoing import Outgoing
 from dledger.rpc.ports import Receiver
@@ -38,6 +39,10 @@ from dledger.rpc.tls_stream import TlsStream
 
 CONNECT_TIMEOUT_S: Final = options.RECONNECT_MS_MAX / 1000
 """For connecting and the handshake together."""
+PAUSE_S_MIN: Final = 0.01
+"""The least time from a lost connection, or a failed attempt, to the next one: two members that make each other hurry
+must not become a load, whatever ends their connections.
+"""
 
 
 class PeerLink:
@@ -65,7 +70,8 @@ class PeerLink:
         self._reasons = reasons
         self._lost = lost
         self._is_flush_due = False  # posted, and not run yet
-        self._wanted = asyncio.Event()  # set while there is something to send
+        self._wanted = asyncio.Event()  # set while there is something to send, or a peer to greet
+        self._hurried = asyncio.Event()  # set if the peer was heard of since the last attempt began
         self._connection: _Connection | None = None
         self._backoff = Backoff(options.RECONNECT_MS_MIN / 1000, options.RECONNECT_MS_MAX / 1000)
         self._task: asyncio.Task[None] | None = None
@@ -88,6 +94,19 @@ class PeerLink:
             self._is_flush_due = True
             self._bridge.post(self._flush)
 
+    def hurry(self) -> None:
+        """The peer has connected to this member: it is there, so try again now if an attempt has failed.
+
+        A link for control messages connects even if there is nothing to send yet: votes are in a hurry. Thread-safe.
+        """
+        self._bridge.post(self._hurry)
+
+    def _hurry(self) -> None:
+        if self._connection is None:
+            self._hurried.set()
+            if self._queue.purpose is Purpose.CONTROL:
+                self._wanted.set()
+
     async def start(self, report: Report = log_failure) -> None:
         """Start on the loop; connects when there is something to send. ``report`` is called if the task fails."""
         name = f"dledger-{self._queue.purpose.name.lower()}-{self._introduction.identity.node_id}"
@@ -104,6 +123,7 @@ class PeerLink:
     async def _run(self) -> None:
         while True:
             await self._wanted.wait()
+            self._hurried.clear()
             try:
                 await self._connect()
             except DLedgerError as error:
@@ -116,7 +136,14 @@ class PeerLink:
                 self._lost()
             except DLedgerError as error:  # the node has stopped itself; its transport is closed next
                 self._complain(str(error))
-            await asyncio.sleep(self._backoff.pause())
+            await self._pause()
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(PAUSE_S_MIN)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._backoff.pause() - PAUSE_S_MIN):
+                await self._hurried.wait()
+                self._hurry()  # whatever was wanted before the pause is forgotten
 
     async def _connect(self) -> None:
         """Connect; returns when the connection has ended, or could not be made."""
@@ -127,6 +154,7 @@ class PeerLink:
                 if not await connection.agreed:
                     return
             self._connection = connection
+            self._hurried.clear()
             self._flush()
             await connection.ended
         except (OSError, TimeoutError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -31,6 +32,7 @@ from dledger.rpc.peers.identity import Introduction
 from dledger.rpc.peers.log_exchange import PeerLogService
 from dledger.rpc.peers.suspicion import LeaderWatch
 from dledger.rpc.ports import PeerLog, Receiver
+from dledger.types import NodeId
 
 _LOG = logging.getLogger(__name__)
 
@@ -49,10 +51,18 @@ _THREADS: Final = {
 
 
 class PeerServer:
-    """Serves the peer port from ``start`` to ``close``. ``log`` is what peers may read; None: nothing."""
+    """Serves the peer port from ``start`` to ``close``. ``log`` is what peers may read; None: nothing.
+
+    ``arrived`` is called on the loop with each peer that has connected.
+    """
 
     def __init__(
-        self, config: ServerConfig, introduction: Introduction, receiver: Receiver, log: PeerLog | None = None
+        self,
+        config: ServerConfig,
+        introduction: Introduction,
+        receiver: Receiver,
+        log: PeerLog | None = None,
+        arrived: Callable[[NodeId], None] = lambda _peer: None,
     ) -> None:
         self.dropped = 0
         """Answers to pushes that found no connection, or a full one. For monitoring: updates may race."""
@@ -62,6 +72,7 @@ class PeerServer:
         self._identity = introduction.identity
         self._learn = introduction.learn
         self._receiver = receiver
+        self._arrived = arrived
         self._log = None if log is None else PeerLogService(log)
         self._acceptor = PeerAcceptor(introduction, self._begin)
         self._leaders = LeaderWatch(config.peers if config.election.fast_failover else (), receiver)
@@ -125,6 +136,8 @@ class PeerServer:
         except RuntimeError as error:  # no more threads: the peer will try again
             _LOG.warning("%s cannot start a thread for a peer's connection: %s", self._identity.node_id, error)
             self._forget(connection, caller)
+            return
+        self._arrived(caller.node_id)
 
     def _serve(self, connection: PeerConnection, caller: PeerCaller, number: int) -> None:
         """``number``: of the connection, above all earlier ones."""

@@ -92,7 +92,7 @@ class PeerTransport:
         if self._server is not None:
             raise InvariantError("the transport can be started only once")
         bridge = self._loop.start()
-        server = PeerServer(self._config, self._introduction, receiver, self._log)
+        server = PeerServer(self._config, self._introduction, receiver, self._log, self._hurry)
         try:
             server.start(bridge)
         except BaseException:
@@ -105,6 +105,7 @@ class PeerTransport:
             self._links[peer.node_id] = links = self._make_links(peer, receiver, bridge, self._pushes_bridge)
             bridge.run(links.control.start(self._report))
             self._pushes_bridge.run(links.push.start(self._report))
+            links.control.hurry()  # its links to this member may be in a pause
 
     def _make_links(self, peer: Member, receiver: Receiver, control: LoopBridge, pushes: LoopBridge) -> _Links:
         reasons = Reasons(logging.ERROR)  # of both: they are mostly the same
@@ -141,6 +142,11 @@ class PeerTransport:
         if self._server is not None:
             self._server.close()
         self._loop.stop()
+
+    def _hurry(self, peer: NodeId) -> None:
+        """A peer has connected to this member, so it can be reached."""
+        for link in self._links.get(peer, ()):
+            link.hurry()
 
     def learn(self, peer: NodeId, client_address: str) -> None:
         """Note a peer's client address, unless it has none. On any thread."""

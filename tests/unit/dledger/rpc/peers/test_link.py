@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
+import pytest
+
 from dledger.config import Member, ServerConfig
 from dledger.core.messages import Envelope, PushKind, PushResponse
 from dledger.errors import InvalidRequestError, ResponseCode
@@ -13,7 +15,7 @@ from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.peers import codec
 from dledger.rpc.peers.frames import FrameKind
 from dledger.rpc.peers.identity import Introduction, PeerIdentity, Reasons
-from dledger.rpc.peers.link import PeerLink, _Connection
+from dledger.rpc.peers.link import PAUSE_S_MIN, PeerLink, _Connection
 from dledger.rpc.peers.outgoing import PushQueue
 from dledger.types import NO_ENTRY, LogIndex, NodeId, Term
 from tests.support.receiver import RecordingReceiver
@@ -86,6 +88,36 @@ def test_a_peer_that_refuses_is_called_seldom_until_it_answers() -> None:
 
     assert (refused, agreed) == ([LONGEST_S, LONGEST_S], [LONGEST_S])
     assert pauses(link, 1) == [FIRST_S]
+
+
+def test_peers_that_make_each_other_hurry_are_no_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever ends their connections: between two attempts there is a pause all the same."""
+    monkeypatch.setattr(options, "RECONNECT_MS_MIN", 100_000)
+    monkeypatch.setattr(options, "RECONNECT_MS_MAX", 100_000)
+    attempts = 0
+    link = a_link()
+
+    async def fail(_link: PeerLink) -> None:
+        nonlocal attempts
+        attempts += 1
+        link._hurry()
+        link._wanted.set()
+
+    async def run() -> float:
+        link._wanted.set()
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        task = asyncio.create_task(link._run())
+        while attempts < 10:
+            await asyncio.sleep(0)
+            link._wanted.set()
+        task.cancel()
+        return loop.time() - begun_s
+
+    monkeypatch.setattr(PeerLink, "_connect", fail)
+    took_s = loops.run(run())
+
+    assert took_s >= 9 * PAUSE_S_MIN
 
 
 class _Wire(asyncio.Transport):
