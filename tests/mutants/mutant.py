@@ -12,7 +12,8 @@ Each file ``PACKAGE.toml`` here holds those of one package, a table each::
 
 ``old`` occurs exactly once in ``file``. ``tests`` are files and directories, the cheapest first; all of them pass
 without the bug. ``seeds`` is how many seeds the simulator is given to find it, too; without it, the simulator is not
-asked. ``masked`` says why the simulator would find nothing: which other rule catches the bug first. A bug that takes
+asked. ``first`` is the first of these seeds, if it is not that from which everything but changes of members happens.
+``masked`` says why the simulator would find nothing: which other rule catches the bug first. A bug that takes
 several replacements has the others in ``[[NAME.also]]``, each with ``old``, ``new`` and, if it differs, ``file``.
 """
 
@@ -28,7 +29,8 @@ HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parents[1]
 _NAME: Final = re.compile(r"[a-z0-9_-]+")
 _WANTED: Final = frozenset({"harm", "tests", "file", "old", "new"})
-_OPTIONAL: Final = frozenset({"seeds", "masked", "also"})
+_OPTIONAL: Final = frozenset({"seeds", "first", "masked", "also"})
+FIRST_SEED: Final = 300_000
 
 
 class MutantError(Exception):
@@ -54,6 +56,7 @@ class Mutant:
     tests: tuple[str, ...]
     seeds: int
     changes: tuple[Change, ...]
+    first: int = FIRST_SEED
 
     def spoilt(self, root: Path) -> dict[str, str]:
         """The changed files below ``root``, with the bug in them. Raises ``MutantError`` if they are no longer so."""
@@ -107,12 +110,13 @@ def _mutant(place: str, name: str, row: object) -> Mutant:
     lost = [one for one in tests if not (ROOT / one).exists()]
     if lost:
         raise MutantError(f"{place}: there is no {', '.join(lost)}")
-    if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 0:
-        raise MutantError(f"{place}: seeds is a number")
+    first = row.get("first", FIRST_SEED)
+    if any(isinstance(one, bool) or not isinstance(one, int) or one < 0 for one in (seeds, first)):
+        raise MutantError(f"{place}: seeds and first are numbers")
     if not isinstance(also, list):
         raise MutantError(f"{place}: also is a list of tables")
     changes = (_change(place, row, ""), *(_change(place, one, row["file"]) for one in also))
-    return Mutant(name, place, row["harm"], tuple(tests), seeds, changes)
+    return Mutant(name, place, row["harm"], tuple(tests), seeds, changes, first)
 
 
 def _change(place: str, row: object, file: str) -> Change:

@@ -100,7 +100,7 @@ def try_tests(mutant: Mutant, copy: Path, timeout_s: float = TIMEOUT_S) -> list[
 
 def try_seeds(mutant: Mutant, copy: Path) -> Finding:
     """The simulator, until a seed fails."""
-    words = ["-m", "tests.sim", "--jobs", "1", "--seeds", str(mutant.seeds), "--stop"]
+    words = ["-m", "tests.sim", "--jobs", "1", "--stop", "--from", str(mutant.first), "--seeds", str(mutant.seeds)]
     return _run("simulator", words, copy, 60 + SEED_S * mutant.seeds, _SEED)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Final
 
-from tests.sim.options import SUSPICION_WORLDS, SWARM, choose
+from tests.sim.options import MEMBER_FAULTS, MEMBER_WORLDS, SWARM, choose
 from tests.sim.planted import PLANTS, run_planted
 from tests.sim.simulation import Result
 
@@ -29,7 +29,7 @@ def say(line: str) -> None:
 def _arguments(given: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
     parser.add_argument("--seeds", type=int, default=200, help="how many seeds to run")
-    parser.add_argument("--from", dest="first", type=int, default=SUSPICION_WORLDS, help="the first seed")
+    parser.add_argument("--from", dest="first", type=int, default=MEMBER_WORLDS, help="the first seed")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--events", type=int, default=EVENTS, help="events before the group is healed")
     parser.add_argument("--seed", type=int, help="replay this seed alone")
@@ -105,7 +105,8 @@ def run_many(first: int, count: int, events: int, plant: str | None, jobs: int, 
 def say_hits(hits: Counter[str], roles: Counter[tuple[str, str]]) -> None:
     """How often each kind struck, and what the members were that it met then."""
     say(f"{'fault':18}{'hits':>10}" + "".join(f"{role:>11}" for role in ROLES))
-    for name in [*SWARM, *sorted(name for name in hits if name not in SWARM)]:
+    listed = (*SWARM, *MEMBER_FAULTS)
+    for name in [*listed, *sorted(name for name in hits if name not in listed)]:
         say(f"{name:18}{hits[name]:>10}" + "".join(f"{roles[name, role]:>11}" for role in ROLES))
 
 

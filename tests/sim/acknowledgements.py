@@ -56,9 +56,9 @@ class Acknowledgements:
         """How many members may count for ``index`` in ``term``, the leader included."""
         if leader.core is None:
             return 0
-        state = leader.core.state
-        own = state.has_standing and leader.held_index >= index
-        return own + sum(self._acknowledged(peer, term, index) for peer in state.peers)
+        voters = leader.in_force.voters
+        own = leader.name in voters and leader.core.state.has_standing and leader.held_index >= index
+        return own + sum(self._acknowledged(peer, term, index) for peer in voters if peer != leader.name)
 
     def _acknowledged(self, peer: NodeId, term: Term, index: LogIndex) -> bool:
         said = self._said.get((peer, term))
@@ -70,7 +70,7 @@ class Acknowledgements:
 def counts_one_that_forgot(leader: SimNode, role: Leader, peer: SimNode) -> bool:
     """Whether a leader counts a process that lacks, in this very term, what the leader knows it to have held."""
     core = peer.core
-    if leader.core is None or core is None or not role.counts[peer.name]:
+    if leader.core is None or core is None or not role.counts.get(peer.name):
         return False
     ours, theirs = leader.core.state, core.state
     same = ours.term == theirs.term and role.boot_ids.get(peer.name) == theirs.boot_id

@@ -12,24 +12,19 @@ from typing import TYPE_CHECKING
 
 from dledger.core import invariants
 from dledger.core.member_state import Leader
-from dledger.core.messages import HeartbeatResponse, Message, PushResponse, VoteRequest, VoteResponse
+from dledger.core.messages import HeartbeatResponse, Message, PushResponse, VoteRequest, VoteResponse, VoteResult
 from dledger.errors import ResponseCode
+from dledger.members import Configuration
 from dledger.types import NO_INDEX, NO_TERM, EntryId, HardState, LogIndex, NodeId, Term
 from tests.sim.acknowledgements import Acknowledgements, counts_one_that_forgot
+from tests.sim.configurations import ConfigurationChecks, configuration_in, is_noop
 from tests.sim.mending import Onlooker
+from tests.sim.violations import Violation, require
 
 if TYPE_CHECKING:
     from tests.sim.driver import SimNode
 
-
-class Violation(Exception):  # noqa: N818 - what it is called everywhere
-    """Raised when the group broke a promise."""
-
-
-def require(condition: object, message: str, *facts: object) -> None:
-    """Raise ``Violation`` unless ``condition`` holds."""
-    if not condition:
-        raise Violation(f"{message}: {', '.join(map(str, facts))}" if facts else message)
+__all__ = ["Checker", "Violation", "require"]
 
 
 class Checker:
@@ -41,7 +36,10 @@ class Checker:
         on_leader: Callable[[SimNode], None],
         on_commit: Callable[[SimNode], None],
         onlooker: Onlooker,
+        founders: Configuration,
+        on_configuration: Callable[[SimNode | None], None],
     ) -> None:
+        self.members = ConfigurationChecks(founders, on_configuration)
         self._onlooker = onlooker
         self._nodes = nodes
         self._on_leader = on_leader
@@ -86,6 +84,7 @@ class Checker:
             node.seen_sequence = log.write_sequence
             chain = self._entries.setdefault(log.last, log.last_chain_crc)
             require(chain == log.last_chain_crc, "log matching", node.name, log.last)
+        self.members.observe(node, self.committed)
         role = state.role
         if state.commit_index > node.seen_commit:
             self._observe_commit(node, state.commit_index)
@@ -115,7 +114,7 @@ class Checker:
         own = node.log.term_at(commit)
         require(own == term, "an entry of an older term was committed by counting", node.name, commit, own, term)
         counted = self._acknowledgements.count(node, term, commit)
-        require(counted >= node.quorum, "committed without a quorum of answers", node.name, commit, counted)
+        require(counted >= node.in_force.quorum, "committed without a quorum of answers", node.name, commit, counted)
         self._on_commit(node)
 
     def _observe_commit(self, node: SimNode, commit: LogIndex) -> None:
@@ -134,28 +133,49 @@ class Checker:
             self.chain.append(log.chain_crc_at(LogIndex(index)))
             record = log.record_bytes(LogIndex(index))
             self.records.append(record)
-            if not _is_noop(record):
+            if not is_noop(record):
                 require(record[48:] not in self.bodies, "an entry was committed twice", index, record[48:68])
                 self.bodies[record[48:]] = index
+            elif (configuration := configuration_in(record, self.committed[-1])) is not None:
+                self.members.observe_commit(configuration)
+                self._require_flushed(node, LogIndex(index))
         term = max(node.seen.term if node.seen else NO_TERM, self._commit_terms[-1] if self._commit_terms else NO_TERM)
         self._commit_terms += [term] * (len(self.chain) - new)
         self._require_durable(node, commit)
 
     def _require_durable(self, node: SimNode, index: LogIndex) -> None:
-        """A quorum holds the entry durably at the moment in which anybody commits it."""
+        """A quorum of the voters holds the entry durably at the moment in which anybody commits it."""
         holders = 0
+        voters = node.in_force.voters
         for other in self._nodes():
+            if other.name not in voters:
+                continue
             log = other.log
             if log.begin.index <= index <= other.held_index and log.chain_crc_at(index) == self.chain[index]:
                 holders += 1
             elif self._forgetful:
                 holders += self._acknowledgements.held_once(other.name, index, self.chain[index])
-        require(holders >= node.quorum, "committed without a durable quorum", node.name, index, f"{holders} hold it")
+        enough = holders >= node.in_force.quorum
+        require(enough, "committed without a durable quorum", node.name, index, f"{holders} hold it")
+
+    def _require_flushed(self, node: SimNode, index: LogIndex) -> None:
+        """A quorum has flushed a configuration, whatever its flush mode (M3): no power cut may take it back."""
+        voters = node.in_force.voters
+        holders = sum(
+            other.log.begin.index <= index <= other.log.flushed.index
+            and other.log.chain_crc_at(index) == self.chain[index]
+            for other in self._nodes()
+            if other.name in voters
+        )
+        lost = sum(self._acknowledgements.held_once(name, index, self.chain[index]) for name in voters)
+        enough = holders + lost >= node.in_force.quorum
+        require(enough, "a configuration was committed and not flushed", node.name, index, f"{holders} hold it")
 
     def _observe_leader(self, node: SimNode, term: Term) -> None:
-        me = (node.name, node.boots if node.quorum > 1 else 0)  # alone, it leads before its term is durable
+        me = (node.name, node.boots if node.in_force.quorum > 1 else 0)  # alone, it leads before its term is durable
         self.elections += 1
         require(self._leaders.setdefault(term, me) == me, "two leaders in a term", term, me, self._leaders[term])
+        self.members.observe_leader(node, term, len(self.committed) - 1)
         log = node.log
         # One that was paused may win late, in a term that is over: it need not hold what later terms committed.
         last = LogIndex(bisect_left(self._commit_terms, term) - 1)
@@ -204,6 +224,10 @@ class Checker:
                 )
             case VoteResponse(term=term, granted=granted, pre_vote=pre_vote, standing=standing):
                 require(not message.other_history, "two histories where there is one", node.name, target)
+                known = message.result is not VoteResult.REJECT_UNKNOWN_MEMBER
+                require(known, "a vote was refused because of who asked or was asked", node.name, target)  # M7
+                if granted and not pre_vote:
+                    self.members.observe_vote(node.name, target, term, counts=standing.counts)
                 if granted and not pre_vote and standing.counts:
                     self._observe_vote(node, term, target)
                 voted = hard.term > term or (hard.term == term and hard.vote == target)
@@ -246,13 +270,12 @@ class Checker:
         """The O(n) checks: every replica byte for byte, no refused append in the log."""
         for body in forbidden:
             require(body not in self.bodies, "a refused append was applied", body[:20])
+        members = {one.node_id for one in self.members.newest.members}
         for node in self._nodes():
             log = node.log
-            require(log.last.index == len(self.records) - 1, "a replica ends elsewhere", node.name, log.last)
-            for index in range(log.begin.index + 1, log.last.index + 1):
+            ends = log.last.index == len(self.records) - 1 or node.name not in members
+            require(ends, "a replica ends elsewhere", node.name, log.last)
+            last = log.last.index if node.name in members else min(log.last.index, log.committed_index)
+            for index in range(log.begin.index + 1, last + 1):
                 same = log.record_bytes(LogIndex(index)) == self.records[index]
                 require(same, "a replica differs", node.name, index)
-
-
-def _is_noop(record: bytes) -> bool:
-    return record[:4] == b"\0\0\0\2" or record[32:36] == b"NOOP"

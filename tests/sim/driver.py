@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
 from dledger.config import FlushMode
 from dledger.core.invariants import LastCheck
-from dledger.core.member_state import MemberRun
+from dledger.core.member_state import MemberRun, MemberState
+from dledger.core.membership import Membership, implicit_configuration, recover_membership
 from dledger.core.messages import (
     CheckedAppend,
     HeartbeatRequest,
@@ -27,7 +28,9 @@ from dledger.core.messages import (
 from dledger.core.node import Node
 from dledger.core.outbox import Outbox, Wake
 from dledger.errors import CorruptLogError, IndexBeforeBeginError, IndexOutOfRangeError, InvalidRequestError
+from dledger.members import Configuration
 from dledger.types import NO_INDEX, NO_TERM, EntryId, EntryRun, HardState, LogIndex, NodeId
+from tests.sim.members_file import Life, MembersFile
 from tests.sim.network import CALLS
 from tests.sim.sim_log import Disk
 
@@ -48,6 +51,7 @@ class Snapshot:
 
     disk: Disk
     hard: HardState
+    file: MembersFile
 
     @property
     def last(self) -> EntryId:
@@ -64,8 +68,10 @@ class SimNode:
         self._random = simulation.random
         self._rate = rate
         self._config = simulation.options.config_of(name)
+        self._uids = Random(f"uids/{simulation.options.seed}/{name}")
         self.name = name
-        self.quorum = simulation.options.size // 2 + 1
+        self.joins = name in simulation.options.spares
+        """Whether its configuration says that it is to be added to a group that exists."""
         self.log = simulation.mender.new_log()
         self.hard = HardState()
         self.core: Node | None = None
@@ -77,19 +83,21 @@ class SimNode:
         self.is_async = self._config.store.flush_mode is FlushMode.ASYNC
         self.forgetful = False
         """Its disk was lost or set back, and it has not had standing again since."""
+        self.former: Life | None = None
+        """The directory with which it was a member before."""
+        self.file_is_lost = False
+        """Whether its next start cannot read its members file."""
         self.snapshot: Snapshot | None = None
-        self.remembered: dict[NodeId, EntryId] = {}
-        """What it knows others to have held, as it was saved last."""
+        self.file = self._new_file()
+        """Its members file, as it was saved last."""
         self.operations: list[Operation] = []
         self.seen: LastCheck | None = None
         self.seen_sequence = 0
         self.seen_commit = NO_INDEX
         self.seen_leader_term = NO_TERM
-        self.started_ms = 0
-        self.campaigns = 0
+        self.started_ms = self.campaigns = 0
         self._saved_version = 0
-        self._saving = False
-        self._flushing = False
+        self._saving = self._flushing = False
         self._flush_due_us = 0
         self._held: deque[tuple[int, Outbox]] = deque()
         self._pushes: dict[NodeId, deque[Message]] = {}
@@ -160,6 +168,22 @@ class SimNode:
         return "down" if self.core is None else self.core.state.role_name.value.lower()
 
     @property
+    def in_force(self) -> Configuration:
+        """Which members count, to it; only while it runs."""
+        if self.core is None:
+            raise TypeError(self.name)
+        return self.core.state.membership.current
+
+    @property
+    def remembered(self) -> dict[NodeId, EntryId]:
+        """What it knows others to have held, as it was saved last."""
+        return self.file.remembered
+
+    def _new_file(self) -> MembersFile:
+        changing = self._simulation.options.is_changing
+        return MembersFile(self._uids.randrange(1, 1 << 62) if changing else 0)
+
+    @property
     def held_index(self) -> LogIndex:
         """The last entry that it may say to hold: with ``flush_mode=async`` what is in the page cache, too."""
         return self.log.last.index if self.is_async else self.log.flushed.index
@@ -181,6 +205,8 @@ class SimNode:
     def start(self) -> None:
         """Start, or start again on what the disk holds."""
         self.boots += 1
+        if self.file_is_lost:
+            self.file, self.file_is_lost = replace(self._new_file(), is_lost=True), False
         core = Node(
             self._config,
             log=self.log,
@@ -189,6 +215,8 @@ class SimNode:
             run=MemberRun(self.boots, countersign=7000 + self.boots),
             now_ms=self.now_ms,
             remembered=self.remembered,
+            membership=self._recover(),
+            uid=self.file.uid,
         )
         self.core = core
         self._simulation.mender.tell(self)
@@ -216,6 +244,16 @@ class SimNode:
             self._wake(part)
         self._settle()
 
+    def _recover(self) -> Membership:
+        """What the server makes of its configuration, its directory and its members file."""
+        file, log = self.file, self.log
+        is_empty = log.last.index == NO_INDEX and file.configuration is None
+        unknown = file.is_lost and log.begin.index > NO_INDEX
+        implicit = implicit_configuration(self._config)
+        if unknown or (self.joins and is_empty):
+            implicit = Configuration()
+        return recover_membership(self.name, log, file.configuration, file.clear_to, implicit)
+
     def stop(self, keep_unflushed: int) -> None:
         """Die here and now; ``keep_unflushed`` unflushed changes of the log survive."""
         self.core = None
@@ -226,12 +264,29 @@ class SimNode:
         for peer in self._pushes:
             self._simulation.break_stream(peer, self.name)
 
+    def change_conf(self, random: Random) -> None:
+        """Its configuration file is of another time, which counts for nothing: its directory holds the members."""
+        options = self._simulation.options
+        names = [name for name in options.everybody if name == self.name or random.random() < 0.5]
+        known = {member.node_id: member for name in options.everybody for member in options.config_of(name).members}
+        self._config = replace(self._config, members=tuple(known[name] for name in names))
+        self.joins = random.random() < 0.5
+
     def replace_disk(self) -> None:
-        """Come back, once started, with nothing."""
+        """Come back, once started, with nothing; one that may be no member does not begin a group."""
+        self._config = self._simulation.options.config_of(self.name)
+        self.joins = self._simulation.options.size == 1 or self.name in self._simulation.options.spares
         self.log = self._simulation.mender.new_log()
         self.hard = HardState()
-        self.snapshot, self.remembered = None, {}
+        self.snapshot, self.file = None, self._new_file()
         self.forgetful = True
+
+    def take_former(self) -> None:
+        """Come back, once started, with the directory of an earlier membership."""
+        if self.former is not None:
+            self.log, self.hard, self.file = self.former.log, self.former.hard, self.former.file
+            self.former, self.snapshot = None, None
+            self.forgetful = True
 
     def become_whole(self) -> None:
         """What could not be read has been fetched."""
@@ -246,7 +301,7 @@ class SimNode:
 
     def take_snapshot(self) -> None:
         """Keep a copy of what is durable now."""
-        self.snapshot = Snapshot(self.log.copy_of_disk(), self.hard)
+        self.snapshot = Snapshot(self.log.copy_of_disk(), self.hard, self.file)
 
     def set_back(self, doubt: str) -> None:
         """Come back, once started, with what the snapshot holds; ``doubt`` is what the start finds out, if anything."""
@@ -254,6 +309,7 @@ class SimNode:
             self.forgetful = True
             self.log = self._simulation.mender.new_log(self.snapshot.disk.copy())
             self.hard = self.snapshot.hard.doubted(doubt) if doubt else self.snapshot.hard
+            self.file = self.snapshot.file
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -277,7 +333,12 @@ class SimNode:
         del self._due_us[part]
         simulation = self._simulation
         simulation.event(part, self)
-        due_ms = self._steps[part](self.now_ms)
+        step = self._steps.get(part)
+        if step is None:
+            return  # of a peer that is none any more
+        due_ms = step(self.now_ms)
+        if part == "elector":
+            simulation.checker.members.observe_contact(self)
         if due_ms is not None:
             if due_ms <= self.now_ms:
                 self._wake(part)
@@ -293,6 +354,8 @@ class SimNode:
         state = core.state
         outbox = state.outbox
         if outbox:
+            if outbox.membership is not None and self._follow_membership(core, outbox.membership):
+                return
             if outbox.damage:
                 self._simulation.hit("damage_met", self)
                 self._simulation.mender.look_after(self)
@@ -315,6 +378,48 @@ class SimNode:
                 self._save(self.boots)
         elif self._held:
             self._release()
+
+    def _follow_membership(self, core: Node, membership: Membership) -> bool:
+        """Begin and end lanes, and save what is committed; True if it dies over that."""
+        for peer in [peer for peer in self._pushes if peer not in core.dispatchers]:
+            del self._pushes[peer]
+            self._steps.pop(f"dispatcher-{peer}", None)
+            self._overflowed.pop(peer, None)
+        for peer, dispatcher in core.dispatchers.items():
+            if self._steps.get(f"dispatcher-{peer}") != dispatcher.step:
+                self._pushes[peer] = deque()
+                self._steps[f"dispatcher-{peer}"] = dispatcher.step
+                self._wake(f"dispatcher-{peer}")
+        installed = self.log.installed_configuration
+        if installed is not None:  # the store writes the file before it empties the log
+            self.log.installed_configuration = None
+            clear_to = max(self.log.begin.index, installed.index)
+            self.file = replace(self.file, configuration=installed, clear_to=clear_to, is_lost=False)
+        known = self.file.configuration
+        if membership.committed.index <= (NO_INDEX if known is None else known.index):
+            return False
+        crash = self._simulation.file_crash_point(self)
+        if crash == "before":
+            self._simulation.crash(self)
+            return True
+        self.file = replace(self.file, configuration=membership.committed, is_lost=False)
+        if crash == "after":
+            self._simulation.crash(self)
+        return bool(crash)
+
+    def _save_file(self, state: MemberState) -> None:
+        """What happens once per second: the file says up to where the log need not be searched."""
+        committed = state.membership.committed
+        if self.file.is_lost and not committed.members:
+            return  # it does not know
+        configuration = self.file.configuration if committed.index == NO_INDEX else committed
+        self.file = replace(
+            self.file,
+            configuration=configuration,
+            clear_to=state.commit_index,
+            remembered=dict(state.remembered),
+            is_lost=False,
+        )
 
     def _wake_workers(self, wake: int) -> None:
         if wake & Wake.ELECTOR:
@@ -343,7 +448,8 @@ class SimNode:
         self._simulation.event("flush", self)
         self._flushing = False
         self.log.flush()
-        self.remembered = dict(self.core.state.remembered)
+        if not self._simulation.options.is_changing or self._uids.random() < 0.2:
+            self._save_file(self.core.state)
         self.core.flushed()
         self._settle()
 
@@ -386,8 +492,11 @@ class SimNode:
         if isinstance(message, CALLS):
             simulation.network.send(self.name, target, message)
             return
-        waiting = self._pushes[target]
-        if waiting or isinstance(message, LoadRun):
+        waiting = self._pushes.get(target)
+        if waiting is None:
+            if not isinstance(message, LoadRun):  # an answer goes back on its connection
+                simulation.network.send(self.name, target, message)
+        elif waiting or isinstance(message, LoadRun):
             if self.hang_read_until_us and len(waiting) >= self._pushes_max:
                 self._overflowed[target] = True
                 return
@@ -408,7 +517,7 @@ class SimNode:
         if self._later(self._push, (target, boot), boot) or self.core is None:
             return
         self._simulation.event("push", self)
-        waiting = self._pushes[target]
+        waiting = self._pushes.get(target, deque())
         while waiting:
             message = waiting.popleft()
             if isinstance(message, LoadRun):
@@ -420,6 +529,7 @@ class SimNode:
                 if self.core.state.term != message.term:
                     self._simulation.hits["overtaken"] += 1
                     continue  # by now the bytes may be another leader's
+                self._simulation.checker.members.observe_push(self, target, message.last_index)
                 message = PushAppend(message.term, message.epoch, message.commit_index, run)
             self._simulation.network.send(self.name, target, message)
         if self._overflowed.pop(target, False):  # something was dropped: compare anew
@@ -461,6 +571,8 @@ class SimNode:
         if self._later(self.lose_connection, (peer, boot), boot) or self.core is None:
             return
         self._simulation.event("connection lost", self, peer)
+        if peer not in self._pushes:
+            return
         self._pushes[peer].clear()
         self.core.connection_lost(peer)
         self._settle()

@@ -24,7 +24,7 @@ class Nemesis:
     def __init__(self, simulation: Simulation, random: Random) -> None:
         self._simulation = simulation
         self._random = random
-        self._nodes = simulation.nodes
+        self._nodes = simulation.group
         self._struck: list[str] = []
         self._pause_until_us = 0
         self.active = True
@@ -100,13 +100,13 @@ class Nemesis:
         """Strike a new leader soon, so that terms overlap and logs differ at their ends (Raft figure 8)."""
         if self.is_striking and self._simulation.options.has("harass_leader") and self._random.random() < 0.7:
             delay_us = int(self._random.random() * self._random.choice((3_000, 30_000, 300_000)))
-            self._simulation.scheduler.after(delay_us, self._strike_leader, node, node.boots)
+            self._simulation.scheduler.after(delay_us, self.strike_leader, node, node.boots)
 
     def harass_commit(self, node: SimNode) -> None:
         """Strike a leader that has just committed something, before all others know."""
         if self.is_striking and self._simulation.options.has("harass_commit") and self._newer.random.random() < 0.05:
             delay_us = int(self._newer.random.random() * self._newer.random.choice((300, 3_000)))
-            self._simulation.scheduler.after(delay_us, self._strike_leader, node, node.boots, "harass_commit")
+            self._simulation.scheduler.after(delay_us, self.strike_leader, node, node.boots, "harass_commit")
 
     def strikes_sender(self, node: SimNode, message: Message) -> bool:
         """Whether a member dies right after it has sent ``message``, before the next one."""
@@ -114,11 +114,17 @@ class Nemesis:
 
     def may_forget(self, victim: SimNode) -> bool:
         """Whether a member may lose what it said: no other one has forgotten anything."""
-        others = [node for node in self._nodes if node is not victim]
-        sound = bool(others) and all(node.hard.voter and not node.forgetful for node in others)
-        return sound and bool(self._simulation.checker.chain)
+        simulation = self._simulation
+        voters = simulation.voters
+        others = [node for node in voters if node is not victim]
+        sound = bool(others) and all(simulation.remembers(node) for node in others)
+        # One that is to be promoted counts soon, whatever it remembers then.
+        learners = [node for node in self._nodes if node is not victim and node not in voters]
+        sound = sound and not any(node.forgetful for node in learners)
+        return sound and bool(simulation.checker.chain)
 
-    def _strike_leader(self, node: SimNode, boot: int, kind: str = "harass_leader") -> None:
+    def strike_leader(self, node: SimNode, boot: int, kind: str = "harass_leader") -> None:
+        """A leader dies, stands still or is cut off."""
         if not self.is_striking or node.core is None or node.boots != boot:
             return
         self._simulation.hit(kind, node)
@@ -148,7 +154,7 @@ class Nemesis:
 
     def leader(self) -> SimNode | None:
         """Who leads, as far as an onlooker can tell."""
-        return self._nodes[self._simulation.believed_leader(0)] if self._running() else None
+        return self._simulation.nodes[self._simulation.believed_leader(0)] if self._running() else None
 
     # -- partitions ----------------------------------------------------------------------------------------------
 
@@ -168,7 +174,7 @@ class Nemesis:
     def split(self, ours: list[SimNode], for_us: int | None = None, *, both: bool = True) -> bool:
         """Cut some members off from all others."""
         self.note(*ours)
-        theirs = [node for node in self._nodes if node not in ours]
+        theirs = [node for node in self._simulation.nodes if node not in ours]
         pairs = [(one.name, other.name) for one in ours for other in theirs]
         if both:
             pairs += [(other, one) for one, other in pairs]
@@ -296,6 +302,9 @@ class Nemesis:
         onlooker = self._simulation.mender.onlooker
         onlooker.looks = True  # else it waits for the repair
         needed = needed_from(node.log, self._simulation.options.config_of(node.name))
+        unsaved = next((one for one in node.log.configurations if one.index > node.file.clear_to), None)
+        if unsaved is not None and unsaved.index <= limit and unsaved.index < (needed or limit):
+            needed = unsaved.index
         if needed is not None and needed < wanted:  # as the server does it
             wanted = needed
             node.ask(lambda core, now_ms: core.quorum_ack.write_snapshot(now_ms), node.boots)

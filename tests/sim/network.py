@@ -54,7 +54,7 @@ class Network:
         self._broken = broken
         self._hit = hit
         self._last_us: dict[tuple[NodeId, NodeId], int] = {}
-        self._life: dict[NodeId, int] = dict.fromkeys(options.names, 0)
+        self._life: dict[NodeId, int] = dict.fromkeys(options.everybody, 0)
         self.blocked: dict[tuple[NodeId, NodeId], bool] = {}
         self.lost_kinds: dict[tuple[NodeId, NodeId], tuple[type, ...]] = {}
         """What does not get through in a direction although everything else does."""
@@ -63,7 +63,7 @@ class Network:
         """Who has no thread left for what comes: callers hear nothing, and streams are hung up on."""
         self.deaf: dict[NodeId, bool] = {}
         """Machines that stand still: what is sent to them is lost, and nobody hears of it."""
-        self._kept: dict[NodeId, list[tuple[NodeId, Message, int]]] = {name: [] for name in options.names}
+        self._kept: dict[NodeId, list[tuple[NodeId, Message, int]]] = {name: [] for name in options.everybody}
         self._keeps = Random(f"kept/{options.seed}") if options.has("stale") else None
         self._keep_share = 0.0 if self._keeps is None else self._keeps.choice((0.02, 0.05, 0.2))
         self._is_new = options.is_new

@@ -22,7 +22,7 @@ class NewerFaults:
     def __init__(self, simulation: Simulation, nemesis: Nemesis) -> None:
         self._simulation = simulation
         self._nemesis = nemesis
-        self._nodes = simulation.nodes
+        self._nodes = simulation.group
         self.random = Random(f"newer faults/{simulation.options.seed}")
         self._dies, self._pauses = simulation.options.has("crash_send"), simulation.options.has("pause_leader")
         self.siege = Siege(simulation, nemesis, self.random)

@@ -57,6 +57,27 @@ SWARM: Final = (
     "async_flush",
 )
 """Every kind of fault; a seed switches a random part of them on."""
+MEMBER_FAULTS: Final = (
+    "add",
+    "replace",
+    "promote",
+    "demote",
+    "remove",
+    "remove_leader",
+    "update",
+    "stale_client",
+    "repeat_change",
+    "again_with_old_disk",
+    "wipe_learner",
+    "old_life",
+    "old_conf",
+    "file_lost",
+    "file_late",
+    "harass_change",
+    "learners_side",
+    "leader_dies",
+)
+"""What is done to a group by those who change its members, and to it meanwhile, from ``MEMBER_WORLDS`` on."""
 _NO_MORE: Final = ""
 """The place of a kind that is no more: drawn as before, so that seeds keep their worlds."""
 _FIRST: Final = SWARM.index("set_back")
@@ -67,6 +88,9 @@ SENDER_WORLDS: Final = 200_000
 """From this seed on real clients send, too."""
 SUSPICION_WORLDS: Final = 300_000
 """From this seed on members may hear at once that their leader is gone, or seems to be."""
+
+MEMBER_WORLDS: Final = 400_000
+"""From this seed on members come and go."""
 
 THEMES: Final[tuple[tuple[str, ...], ...]] = (
     ("harass_leader", "harass_commit", "crash_send", "change_sides", "slow_flush", "stale"),
@@ -119,6 +143,10 @@ class Options:
     """Which part of the others hears at once of a crash, and of broken connections."""
     false_alarm_us: int = 0
     """How often live leaders seem to be gone; 0: never."""
+    spares: tuple[NodeId, ...] = ()
+    """Who may become a member; the founders are ``names``."""
+    change_interval_us: int = 0
+    """How often somebody wants to change the members."""
 
     @property
     def is_new(self) -> bool:
@@ -134,9 +162,20 @@ class Options:
         """The members, in order."""
         return tuple(NodeId(f"n{number}") for number in range(self.size))
 
+    @property
+    def is_changing(self) -> bool:
+        """Whether members come and go."""
+        return self.seed >= MEMBER_WORLDS
+
+    @property
+    def everybody(self) -> tuple[NodeId, ...]:
+        """The founders, and all that may join them."""
+        return self.names + self.spares
+
     def config_of(self, name: NodeId) -> ServerConfig:
-        """The configuration of one member."""
-        members = tuple(Member(other, "127.0.0.1", 1 + number) for number, other in enumerate(self.names))
+        """The configuration of one member: whoever joins knows the founders and itself."""
+        known = self.names if name in self.names else (*self.names, name)
+        members = tuple(Member(other, "127.0.0.1", 1 + self.everybody.index(other)) for other in known)
         return ServerConfig(
             node_id=name,
             members=members,
@@ -185,7 +224,8 @@ def choose(seed: int, events: int) -> Options:
             producer_snapshot_entries=more.choice((1, 4, 20, 16_384)),
         ),
     )
-    return _newer(options) if options.is_new else options
+    options = _newer(options) if options.is_new else options
+    return _changing(options) if options.is_changing else options
 
 
 def _newer(options: Options) -> Options:
@@ -226,6 +266,32 @@ def _newer(options: Options) -> Options:
         senders=Random(f"senders/{options.seed}").choice((1, 1, 2)) if options.seed >= SENDER_WORLDS else 0,
         told=told,
         false_alarm_us=false_alarm_us * tempo // 1000,
+    )
+
+
+def _changing(options: Options) -> Options:
+    """The same world with members that come and go: often little else happens."""
+    random = Random(f"members/{options.seed}")
+    density = random.choice((0.3, 0.6, 1.0))
+    changes = tuple(fault for fault in MEMBER_FAULTS if random.random() < density)
+    faults = options.faults
+    if random.random() < 0.5:
+        kept = random.sample(faults, min(len(faults), random.choice((0, 2, 4))))
+        faults = tuple(fault for fault in faults if fault in kept)
+    size = random.choices((1, 2, 3, 4, 5), (8, 14, 48, 18, 12))[0]
+    names = tuple(NodeId(f"n{number}") for number in range(size))
+    return replace(
+        options,
+        size=size,
+        faults=faults + (changes or ("add", "remove")),
+        spares=tuple(NodeId(f"n{number}") for number in range(size, size + random.choice((1, 2, 3)))),
+        change_interval_us=options.tempo * random.choice((300, 1_000, 3_000, 10_000)),
+        async_members=_some(random, names) if "async_flush" in faults and size > 1 else (),
+        segment_bytes=max(options.segment_bytes, 4096),
+        drop=options.drop if "drop" in faults else 0.0,
+        duplicate=options.duplicate if "duplicate" in faults else 0.0,
+        reorder=options.reorder if "reorder" in faults else 0.0,
+        spike=options.spike if "spike" in faults else 0.0,
     )
 
 

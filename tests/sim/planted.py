@@ -5,10 +5,10 @@ A simulator that never fails proves nothing. ``planted(name)`` replaces one meth
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, cast
 from unittest.mock import patch
 
 from dledger.config import ReplicationConfig, ServerConfig
@@ -35,6 +35,7 @@ from dledger.core.producers import Plan, ProducerTable, Rebuilt, rebuild
 from dledger.core.read_index import ReadDone, ReadIndexQueue
 from dledger.core.standing import Ballot, Electorate, Readmissions, Victory
 from dledger.errors import DLedgerError, QuorumAckTimeoutError, ResponseCode, TermChangedError
+from dledger.members import Configuration
 from dledger.types import NO_INDEX, Boundary, HardState, LogIndex, NodeId, ProducerBatch, Standing, Term
 from tests.sim import faults
 from tests.sim.simulation import Result, run_seed
@@ -266,6 +267,76 @@ def _asks_once(self: LeaderElector, now_ms: int) -> None:
         _seek_leadership(self, now_ms)
 
 
+_adopt = MemberState.adopt
+_advance = MemberState.advance_commit
+
+
+def _adopt_later(self: MemberState, configuration: Configuration) -> None:
+    self.__dict__.setdefault("late", []).append(configuration)
+
+
+def _adopt_what_is_committed(self: MemberState, index: LogIndex) -> None:
+    for one in self.__dict__.pop("late", []):
+        (_adopt if one.index <= index else _adopt_later)(self, one)
+    _advance(self, index)
+
+
+def _learners_hold(self: QuorumAckChecker) -> None:
+    with _learners_as_voters(self._state):
+        _advance_commit(self)
+
+
+def _learners_are_heard(self: LeaderElector, leader: Leader, now_ms: int) -> bool:
+    with _learners_as_voters(self._state):
+        return _quorum_is_in_contact(self, leader, now_ms)
+
+
+def _learners_confirm(self: ReadIndexQueue) -> int:
+    with _learners_as_voters(self._state):
+        return _confirmed_round(self)
+
+
+_advance_commit = QuorumAckChecker._advance_commit
+_quorum_is_in_contact = LeaderElector._quorum_is_in_contact
+_confirmed_round = cast("Callable[[ReadIndexQueue], int]", ReadIndexQueue.confirmed_round.fget)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _learners_as_voters(state: MemberState) -> Iterator[None]:
+    before = state.voting_peers
+    state.voting_peers = state.peers
+    yield
+    state.voting_peers = before
+
+
+def _learners_refuse(self: LeaderElector, sender: NodeId, request: VoteRequest, now_ms: int) -> VoteResult:
+    if not self._state.membership.is_voter:
+        return VoteResult.REJECT_UNKNOWN_MEMBER
+    return _judge_vote(self, sender, request, now_ms)
+
+
+def _unknown_are_refused(self: LeaderElector, sender: NodeId, request: VoteRequest, now_ms: int) -> VoteResult:
+    if sender not in self._state.membership.voters:
+        return VoteResult.REJECT_UNKNOWN_MEMBER
+    return _judge_vote(self, sender, request, now_ms)
+
+
+def _not_installed(_self: MemberState, _configuration: Configuration) -> bool:
+    return False
+
+
+def _of_the_current_alone(self: LeaderElector) -> Electorate:
+    return Electorate(self._state.membership.voters)
+
+
+_note_membership = MemberState._note_membership
+
+
+def _nothing_is_withheld(self: MemberState) -> None:
+    _note_membership(self)
+    self.withheld = {}
+
+
 PLANTS: Final[dict[str, tuple[Plant, ...]]] = {
     "commit-old-terms": (Plant(QuorumAckChecker, "_advance_commit", _commit_old_terms),),
     "commit-without-quorum": (Plant(QuorumAckChecker, "_advance_commit", _commit_without_quorum),),
@@ -299,6 +370,19 @@ PLANTS: Final[dict[str, tuple[Plant, ...]]] = {
     "repeated-answered-early": (Plant(ProducerTable, "plan", _repeated_is_committed),),
     "gaps-taken": (Plant(ProducerTable, "plan", _gaps_are_taken),),
     "no-adopted-term": (Plant(MemberState, "_adopt_term_of_log", _nothing),),
+    "members-when-committed": (
+        Plant(MemberState, "adopt", _adopt_later),
+        Plant(MemberState, "advance_commit", _adopt_what_is_committed),
+    ),
+    "learners-hold-entries": (Plant(QuorumAckChecker, "_advance_commit", _learners_hold),),
+    "learners-are-contact": (Plant(LeaderElector, "_quorum_is_in_contact", _learners_are_heard),),
+    "learners-confirm-reads": (Plant(ReadIndexQueue, "confirmed_round", property(_learners_confirm)),),
+    "learners-refuse-votes": (Plant(LeaderElector, "_judge_vote", _learners_refuse),),
+    "unknown-candidates-refused": (Plant(LeaderElector, "_judge_vote", _unknown_are_refused),),
+    "members-not-installed": (Plant(MemberState, "install", _not_installed),),
+    "members-not-reverted": (Plant(MemberState, "truncated", _nothing),),
+    "all-of-the-new-members": (Plant(LeaderElector, "_electorate", _of_the_current_alone),),
+    "removal-sent-early": (Plant(MemberState, "_note_membership", _nothing_is_withheld),),
 }
 
 

@@ -32,11 +32,11 @@ LOOKS: Final = 40
 class _Majority:
     """One set of members that is just large enough, and since when all has been well among them."""
 
-    def __init__(self, members: tuple[SimNode, ...], others: tuple[SimNode, ...]) -> None:
+    def __init__(self, members: tuple[SimNode, ...], others: tuple[SimNode, ...], now_us: int) -> None:
         self.members = members
         self.others = others
-        self.since_us = -1
-        self.quiet_since_us = -1
+        self.since_us = now_us
+        self.quiet_since_us = now_us
         """Since when nobody outside could disturb them."""
         self.commit = LogIndex(-1)
 
@@ -52,16 +52,31 @@ class Progress:
         self.got_on = 0
         """How often a majority that was well had got on."""
         self._noise = bool(options.drop or options.spike)
-        nodes = simulation.nodes
+        self._majorities: list[_Majority] = []
+        self.regroup()
+
+    def regroup(self) -> None:
+        """The members have changed, or may soon: a majority is now one of each configuration that may count."""
+        configurations, nodes = self._simulation.relevant, self._simulation.nodes
+        voters = [set(one.voters) for one in configurations]
+        candidates = self._simulation.voters
+        found: list[tuple[SimNode, ...]] = []
+        for size in range(1, len(candidates) + 1):
+            for chosen in combinations(candidates, size):
+                names = {node.name for node in chosen}
+                enough = all(len(names & some) > len(some) // 2 for some in voters)
+                if enough and not any(set(smaller) <= set(chosen) for smaller in found):
+                    found.append(chosen)
+        now_us = self._simulation.scheduler.now_us or -1
         self._majorities = [
-            _Majority(chosen, tuple(node for node in nodes if node not in chosen))
-            for chosen in combinations(nodes, len(nodes) // 2 + 1)
+            _Majority(chosen, tuple(node for node in nodes if node not in chosen), now_us) for chosen in found
         ]
 
     def look(self) -> None:
         """Raise ``Violation`` if a majority that could get on did not."""
         now_us = self._simulation.scheduler.now_us
         self.due_us = now_us + self.limit_us // LOOKS
+        self._simulation.look_at_members()
         network = self._simulation.network
         noisy = self._noise and not network.is_calm
         sound = {node.name: not noisy and self._is_sound(node) for node in self._simulation.nodes}
@@ -95,7 +110,7 @@ class Progress:
         disk = node.log.disk_full or slow or not self._simulation.mender.is_sound(node)
         if node.core is None or held_up or disk:
             return False
-        return node.core.state.has_standing and node.hard.voter and not node.forgetful
+        return node.core.state.has_standing and self._simulation.remembers(node)
 
     def _is_linked(self, one: NodeId, other: NodeId) -> bool:
         network = self._simulation.network

@@ -39,7 +39,7 @@ class Siege:
 
     def lay(self) -> bool:
         """Break a minority, mend all others; False if one of those has no standing."""
-        nodes = self._simulation.nodes
+        nodes = self._simulation.voters
         if self.lasts or len(nodes) < 3:
             return False
         broken = self._random.sample(nodes, self._random.randrange(1, (len(nodes) + 1) // 2))

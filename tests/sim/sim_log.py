@@ -24,6 +24,7 @@ from dledger.types import (
     Magic,
     Term,
 )
+from tests.sim.configurations import configuration_in
 from tests.support.memory_store import MemoryStore
 
 
@@ -91,6 +92,22 @@ class SimLog(MemoryStore):
         if disk is not None:
             self.crash()
 
+    def _start(self, begin: Boundary) -> None:
+        super()._start(begin)
+        self.configurations: list[Configuration] = []
+        """Those that its entries hold."""
+
+    def _add(self, record: bytes, position: int, term: Term, chain_crc: int) -> None:
+        super()._add(record, position, term, chain_crc)
+        configuration = configuration_in(record, EntryId(term, LogIndex(self._begin.index + len(self._records))))
+        if configuration is not None:
+            self.configurations.append(configuration)
+
+    def _drop_from(self, offset: int) -> None:
+        super()._drop_from(offset)
+        while self.configurations and self.configurations[-1].index > self._last.index:
+            self.configurations.pop()
+
     def copy_of_disk(self) -> Disk:
         """What a power cut would leave at this moment."""
         return self._disk.copy()
@@ -150,6 +167,8 @@ class SimLog(MemoryStore):
         super().drop_before(index)
         if self.begin != before:
             self._changes.append(self.begin)
+            while self.configurations and self.configurations[0].index <= self.begin.index:
+                del self.configurations[0]
 
     def flush(self) -> FlushMark:
         for change in self._changes:

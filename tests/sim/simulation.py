@@ -8,12 +8,16 @@ from random import Random
 from typing import Final
 
 from dledger.core.member_state import Leader
+from dledger.core.membership import implicit_configuration
 from dledger.core.messages import Message, PushAppend
 from dledger.errors import DLedgerError
+from dledger.members import Configuration
 from dledger.types import EntryRun, NodeId
 from tests.sim.alarms import Alarms
+from tests.sim.changes import Operators
 from tests.sim.checker import Checker, Violation, require
 from tests.sim.clients import Append, Clients
+from tests.sim.configurations import relevant
 from tests.sim.driver import SimNode
 from tests.sim.faults import Nemesis
 from tests.sim.mending import Mender
@@ -64,17 +68,25 @@ class Simulation:
             lambda node: self.nemesis.harass(node),
             lambda node: self.nemesis.harass_commit(node),
             self.mender.onlooker,
+            implicit_configuration(options.config_of(options.names[0])),
+            self._configuration_changed,
         )
         self.network = Network(
             options, self.scheduler, Random(f"network/{seed}"), self._deliver, self._stream_broke, self._strike_link
         )
         rates = [self.random.randrange(900, 1101) if options.has("drift") else 1000 for _ in options.names]
-        self.nodes = [SimNode(self, name, rate) for name, rate in zip(options.names, rates, strict=True)]
+        rates += [1000] * len(options.spares)
+        self.nodes = [SimNode(self, name, rate) for name, rate in zip(options.everybody, rates, strict=True)]
+        """All that may ever be members; what has not been added need not run."""
+        self.group = [node for node in self.nodes if node.name in options.names]
+        """The members, as of the newest committed configuration and those that may follow it; kept up to date."""
+        self.relevant: tuple[Configuration, ...] = (self.checker.members.newest,)
         self._by_name = {node.name: node for node in self.nodes}
         self.clients = Clients(self, Random(f"clients/{seed}"))
         self.producers = Producers(self, Random(f"producers/{seed}"))
         self.senders = Senders(self, Random(f"senders/{seed}"))
         self.alarms = Alarms(self, Random(f"alarms/{seed}"))
+        self.operators = Operators(self, Random(f"operators/{seed}"))
         self.nemesis = Nemesis(self, Random(f"nemesis/{seed}"))
         self.progress = Progress(self)
         self.think_us = options.think_us
@@ -138,6 +150,44 @@ class Simulation:
             return self.random.choice(("before", "after"))
         return None
 
+    def file_crash_point(self, node: SimNode) -> str | None:
+        """Whether a member dies right ``before`` or right ``after`` it saves its members file."""
+        if self.options.has("file_late") and self.healed_us is None and self.operators.random.random() < 0.2:
+            self.hit("file_late", node)
+            return self.operators.random.choice(("before", "after"))
+        return None
+
+    def _configuration_changed(self, leader: SimNode | None) -> None:
+        """A leader has appended a configuration, or (None) one was committed."""
+        self.operators.observe(leader, committed=leader is None)
+
+    def look_at_members(self) -> None:
+        """Note who may count by now; called often."""
+        checker = self.checker
+        found = relevant(checker.members.newest, self.nodes, len(checker.committed) - 1)
+        if found != self.relevant:
+            self.relevant = found
+            names = {one.node_id for configuration in found for one in configuration.members}
+            self.group[:] = [node for node in self.nodes if node.name in names]
+            self.progress.regroup()
+
+    @property
+    def voters(self) -> list[SimNode]:
+        """Those of the group that count, or may soon."""
+        names = {name for configuration in self.relevant for name in configuration.voters}
+        return [node for node in self.group if node.name in names]
+
+    def remembers(self, node: SimNode) -> bool:
+        """Whether a member counts, to itself and to the others, and has lost nothing."""
+        known = self.relevant[0].find(node.name)
+        is_same = known is None or known.uid in (0, node.file.uid)
+        return node.hard.voter and not node.forgetful and is_same and not node.file_is_lost
+
+    def boot(self, node: SimNode) -> None:
+        """Start a member that does not run."""
+        if node.core is None:
+            self._restart(node, node.boots)
+
     def crash(self, node: SimNode, down_us: int | None = None) -> None:
         """Kill a member (its page cache survives) or cut its power (a random part of what was not flushed is lost)."""
         if down_us is None:
@@ -190,8 +240,8 @@ class Simulation:
 
     def run(self) -> None:
         """Both phases, then the final checks. Raises ``Violation``, or whatever the core raised."""
-        late = self.random.choice(self.nodes) if self.options.has("late_start") and len(self.nodes) > 1 else None
-        for node in self.nodes:
+        late = self.random.choice(self.group) if self.options.has("late_start") and len(self.group) > 1 else None
+        for node in self.group:
             delay_us = int(self.random.random() * (8_000_000 if node is late else 50_000))
             self.hits["late_start"] += node is late
             self.scheduler.after(delay_us, self._restart, node, node.boots)
@@ -200,6 +250,7 @@ class Simulation:
         self.senders.start()
         self.nemesis.start()
         self.alarms.start()
+        self.operators.start()
         while self.events < self.options.events:
             require(self.scheduler.run_next(), "nothing happens any more")
             require(self.scheduler.now_us < 3_600_000_000, "time passes without events")
@@ -212,6 +263,7 @@ class Simulation:
         refused = [body for append in self.clients.appends if append.outcome == "not_applied" for body in append.bodies]
         self.checker.finish([*refused, *self.senders.refused()])
         self._check_producers()
+        self.operators.finish()
 
     def _check_producers(self) -> None:
         """In the order of their sequences, from 0 on, without a gap. (``Checker`` sees what is stored twice.)"""
@@ -231,7 +283,7 @@ class Simulation:
         for node in self.nodes:
             node.free_all()
             self.mender.mend(node)
-            if node.core is None:
+            if node.core is None and (node.boots or node in self.group):
                 node.start()
         self.event("healed", None)
 
@@ -265,19 +317,22 @@ class Simulation:
     def _is_well(self) -> bool:
         """One leader, whom all follow, and equal logs."""
         leader = self.nodes[self.believed_leader(0)]
-        for node in self.nodes:
+        self.look_at_members()
+        if len(self.relevant) > 1 or any(one.promote or one.replaces for one in self.relevant[0].members):
+            return False
+        for node in self.group:
             core = node.core
             if core is None or core.state.leader_id != leader.name or node.hard.term != leader.hard.term:
                 return False
             if node.log.last_chain_crc != leader.log.last_chain_crc or node.log.last != leader.log.last:
                 return False
-        return not any(one.open_operations() for one in (self.clients, self.producers, self.senders))
+        return not any(one.open_operations() for one in (self.clients, self.producers, self.senders, self.operators))
 
     def _is_done(self) -> bool:
         """Well, and everything is committed and durable everywhere."""
         if not self._is_well():
             return False
-        for node in self.nodes:
+        for node in self.group:
             end = node.log.last.index
             if node.core is None or node.core.state.commit_index != end or node.log.flushed.index != end:
                 return False
@@ -292,7 +347,10 @@ class Simulation:
             heal_ms=(self.well_us - (self.healed_us or 0)) // 1000,
             elections=self.checker.elections,
             committed=len(self.checker.chain),
-            outcomes=self.clients.outcomes() + self.producers.outcomes() + self.senders.outcomes(),
+            outcomes=self.clients.outcomes()
+            + self.producers.outcomes()
+            + self.senders.outcomes()
+            + self.operators.outcomes,
             hits=self.hits,
             roles=self.roles,
             trace_hash=self.trace_hash & (1 << 64) - 1,
