@@ -39,7 +39,12 @@ def check(node: Node, before: LastCheck | None = None) -> LastCheck:
     invariant(log.flushed.index <= log.last.index, "flushed <= end", flushed=log.flushed, last=log.last)
     invariant(log.last.term <= state.term, "no entry is newer than its holder's term", last=log.last, term=state.term)
     invariant(node.handler.verified_index <= log.last.index or isinstance(state.role, Leader), "verified <= end")
+    contacts = state.membership.contact_ids
+    invariant(node.dispatchers.keys() == set(contacts), "a dispatcher for each contact", contacts=contacts)
+    invariant(state.membership.committed.index <= state.membership.current.index, "in force is what is newest")
     if isinstance(state.role, Leader):
+        invariant(state.membership.is_voter, "a leader is a voter", node=state.node_id)
+        invariant(state.role.match.keys() == set(contacts), "a leader knows its contacts", contacts=contacts)
         noop = max(state.role.noop_index, log.begin.index)
         invariant(log.term_at(noop) == state.term, "a leader's no-op is of its term")
         for peer, match in state.role.match.items():

@@ -87,6 +87,11 @@ class Membership:
         peers = (self.committed.find(peer) or self.current.find(peer) for peer in self.peers)
         return (*(peer for peer in peers if peer is not None), *self.leaving)
 
+    @property
+    def left(self) -> tuple[NodeId, ...]:
+        """Those whose removal is committed, and who have not been released."""
+        return tuple(self._left)
+
     def copy(self) -> Membership:
         """One that does not change with this one."""
         other = Membership(self._node_id, self.committed)

@@ -91,6 +91,7 @@ class Node:
         self.state.on_membership = self._make_dispatchers
         self.changes = MemberChanges(self.state, self.noops, self.dispatchers)
         self.elector = LeaderElector(self.state, self.reads, self.noops, self.changes, config)
+        self.changes.hand_over = lambda now_ms, done: self.elector.transfer(None, now_ms, done)
         self.handler = EntryHandler(self.state, replication, config.store.segment_bytes)
         self.quorum_ack = QuorumAckChecker(self.state, self.reads, self.noops, replication)
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from dledger.config import ElectionConfig, Member, ReplicationConfig, ServerConfig, StoreConfig
+from dledger.core.entry_pusher import EntryDispatcher
 from dledger.core.invariants import LastCheck, check
 from dledger.core.member_state import Follower, Leader, MemberRun
+from dledger.core.membership import Membership, implicit_configuration, recover_membership
 from dledger.core.messages import (
     CheckedAppend,
     HeartbeatRequest,
@@ -27,7 +29,8 @@ from dledger.core.node import Node
 from dledger.core.outbox import RoleChange, Wake
 from dledger.core.ports import Random
 from dledger.errors import DLedgerError, LeaderHint
-from dledger.types import AppendedBatch, HardState, LogIndex, Magic, NodeId, Role, Standing, Term
+from dledger.members import ChangeKind, Configuration, MemberChange
+from dledger.types import NO_INDEX, AppendedBatch, HardState, LogIndex, Magic, NodeId, Role, Standing, Term
 from dledger.values import MIB
 from tests.support.disk_log import DiskLog
 
@@ -117,13 +120,28 @@ class Host:
     boots: int = 0
     up: bool = False
     flush_paused: bool = False
-    parts: list[_Part] = field(default_factory=list)
+    uid: int = 0
+    joins: bool = False
+    members: Configuration | None = None
+    """The newest committed explicit configuration, as its directory has it."""
+    fixed_parts: list[_Part] = field(default_factory=list)
+    pushers: dict[EntryDispatcher, _Part] = field(default_factory=dict)
     flush_wanted: bool = False
     role_changes: list[RoleChange] = field(default_factory=list)
     running: Node | None = None
     seen: LastCheck | None = None
     checked: int = -1
     """Up to where its committed entries were compared with the others'."""
+
+    @property
+    def parts(self) -> list[_Part]:
+        """All workers."""
+        return [*self.fixed_parts, *self.pushers.values()]
+
+    @property
+    def membership(self) -> Membership:
+        """As the member that runs sees it."""
+        return self.node.state.membership
 
     @property
     def node(self) -> Node:
@@ -147,6 +165,7 @@ class Cluster:
         self.now_ms = 0
         self.size = size
         self.changes = changes
+        self._change_ids = 0
         self.wire: list[Sent] = []
         self.held: list[Sent] = []
         self.delivered: list[Sent] = []
@@ -157,7 +176,9 @@ class Cluster:
         self.committed: dict[LogIndex, tuple[Term, bytes]] = {}
         self.ids = tuple(NodeId(f"n{number}") for number in range(size))
         self.hosts = {
-            one: Host(one, DiskLog(), HardState(standing=_STANDING[voters]), FixedTimeouts(100 * number))
+            one: Host(
+                one, DiskLog(), HardState(standing=_STANDING[voters]), FixedTimeouts(100 * number), uid=900 + number
+            )
             for number, one in enumerate(self.ids)
         }
         for one, log in (logs or {}).items():
@@ -172,30 +193,50 @@ class Cluster:
 
     def config(self, node_id: NodeId) -> ServerConfig:
         """The settings of a member."""
-        return make_config(node_id, self.size, **self.changes)
+        return make_config(node_id, max(self.size, int(node_id[1:]) + 1), **self.changes)
 
     # -- life ----------------------------------------------------------------------------------------------------
+
+    def join(self, node_id: NodeId) -> Node:
+        """Start a member of an empty disk that waits to be added (M12)."""
+        self.ids = (*self.ids, node_id)
+        number = int(node_id[1:])
+        host = Host(node_id, DiskLog(), HardState(), FixedTimeouts(100 * number), uid=900 + number, joins=True)
+        self.hosts[node_id] = host
+        return self.start(node_id)
 
     def start(self, node_id: NodeId) -> Node:
         """Start a member from what its disk holds."""
         host = self[node_id]
         host.boots += 1
+        config = self.config(node_id)
+        implicit = Configuration() if host.joins else implicit_configuration(config)
         node = Node(
-            self.config(node_id),
+            config,
             log=host.log,
             hard_state=host.saved,
             random=host.random,
             run=MemberRun(int(node_id[1:]) * 1000 + host.boots, countersign=7000 + host.boots),
             now_ms=self.now_ms,
+            membership=recover_membership(node_id, host.log, host.members, NO_INDEX, implicit),
+            uid=host.uid,
         )
         host.running, host.up, host.flush_wanted, host.seen, host.checked = node, True, False, None, -1
-        parts = [
+        host.fixed_parts = [
             _Part(Wake.ELECTOR, node.elector.step),
             _Part(Wake.HANDLER, node.handler.step),
             _Part(Wake.QUORUM_ACK, node.quorum_ack.step),
         ]
-        host.parts = parts + [_Part(Wake.DISPATCHERS, node.dispatchers[peer].step) for peer in node.state.peers]
+        host.pushers = {}
+        self._follow_dispatchers(host)
         return node
+
+    def _follow_dispatchers(self, host: Host) -> None:
+        """Dispatchers come and go with the members."""
+        current = host.node.dispatchers.values()
+        host.pushers = {one: part for one, part in host.pushers.items() if one in current}
+        for one in current:
+            host.pushers.setdefault(one, _Part(Wake.DISPATCHERS, one.step))
 
     def crash(self, node_id: NodeId, *, notice: bool = True) -> None:
         """Kill a member: unflushed entries and all memory are lost; with ``notice`` its peers see the stream break."""
@@ -216,8 +257,9 @@ class Cluster:
     def wipe(self, node_id: NodeId) -> None:
         """Crash a member and give it an empty disk."""
         self.crash(node_id)
-        self[node_id].log = DiskLog()
-        self[node_id].saved = HardState()
+        host = self[node_id]
+        host.log, host.saved, host.members = DiskLog(), HardState(), None
+        host.uid += 1000
 
     # -- the network ---------------------------------------------------------------------------------------------
 
@@ -255,8 +297,8 @@ class Cluster:
 
     def deliver(self, sent: Sent) -> None:
         """Hand a message to its target now, whatever the network would do; a dead target loses it."""
-        host = self[sent.target]
-        if not host.up:
+        host = self.hosts.get(sent.target)
+        if host is None or not host.up:
             return
         self.delivered.append(sent)
         node, message = host.node, sent.message
@@ -338,6 +380,10 @@ class Cluster:
         node = host.node
         outbox = node.state.outbox.take()
         host.saved = node.state.hard_state
+        if outbox.membership is not None:
+            committed = outbox.membership.committed
+            host.members = None if committed.index == NO_INDEX else committed
+            self._follow_dispatchers(host)
         for target, message in outbox.messages:
             self._send(host, target, message)
         for completion in outbox.completions:
@@ -432,6 +478,15 @@ class Cluster:
         """Ask a member for a linearizable read."""
         outcome: Outcome[LogIndex] = Outcome()
         self[node_id].node.reads.submit(self.now_ms, outcome)
+        self.act(node_id)
+        return outcome
+
+    def change(self, node_id: NodeId, kind: ChangeKind, member: NodeId, **more: Any) -> Outcome[Configuration]:  # noqa: ANN401  # by name
+        """Ask a member to change the members."""
+        outcome: Outcome[Configuration] = Outcome()
+        self._change_ids += 1
+        values: dict[str, Any] = {"change_id": self._change_ids, "host": "127.0.0.1", "port": 20911 + int(member[1:])}
+        self[node_id].node.changes.submit(MemberChange(kind, member, **(values | more)), self.now_ms, outcome)
         self.act(node_id)
         return outcome
 
