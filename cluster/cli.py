@@ -33,6 +33,7 @@ COMMANDS: Final = {
     "ha": ("ha", "Classic masters and slaves."),
     "health": ("health", "Check whether a server is serving."),
     "inspect": ("inspection", "Verify or dump a node's files."),
+    "member": ("member", "Show and change a group's members."),
     "message": ("mq_message", "Send, consume and find messages."),
     "nameserver": ("nameserver", "Run a name server."),
     "pipeline": ("pipeline", "Run a Spark job over the log."),
@@ -49,7 +50,6 @@ COMMANDS: Final = {
 
 ELSEWHERE = {
     "ls": "topic list",
-    "member": "status",
     "endpoint": "status",
     "group": "consumer",
     "groups": "consumer",

@@ -103,8 +103,9 @@ class FakeNode:
         done(self._not_leader() or LeaderHint(target or NodeId("n1")))
 
     def submit_member_change(self, change: MemberChange, done: Callable[[Configuration | DLedgerError], None]) -> None:
-        refused = self._not_leader() or self.change_error or self._stale(change)
-        if refused is None and change.change_id != self.change_id:
+        known = change.change_id == self.change_id
+        refused = self._not_leader() or self.change_error or (None if known else self._stale(change))
+        if refused is None and not known:
             self.changes.append(change)
             self._change(change)
         done(refused or self.configuration())
