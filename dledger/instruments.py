@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from dledger.errors import DLedgerError
+from dledger.members import ChangeKind
 from dledger.types import AppendedBatch, NodeId
 
 AppendDone = Callable[[AppendedBatch | DLedgerError], None]
@@ -28,6 +29,9 @@ class Instruments:
 
     def push_acknowledged(self, peer: NodeId, entries: int, size_bytes: int, took_s: float) -> None:
         """``peer`` acknowledged a push (durably, unless it flushes asynchronously) after this time."""
+
+    def members_changed(self, kind: ChangeKind, error: DLedgerError | None) -> None:
+        """A request to change the members was carried out, or refused."""
 
     def flushed(self, size_bytes: int, took_s: float) -> None:
         """Written bytes have become durable."""

@@ -48,6 +48,7 @@ from dledger.errors import (
 )
 from dledger.instruments import SILENT, Instruments
 from dledger.measurements import NodeMeasurements, PeerMeasurements
+from dledger.member_watch import MemberWatch
 from dledger.members import Configuration, MemberChange, MemberProgress
 from dledger.prehistory import Prehistory
 from dledger.records import record
@@ -130,7 +131,7 @@ class DLedgerServer:
         self._config = config.check()
         self._instruments = instruments
         measured = instruments is not SILENT
-        self._push_times = PushTimes([peer.node_id for peer in config.peers], instruments) if measured else None
+        self._push_times = PushTimes(instruments) if measured else None
         self.tls = TlsKeeper.of(config)
         """The certificates in use; None for plaintext."""
         self.grpc_port = 0
@@ -211,6 +212,8 @@ class DLedgerServer:
             wrap_noop=self.bodies.wrap_noop,
         )
         name = config.node_id
+        self._lines.members_are(self._node.state.membership)
+        self._member_watch = MemberWatch(config, self._node.state.membership, self.conditions, self._clock)
         self._roles = RoleChangeNotifier(name, self._supervisor)
         self._role_since = (self._node.state.role_name, self._node.state.term), now_ms
         old_logs = OldLogs(self._prehistory, self._compared_old_logs)
@@ -244,7 +247,14 @@ class DLedgerServer:
         self._transport: PeerTransport | None = None  # from `start` on: peers get the client port in use
         self._clients = ClientServer(config, self, self.guard, self.tls, self._supervisor.report, self.conditions)
         self._upkeep = LogUpkeep(
-            config, self._node, self.log, self._driver, self.conditions, self._clock, self._supervisor
+            config,
+            self._node,
+            self.log,
+            self._driver,
+            self.conditions,
+            self._clock,
+            self._supervisor,
+            self._look_after_members,
         )
         self._scrub = Worker(f"dledger-scrub-{name}", self._watch.step, self._clock, self._supervisor)
         self._workers = [self._scrub]
@@ -453,10 +463,21 @@ class DLedgerServer:
         message = envelope.message
         if not isinstance(message, VoteRequest | HeartbeatRequest):
             raise InvalidRequestError(f"{type(message).__name__} is not a request")
+        if isinstance(message, VoteRequest):
+            self._note_vote_request(envelope.sender)
         answer: VoteResponse | HeartbeatResponse = self._driver.call(
             lambda now_ms: self._node.answer(envelope.sender, message, now_ms)
         )
         return replace(envelope, sender=envelope.target, target=envelope.sender, message=answer)
+
+    def _note_vote_request(self, sender: NodeId) -> None:
+        def contact_ms(node: Node) -> int | None:
+            leader = node.state.role
+            heard_ms = leader.contact_ms.get(sender) if isinstance(leader, Leader) else None
+            return None if heard_ms is None else self._clock.monotonic_ms() - heard_ms
+
+        if (ago_ms := self._driver.look(contact_ms)) is not None:
+            self._member_watch.asked_for_vote(sender, ago_ms)
 
     def receive(self, envelope: Envelope) -> None:
         """Take any other message; a run is verified first, outside the lock."""
@@ -537,7 +558,12 @@ class DLedgerServer:
 
     def submit_member_change(self, change: MemberChange, done: Callable[[Configuration | DLedgerError], None]) -> None:
         """See ``LogNode.submit_member_change``."""
-        self._submit(partial(self._node.changes.submit, change), done)
+
+        def answer(result: Configuration | DLedgerError) -> None:
+            self._instruments.members_changed(change.kind, result if isinstance(result, DLedgerError) else None)
+            done(result)
+
+        self._submit(partial(self._node.changes.submit, change), answer)
 
     def change_members(self, change: MemberChange, timeout_s: float) -> Configuration:
         """Change the members, and wait for the new configuration to be committed.
@@ -708,8 +734,12 @@ class DLedgerServer:
 
     # -- events --------------------------------------------------------------------------------------------------
 
-    def _members_changed(self, membership: Membership, spoken_with: frozenset[NodeId]) -> None:
-        pass
+    def _members_changed(self, membership: Membership, _spoken_with: frozenset[NodeId]) -> None:
+        self._lines.members_changed(membership)
+        self._member_watch.members_changed(membership)
+
+    def _look_after_members(self) -> None:
+        self._member_watch.look(self.status(), NO_INDEX)
 
     def _publish_commit(self, index: LogIndex) -> None:
         event = CommitEvent(index)

@@ -4,6 +4,7 @@ conditions that follow from the node's state are shown. Each may wait for the di
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from dledger.clock import Clock
@@ -27,7 +28,7 @@ _REMEMBER_INTERVAL_MS: Final = 1000
 class LogUpkeep:
     """The upkeep of one node's log. Stop it before the driver, which it uses."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one parameter per neighbour
         self,
         config: ServerConfig,
         node: Node,
@@ -36,6 +37,7 @@ class LogUpkeep:
         conditions: Conditions,
         clock: Clock,
         supervisor: Supervisor,
+        look_after_members: Callable[[], None],
     ) -> None:
         self._config = config
         self._node = node
@@ -43,6 +45,7 @@ class LogUpkeep:
         self._driver = driver
         self._conditions = conditions
         self._clock = clock
+        self._look_after_members = look_after_members
         self.retention: Final = Retention(config, node, log, driver)
         self._remember_due_ms = clock.monotonic_ms() + _REMEMBER_INTERVAL_MS
         self._told_of_removed: ForcedRemoval | None = None
@@ -117,6 +120,7 @@ class LogUpkeep:
             conditions.set(ConditionKind.STUCK_LEADER, why, subject="disks")
         else:
             conditions.clear(ConditionKind.STUCK_LEADER, "disks")
+        self._look_after_members()
         conditions.now()
 
 

@@ -84,7 +84,7 @@ def _run(config: BrokerConfig, *, repair: bool, until_stdin_closes: bool) -> int
     from rocketstore.server import BrokerServer
 
     logs.name_speaker(node=config.node_id, group=config.name)
-    with metered(config.metrics_host, config.metrics_port, config.dledger) as exporter:
+    with metered(config.metrics_host, config.metrics_port) as exporter:
 
         def make() -> BrokerServer:
             _collect_less()

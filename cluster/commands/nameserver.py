@@ -65,7 +65,7 @@ def _run(config: NameServerConfig, *, until_stdin_closes: bool) -> int:
     def ready(server: NameServer) -> str:
         return f"name server is ready: {server.address}, values {config.kv_config_path}"
 
-    with metered(config.metrics_host, config.metrics_port, None) as exporter:
+    with metered(config.metrics_host, config.metrics_port) as exporter:
 
         def make() -> NameServer:
             server = NameServer(config)

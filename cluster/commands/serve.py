@@ -74,7 +74,7 @@ def _run(config: ServerConfig, *, repair: bool, until_stdin_closes: bool) -> int
             f"store {config.store.base_dir}, flush {config.store.flush_mode}"
         )
 
-    with metered(config.metrics_host, config.metrics_port, config) as exporter:
+    with metered(config.metrics_host, config.metrics_port) as exporter:
 
         def make() -> DLedgerServer:
             server = DLedgerServer(config, repair=repair, instruments=exporter.instruments if exporter else SILENT)

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cluster.metrics.exporter import Exporter
-    from dledger.config import ServerConfig
 
 
 @contextmanager
-def metered(host: str, port: int, node: ServerConfig | None) -> Iterator[Exporter | None]:
+def metered(host: str, port: int) -> Iterator[Exporter | None]:
     """Serve metrics of a server process at ``host:port``; None if ``port`` is 0. Raises ``ConfigError``.
 
     In that case nothing else of this package is imported, and nothing is measured.
@@ -22,5 +21,5 @@ def metered(host: str, port: int, node: ServerConfig | None) -> Iterator[Exporte
         return
     from cluster.metrics.exporter import Exporter
 
-    with Exporter(host, port, node.peers if node is not None else ()) as exporter:
+    with Exporter(host, port) as exporter:
         yield exporter

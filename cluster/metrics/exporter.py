@@ -23,9 +23,8 @@ from cluster.metrics.recorder import MetricsRecorder
 from dledger.types import LogIndex, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
-    from dledger.config import Member
     from dledger.server import DLedgerServer
     from rocketstore.nameserver.server import NameServer
     from rocketstore.server import BrokerServer
@@ -40,8 +39,8 @@ class _Probes:
 class Exporter:
     """A context manager that serves the port. The constructor raises ``ConfigError`` if the port is in use."""
 
-    def __init__(self, host: str, port: int, peers: Iterable[Member] = ()) -> None:
-        self.instruments = MetricsRecorder(peer.node_id for peer in peers)
+    def __init__(self, host: str, port: int) -> None:
+        self.instruments = MetricsRecorder()
         """To be passed to the server."""
         self._registry = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=self._registry)

@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from cluster.metrics.families import Families
 from cluster.metrics.recorder import MetricsRecorder
 from dledger.measurements import NodeMeasurements
+from dledger.members import MemberRole
 from dledger.server import DLedgerServer
 from dledger.types import LogIndex, Role
 
@@ -49,7 +50,13 @@ class NodeMetrics(Collector):
         if status.leader is not None:
             found.gauge("dledger_leader_info", 1, status.leader.node_id)
         found.gauge("dledger_voter", status.voter)
-        found.gauge("dledger_members", len(status.members))
+        for member_role in MemberRole:
+            count = sum(one.role is member_role for one in status.members)
+            found.gauge("dledger_members", count, member_role.name.lower())
+        found.gauge("dledger_configuration_index", status.configuration_index)
+        found.gauge("dledger_configuration_committed", status.configuration_committed)
+        for (kind, code), count in record.member_changes().items():
+            found.counter("dledger_member_changes_total", count, kind, code)
         found.conditions(status.conditions)
         found.counter("dledger_elections_total", now.elections)
         found.counter("dledger_pre_votes_total", now.pre_votes)
@@ -73,16 +80,22 @@ class NodeMetrics(Collector):
         found.counter("dledger_forced_segments_total", now.forced_segments)
 
     def _peers(self, found: Families, now: NodeMeasurements) -> None:
+        learners = {one.node_id for one in now.status.members if one.role is MemberRole.LEARNER}
         for peer in now.peers:
             status, name = peer.status, peer.status.node_id
             found.gauge("dledger_peer_match_index", status.match_index, name)
             found.gauge("dledger_peer_lag_entries", status.lag_entries, name)
             found.gauge("dledger_peer_lag_bytes", peer.lag_bytes, name)
+            if name in learners:
+                found.gauge("dledger_peer_ready", not status.not_ready, name)
             found.gauge("dledger_peer_inflight_pushes", status.inflight, name)
             found.gauge("dledger_peer_last_contact_seconds", status.last_contact_ms / 1000, name)
         for name, dropped in now.dropped_messages.items():
             found.counter("dledger_peer_dropped_messages_total", dropped, name)
-        for name, record in self._recorder.peers.items():
+        members = {one.node_id for one in now.status.members}
+        for name, record in sorted(self._recorder.peers.copy().items()):
+            if name not in members:
+                continue
             found.histogram("dledger_replication_latency_seconds", record.latency_s, name)
             found.histogram("dledger_replication_batch_entries", record.entries, name)
             found.histogram("dledger_replication_batch_bytes", record.size_bytes, name)

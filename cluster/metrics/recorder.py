@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
 
 from cluster.metrics.histogram import BYTES_BOUNDS, ENTRIES_BOUNDS, LATENCY_BOUNDS_S, Histogram
 from dledger.core.outbox import RoleChange
 from dledger.errors import DLedgerError
 from dledger.instruments import AppendDone, Instruments
+from dledger.members import ChangeKind
 from dledger.types import AppendedBatch, NodeId
 
 
@@ -26,19 +26,20 @@ class PeerRecord:
 class MetricsRecorder(Instruments):
     """Implements the port ``dledger.instruments``, and ``RoleChangeHandler``."""
 
-    def __init__(self, peers: Iterable[NodeId] = ()) -> None:
+    def __init__(self) -> None:
         self.append_latency_s = Histogram(LATENCY_BOUNDS_S)
         self.append_entries = Histogram(ENTRIES_BOUNDS)
         self.append_bytes = Histogram(BYTES_BOUNDS)
         self.flush_latency_s = Histogram(LATENCY_BOUNDS_S)
         self.flush_bytes = Histogram(BYTES_BOUNDS)
-        self.peers = {peer: PeerRecord() for peer in sorted(peers)}
+        self.peers: dict[NodeId, PeerRecord] = {}
         # A node writes its log on one thread at a time, so these need no lock.
         self.received_entries = 0
         self.received_bytes = 0
         self._lock = threading.Lock()  # guards the counters below
         self._failures: Counter[str] = Counter()
         self._role_changes: Counter[tuple[str, str]] = Counter()
+        self._member_changes: Counter[tuple[str, str]] = Counter()
 
     # -- Instruments -------------------------------------------------------------------------------------------------
 
@@ -67,10 +68,17 @@ class MetricsRecorder(Instruments):
 
     def push_acknowledged(self, peer: NodeId, entries: int, size_bytes: int, took_s: float) -> None:
         """See ``Instruments.push_acknowledged``."""
-        record = self.peers[peer]
+        record = self.peers.get(peer)
+        if record is None:
+            record = self.peers.setdefault(peer, PeerRecord())
         record.latency_s.observe(took_s)
         record.entries.observe(entries)
         record.size_bytes.observe(size_bytes)
+
+    def members_changed(self, kind: ChangeKind, error: DLedgerError | None) -> None:
+        """See ``Instruments.members_changed``."""
+        with self._lock:
+            self._member_changes[kind, "SUCCESS" if error is None else error.code.name] += 1
 
     def flushed(self, size_bytes: int, took_s: float) -> None:
         """See ``Instruments.flushed``."""
@@ -101,3 +109,8 @@ class MetricsRecorder(Instruments):
         """Role changes by new role and reason."""
         with self._lock:
             return dict(self._role_changes)
+
+    def member_changes(self) -> dict[tuple[str, str], int]:
+        """Requests to change the members, by kind and DLedger's response code."""
+        with self._lock:
+            return dict(self._member_changes)

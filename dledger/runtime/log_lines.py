@@ -10,8 +10,11 @@ import logging
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from dledger.core.membership import Membership
 from dledger.core.outbox import RoleChange, RoleReason
-from dledger.types import NodeId
+from dledger.member_texts import difference_text, members_text
+from dledger.members import Configuration
+from dledger.types import NO_INDEX, NodeId
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -24,11 +27,35 @@ class NodeLines:
 
     def __init__(self, node_id: NodeId) -> None:
         self._node_id = node_id
+        self._members = Configuration(), Configuration()
+
+    def members_are(self, membership: Membership) -> None:
+        """Those at the start."""
+        self._members = membership.committed, membership.current
 
     def recovered(self, report: DataclassInstance) -> None:
         """Log the result of opening the log."""
         fields: dict[str, Any] = asdict(report)  # Any: numbers, texts and paths
         _log.info("%s: %s", self._node_id, report, extra={"event": "recovery", **fields})
+
+    def members_changed(self, membership: Membership) -> None:
+        """Log a configuration that was adopted, committed or reverted, with what became different."""
+        before, after = self._members, (membership.committed, membership.current)
+        self._members = after
+        (old_committed, old), (committed, new) = before, after
+        if new.index > old.index:
+            self._tell_members("adopted", old, new)
+        elif new.index < old.index:
+            self._tell_members("reverted", old, new)
+        if committed.index > old_committed.index:
+            self._tell_members("committed", old_committed, committed)
+
+    def _tell_members(self, what: str, old: Configuration, new: Configuration) -> None:
+        which = "as configured" if new.index == NO_INDEX else f"of entry {new.index}, term {new.term}"
+        change = difference_text(old, new)
+        extra = {"event": "members", "change": what, "index": new.index, "term": new.term, "difference": change}
+        text = "%s: members %s: %s, %s (%s)"
+        _log.info(text, self._node_id, what, members_text(new), which, change, extra=extra)
 
     def role_changed(self, change: RoleChange) -> None:
         """Log a change of role, term or leader, and its reason."""

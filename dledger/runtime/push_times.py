@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,21 +32,24 @@ class _Sent:
 class PushTimes:
     """The times of one leader. ``sent`` and ``answered`` of a peer may run at once, each on one thread at a time."""
 
-    def __init__(self, peers: Iterable[NodeId], instruments: Instruments) -> None:
+    def __init__(self, instruments: Instruments) -> None:
         self._instruments = instruments
-        self._sent: dict[NodeId, deque[_Sent]] = {peer: deque(maxlen=REMEMBERED_MAX) for peer in peers}
+        self._sent: dict[NodeId, deque[_Sent]] = {}
 
     def sent(self, peer: NodeId, push: PushAppend) -> None:
         """Record a push being sent."""
         run = push.run
         entries = run.last_index - run.first_index + 1
-        self._sent[peer].append(_Sent(push.term, run.last_index, entries, len(run.data), time.monotonic()))
+        waiting = self._sent.get(peer)
+        if waiting is None:
+            waiting = self._sent.setdefault(peer, deque(maxlen=REMEMBERED_MAX))
+        waiting.append(_Sent(push.term, run.last_index, entries, len(run.data), time.monotonic()))
 
     def answered(self, peer: NodeId, answer: PushResponse) -> None:
         """Record a follower's answer."""
         if answer.kind is not PushKind.APPEND or answer.code is not ResponseCode.SUCCESS:
             return
-        waiting = self._sent[peer]
+        waiting = self._sent.get(peer)
         while waiting and waiting[0].last_index <= answer.flushed_index:
             push = waiting.popleft()
             if push.term == answer.term:
@@ -56,4 +58,4 @@ class PushTimes:
 
     def lost(self, peer: NodeId) -> None:
         """The connection broke: forget the pushes in flight."""
-        self._sent[peer].clear()
+        self._sent.pop(peer, None)

@@ -128,6 +128,9 @@ def test_a_node_tells_where_it_is_and_what_it_did(exporter: Exporter, node: DLed
     found = samples(exporter)
 
     assert value(found, "dledger_role", role="leader", node="n0", group="default") == 1
+    assert value(found, "dledger_members", role="voter") == 1
+    assert value(found, "dledger_members", role="learner") == 0
+    assert value(found, "dledger_configuration_index") == -1
     assert value(found, "dledger_role", role="follower") == 0
     assert value(found, "dledger_leader_info", leader="n0") == 1
     assert value(found, "dledger_term") == node.status().term == 1
@@ -183,7 +186,8 @@ def test_what_a_node_tells_is_what_the_catalog_names(exporter: Exporter, node: D
         for family in text_string_to_metric_families(text)
         if not family.name.startswith(PROCESS)
     }
-    conditional = {spec.name for spec in NODE_SPECS if "peer" in spec.labels} | {"dledger_append_failures_total"}
+    conditional = {spec.name for spec in NODE_SPECS if "peer" in spec.labels}
+    conditional |= {"dledger_append_failures_total", "dledger_member_changes_total"}
     assert set(told) == {spec.name for spec in NODE_SPECS} - conditional
     for name, family in told.items():
         assert (family.type, family.documentation) == (SPECS[name].kind, SPECS[name].meaning)
@@ -294,7 +298,7 @@ def test_slaves_and_their_masters_tell_how_far_behind_they_are() -> None:
 
 def test_without_a_port_nothing_is_measured() -> None:
     """The default: no thread, no port, no collector."""
-    with metered("127.0.0.1", 0, None) as nothing:
+    with metered("127.0.0.1", 0) as nothing:
         assert nothing is None
 
 

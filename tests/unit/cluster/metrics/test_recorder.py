@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from cluster.metrics.recorder import MetricsRecorder
 from dledger.core.outbox import RoleChange, RoleReason
-from dledger.errors import DLedgerError, NotLeaderError
+from dledger.errors import DLedgerError, NotLeaderError, WouldLoseQuorumError
+from dledger.members import ChangeKind
 from dledger.types import AppendedBatch, LogIndex, NodeId, Role, Term
 
 N1 = NodeId("n1")
@@ -27,7 +28,7 @@ def test_an_answer_is_timed_and_passed_on() -> None:
 
 def test_what_was_appended_is_told_from_what_was_received() -> None:
     """A leader's batches make histograms; a follower's runs only add up."""
-    recorder = MetricsRecorder([N1])
+    recorder = MetricsRecorder()
 
     recorder.wrote(3, 300, as_leader=True)
     recorder.wrote(5, 500, as_leader=False)
@@ -54,3 +55,13 @@ def test_role_changes_are_counted_by_role_and_reason() -> None:
         ("follower", "leader_heard"): 1,
         ("leader", "unknown"): 1,
     }
+
+
+def test_changes_of_members_are_counted_by_kind_and_code() -> None:
+    """Refusals, too: somebody tries again and again what cannot be done."""
+    recorder = MetricsRecorder()
+    for _ in range(2):
+        recorder.members_changed(ChangeKind.REMOVE, WouldLoseQuorumError("too few"))
+    recorder.members_changed(ChangeKind.ADD, None)
+
+    assert recorder.member_changes() == {("remove", "WOULD_LOSE_QUORUM"): 2, ("add", "SUCCESS"): 1}

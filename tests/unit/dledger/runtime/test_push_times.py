@@ -38,7 +38,7 @@ def answer(
 def test_one_answer_tells_of_all_pushes_that_it_covers() -> None:
     """A follower acknowledges several pushes with one flush; a push half of which is durable waits."""
     noting = Noting()
-    times = PushTimes([N1], noting)
+    times = PushTimes(noting)
     for first, last in ((0, 4), (5, 9), (10, 19)):
         times.sent(N1, push(first, last))
 
@@ -53,7 +53,7 @@ def test_one_answer_tells_of_all_pushes_that_it_covers() -> None:
 def test_refusals_other_answers_and_other_terms_tell_nothing() -> None:
     """Only an append that a follower took in the push's own term was replicated by it."""
     noting = Noting()
-    times = PushTimes([N1], noting)
+    times = PushTimes(noting)
     times.sent(N1, push(0, 4))
 
     times.answered(N1, answer(4, kind=PushKind.COMMIT))
@@ -66,7 +66,7 @@ def test_refusals_other_answers_and_other_terms_tell_nothing() -> None:
 def test_what_a_broken_connection_carried_is_forgotten() -> None:
     """A push that was lost took no time; nor are more remembered than can be under way."""
     noting = Noting()
-    times = PushTimes([N1], noting)
+    times = PushTimes(noting)
     times.sent(N1, push(0, 4))
     times.lost(N1)
     for index in range(REMEMBERED_MAX + 5):
