@@ -47,11 +47,11 @@ def rank(state: MemberState, leader: NodeId) -> int:
     By what the leader stated in its heartbeats, to all of them: while entries arrive, each member knows more of its own
     log, and would take itself for the first. A member without standing is the last.
     """
+    others = [peer for peer in state.voting_peers if peer != leader]
     if not state.has_standing:
-        return len(state.peers) - 1
+        return len(others)
     own = state.remembered.get(state.node_id, NO_ENTRY), state.node_id
-    others = [(state.remembered.get(peer, NO_ENTRY), peer) for peer in state.peers if peer != leader]
-    return sum(other > own for other in others)
+    return sum((state.remembered.get(peer, NO_ENTRY), peer) > own for peer in others)
 
 
 def doubt(state: MemberState, leader: NodeId, term: Term, now_ms: int) -> bool:
@@ -67,9 +67,14 @@ def doubt(state: MemberState, leader: NodeId, term: Term, now_ms: int) -> bool:
 
 
 def on_answer(state: MemberState, sender: NodeId, answer: VoteResponse, now_ms: int) -> None:
-    """Suspect a leader that, in doubt, was asked at its own address and answers that it does not lead."""
+    """Suspect a leader that, in doubt, was asked at its own address and answers that it does not lead.
+
+    It has been in the term that it led: an answer of an earlier one was given before, and has been long on its way. A
+    pre-vote is granted in the term asked for, which is the next one.
+    """
     role = state.role
-    if isinstance(role, Follower) and role.leader == sender and now_ms <= role.answer_due_ms and answer.pre_vote:
+    current = answer.pre_vote and answer.term >= state.term + answer.granted
+    if isinstance(role, Follower) and role.leader == sender and now_ms <= role.answer_due_ms and current:
         role.answer_due_ms = 0
         if not answer.leads:
             suspect(state, sender, state.term, now_ms)
@@ -100,7 +105,7 @@ def on_refusal(state: MemberState, candidate: Candidate, voter: NodeId, now_ms: 
     again soon.
     """
     candidate.refused.add(voter)
-    lost = len(candidate.refused) >= len(state.peers) + 1 - state.quorum
+    lost = len(candidate.refused) >= len(state.membership.voters) - state.quorum
     if lost and candidate.repeats_left > 0 and not candidate.pre_vote:
         soon_ms = now_ms + state.draw(REPEAT_MS_MIN, REPEAT_MS_MAX)
         candidate.election_due_ms = min(candidate.election_due_ms, soon_ms)

@@ -165,7 +165,7 @@ class PeerServer:
                 del self._in_use[caller]
         connection.close()
         bridge = self._bridge
-        if in_use and caller.purpose is Purpose.PUSH and bridge is not None:  # and not closed by us
+        if in_use and caller.purpose is not Purpose.LOG and bridge is not None:  # and not closed by us
             bridge.post(partial(self._leaders.broke, caller.node_id))
 
     def _serve_control(self, connection: PeerConnection, caller: PeerCaller) -> None:

@@ -33,23 +33,28 @@ class LeaderWatch:
         self._receiver = receiver
         self._report = report
         self._task: asyncio.Task[None] | None = None
+        self._lost: set[NodeId] = set()
         self._next_s = 0.0
         self._closed = False
 
     def broke(self, peer: NodeId) -> None:
-        """The push connection of ``peer`` broke; if this member follows it, look whether it is there.
+        """A connection of ``peer`` broke; if this member follows it, look whether it is there.
 
-        While one look lasts, another loss is left to the election timeout.
+        Both that for pushes and that for heartbeats: a killed process leaves both, and what it sent on the one may
+        arrive, and look like a sign of life, after the end of the other.
         """
-        if self._closed or self._task is not None or peer not in self._peers:
+        if self._closed or peer not in self._peers or self._followed(peer) is None:
             return
-        try:
-            term = self._receiver.follows(peer)
-        except DLedgerError:  # the node stops
-            return
-        if term is not None:
-            self._task = asyncio.create_task(self._look(self._peers[peer], term), name=f"dledger-leader-watch-{peer}")
+        self._lost.add(peer)
+        if self._task is None:
+            self._task = asyncio.create_task(self._look(), name="dledger-leader-watch")
             supervise(self._task, self._report)
+
+    def _followed(self, peer: NodeId) -> Term | None:
+        try:
+            return self._receiver.follows(peer)
+        except DLedgerError:  # the node stops
+            return None
 
     async def close(self) -> None:
         """Give up. Idempotent."""
@@ -59,12 +64,16 @@ class LeaderWatch:
             with suppress(asyncio.CancelledError, Exception):  # a failure has been reported already
                 await self._task
 
-    async def _look(self, leader: Member, term: Term) -> None:
+    async def _look(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            await asyncio.sleep(max(0.0, self._next_s - loop.time()))
-            self._next_s = loop.time() + PAUSE_S
-            await self._dial(leader, term)
+            while self._lost:
+                await asyncio.sleep(max(0.0, self._next_s - loop.time()))
+                peer = self._lost.pop()
+                term = self._followed(peer)
+                if term is not None:
+                    self._next_s = loop.time() + PAUSE_S
+                    await self._dial(self._peers[peer], term)
         except DLedgerError:  # the node stops
             return
         finally:
@@ -83,7 +92,7 @@ class LeaderWatch:
                     transport.abort()
         except (ConnectionRefusedError, ConnectionResetError):
             self._receiver.leader_lost(peer, term, gone=True)
-        except OSError:  # a time-out or an unreachable host
+        except (OSError, RuntimeError):  # a time-out, an unreachable host, or no thread to resolve its name
             return
 
 

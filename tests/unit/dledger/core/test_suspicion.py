@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dledger.core.member_state import Candidate, Follower
 from dledger.core.messages import PushCommit, VoteRequest, VoteResult
 from dledger.core.outbox import Wake
 from dledger.core.suspicion import ANSWER_MS_MAX, RANK_MS, REPEAT_MS_MAX, REPEAT_MS_MIN, REPEATS_MAX
+from dledger.members import Configuration, MemberRole
 from dledger.types import EntryId, HardState, LogIndex, NodeId, Role, Standing, Term
 from tests.support.cluster import N1, N2
 from tests.support.solo import Solo
 
 LEADER = N2
+N3, N4 = NodeId("n3"), NodeId("n4")
 
 
 def follower(size: int = 3, **more: object) -> Solo:
@@ -65,6 +69,25 @@ def test_the_follower_with_the_longest_known_log_is_first(held: tuple[int, ...],
 
     assert isinstance(solo.state.role, Follower)
     assert solo.state.role.election_due_ms == 400 + place * RANK_MS
+
+
+def learns(solo: Solo, *learners: NodeId) -> None:
+    """These members, of those configured, are learners."""
+    current = solo.state.membership.current
+    members = [replace(one, role=MemberRole.LEARNER) if one.node_id in learners else one for one in current.members]
+    solo.state.adopt(Configuration(tuple(members), LogIndex(7)))
+
+
+def test_a_learner_has_no_place() -> None:
+    """It never asks for votes, however much it holds: nobody waits for it."""
+    solo = follower(5, terms=(5,) * 8)
+    knows(solo, 6, 7, 9, 7, 5)
+    learns(solo, N1, N3)
+
+    lose(solo)
+
+    assert isinstance(solo.state.role, Follower)
+    assert solo.state.role.election_due_ms == 400
 
 
 def test_a_member_without_standing_is_last() -> None:
@@ -205,6 +228,22 @@ def test_a_split_vote_is_followed_by_new_questions_soon() -> None:
     assert {(request.pre_vote, request.term) for request in sent} == {(True, 7)}
 
 
+def test_a_split_vote_is_known_by_the_voters() -> None:
+    """Three of five members vote, one of which is gone: if one refuses, no majority is left."""
+    solo = follower(5)
+    learns(solo, N3, N4)
+    lose(solo)
+    solo.tick(4 * RANK_MS)
+    solo.vote(N1, pre_vote=True)
+    assert solo.state.term == 6
+    solo.take()
+
+    solo.vote(N1, granted=False)
+    sent = [message for _ in range(REPEAT_MS_MAX) for _, message in solo.tick(1) if isinstance(message, VoteRequest)]
+
+    assert {(request.pre_vote, request.term) for request in sent} == {(True, 7)}
+
+
 def test_a_lost_campaign_after_a_silence_waits_for_the_election_timeout() -> None:
     """As ever: only where the leader is known to be gone is there a hurry."""
     solo = Solo(5, hard_state=HardState(Term(5), standing=Standing.FULL))
@@ -239,6 +278,19 @@ def test_a_leader_whose_address_answers_is_asked() -> None:
     assert question.pre_vote
     assert solo.state.hears_leader(solo.now_ms)
     solo.vote(LEADER, granted=False, pre_vote=True, leads=False)
+    assert not solo.state.hears_leader(solo.now_ms)
+
+
+@pytest.mark.parametrize(("granted", "term"), [(False, 4), (True, 5)])
+def test_an_answer_from_before_the_leaders_term_is_no_answer_to_the_question(*, granted: bool, term: int) -> None:
+    """It had not been elected yet, and the answer was long on its way. What is granted is the term asked for."""
+    solo = follower()
+    lose(solo, gone=False)
+
+    solo.vote(LEADER, term=term, granted=granted, pre_vote=True)
+    assert solo.state.role == Follower(LEADER, 900, 400)
+    solo.vote(LEADER, granted=False, pre_vote=True)
+
     assert not solo.state.hears_leader(solo.now_ms)
 
 

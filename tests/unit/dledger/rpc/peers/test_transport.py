@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import select
 import socket
 import struct
@@ -28,13 +29,14 @@ from dledger.core.messages import (
     VoteRequest,
 )
 from dledger.errors import ConfigError, InvariantError, ResponseCode
-from dledger.rpc import options
+from dledger.rpc import loops, options
 from dledger.rpc.peers import codec, frames, pushes, server, suspicion
 from dledger.rpc.peers.acceptor import PeerCaller
 from dledger.rpc.peers.connection import PeerConnection
 from dledger.rpc.peers.frames import FrameBuffer, FrameKind, Purpose
 from dledger.rpc.peers.link import PeerLink
 from dledger.rpc.peers.outgoing import HEARTBEATS_MAX, OTHERS_MAX
+from dledger.rpc.peers.suspicion import LeaderWatch
 from dledger.rpc.peers.transport import PeerTransport
 from dledger.types import NO_ENTRY, LogIndex, NodeId, Term
 from tests.support.peer_wire import PeerWire, handshake_frame
@@ -368,6 +370,71 @@ def test_a_leader_that_dies_while_it_is_asked_is_gone(peer: Peer, silent: Silent
             link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets it
 
     assert losses[:-1] in ([(N0, Term(5), False)], [])  # in doubt before, unless the reset overtook the connection
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_heartbeat_that_was_on_its_way_when_the_leader_was_killed_is_no_sign_of_life(peer: Peer) -> None:
+    """After the end of its pushes it ends the suspicion: the end of its own connection is looked into as well."""
+    peer.receiver.leader = N0, Term(5)
+    with peer.connected(Purpose.CONTROL) as control:
+        control.send(FrameKind.HEARTBEAT, HeartbeatRequest(Term(5)))
+        wait_until(lambda: peer.receiver.requested != [], "it is heard")
+        lose_pushes(peer)
+        wait_until(lambda: peer.receiver.leader_losses == [(N0, Term(5), True)], "the end of its pushes is noticed")
+
+    wait_until(lambda: peer.receiver.leader_losses == [(N0, Term(5), True)] * 2, "the end of its heartbeats, too")
+
+
+def test_what_breaks_during_a_look_is_looked_into_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next leader may be killed within the 100 ms that a look takes at most. Each once, and in turn."""
+    led = {N0: Term(5)}
+    looks: list[NodeId] = []
+    receiver = RecordingReceiver()
+    monkeypatch.setattr(receiver, "follows", led.get)
+
+    async def run() -> None:
+        watch = LeaderWatch([Member(N0, "127.0.0.1", 1), Member(N1, "127.0.0.1", 2)], receiver)
+
+        async def dial(leader: Member, _term: Term) -> None:
+            looks.append(leader.node_id)
+            if len(looks) == 1:
+                watch.broke(N0)
+                watch.broke(N0)
+                led[N1] = Term(6)
+                watch.broke(N1)
+
+        monkeypatch.setattr(watch, "_dial", dial)
+        watch.broke(N1)
+        watch.broke(N0)
+        while watch._task is not None:
+            await asyncio.sleep(0)
+        await watch.close()
+
+    monkeypatch.setattr(suspicion, "PAUSE_S", 0.001)
+    loops.run(run())
+
+    assert looks[0] == N0
+    assert sorted(looks[1:]) == [N0, N1]
+
+
+def test_a_look_that_finds_no_thread_to_resolve_the_name_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the limit of a process or container; the next look may find one."""
+    receiver = RecordingReceiver(leader=(N0, Term(5)))
+    failures: list[BaseException] = []
+
+    async def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def run() -> None:
+        watch = LeaderWatch([Member(N0, "leader.example", 1)], receiver, failures.append)
+        watch.broke(N0)
+        while watch._task is not None:
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(loops, "connect", no_thread)
+    loops.run(run())
+
+    assert (receiver.leader_losses, failures) == ([], [])
 
 
 @pytest.mark.usefixtures("patient")
