@@ -78,6 +78,8 @@ class CatchUp:
             return "its disk is full"
         if not leader.counts[peer]:
             return "it has no standing yet, which it takes when it holds an entry appended after it was first heard"
+        if leader.memories.get(peer, (0, 0))[0] != leader.boot_ids.get(peer):
+            return "it has not been heard since it took standing"
         if not self._ends or self._ends[0][0] > now_ms - self._timeout_ms:
             return f"the leader has not looked for {self._timeout_ms} ms yet: ask again"
         if leader.match[peer] < self._ends[0][1]:
