@@ -7,7 +7,7 @@ from struct import Struct
 from struct import error as StructError  # noqa: N812  # it is an exception
 from typing import Final
 
-from dledger.core.noop_payload import PayloadKind, UnreadablePayloadError, find_payload, with_head
+from dledger.core.noop_payload import PayloadKind, UnreadablePayloadError, find_payload, kind_in, with_head
 from dledger.core.ports import Log
 from dledger.errors import InvalidRequestError
 from dledger.members import ClusterMember, Configuration, MemberRole
@@ -44,10 +44,10 @@ def encode_configuration(configuration: Configuration) -> bytes:
 def decode_configuration(body: bytes) -> Configuration | None:
     """The configuration in a NOOP's body, without index and term; None if it holds none.
 
-    Raises ``UnreadablePayloadError``.
+    Raises ``UnreadablePayloadError`` for one of a later version or a damaged one; other payloads may be unreadable.
     """
-    found = find_payload(body)
-    if found is None or found[0] is not PayloadKind.CONFIGURATION:
+    found = find_payload(body) if kind_in(body) == PayloadKind.CONFIGURATION else None
+    if found is None:
         return None
     try:
         return _decode(found[1])

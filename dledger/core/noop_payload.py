@@ -45,6 +45,15 @@ def with_head(kind: PayloadKind, rest: bytes) -> bytes:
     return _HEAD.pack(MARK, VERSION, kind, len(rest)) + rest
 
 
+def kind_in(body: bytes) -> int | None:
+    """The kind of the payload in a NOOP's body, known or not; None if there is none."""
+    start = body.find(MARK)
+    if start < 0 or len(body) < start + HEAD_BYTES:
+        return None
+    kind: int = _HEAD.unpack_from(body, start)[2]
+    return kind
+
+
 def find_payload(body: bytes) -> tuple[PayloadKind, bytes] | None:
     """The kind and the rest of the payload in a NOOP's body; None if there is none.
 

@@ -17,6 +17,7 @@ from dledger.errors import InvalidRequestError
 from dledger.members import MEMBERS_MAX, ClusterMember, Configuration, MemberRole
 from dledger.types import LogIndex, Magic, NodeId, Term
 from tests.support.cluster import made_log
+from tests.support.producers import newer_payload
 
 _MEMBERS = Configuration(
     (
@@ -38,6 +39,15 @@ def test_other_bodies_hold_no_configuration() -> None:
     assert decode_configuration(b"begins a term") is None
     assert decode_configuration(encode_registration(Registration("p", 1))) is None
     assert decode_payload(encode_configuration(_MEMBERS)) is None
+    assert decode_configuration(newer_payload()) is None
+
+
+def test_a_configuration_of_a_later_version_is_an_error() -> None:
+    """Who cannot know the members must not take part."""
+    newer = bytearray(encode_configuration(_MEMBERS))
+    newer[8] = 2
+    with pytest.raises(UnreadablePayloadError, match="version 2"):
+        decode_configuration(bytes(newer))
 
 
 def test_its_index_and_term_are_those_of_its_entry() -> None:
