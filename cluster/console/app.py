@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal, NamedTuple, TypeVar
 from urllib.parse import parse_qs
 
 from anyio import CapacityLimiter, to_thread
@@ -316,16 +316,16 @@ class Console:
     async def _act(self, request: Request) -> Response:
         try:
             desk = self._desk(request)
-            action, node = _action_of(await _body(request) or b"")
+            asked = _action_of(await _body(request) or b"")
         except _NO_DESK as error:
             return _refused(error)
-        if action not in desk.control.actions:
-            return _error(403, f"this console cannot {action}")
+        if asked.action not in desk.control.actions:
+            return _error(403, f"this console cannot {asked.action}")
         if self._acting >= LOOKUPS_MAX // 2:
             return _error(503, "other actions are in progress")
         self._acting += 1
         try:
-            told = await self._in_thread(partial(_act_on_node, desk, action, node))
+            told = await self._in_thread(partial(_act_on_node, desk, asked))
         except ActionRefusedError as error:
             return _error(409, str(error))
         except DLedgerError as error:
@@ -381,10 +381,25 @@ def _event(text: str) -> str:
     return safe_text(text)[:TEXT_MAX]
 
 
-def _act_on_node(desk: Desk, action: Action, node: NodeId | None) -> str:
-    history, control = desk.history, desk.control
+class _Asked(NamedTuple):
+    """What a page asks to be done; ``new`` and ``address``: of the member that replaces ``node``."""
+
+    action: Action
+    node: NodeId | None
+    new: str = ""
+    address: str = ""
+
+
+def _act_on_node(desk: Desk, asked: _Asked) -> str:
+    history, control, (action, node, new, address) = desk.history, desk.control, asked
     try:
-        told = control.act(action, node or NodeId("")) if action is not Action.TRANSFER else control.transfer(node)
+        match action:
+            case Action.TRANSFER:
+                told = control.transfer(node)
+            case Action.REPLACE:
+                told = control.replace(node or NodeId(""), new, address)
+            case _:
+                told = control.act(action, node or NodeId(""))
     except (ActionRefusedError, DLedgerError) as error:
         history.tell("refused", node or "", f"{action} {node or ''}: {error}", wall_ms())
         raise
@@ -416,12 +431,12 @@ async def _body(request: Request, bytes_max: int = BODY_BYTES_MAX) -> bytes | No
     return body
 
 
-def _action_of(body: bytes) -> tuple[Action, NodeId | None]:
+def _action_of(body: bytes) -> _Asked:
     try:
         asked = json.loads(body)
     except (ValueError, RecursionError):
         raise BadInputError("the body must be a JSON object") from None
-    if not isinstance(asked, dict) or asked.keys() - {"action", "node"}:
+    if not isinstance(asked, dict) or asked.keys() - {"action", "node", "new", "address"}:
         raise BadInputError('the body must be {"action": …, "node": …}')
     action, node = asked.get("action"), asked.get("node")
     if not isinstance(action, str) or action not in Action.__members__.values():
@@ -430,7 +445,11 @@ def _action_of(body: bytes) -> tuple[Action, NodeId | None]:
         raise BadInputError("node must be the id of a node")
     if node is None and action != Action.TRANSFER:
         raise BadInputError(f"{action} needs a node")
-    return Action(action), NodeId(node) if node is not None else None
+    found = _Asked(Action(action), NodeId(node) if node is not None else None)
+    if found.action is not Action.REPLACE:
+        return found
+    texts = Fields(body, ("action", "node", "new", "address"))
+    return found._replace(new=texts.text("new", longest=128), address=texts.text("address", longest=256))
 
 
 def _text(request: Request, name: str) -> str:

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Final, Protocol
 from cluster.console.changes import BrokerChange
 from cluster.local.group import LocalGroupError
 from dledger.errors import InvalidRequestError
+from dledger.members import ChangeKind
 from dledger.types import NodeId
 
 if TYPE_CHECKING:
     from cluster.connection import GroupTarget
     from cluster.local.group import LocalGroup
+    from dledger.client import DLedgerClient
 
 TRANSFER_TIMEOUT_S: Final = 10.0
 
@@ -30,6 +32,8 @@ class Action(StrEnum):
     """A possible action."""
 
     TRANSFER = "transfer"
+    REPLACE = "replace"
+    """A member by a new one, whose id and address are asked for."""
     KILL = "kill"
     PAUSE = "pause"
     RESUME = "resume"
@@ -57,8 +61,14 @@ class ClusterControl(Protocol):
         Raises ``DLedgerError``, or ``ActionRefusedError``.
         """
 
+    def replace(self, old: NodeId, new: str, address: str) -> str:
+        """Add the member ``new`` at ``address``, for which ``old`` leaves; returns a description, at once.
+
+        Raises ``DLedgerError``, or ``ActionRefusedError``.
+        """
+
     def act(self, action: Action, node: NodeId) -> str:
-        """Perform any action but a transfer on one node; returns a description. Raises ``ActionRefusedError``."""
+        """Perform any other action on one node; returns a description. Raises ``ActionRefusedError``."""
 
     def processes(self) -> dict[NodeId, str]:
         """``running``, ``paused``, ``starting`` or ``ended`` for each process under its control."""
@@ -74,6 +84,10 @@ class NoControl:
         """Always refused."""
         raise ActionRefusedError("this console is read-only: it was started with --read-only")
 
+    def replace(self, old: NodeId, new: str, address: str) -> str:  # noqa: ARG002
+        """Always refused."""
+        raise ActionRefusedError("this console is read-only: it was started with --read-only")
+
     def act(self, action: Action, node: NodeId) -> str:  # noqa: ARG002
         """Always refused."""
         raise ActionRefusedError("this console is read-only: it was started with --read-only")
@@ -84,9 +98,9 @@ class NoControl:
 
 
 class GroupControl:
-    """Leadership transfer, over a connection like that of ``dledger transfer-leader``."""
+    """Leadership transfer and replacement of members, over connections like those of commands."""
 
-    actions: frozenset[Action] = frozenset({Action.TRANSFER})
+    actions: frozenset[Action] = frozenset({Action.TRANSFER, Action.REPLACE})
     changes: frozenset[BrokerChange] = frozenset(BrokerChange)
 
     def __init__(self, target: GroupTarget, group: Callable[[], str]) -> None:
@@ -95,20 +109,33 @@ class GroupControl:
 
     def transfer(self, target: NodeId | None) -> str:
         """See ``ClusterControl``."""
-        group = self._group()
-        if not group:
-            raise ActionRefusedError("no node has answered yet")
         started = time.monotonic()
-        whole = dataclasses.replace(self._target, group=group, timeout_s=TRANSFER_TIMEOUT_S)
-        with closing(whole.client()) as client:
+        with closing(self._client()) as client:
             try:
                 leader = client.transfer_leadership(target)
             except InvalidRequestError as error:
                 raise ActionRefusedError(str(error)) from error
         return f"{leader.node_id} leads now; the transfer took {(time.monotonic() - started) * 1000:,.0f} ms"
 
+    def replace(self, old: NodeId, new: str, address: str) -> str:
+        """See ``ClusterControl``."""
+        from dledger.client import member_change
+
+        with closing(self._client()) as client:
+            try:
+                client.change_members(member_change(ChangeKind.ADD, new, address, replaces=old))
+            except InvalidRequestError as error:
+                raise ActionRefusedError(str(error)) from error
+        return f"{new} was added: it replaces {old} when it has caught up. Start it with dLegerJoin=true"
+
+    def _client(self) -> DLedgerClient:
+        group = self._group()
+        if not group:
+            raise ActionRefusedError("no node has answered yet")
+        return dataclasses.replace(self._target, group=group, timeout_s=TRANSFER_TIMEOUT_S).client()
+
     def act(self, action: Action, node: NodeId) -> str:
-        """Always refused: only transfers are possible."""
+        """Always refused: it controls no processes."""
         raise ActionRefusedError(
             f"this console cannot {action} {node}: only the console of a demo can, for its own processes"
         )
@@ -121,7 +148,7 @@ class GroupControl:
 class LocalControl(GroupControl):
     """Controls the processes of a ``LocalGroup`` (or ``LocalBrokers``) in this process."""
 
-    actions: frozenset[Action] = frozenset(Action)
+    actions: frozenset[Action] = frozenset(Action) - {Action.REPLACE}  # it starts no new nodes
 
     def __init__(self, target: GroupTarget, local: LocalGroup) -> None:
         super().__init__(target, lambda: local.name)
@@ -176,6 +203,8 @@ class LocalControl(GroupControl):
                 return self._restart(node, running=running)
             case Action.TRANSFER:
                 return self.transfer(node)
+            case Action.REPLACE:
+                raise ActionRefusedError(f"what replaces {node} is not said")
 
     def _restart(self, node: NodeId, *, running: bool) -> str:
         self._starting.add(node)

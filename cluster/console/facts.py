@@ -7,15 +7,16 @@ group, gets its own kind of lane whose positions are bytes of its log instead of
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Literal
 
+from cluster.member_view import catch_up_of, find_peer, intent_text
 from dledger.types import Role
 
 if TYPE_CHECKING:
     from dledger.conditions import Condition
-    from dledger.rpc.ports import NodeStatus
+    from dledger.rpc.ports import MemberStatus, NodeStatus
     from rocketstore.client import BrokerStatus
     from rocketstore.client.aio.routes import RoutedBroker
 
@@ -35,6 +36,25 @@ class NodeState(StrEnum):
 
 
 _STATES = {Role.LEADER: NodeState.LEADER, Role.FOLLOWER: NodeState.FOLLOWER, Role.CANDIDATE: NodeState.CANDIDATE}
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """What a member does in its group, and if the leader tells it, how far it is."""
+
+    node: str
+    role: str
+    """``voter`` or ``learner``."""
+    peer_address: str
+    intent: str
+    """What becomes of a learner by itself, in words; empty: nothing."""
+    health: str = ""
+    percent: int = -1
+    """How much of the leader's log a learner has; -1: unknown."""
+    rate: int = 0
+    """Bytes per second."""
+    ready: bool = False
+    """Whether a learner could become a voter now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +83,9 @@ class NodeFacts:
     conditions: tuple[Condition, ...] = ()
     role_age_ms: int = -1
     """For how long it has had this state in this term, as it says itself; -1: it does not tell."""
+    configuration: int = -1
+    """The entry that says who the members are; -1: the settings do."""
+    memberships: tuple[Membership, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +125,18 @@ def facts_of_node(status: NodeStatus) -> NodeFacts:
         lags=tuple((peer.node_id, peer.lag_entries) for peer in status.peers),
         conditions=status.conditions,
         role_age_ms=status.role_age_ms,
+        configuration=status.configuration_index,
+        memberships=tuple(_membership(status, one) for one in status.members),
     )
+
+
+def _membership(status: NodeStatus, member: MemberStatus) -> Membership:
+    peer = find_peer(status, member.node_id)
+    known = Membership(member.node_id, member.role.name.lower(), member.peer_address, intent_text(member))
+    if peer is None:
+        return known
+    percent = catch_up_of(status, member.node_id).percent
+    return replace(known, health=peer.health, percent=percent, rate=peer.rate, ready=not peer.not_ready)
 
 
 def facts_of_plain_broker(status: BrokerStatus, named: RoutedBroker) -> NodeFacts:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Final, TypeVar
 
-from cluster.console.facts import BrokerFacts, NodeFacts, NodeState
+from cluster.console.facts import BrokerFacts, Membership, NodeFacts, NodeState
 from cluster.console.probe import Answer
 from dledger.conditions import Condition, ConditionKind
 
@@ -34,6 +34,11 @@ _CONDITION_WORDS: Final[Mapping[str, tuple[str, str]]] = {
     ConditionKind.OTHER_OLD_LOG: ("has another old log than its peer", "has the same old log as its peer again"),
     ConditionKind.STUCK_LEADER: ("is a stuck leader", "is no longer a stuck leader"),
     ConditionKind.NOT_REPLICATING: ("does not replicate", "replicates again"),
+    ConditionKind.REMOVED: ("is removed from the group", "is no longer removed"),
+    ConditionKind.MEMBER_GONE: ("has lost a member", "has the member again"),
+    ConditionKind.DUPLICATE_MEMBER: ("has a member twice", "has the member once"),
+    ConditionKind.CHANGE_STUCK: ("has a stuck change of members", "has finished the change of members"),
+    ConditionKind.PEERS_DIFFER: ("has settings that name other members", "has settings that name the members"),
     ConditionKind.AT_LIMIT: ("is at a limit", "is no longer at a limit"),
 }
 ALIVE: Final = (NodeState.LEADER, NodeState.FOLLOWER, NodeState.CANDIDATE, NodeState.PLAIN)
@@ -126,6 +131,9 @@ class History:
         self._seen_without_leader = False
         self._leader_seen_ms = 0
         self._lost_ms = 0
+        self._memberships: dict[str, Membership] = {}  # by node id; empty until a node of a group responded
+        self._configuration = 0, -2
+        """The term of the leader that told them, and the configuration's index."""
         self._on_change = on_change
         for address in self._given:
             self._strangers[address] = _Lane(address, address)
@@ -143,6 +151,7 @@ class History:
             lane.facts, lane.broker, lane.latency_ms = facts, answer.broker, answer.latency_ms
             lane.answered_ms, lane.silent_since_ms, lane.error = now_ms, 0, ""
             changed |= self._enter(lane, facts.state, facts.term, now_ms, facts.role_age_ms)
+            changed |= self._see_members(facts, now_ms)
             changed |= self._meet(facts)
             changed |= self._see_leader(now_ms)
             self._measure(now_ms)
@@ -248,10 +257,28 @@ class History:
     def _is_better(self, address: str, than: str) -> bool:
         return address in self._given and than not in self._given
 
+    def _see_members(self, facts: NodeFacts, now_ms: int) -> bool:
+        """Take over who the members are, from a leader or from whoever knows newer ones; add events for changes."""
+        term, index = self._configuration
+        leads = facts.state is NodeState.LEADER and facts.term >= term
+        if not facts.memberships or not (leads or facts.configuration > index):
+            return False
+        before, after = self._memberships, {one.node: one for one in facts.memberships}
+        self._configuration = max(term, facts.term if leads else 0), facts.configuration
+        self._memberships = after
+        if not before:
+            return True
+        for node in sorted(before.keys() | after.keys()):
+            if (text := _member_sentence(node, before.get(node), after.get(node))) is not None:
+                self._add_event("members", node, facts.term, text, now_ms)
+        return before.keys() != after.keys()
+
     def _meet(self, facts: NodeFacts) -> bool:
         """Create lanes for members never polled; given addresses without a response may be theirs."""
         met = False
         for node, address in facts.members:
+            if self._is_removed(node):  # it does not know yet
+                continue
             lane = self._lanes.get(node)
             if lane is None and len(self._lanes) < NODES_MAX:
                 lane = self._lanes[node] = _Lane(node, address)
@@ -348,8 +375,13 @@ class History:
     def _serves(self, lane: _Lane) -> bool:
         return lane.state is NodeState.PLAIN or lane.node == self._leader
 
+    def _is_removed(self, node: str) -> bool:
+        return bool(self._memberships) and node not in self._memberships
+
     def _all_lanes(self) -> list[_Lane]:
-        found = [self._lanes[node] for node in sorted(self._lanes)]
+        """All but those of removed members that are not heard from any more."""
+        lanes = (self._lanes[node] for node in sorted(self._lanes))
+        found = [one for one in lanes if one.state in ALIVE or not self._is_removed(one.node)]
         if any(lane.facts is None for lane in found):  # an unresponsive address may be that member's
             return found
         return [*found, *self._strangers.values()]
@@ -386,9 +418,27 @@ class History:
                 "end": end,
                 "committed": committed,
                 "unit": some.unit if some else "entries",
+                "configuration": self._configuration[1],
+                "voters": [one.node for one in self._memberships.values() if one.role == "voter"],
             },
-            "nodes": [_lane_json(lane, end, lags.get(lane.node)) for lane in lanes],
+            "nodes": [self._node_json(lane, end, lags.get(lane.node)) for lane in lanes],
         }
+
+    def _node_json(self, lane: _Lane, end: int, lag: int | None) -> dict[str, object]:
+        member = self._memberships.get(lane.node)
+        belonging = {"member": None if member is None else asdict(member), "removed": self._is_removed(lane.node)}
+        return {**_lane_json(lane, end, lag), **belonging}
+
+
+def _member_sentence(node: str, before: Membership | None, after: Membership | None) -> str | None:
+    """The event text of a change of the members."""
+    if after is None:
+        return f"{node} was removed from the group"
+    if before is None:
+        return f"{node} was added as a {after.role}" + (f": {after.intent}" if after.intent else "")
+    if before.role != after.role:
+        return f"{node} is a {after.role} now"
+    return f"{node} is at {after.peer_address} now" if before.peer_address != after.peer_address else None
 
 
 def _term(lane: _Lane) -> int:

@@ -15,6 +15,8 @@ from cluster.connection import GroupTarget
 from cluster.console.sampler import SamplePace
 from cluster.console.server import ConsoleServer, ListenAddress
 from cluster.local.group import free_ports
+from dledger.rpc.ports import PeerStatus
+from dledger.types import LogIndex, NodeId
 from tests.browser.chromium import Page
 from tests.support.fake_group import FakeGroup, fake_group
 from tests.unit.cluster.console.desks import plain_broker
@@ -182,4 +184,39 @@ def test_words_on_charts_are_whole_and_the_scale_fits(page: Page, group: FakeGro
             assert (kind, values, width, found["clipped"], found["over"]) == (kind, values, width, [], [])
             assert found["words"] >= 3 + (width > 300)
             assert found["highest"] <= found["top"] <= 2 * found["highest"], (kind, values)
+        page.leave()
+
+
+def test_a_learner_says_how_far_it_is_and_a_lost_voter_can_be_replaced(page: Page, group: FakeGroup) -> None:
+    """The form asks who comes; the learner neither counts nor can be made the leader."""
+    leader = group.nodes[0]
+    with console_of(group.addresses) as console:
+        page.open(console.url)
+        until_says(page, "verdict-more", "All 3 nodes respond. Up to 1 may fail.")
+        group.kill(2)
+        button = "return document.querySelector('[data-node=n2] [data-action=replace]')"
+        page.wait(lambda: page.js(f"{button}?.hidden === false"), "a lost voter has the button")
+        assert page.js("return document.querySelector('[data-node=n1] [data-action=replace]').hidden")
+        page.js(f"{button[7:]}.click()")
+        page.wait(lambda: "Replace n2" in page.text("form-title"), "the form is open")
+        page.js(
+            "document.getElementById('form-new').value = 'n4'; document.getElementById('form-address').value = '10.0.0.4:20911'"
+        )
+        page.js("document.querySelector('#form-content form').requestSubmit()")
+        page.wait(lambda: len(leader.changes) == 1, "the leader is asked")
+        assert (leader.changes[0].node_id, leader.changes[0].replaces) == ("n4", "n2")
+
+        leader.peers = (
+            PeerStatus(NodeId("n4"), LogIndex(0), LogIndex(1), "APPEND", 9, 1, 4, "catching up", 0, 1 << 20, "behind"),
+        )
+        note = "return document.querySelector('[data-node=n4] .lane-note')?.textContent ?? ''"
+        page.wait(lambda: "learner \u00b7 catching up" in page.js(note), "how far it is")
+        assert "replaces n2" in page.js(note)
+        assert (
+            page.js(
+                "return document.querySelector('[data-node=n4] [data-action=transfer]').getAttribute('aria-disabled')"
+            )
+            == "true"
+        )
+        until_says(page, "verdict-more", "No more may fail.")
         page.leave()

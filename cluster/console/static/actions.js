@@ -1,7 +1,7 @@
 // What the buttons do: ask first where it matters, do it, show what came of it.
 
 import { $, h, text } from "./dom.js";
-import { confirmed } from "./forms.js";
+import { confirmed, openForm } from "./forms.js";
 import { act } from "./stream.js";
 import { state } from "./store.js";
 
@@ -26,7 +26,26 @@ function question(action, node) {
   }
 }
 
+/** Ask who replaces a member. */
+function replace(node) {
+  openForm({
+    title: `Replace ${node}`,
+    intro: `For a machine that is lost for good: a new node gets the log, votes once it has caught up, and ${node} leaves. If only the disk of ${node} is lost, start it again with an empty directory instead.`,
+    fields: [
+      { name: "new", label: "Id of the new node", hint: "One that the group has not had.", required: true },
+      { name: "address", label: "Its address for the other members", hint: "HOST:PORT, the port of peers.", required: true },
+    ],
+    submit: `Replace ${node}`,
+    send: (fields) => act("replace", node, fields),
+    done: (answer) => {
+      toast(answer.message, false);
+      return null;
+    },
+  });
+}
+
 export async function perform(action, node, button) {
+  if (action === "replace") return replace(node);
   const asked = question(action, node);
   if (asked !== null && !(await confirmed(...asked, action === "kill"))) {
     button.focus();

@@ -31,7 +31,8 @@ export function render() {
 }
 
 function verdict() {
-  const { group, nodes } = state;
+  const { group } = state;
+  const nodes = state.nodes.filter((node) => !node.removed);
   const alive = nodes.filter(isAlive);
   const asking = nodes.filter((node) => node.state === "unknown");
   const missing = nodes.filter((node) => node.state === "unreachable").map((node) => node.node);
@@ -44,11 +45,13 @@ function verdict() {
   if (group.kind === "broker") {
     return ["good", `${alive[0].node} is running`, "A standalone broker: no group, no failover."];
   }
-  const quorum = Math.floor(nodes.length / 2) + 1;
+  const voters = group.voters.length ? nodes.filter((node) => group.voters.includes(node.node)) : nodes;
+  const voting = voters.filter(isAlive).length;
+  const quorum = Math.floor(voters.length / 2) + 1;
   if (group.leader === "") {
     const since = group.lost_ms ? ` for ${format.span(now() - group.lost_ms)}` : "";
-    if (alive.length < quorum) {
-      return ["bad", "No leader", `${alive.length} of ${nodes.length} nodes respond${alive.length === 1 ? "s" : ""}; ${quorum} are needed${since && `. No leader${since}`}. Appends wait; nothing is lost.`];
+    if (voting < quorum) {
+      return ["bad", "No leader", `${voting} of ${voters.length} nodes respond${voting === 1 ? "s" : ""}; ${quorum} are needed${since && `. No leader${since}`}. Appends wait; nothing is lost.`];
     }
     return ["bad", "No leader", `An election has been under way${since}. Appends wait until it ends.`];
   }
@@ -56,12 +59,12 @@ function verdict() {
   const title = `${group.leader} leads`;
   const full = nodes.filter((node) => node.facts?.disk_full).map((node) => node.node);
   if (full.length) return ["warn", title, `${format.names(full)}: disk full. In term ${group.term} ${since}.`];
-  const spare = alive.length - quorum;
+  const spare = voting - quorum;
   const may = spare <= 0 ? "No more may fail." : `${spare} more may fail.`;
   if (missing.length) {
     return ["warn", title, `${format.names(missing)} ${missing.length === 1 ? "does" : "do"} not respond. ${may} In term ${group.term} ${since}.`];
   }
-  const words = nodes.length === 1 ? "Single node: no failover." : `All ${nodes.length} nodes respond. ${spare <= 0 ? "None may fail." : `Up to ${spare} may fail.`}`;
+  const words = voters.length === 1 ? "Single node: no failover." : `All ${nodes.length} nodes respond. ${spare <= 0 ? "None may fail." : `Up to ${spare} may fail.`}`;
   return ["good", title, `${words} In term ${group.term} ${since}.`];
 }
 

@@ -86,7 +86,7 @@ function makeLane(name) {
     figures.append(h("dt", {}, words), lane.figures[key]);
   }
   lane.buttonBox = h("div", { class: "lane-buttons" });
-  for (const action of ["transfer", "pause", "kill", "restart"]) {
+  for (const action of ["transfer", "replace", "pause", "kill", "restart"]) {
     const button = h("button", { type: "button", class: action === "kill" ? "ghost danger" : "ghost", "data-action": action, hidden: true });
     button.addEventListener("click", () => {
       if (button.getAttribute("aria-disabled") !== "true") doAction(button.dataset.does, name, button);
@@ -109,7 +109,7 @@ function makeLane(name) {
 function renderLane(lane, node) {
   reshape(lane.shape, node.state);
   classes(lane.roleBox, `role ${node.state}`);
-  text(lane.role, ROLE[node.state]);
+  text(lane.role, node.state === "follower" && node.member?.role === "learner" ? "Learner" : ROLE[node.state]);
   attribute(lane.item, "data-state", node.state);
   lane.item.classList.toggle("old", node.facts !== null && !isAlive(node));
   text(lane.address, node.address === node.node ? "" : node.address || "address unknown");
@@ -126,20 +126,35 @@ function renderLane(lane, node) {
   renderButtons(lane, node);
 }
 
+/** Whether a voter does not respond, which may be for good. */
+const isLost = (node) => node.state === "unreachable" && node.member?.role === "voter";
+
+/** What a learner is, how far it is, and what becomes of it. */
+function learnerWords({ health, percent, rate, ready, intent }) {
+  const words = ["learner"];
+  if (health === "catching up" || health === "installing") words.push(`${health}${percent >= 0 ? ` ${percent} %` : ""}`);
+  else if (health) words.push(health);
+  if (rate > 0) words.push(`${format.bytes(rate)}/s`);
+  if (intent) words.push(intent);
+  else if (ready) words.push("could vote");
+  return words;
+}
+
 function noteOf(node) {
   const facts = node.facts;
+  const learner = node.member?.role === "learner" ? learnerWords(node.member) : null;
   const process = state.processes[node.node];
   if (node.state === "unreachable") {
     const why = { ended: "process exited", paused: "process paused", starting: "starting" }[process] ?? (node.error || "not responding");
     const seen = node.answered_ms > 0 ? ` · last seen ${format.clock(node.answered_ms)}` : "";
-    return [`${why}${seen}`, process !== "starting"];
+    return [[...(learner ?? []), `${why}${seen}`].join(" · "), process !== "starting"];
   }
-  if (facts === null) return ["", false];
+  if (facts === null) return [(learner ?? []).join(" · "), false];
   if (facts.disk_full) return ["DISK FULL: appends refused", true];
-  const worst = facts.conditions.find((one) => one.kind !== "no_standing" && one.kind !== "disk_full");
+  const worst = facts.conditions.find((one) => one.kind !== "no_standing" && one.kind !== "disk_full" && one.kind !== "peers_differ");
   if (worst) return [`${worst.kind.replaceAll("_", " ")}: ${worst.message}`, true];
-  if (!facts.voter) return ["cannot vote yet", true];
-  const words = [];
+  if (learner === null && !facts.voter) return ["cannot vote yet", true];
+  const words = learner ?? [];
   if (facts.pending >= PENDING_SHOWN) words.push(`${format.count(facts.pending)} pending`);
   if (facts.flush_mode !== "sync") words.push(`flush ${facts.flush_mode}`);
   if (node.broker !== null) words.push(node.broker.role.replace("_", " ").toLowerCase());
@@ -176,6 +191,7 @@ function renderButtons(lane, node) {
   const process = state.processes[node.node] ?? null;
   const alive = isAlive(node);
   const leads = state.group.leader === node.node;
+  const canLead = node.member === null || node.member.role === "voter";
   const set = (name, does, words, label, enabled) => {
     const button = lane.buttons.get(name);
     const allowed = can(does) && state.group.kind !== "broker";
@@ -188,10 +204,12 @@ function renderButtons(lane, node) {
   };
   const online = state.connection === "live";
   if (leads) set("transfer", "transfer", "Hand over", `${node.node} hands leadership to another node`, online && alive);
-  else set("transfer", "transfer", "Make leader", `${node.node} takes over leadership`, online && alive && state.group.leader !== "");
+  else set("transfer", "transfer", "Make leader", `${node.node} takes over leadership`, online && alive && canLead && state.group.leader !== "");
   const runs = process === "running" || process === "paused";
   if (process === "paused") set("pause", "resume", "Resume", `SIGCONT for ${node.node}`, online);
   else set("pause", "pause", "Pause", `SIGSTOP for ${node.node}`, online && runs);
+  if (isLost(node)) set("replace", "replace", "Replace…", `a new node instead of ${node.node}`, online && state.group.leader !== "");
+  else lane.buttons.get("replace").hidden = true;
   set("kill", "kill", "Kill", `SIGKILL for ${node.node}`, online && runs);
   set("restart", "restart", runs ? "Restart" : process === "starting" ? "Starting…" : "Start",
     `${node.node}'s process`, online && process !== "starting");

@@ -120,7 +120,7 @@ export async function ask(path, parameters = {}) {
   return answerOf(() => fetch(address(path, parameters), { cache: "no-store" }));
 }
 
-export const act = (action, node) => post("/api/act", node === null ? { action } : { action, node });
+export const act = (action, node, more = {}) => post("/api/act", node === null ? { action } : { action, node, ...more });
 
 /** Ask for a change at the brokers; fields that are null are left out. The error's `answer` is what the console said. */
 export const change = (name, fields) => post(`/api/do/${name}`, fields);

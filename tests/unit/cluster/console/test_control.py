@@ -9,7 +9,9 @@ import pytest
 from cluster.connection import GroupTarget
 from cluster.console.control import Action, ActionRefusedError, GroupControl, LocalControl
 from cluster.local.group import LocalGroupError
+from dledger.members import ChangeKind
 from dledger.types import NodeId
+from tests.support.fake_group import fake_group
 
 N0, N1 = NodeId("n0"), NodeId("n1")
 TARGET = GroupTarget(("127.0.0.1:1",), "g", 1.0)
@@ -129,12 +131,28 @@ def test_a_start_that_fails_is_told_by_its_first_line(control: LocalControl, pro
     assert control.processes()[N0] == "ended"
 
 
-def test_a_group_of_others_can_only_be_told_to_hand_over() -> None:
+def test_a_group_of_others_can_only_be_told_to_hand_over_and_to_replace() -> None:
     """And that only once it is known what it is called."""
     control = GroupControl(TARGET, lambda: "")
 
-    assert control.actions == {Action.TRANSFER}
+    assert control.actions == {Action.TRANSFER, Action.REPLACE}
     with pytest.raises(ActionRefusedError, match="cannot kill"):
         control.act(Action.KILL, N0)
     with pytest.raises(ActionRefusedError, match="no node has answered"):
         control.transfer(N0)
+    with pytest.raises(ActionRefusedError, match="no node has answered"):
+        control.replace(N0, "n4", "h:1")
+
+
+def test_a_lost_member_is_replaced_by_the_one_that_is_named() -> None:
+    """What is no address is refused before anybody is asked."""
+    with fake_group() as group:
+        control = GroupControl(GroupTarget(tuple(group.addresses), "", 2.0), lambda: "default")
+        with pytest.raises(ActionRefusedError, match="invalid address"):
+            control.replace(NodeId("n2"), "n4", "nowhere")
+
+        told = control.replace(NodeId("n2"), "n4", "10.0.0.4:20911")
+
+        (change,) = group.nodes[0].changes
+    assert "n4 was added: it replaces n2" in told
+    assert (change.kind, change.node_id, change.replaces, change.port) == (ChangeKind.ADD, "n4", "n2", 20911)

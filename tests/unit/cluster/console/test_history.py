@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.console import history as module
-from cluster.console.facts import BrokerFacts, NodeState
+from cluster.console.facts import BrokerFacts, Membership, NodeState
 from cluster.console.history import History
 from dledger.conditions import Condition, ConditionKind
 from dledger.errors import RequestTimeoutError, UnavailableError
@@ -367,3 +367,56 @@ def test_a_plain_broker_is_a_lane_of_its_own_kind() -> None:
     assert found["points"][-1]["puts_per_s"] == 1
     assert found["points"][-1]["entries_per_s"] is None
     assert not history.unsettled(T0)
+
+
+# --- the members ------------------------------------------------------------------------------------------------------
+
+
+def memberships(*nodes: str, learners: tuple[str, ...] = ()) -> tuple[Membership, ...]:
+    """What a leader tells of them."""
+    voters = [Membership(one, "voter", f"{one}:1", "") for one in nodes]
+    return (*voters, *(Membership(one, "learner", f"{one}:1", "becomes a voter", percent=40) for one in learners))
+
+
+def leader_tells(history: History, index: int, *nodes: str, learners: tuple[str, ...] = (), term: int = 1) -> None:
+    """n0 leads, and knows these members."""
+    told = memberships(*nodes, learners=learners)
+    lanes = tuple((one.node, f"{one.node}:9") for one in told)
+    made = facts("n0", NodeState.LEADER, term, configuration=index, memberships=told, members=lanes)
+    history.answered("h:1", answer(made), T0 + index)
+
+
+def test_members_come_change_and_go_with_an_event_each(known: History) -> None:
+    """Learners are no voters, and say how far they are."""
+    leader_tells(known, 1, "n0", "n1", "n2")
+    leader_tells(known, 2, "n0", "n1", "n2", learners=("n4",))
+    assert texts(known)[-1] == "n4 was added as a learner: becomes a voter"
+    assert present(known)["group"]["voters"] == ["n0", "n1", "n2"]
+    assert (node(known, "n4")["member"]["percent"], node(known, "n4")["state"]) == (40, "unknown")
+
+    leader_tells(known, 3, "n0", "n1", "n2", "n4")
+    leader_tells(known, 4, "n0", "n1", "n4")
+
+    assert texts(known)[-2:] == ["n4 is a voter now", "n2 was removed from the group"]
+    assert present(known)["group"]["voters"] == ["n0", "n1", "n4"]
+
+
+def test_a_removed_member_is_shown_while_it_answers_and_is_not_missed(known: History) -> None:
+    """Somebody may still have to stop it; afterwards it is nobody's loss, whatever it or others had said."""
+    leader_tells(known, 4, "n0", "n1")
+    known.answered("h:3", answer(facts("n2", configuration=1, memberships=memberships("n0", "n1", "n2"))), T0 + 10)
+    assert (node(known, "n2")["removed"], node(known, "n1")["removed"]) == (True, False)
+
+    known.failed("h:3", GONE, T0 + 20, silent=False)
+    known.answered("h:2", answer(facts("n1", configuration=1, memberships=memberships("n0", "n1", "n2"))), T0 + 30)
+
+    assert [one["node"] for one in present(known)["nodes"]] == ["n0", "n1"]
+
+
+def test_a_change_that_is_undone_brings_the_members_back(known: History) -> None:
+    """The next leader's word counts, although its configuration is the older one."""
+    leader_tells(known, 8, "n0", "n1")
+    made = facts("n1", NodeState.LEADER, 2, configuration=1, memberships=memberships("n0", "n1", "n2"))
+    known.answered("h:2", answer(made), T0 + 20)
+
+    assert present(known)["group"]["voters"] == ["n0", "n1", "n2"]

@@ -263,7 +263,9 @@ def test_one_group_can_be_looked_into(make: MakeOverview, server: NameServer, in
         wait_until(lambda: state(console, broker="a")["group"]["kind"] == "broker", "it answers")
 
         assert b"/static/main.js" in request(f"{console.url}group?broker=a").body
-        assert request(f"{console.url}api/session?broker=a").json()["actions"] == sorted({"transfer", *BrokerChange})
+        assert request(f"{console.url}api/session?broker=a").json()["actions"] == sorted(
+            {"transfer", "replace", *BrokerChange}
+        )
         assert request(f"{console.url}api/session").json()["actions"] == []
         topic: Any = request(f"{console.url}api/topic?name=orders&broker=a").json()
         assert len(topic["queues"]) == 2
