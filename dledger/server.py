@@ -55,7 +55,8 @@ from dledger.records import record
 from dledger.remoting.log.service import LogHandlers
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.clients.grpc_server import GrpcServer
-from dledger.rpc.peers.identity import OldLogs
+from dledger.rpc.peers.addresses import PeerAddresses
+from dledger.rpc.peers.identity import OldLogs, PeerIdentity
 from dledger.rpc.peers.log_exchange import PeerLogClient
 from dledger.rpc.peers.transport import PeerTransport
 from dledger.rpc.ports import (
@@ -217,7 +218,9 @@ class DLedgerServer:
         self._roles = RoleChangeNotifier(name, self._supervisor)
         self._role_since = (self._node.state.role_name, self._node.state.term), now_ms
         old_logs = OldLogs(self._prehistory, self._compared_old_logs)
-        self._peer_log = PeerLogClient(config, self.tls, old_logs, self._learn)
+        self._addresses = PeerAddresses(config.node_id, config.peers, self._node.state.membership.copy())
+        self._identity = PeerIdentity.of(config, old_logs, self._addresses)
+        self._peer_log = PeerLogClient(self._identity, self.tls, self._learn)
         self._watch = self._make_watch(self._peer_log)
         self._driver = NodeDriver(
             config,
@@ -269,8 +272,7 @@ class DLedgerServer:
 
     def _make_watch(self, peers: PeerLogClient) -> LogWatch:
         """The log's background verification and repair."""
-        store, quorum = self._config.store, len(self._config.members) // 2 + 1
-        settings = WatchSettings(store.scrub_bytes_per_s, store.auto_repair, quorum)
+        settings = WatchSettings(self._config.store.scrub_bytes_per_s, self._config.store.auto_repair)
         name, log = self._config.node_id, WatchedStore(self.log)
         return LogWatch(
             name,
@@ -367,7 +369,7 @@ class DLedgerServer:
                     bridge=self._clients.bridge,
                     tls_keeper=self.tls,
                     log=self.log,
-                    old_logs=OldLogs(self._prehistory, self._compared_old_logs),
+                    identity=self._identity,
                     report=self._supervisor.report,
                 )
                 self._transport.start(self)
@@ -734,7 +736,8 @@ class DLedgerServer:
 
     # -- events --------------------------------------------------------------------------------------------------
 
-    def _members_changed(self, membership: Membership, _spoken_with: frozenset[NodeId]) -> None:
+    def _members_changed(self, membership: Membership, spoken_with: frozenset[NodeId]) -> None:
+        self._addresses.adopt(membership, spoken_with)
         self._lines.members_changed(membership)
         self._member_watch.members_changed(membership)
 

@@ -53,11 +53,10 @@ class _Damage:
 
 @dataclass(frozen=True, slots=True)
 class WatchSettings:
-    """How much it does. ``quorum``: the number of members in a majority."""
+    """How much it does."""
 
     scrub_bytes_per_s: int
     auto_repair: bool
-    quorum: int
 
 
 class LogWatch:
@@ -265,7 +264,7 @@ class LogWatch:
             elif common:
                 self._conditions.clear(ConditionKind.DIVERGED, peer)
         for (index, _), count in against.items():
-            if count >= self._settings.quorum:
+            if count >= self._peers.quorum:
                 self._on_diverged(f"{count} members hold a different entry {index}, or a different one before it")
                 return
 

@@ -172,13 +172,6 @@ def check_name(names: Sequence[str], node_id: str, whose: str) -> None:
         )
 
 
-def check_member(names: Sequence[str], member_ids: Iterable[str], whose: str) -> None:
-    """Raise ``TlsError`` unless the certificate belongs to some member."""
-    if not set(names).intersection(member_ids):
-        held = ", ".join(names) or "no DNS name"
-        raise TlsError(f"the certificate {whose} belongs to no member: its subjectAltName has {held}")
-
-
 def check_one_of(names: Sequence[str], wanted: Iterable[str], whose: str) -> None:
     """Raise ``TlsError`` unless the certificate has one of the names that are ``wanted``, exactly."""
     wanted = sorted(wanted)

@@ -208,7 +208,7 @@ def test_only_a_member_speaks_in_its_name(secured: Group, tmp_path: Path) -> Non
             )
         }
 
-    words = {"another": f"does not belong to {sender}", "a client": "belongs to no member"}
+    words = dict.fromkeys(("another", "a client"), f"does not belong to {sender}")
     for (name, _), frame in ends.items():
         if name == "itself":
             assert frame is not None

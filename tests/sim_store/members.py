@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from dledger.config import ServerConfig
 from dledger.errors import UnavailableError
+from dledger.rpc.peers.identity import PeerIdentity
 from dledger.rpc.peers.log_exchange import committed_crcs
 from dledger.server import DLedgerServer
 from dledger.types import LogIndex, NodeId
@@ -61,9 +62,9 @@ def connect(network: SimNetwork) -> None:
 class SimTransport(MemoryTransport):
     """Implements ``Transport``; made as ``PeerTransport`` is."""
 
-    def __init__(self, config: ServerConfig, *, client_address: str, **_: object) -> None:
+    def __init__(self, config: ServerConfig, *, client_address: str, identity: PeerIdentity, **_: object) -> None:
         self._sim = _networks[0]
-        super().__init__(self._sim, config, client_address=client_address)
+        super().__init__(self._sim, config, client_address=client_address, identity=identity)
 
     def _post(self, queue: Any, action: Callable[[], None]) -> None:  # noqa: ANN401  # a queue of actions
         scheduler = self._sim.scheduler
@@ -103,15 +104,19 @@ class NoClients:
 class PeerLogs:
     """In the place of ``PeerLogClient``: the other members' logs, as far as they can be reached."""
 
-    def __init__(self, config: ServerConfig, *_: object) -> None:
-        self._config = config
-        self._members = {member.node_id: member.address for member in config.peers}
+    def __init__(self, identity: PeerIdentity, *_: object) -> None:
+        self._identity = identity
         self._sim = _networks[0]
 
     @property
     def peers(self) -> tuple[NodeId, ...]:
         """Whom it can ask."""
-        return tuple(self._members)
+        return self._identity.addresses.peers
+
+    @property
+    def quorum(self) -> int:
+        """See ``PeerLogClient.quorum``."""
+        return self._identity.addresses.quorum
 
     def read_log(self, peer: NodeId, position: int, length: int) -> bytes | None:
         """See ``PeerLogClient.read_log``."""
@@ -126,7 +131,8 @@ class PeerLogs:
 
     def _find(self, peer: NodeId) -> DLedgerServer:
         running().sleep_us(self._sim.latency_us())
-        transport = self._sim.find(self._config.node_id, self._members[peer])
+        member = self._identity.addresses.first(peer)
+        transport = None if member is None else self._sim.find(self._identity.node_id, member.address)
         if not isinstance(transport, SimTransport):
             raise UnavailableError(f"{peer} does not answer")
         return transport.receiver

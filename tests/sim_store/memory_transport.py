@@ -87,8 +87,15 @@ class MemoryNetwork:
 class MemoryTransport:
     """Implements ``Transport``. Two threads deliver: one runs requests, which may wait, one everything else."""
 
-    def __init__(self, network: MemoryNetwork, config: ServerConfig, *, client_address: str = "") -> None:
-        self.identity = PeerIdentity.of(config)
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        config: ServerConfig,
+        *,
+        client_address: str = "",
+        identity: PeerIdentity | None = None,
+    ) -> None:
+        self.identity = identity or PeerIdentity.of(config)
         self.node_id = config.node_id
         self.client_address = client_address
         self._network = network
@@ -209,8 +216,8 @@ class MemoryTransport:
         return True
 
     def _peer(self, envelope: Envelope) -> MemoryTransport | None:
-        address = self.identity.members.get(envelope.target)
-        peer = self._network.find(self.node_id, address) if address is not None else None
+        member = self.identity.addresses.first(envelope.target)
+        peer = self._network.find(self.node_id, member.address) if member is not None else None
         if peer is None or self._closed:
             self._dropped[envelope.target] = self._dropped.get(envelope.target, 0) + 1
             return None

@@ -32,6 +32,7 @@ from dledger.core.messages import (
     VoteResult,
 )
 from dledger.errors import InvalidRequestError, InvariantError, ResponseCode
+from dledger.members import Configuration
 from dledger.pb import raft_pb2 as pb
 from dledger.prehistory import DIGESTS_MAX, Prehistory
 from dledger.records import record
@@ -66,7 +67,10 @@ class EnvelopeHeader:
 
 @record(frozen=True, slots=True)
 class Handshake:
-    """The settings on which two nodes must agree before they replicate. ``members`` holds the sorted ids."""
+    """The settings on which two nodes must agree before they replicate.
+
+    ``members``: the sorted ids, while those that are configured are the members; else empty.
+    """
 
     header: EnvelopeHeader
     protocol_version: int
@@ -87,6 +91,8 @@ class HandshakeAnswer:
     reason: str = ""
     protocol_version: int = PROTOCOL_VERSION
     client_address: str = ""
+    configuration: Configuration | None = None
+    """The newest one in the log that the peer knows to be committed: its addresses count, nothing else."""
 
 
 # --- encoding -------------------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
-"""A node's identity towards its peers, and the messages it accepts: same cluster, group, addressee,
-member set and old log.
+"""A node's identity towards its peers, and the messages it accepts: same cluster, group, addressee and old log.
+
+Whoever has these may connect, member or not: this member may be behind, and not know a new one yet (M7). While the
+members are the configured ones on both sides, they must be the same: two groups may have one name.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from dledger.config import ServerConfig
 from dledger.core.messages import Envelope, Message
 from dledger.errors import IdentityError, ResponseCode, UnknownMemberError
 from dledger.prehistory import Prehistory, why_apart
+from dledger.rpc.peers.addresses import PeerAddresses
 from dledger.rpc.peers.codec import PROTOCOL_VERSION, EnvelopeHeader, Handshake, HandshakeAnswer
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.types import NodeId
@@ -38,36 +41,33 @@ class OldLogs:
 
 @dataclass(frozen=True, slots=True)
 class PeerIdentity:
-    """The identity that members compare. ``members`` maps node ids to ``host:port``; made with ``of``."""
+    """The identity that members compare; made with ``of``."""
 
     cluster_id: str
     group: str
     node_id: NodeId
-    members: dict[NodeId, str]
+    addresses: PeerAddresses
     segment_bytes: int
     max_entry_bytes: int
     old_logs: OldLogs = OldLogs()
 
     @classmethod
-    def of(cls, config: ServerConfig, old_logs: OldLogs | None = None) -> PeerIdentity:
+    def of(
+        cls, config: ServerConfig, old_logs: OldLogs | None = None, addresses: PeerAddresses | None = None
+    ) -> PeerIdentity:
         """The identity in a configuration."""
         return cls(
             cluster_id=config.effective_cluster_id,
             group=config.group,
             node_id=config.node_id,
-            members={member.node_id: member.address for member in config.members},
+            addresses=addresses or PeerAddresses.of(config),
             segment_bytes=config.store.segment_bytes,
             max_entry_bytes=config.store.max_entry_bytes,
             old_logs=old_logs or OldLogs(),
         )
 
-    @property
-    def member_ids(self) -> tuple[str, ...]:
-        """The sorted ids: addresses may differ between nodes (NAT, DNS names), the set of voters may not."""
-        return tuple(sorted(self.members))
-
     def check(self, message: Envelope | EnvelopeHeader) -> None:
-        """Raise ``IdentityError`` or ``UnknownMemberError`` unless the message is for us and from one of our peers."""
+        """Raise ``IdentityError`` or ``UnknownMemberError`` unless the message is for us, and from somebody else."""
         if message.cluster_id != self.cluster_id:
             raise IdentityError(
                 f"message for cluster {message.cluster_id!r} reached {self.node_id!r} of cluster {self.cluster_id!r}: "
@@ -82,10 +82,8 @@ class PeerIdentity:
             raise IdentityError(
                 f"message for node {message.target!r} reached {self.node_id!r}: check the addresses in the member list"
             )
-        if message.sender not in self.members or message.sender == self.node_id:
-            raise UnknownMemberError(
-                f"sender {message.sender!r} is not a peer of {self.node_id!r} (members: {', '.join(self.member_ids)})"
-            )
+        if message.sender == self.node_id:
+            raise UnknownMemberError(f"a message to {self.node_id!r} from another {self.node_id!r}: check the ids")
 
     def envelope_from(self, peer: NodeId, message: Message, connection: int = 0) -> Envelope:
         """A message to us that arrived on a connection whose handshake was ``peer``'s."""
@@ -97,7 +95,7 @@ class PeerIdentity:
             header=EnvelopeHeader(self.cluster_id, self.group, self.node_id, peer),
             protocol_version=PROTOCOL_VERSION,
             purpose=purpose,
-            members=self.member_ids,
+            members=self.addresses.compared,
             segment_bytes=self.segment_bytes,
             max_entry_bytes=self.max_entry_bytes,
             client_address=client_address,
@@ -105,7 +103,9 @@ class PeerIdentity:
         )
 
     def take_answer(self, peer: NodeId, answer: HandshakeAnswer) -> None:
-        """Note what a peer's answer to our handshake says of our old logs."""
+        """Note what a peer's answer to our handshake says of our old logs, and of the group."""
+        if answer.configuration is not None:
+            self.addresses.hear(answer.configuration)
         if answer.code in (ResponseCode.SUCCESS, ResponseCode.OTHER_HISTORY):
             self.old_logs.compared(peer, "" if answer.code is ResponseCode.SUCCESS else answer.reason)
 
@@ -118,14 +118,15 @@ class PeerIdentity:
             ("segment_bytes", handshake.segment_bytes, ours.segment_bytes),
             ("max_entry_bytes", handshake.max_entry_bytes, ours.max_entry_bytes),
         ):
-            if theirs != mine:
+            if theirs != mine and not (what == "members" and not (theirs and mine)):
                 reason = f"{what} of {handshake.header.sender} is {theirs}, of {self.node_id} {mine}: make them equal"
                 return HandshakeAnswer(ResponseCode.UNEXPECTED_ARGUMENT, reason, client_address=client_address)
         apart = why_apart(ours.prehistory, handshake.prehistory, self.node_id, handshake.header.sender)
         self.old_logs.compared(NodeId(handshake.header.sender), apart)
         if apart:
             return HandshakeAnswer(ResponseCode.OTHER_HISTORY, apart, client_address=client_address)
-        return HandshakeAnswer(ResponseCode.SUCCESS, client_address=client_address)
+        committed = self.addresses.committed
+        return HandshakeAnswer(ResponseCode.SUCCESS, client_address=client_address, configuration=committed)
 
 
 class Introduction(NamedTuple):

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from dledger.config import Member, ServerConfig
+from dledger.config import Member
 from dledger.errors import (
     CorruptLogError,
     DLedgerError,
@@ -25,7 +25,7 @@ from dledger.errors import (
 from dledger.rpc.peers import codec
 from dledger.rpc.peers.connection import PeerConnection
 from dledger.rpc.peers.frames import HANDSHAKE_BYTES_MAX, FrameKind, Purpose
-from dledger.rpc.peers.identity import Learn, OldLogs, PeerIdentity
+from dledger.rpc.peers.identity import Learn, PeerIdentity
 from dledger.rpc.ports import PeerLog
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.types import LogIndex, NodeId
@@ -88,14 +88,12 @@ class PeerLogClient:
 
     def __init__(
         self,
-        config: ServerConfig,
+        identity: PeerIdentity,
         tls_keeper: TlsKeeper | None,
-        old_logs: OldLogs | None = None,
         learn: Learn = lambda _peer, _address: None,
     ) -> None:
         self._learn = learn
-        self._identity = PeerIdentity.of(config, old_logs)
-        self._members = {member.node_id: member for member in config.peers}
+        self._identity = identity
         self._tls = tls_keeper
         self._lock = threading.Lock()  # guards the two below
         self._asking: PeerConnection | None = None
@@ -103,8 +101,13 @@ class PeerLogClient:
 
     @property
     def peers(self) -> tuple[NodeId, ...]:
-        """The members it can ask."""
-        return tuple(self._members)
+        """The other members, as of now: nobody asks one that was removed."""
+        return self._identity.addresses.peers
+
+    @property
+    def quorum(self) -> int:
+        """How many voters are a majority."""
+        return self._identity.addresses.quorum
 
     def read_log(self, peer: NodeId, position: int, length: int) -> bytes | None:
         """Committed bytes of one segment, at most ``READ_LOG_BYTES_MAX``; None if ``peer`` does not hold all of them.
@@ -127,8 +130,10 @@ class PeerLogClient:
                 self._asking.end()
 
     def _ask(self, peer: NodeId, kind: FrameKind, question: bytes) -> bytes | memoryview:
-        member = self._members[peer]
         try:
+            member = self._identity.addresses.first(peer)
+            if member is None:
+                raise UnavailableError("it is no member any more")
             connection = self._dial(member)
             try:
                 self._check_open()  # again: it may have been closed meanwhile
@@ -161,6 +166,7 @@ class PeerLogClient:
         verdict = codec.decode_handshake_answer(self._receive(connection, FrameKind.HANDSHAKE_ANSWER))
         if verdict.code is not ResponseCode.SUCCESS:
             raise UnavailableError(verdict.reason)
+        self._identity.take_answer(peer, verdict)
         self._learn(peer, verdict.client_address)
 
     def _receive(self, connection: PeerConnection, wanted: FrameKind) -> bytes | memoryview:

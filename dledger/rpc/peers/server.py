@@ -42,6 +42,8 @@ CONNECTIONS_MAX: Final = 4
 """The limit of connections of one peer for one purpose: one in use, and some that have been replaced and whose threads
 still wait for the disk.
 """
+STRANGERS_MAX: Final = 3 * CONNECTIONS_MAX
+"""The limit of connections of all callers that this member does not know: it may not have heard yet of new members."""
 
 _THREADS: Final = {
     Purpose.CONTROL: "dledger-control-in",
@@ -75,7 +77,9 @@ class PeerServer:
         self._arrived = arrived
         self._log = None if log is None else PeerLogService(log)
         self._acceptor = PeerAcceptor(introduction, self._begin)
-        self._leaders = LeaderWatch(config.peers if config.election.fast_failover else (), receiver)
+        self._addresses = introduction.identity.addresses
+        find = self._addresses.first if config.election.fast_failover else _nowhere
+        self._leaders = LeaderWatch(find, receiver)
         self._bridge: LoopBridge | None = None
         self._lock = threading.Lock()  # guards what follows
         self._registered = 0
@@ -118,8 +122,7 @@ class PeerServer:
         In the order in which they were accepted: threads may begin in any.
         """
         with self._lock:
-            threads = sum(1 for one, _ in self._threads.values() if one == caller)
-            refused = self._closing or threads >= CONNECTIONS_MAX
+            refused = self._closing or not self._has_room(caller)
             if not refused:
                 self._registered += 1
                 name = f"{_THREADS[caller.purpose]}-{self._identity.node_id}"
@@ -138,6 +141,14 @@ class PeerServer:
             self._forget(connection, caller)
             return
         self._arrived(caller.node_id)
+
+    def _has_room(self, caller: PeerCaller) -> bool:
+        """Whether it may have another thread; under the lock."""
+        known = self._addresses.reachable
+        callers = [one for one, _ in self._threads.values()]
+        if caller.node_id not in known and sum(one.node_id not in known for one in callers) >= STRANGERS_MAX:
+            return False
+        return callers.count(caller) < CONNECTIONS_MAX
 
     def _serve(self, connection: PeerConnection, caller: PeerCaller, number: int) -> None:
         """``number``: of the connection, above all earlier ones."""
@@ -201,3 +212,7 @@ class PeerServer:
         if self._log is None:
             raise InvalidRequestError("this member gives no log to its peers")
         self._log.serve(connection)
+
+
+def _nowhere(_peer: NodeId) -> None:
+    """Nobody is looked for."""

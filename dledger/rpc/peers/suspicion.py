@@ -8,7 +8,7 @@ cut, a cut cable or a firewall looks like silence, and is left to the election t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -28,8 +28,11 @@ PAUSE_S: Final = 0.1
 class LeaderWatch:
     """Looks after leaders whose connections broke, one at a time. On one event loop."""
 
-    def __init__(self, peers: Iterable[Member], receiver: Receiver, report: Report = log_failure) -> None:
-        self._peers = {peer.node_id: peer for peer in peers}
+    def __init__(
+        self, find: Callable[[NodeId], Member | None], receiver: Receiver, report: Report = log_failure
+    ) -> None:
+        """``find`` knows where a member is, if anybody does."""
+        self._find = find
         self._receiver = receiver
         self._report = report
         self._task: asyncio.Task[None] | None = None
@@ -43,7 +46,7 @@ class LeaderWatch:
         Both that for pushes and that for heartbeats: a killed process leaves both, and what it sent on the one may
         arrive, and look like a sign of life, after the end of the other.
         """
-        if self._closed or peer not in self._peers or self._followed(peer) is None:
+        if self._closed or self._find(peer) is None or self._followed(peer) is None:
             return
         self._lost.add(peer)
         if self._task is None:
@@ -70,10 +73,10 @@ class LeaderWatch:
             while self._lost:
                 await asyncio.sleep(max(0.0, self._next_s - loop.time()))
                 peer = self._lost.pop()
-                term = self._followed(peer)
-                if term is not None:
+                term, address = self._followed(peer), self._find(peer)
+                if term is not None and address is not None:
                     self._next_s = loop.time() + PAUSE_S
-                    await self._dial(self._peers[peer], term)
+                    await self._dial(address, term)
         except DLedgerError:  # the node stops
             return
         finally:

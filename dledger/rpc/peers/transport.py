@@ -1,12 +1,16 @@
-"""``Transport`` over the network: one port for incoming messages, two links to each peer for outgoing ones."""
+"""``Transport`` over the network: one port for incoming messages, two links to each peer for outgoing ones.
+
+Peers come and go with the group's members (``set_peers``).
+"""
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from dledger.config import Member, ServerConfig
 from dledger.core.messages import (
@@ -23,7 +27,9 @@ from dledger.core.messages import (
 )
 from dledger.errors import InvariantError
 from dledger.rpc.bridge import LoopBridge, LoopThread, Report, log_failure
-from dledger.rpc.peers.identity import Introduction, OldLogs, PeerIdentity, Reasons
+from dledger.rpc.peers.address_search import AddressSearch
+from dledger.rpc.peers.addresses import Reachable
+from dledger.rpc.peers.identity import Introduction, PeerIdentity, Reasons
 from dledger.rpc.peers.link import PeerLink
 from dledger.rpc.peers.outgoing import ControlQueue, PushQueue
 from dledger.rpc.peers.server import PeerServer
@@ -39,6 +45,7 @@ class _Links(NamedTuple):
 
 class PeerTransport:
     """The production transport. ``client_address`` is the address that our peers give to clients for this node.
+    ``identity``: what it tells its peers of itself, and knows of where they are; by default as configured.
 
     Pushes run on the event loop of ``bridge``, which must outlive this; without one, on that of the peer port.
     ``report`` is called for a task or thread that ends before ``close``: the node must not continue without it.
@@ -52,18 +59,22 @@ class PeerTransport:
         bridge: LoopBridge | None = None,
         tls_keeper: TlsKeeper | None = None,
         log: PeerLog | None = None,
-        old_logs: OldLogs | None = None,
+        identity: PeerIdentity | None = None,
         report: Report = log_failure,
     ) -> None:
         self._config = config
         self._report = report
         self._log = log
-        identity = PeerIdentity.of(config, old_logs)
+        identity = identity or PeerIdentity.of(config)
+        self._addresses = identity.addresses
         self._introduction = Introduction(identity, client_address, self.learn, tls_keeper or TlsKeeper.of(config))
         self._client_addresses: dict[NodeId, str] = {}
         self._loop = LoopThread(f"dledger-peers-{config.node_id}", report)
         self._pushes_bridge = bridge
-        self._links: dict[NodeId, _Links] = {}
+        self._receiver: Receiver | None = None
+        self._links_lock = threading.Lock()  # one change of _links at a time, which are replaced as a whole
+        self._links: Mapping[NodeId, _Links] = {}
+        self._search = AddressSearch(self._introduction, report)
         self._server: PeerServer | None = None
 
     @property
@@ -98,22 +109,45 @@ class PeerTransport:
         except BaseException:
             self._loop.stop()
             raise
-        self._server = server
+        self._server, self._receiver = server, receiver
         if self._pushes_bridge is None:
             self._pushes_bridge = bridge
-        for peer in self._config.peers:
-            self._links[peer.node_id] = links = self._make_links(peer, receiver, bridge, self._pushes_bridge)
-            bridge.run(links.control.start(self._report))
-            self._pushes_bridge.run(links.push.start(self._report))
-            links.control.hurry()  # its links to this member may be in a pause
+        self._addresses.listen(self.set_peers)
+        if not self._addresses.peers:  # it has yet to join, and needs to know more than those that it was told
+            bridge.post(self._search.ask)
 
-    def _make_links(self, peer: Member, receiver: Receiver, control: LoopBridge, pushes: LoopBridge) -> _Links:
+    def set_peers(self, peers: Reachable) -> None:
+        """From now on there are links to these, made anew, moved to other addresses, or ended. Never waits."""
+        control, pushes, receiver = self._loop.bridge, self._pushes_bridge, self._receiver
+        with self._links_lock:
+            if control is None or pushes is None or receiver is None:
+                return
+            links: dict[NodeId, _Links] = {}
+            for peer, members in peers.items():
+                known = self._links.get(peer)
+                if known is not None:
+                    links[peer] = known
+                    control.post(partial(known.control.move, members))
+                    pushes.post(partial(known.push.move, members))
+                    continue
+                links[peer] = made = self._make_links(members, receiver, control, pushes)
+                control.post(partial(made.control.start, self._report))
+                pushes.post(partial(made.push.start, self._report))
+                made.control.hurry()  # its links to this member may be in a pause
+            for peer in self._links.keys() - links.keys():
+                control.post(self._links[peer].control.end)
+                pushes.post(self._links[peer].push.end)
+            self._links = links
+
+    def _make_links(
+        self, members: tuple[Member, ...], receiver: Receiver, control: LoopBridge, pushes: LoopBridge
+    ) -> _Links:
         reasons = Reasons(logging.ERROR)  # of both: they are mostly the same
         queue = PushQueue(2 * self._config.replication.inflight_pushes_max + 16)
-        lost = partial(receiver.connection_lost, peer.node_id)
+        lost = partial(receiver.connection_lost, members[0].node_id)
         return _Links(
-            PeerLink(self._introduction, peer, ControlQueue(), receiver, control, reasons, _nothing),
-            PeerLink(self._introduction, peer, queue, receiver, pushes, reasons, lost),
+            PeerLink(self._introduction, members, ControlQueue(), receiver, control, reasons, _nothing),
+            PeerLink(self._introduction, members, queue, receiver, pushes, reasons, lost),
         )
 
     def send(self, envelope: Envelope) -> None:
@@ -125,6 +159,8 @@ class PeerTransport:
             case VoteRequest() | HeartbeatRequest() | TakeLeadership():
                 if (links := self._links.get(envelope.target)) is not None:
                     links.control.send(envelope)
+                elif self._loop.bridge is not None:  # a new leader, for example, of which this member has yet to hear
+                    self._loop.bridge.post(self._search.ask)
             case PushResponse():
                 if self._server is not None:
                     self._server.respond(envelope)
@@ -133,8 +169,11 @@ class PeerTransport:
 
     def close(self) -> None:
         """See ``Transport.close``."""
-        links, self._links = self._links, {}
+        with self._links_lock:
+            links, self._links, self._receiver = self._links, {}, None
         bridge = self._loop.bridge
+        if bridge is not None and links:
+            bridge.run(self._search.close())
         for link in links.values():
             if bridge is not None and self._pushes_bridge is not None:
                 bridge.run(link.control.close())
@@ -150,8 +189,13 @@ class PeerTransport:
 
     def learn(self, peer: NodeId, client_address: str) -> None:
         """Note a peer's client address, unless it has none. On any thread."""
-        if client_address:
-            self._client_addresses[peer] = client_address
+        known = self._client_addresses
+        if client_address and (peer in known or len(known) < _CLIENT_ADDRESSES_MAX):
+            known[peer] = client_address
+
+
+_CLIENT_ADDRESSES_MAX: Final = 64
+"""Anyone may say that it is a member; those that are come first and are few."""
 
 
 def _nothing() -> None:

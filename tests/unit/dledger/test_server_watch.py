@@ -10,6 +10,7 @@ import pytest
 from dledger.conditions import ConditionKind
 from dledger.errors import CorruptLogError, FencedError, UnavailableError
 from dledger.rpc.peers import log_exchange as peer_log
+from dledger.rpc.peers.identity import PeerIdentity
 from dledger.rpc.peers.log_exchange import PeerLogClient
 from dledger.types import LogIndex, NodeId
 from tests.support.damage import turn
@@ -103,7 +104,7 @@ def test_members_read_each_others_logs_and_nobody_else_does(group: RunningGroup)
     """Only committed bytes of one segment, only as much as is allowed, one at a time, only for members."""
     asking, asked = group.nodes[0], group.nodes[1]
     learnt: dict[NodeId, str] = {}
-    client = PeerLogClient(asking.config, None, learn=learnt.__setitem__)
+    client = PeerLogClient(PeerIdentity.of(asking.config), None, learn=learnt.__setitem__)
     try:
         data = client.read_log(NodeId("n1"), 0, 5000)
         assert data == group.segment(1, 0).read_bytes()[:5000]

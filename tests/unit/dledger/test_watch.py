@@ -95,6 +95,7 @@ class Peers(PeerLogClient):
     answers: dict[NodeId, bytes | DLedgerError | None] = field(default_factory=dict)
     crcs: dict[NodeId, dict[LogIndex, int] | DLedgerError] = field(default_factory=dict)
     peers: tuple[NodeId, ...] = (N1, N2)
+    quorum: int = 2
     asked: list[NodeId] = field(default_factory=list)
 
     def read_log(self, peer: NodeId, _position: int, _length: int) -> bytes | None:
@@ -140,7 +141,7 @@ def world(*, rate: int = 0, auto_repair: bool = True) -> World:
         NodeId("n0"),
         log,
         peers,
-        WatchSettings(rate, auto_repair, 2),
+        WatchSettings(rate, auto_repair),
         conditions,
         clock,
         wake=lambda: wakes.append(clock.now_ms),

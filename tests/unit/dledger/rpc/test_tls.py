@@ -32,7 +32,7 @@ from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.rpc.tls_stream import TlsStream
 from dledger.types import NO_ENTRY, LogIndex, NodeId, Term
 from tests.support.certificates import expire, files, reissue
-from tests.support.peer_wire import PeerWire
+from tests.support.peer_wire import PeerWire, handshake_frame
 from tests.support.receiver import RecordingReceiver
 from tests.support.waiting import wait_until
 
@@ -422,18 +422,22 @@ def test_a_member_speaks_in_its_own_name_only(here: Path, caplog: pytest.LogCapt
     assert not receiver.requested
 
 
-def test_a_client_s_certificate_is_refused_before_it_speaks(here: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It is signed by the same CA, but belongs to no member."""
+def test_a_client_s_certificate_opens_no_connection_between_members(
+    here: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is signed by the same CA, but is not that of the member that its owner claims to be."""
     context = tls.client_context(tls.read(files(here, "billing")))
+    both = configs(here)
     with (
-        transports(configs(here)) as (_, (receiving, receiver)),
+        transports(both) as (_, (receiving, receiver)),
         PeerWire(("127.0.0.1", receiving.port), context) as wire,
     ):
+        wire.link.sendall(handshake_frame(both[1], N0, Purpose.PUSH))
         ((kind, refusal),) = wire.rest()
 
     assert kind is FrameKind.REFUSAL
-    assert "belongs to no member" in bytes(refusal).decode()
-    assert "belongs to no member" in caplog.text
+    assert "does not belong to n0" in bytes(refusal).decode()
+    assert "does not belong to n0" in caplog.text
     assert not receiver.received
 
 

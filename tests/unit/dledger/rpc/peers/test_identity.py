@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from dledger.config import Member, ServerConfig
 from dledger.errors import ResponseCode
 from dledger.prehistory import Prehistory
+from dledger.rpc.peers.addresses import PeerAddresses
 from dledger.rpc.peers.codec import HandshakeAnswer
 from dledger.rpc.peers.frames import Purpose
 from dledger.rpc.peers.identity import OldLogs, PeerIdentity
@@ -18,7 +20,9 @@ RECORD = Prehistory(begin=0, end=200, file_bytes=100, digests=(1, 2), kept_from=
 def identity(own: NodeId, noted: list[tuple[NodeId, str]], record: Prehistory | None = RECORD) -> PeerIdentity:
     """A member of two that notes what it compared."""
     logs = OldLogs(lambda: record, lambda peer, why: noted.append((peer, why)))
-    return PeerIdentity("c", "g", own, {N0: "h:1", N1: "h:2"}, 100, 50, logs)
+    members = (Member(N0, "h", 1), Member(N1, "h", 2))
+    addresses = PeerAddresses.of(ServerConfig(node_id=own, members=members))
+    return PeerIdentity("c", "g", own, addresses, 100, 50, logs)
 
 
 @pytest.mark.parametrize(

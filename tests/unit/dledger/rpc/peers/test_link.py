@@ -13,9 +13,10 @@ from dledger.errors import InvalidRequestError, ResponseCode
 from dledger.rpc import loops, options
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.peers import codec
+from dledger.rpc.peers.caller import Connection
 from dledger.rpc.peers.frames import FrameKind
 from dledger.rpc.peers.identity import Introduction, PeerIdentity, Reasons
-from dledger.rpc.peers.link import PAUSE_S_MIN, PeerLink, _Connection
+from dledger.rpc.peers.link import PAUSE_S_MIN, PeerLink
 from dledger.rpc.peers.outgoing import PushQueue
 from dledger.types import NO_ENTRY, LogIndex, NodeId, Term
 from tests.support.receiver import RecordingReceiver
@@ -35,7 +36,7 @@ def a_link() -> PeerLink:
     config = ServerConfig(node_id=N0, members=members, client_port=0, cluster_id="c")
     introduction = Introduction(PeerIdentity.of(config), "", lambda _peer, _address: None)
     bridge, reasons = loops.run(a_bridge()), Reasons(logging.ERROR)
-    return PeerLink(introduction, members[1], PushQueue(1), RecordingReceiver(), bridge, reasons, lambda: None)
+    return PeerLink(introduction, members[1:], PushQueue(1), RecordingReceiver(), bridge, reasons, lambda: None)
 
 
 def answer(link: PeerLink) -> None:
@@ -155,7 +156,7 @@ def test_pushes_for_a_peer_that_does_not_read_wait_and_then_end_its_connection()
     push = Envelope("c", "default", N0, N1, response)
 
     async def pausing() -> None:
-        connection = link._connection = _Connection(link, None)
+        connection = link._connection = Connection(link, None)
         connection.connection_made(transport)
         introduced = transport.written
         connection.pause_writing()
@@ -173,7 +174,7 @@ def test_pushes_for_a_connection_that_has_just_ended_are_dropped() -> None:
     link, transport = a_link(), _Wire()
 
     async def ending() -> None:
-        connection = _Connection(link, None)
+        connection = Connection(link, None)
         connection.connection_made(transport)
         transport.ended = True
 

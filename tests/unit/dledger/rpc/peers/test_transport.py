@@ -161,16 +161,16 @@ def test_a_peer_of_another_version_is_told_so(peer: Peer) -> None:
 def test_a_message_is_of_whoever_has_shaken_hands(
     peer: Peer, purpose: Purpose, kind: FrameKind, message: Message
 ) -> None:
-    """It says nothing of its sender itself; an unknown sender is refused by name, and what follows is not heard."""
+    """It says nothing of its sender itself; one that claims to be the addressee is refused, and not heard."""
     with peer.connected(purpose) as wire:
         wire.send(kind, message)
         wait_until(lambda: bool(peer.receiver.received + peer.receiver.requested), "the message")
     with peer.connect() as wire:
-        wire.link.sendall(handshake_frame(peer.config, NodeId("x"), purpose))
+        wire.link.sendall(handshake_frame(peer.config, N1, purpose))
         wire.send(kind, message)
         (refused,) = refusals(wire)
 
-    assert "'x' is not a peer of 'n1'" in refused
+    assert "a message to 'n1' from another 'n1'" in refused
     assert peer.receiver.received + peer.receiver.requested == [envelope(message)]
 
 
@@ -393,7 +393,7 @@ def test_what_breaks_during_a_look_is_looked_into_next(monkeypatch: pytest.Monke
     monkeypatch.setattr(receiver, "follows", led.get)
 
     async def run() -> None:
-        watch = LeaderWatch([Member(N0, "127.0.0.1", 1), Member(N1, "127.0.0.1", 2)], receiver)
+        watch = LeaderWatch({N0: Member(N0, "127.0.0.1", 1), N1: Member(N1, "127.0.0.1", 2)}.get, receiver)
 
         async def dial(leader: Member, _term: Term) -> None:
             looks.append(leader.node_id)
@@ -426,7 +426,7 @@ def test_a_look_that_finds_no_thread_to_resolve_the_name_tells_nothing(monkeypat
         raise RuntimeError("can't start new thread")
 
     async def run() -> None:
-        watch = LeaderWatch([Member(N0, "leader.example", 1)], receiver, failures.append)
+        watch = LeaderWatch({N0: Member(N0, "leader.example", 1)}.get, receiver, failures.append)
         watch.broke(N0)
         while watch._task is not None:
             await asyncio.sleep(0)

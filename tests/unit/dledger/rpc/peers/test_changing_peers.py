@@ -1,0 +1,176 @@
+"""``PeerTransport`` while the members of its group, or their addresses, change."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from cluster.local.group import free_ports
+from dledger.config import Member, ServerConfig
+from dledger.core.membership import Membership, implicit_configuration
+from dledger.core.messages import Envelope, HeartbeatRequest, Message, PushCommit
+from dledger.members import ClusterMember, Configuration
+from dledger.rpc.peers.addresses import PeerAddresses
+from dledger.rpc.peers.frames import FrameKind, Purpose
+from dledger.rpc.peers.identity import PeerIdentity
+from dledger.rpc.peers.server import CONNECTIONS_MAX, STRANGERS_MAX
+from dledger.rpc.peers.transport import PeerTransport
+from dledger.types import LogIndex, NodeId, Term
+from tests.support.peer_wire import PeerWire
+from tests.support.receiver import RecordingReceiver
+from tests.support.waiting import wait_until
+
+N0, N1, N2 = (NodeId(f"n{number}") for number in range(3))
+COMMIT = PushCommit(Term(1), 0, LogIndex(0))
+
+
+@dataclass
+class Node:
+    """A transport, whom it hears, and what it knows of the others."""
+
+    config: ServerConfig
+    addresses: PeerAddresses
+    transport: PeerTransport
+    receiver: RecordingReceiver = field(default_factory=RecordingReceiver)
+
+    def send(self, target: NodeId, message: Message = COMMIT) -> None:
+        config = self.config
+        self.transport.send(Envelope(config.effective_cluster_id, config.group, config.node_id, target, message))
+
+    def reaches(self, other: Node, message: Message = COMMIT) -> None:
+        """Wait until the other one hears it."""
+        before = len(other.receiver.received) + len(other.receiver.requested)
+
+        def send_and_look() -> bool:
+            self.send(other.config.node_id, message)
+            return len(other.receiver.received) + len(other.receiver.requested) > before
+
+        wait_until(send_and_look, f"{other.config.node_id} hears {self.config.node_id}")
+
+    def serves(self, peer: NodeId) -> bool:
+        """Whether it has a connection of this peer."""
+        server = self.transport._server
+        assert server is not None
+        return any(caller.node_id == peer for caller, _ in list(server._threads.values()))
+
+    def adopt(self, *configurations: Configuration) -> None:
+        """The first is committed, the others are in the log."""
+        membership = Membership(self.config.node_id, configurations[0])
+        for one in configurations[1:]:
+            membership.adopt(one)
+        self.addresses.adopt(membership, frozenset())
+
+
+@dataclass
+class Nodes:
+    """Makes nodes of one cluster, and closes them."""
+
+    ports: list[int]
+    stack: ExitStack
+
+    def member(self, number: int) -> Member:
+        return Member(NodeId(f"n{number}"), "127.0.0.1", self.ports[number])
+
+    def configuration(self, index: int, *numbers: int) -> Configuration:
+        members = [self.member(number) for number in numbers]
+        listed = tuple(ClusterMember(one.node_id, one.host, one.port) for one in members)
+        return Configuration(listed, LogIndex(index), Term(1))
+
+    def start(self, number: int, *others: int, at: int | None = None, joins: bool = False) -> Node:
+        """``others``: configured members; ``at``: whose port it listens on, if not its own."""
+        own = replace(self.member(number), port=self.ports[number if at is None else at])
+        members = (own, *map(self.member, others))
+        config = ServerConfig(node_id=own.node_id, members=members, client_port=0, cluster_id="c")
+        known = Configuration() if joins else implicit_configuration(config)
+        addresses = PeerAddresses(own.node_id, config.peers, Membership(own.node_id, known))
+        transport = PeerTransport(config, identity=PeerIdentity.of(config, addresses=addresses))
+        node = Node(config, addresses, transport)
+        self.stack.callback(transport.close)
+        transport.start(node.receiver)
+        return node
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    with ExitStack() as stack:
+        yield Nodes(free_ports(4), stack)
+
+
+@pytest.mark.parametrize("message", [COMMIT, HeartbeatRequest(Term(1))])
+def test_a_new_member_is_reached_and_one_that_is_gone_is_hung_up_on(nodes: Nodes, message: Message) -> None:
+    """From the configuration on; with both links."""
+    n0, n1, n2 = nodes.start(0, 1), nodes.start(1, 0), nodes.start(2, 0, 1)
+    n0.reaches(n1, message)
+    n1.adopt(nodes.configuration(4, 0, 1, 2))  # its members are a matter of the log from then on, here and there
+    n2.adopt(nodes.configuration(4, 0, 1, 2))
+
+    n0.adopt(nodes.configuration(4, 0, 1, 2))
+    n0.reaches(n2, message)
+    n0.adopt(nodes.configuration(9, 0, 1))
+    n0.send(N2, message)
+    wait_until(lambda: not n2.serves(N0), "the connection's end")
+    heard = len(n2.receiver.received), len(n2.receiver.requested)
+    n0.reaches(n1, message)
+
+    assert (len(n2.receiver.received), len(n2.receiver.requested)) == heard
+    assert set(n0.addresses.reachable) == {N1}
+
+
+@pytest.mark.parametrize("message", [COMMIT, HeartbeatRequest(Term(1))])
+def test_a_member_that_moves_is_reached_at_its_new_address(nodes: Nodes, message: Message) -> None:
+    """While its change is not committed, at whichever of both it is; afterwards only at the new one."""
+    n0, old = nodes.start(0, 1), nodes.start(1, 0)
+    n0.reaches(old, message)
+    moved = replace(nodes.configuration(4, 0, 1).members[1], port=nodes.ports[3])
+    before = nodes.configuration(3, 0, 1)
+    after = Configuration((before.members[0], moved), LogIndex(4), Term(1))
+    new = nodes.start(1, 0, at=3)
+
+    n0.adopt(before, after)
+    n0.reaches(old, message)
+    assert not new.receiver.received + new.receiver.requested
+    old.transport.close()
+    n0.reaches(new, message)
+    n0.adopt(after)
+
+    n0.reaches(new, message)
+    assert n0.addresses.reachable[N1] == (Member(N1, "127.0.0.1", nodes.ports[3]),)
+
+
+def test_a_configuration_that_is_not_compared_keeps_nobody_apart(
+    nodes: Nodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """M7: who is behind must hear those that it does not know. Two groups of one name are kept apart all the same,
+    while their members are the configured ones.
+    """
+    n0, n1, joiner = nodes.start(0, 1), nodes.start(1, 0), nodes.start(2, 0, joins=True)
+    other = nodes.start(3, 0)
+
+    n0.reaches(n1)
+    joiner.reaches(n0)
+    with caplog.at_level(logging.ERROR):
+        other.send(N0)
+        wait_until(lambda: N0 in other.receiver.lost, "connection_lost")
+
+    assert "members of n3 is n0,n3, of n0 n0,n1: make them equal" in caplog.text
+
+
+def test_strangers_take_no_member_s_place(nodes: Nodes) -> None:
+    """Anyone may claim an id, and a thousand of them: those that are known still come in."""
+    n0 = nodes.start(0, 1)
+    address = "127.0.0.1", n0.transport.port
+    with ExitStack() as stack:
+        wires = [
+            stack.enter_context(PeerWire(address).begin(n0.config, NodeId(f"x{number}"), Purpose.PUSH))
+            for number in range(STRANGERS_MAX + 3)
+        ]
+        wait_until(lambda: sum(wire.has_ended for wire in wires) == 3, "three are hung up on")
+
+        for _ in range(CONNECTIONS_MAX):
+            member = stack.enter_context(PeerWire(address).begin(n0.config, N1, Purpose.PUSH))
+        member.send(FrameKind.PUSH, COMMIT)
+        wait_until(lambda: bool(n0.receiver.received), "the member's push")
