@@ -44,11 +44,13 @@ from dledger.errors import (
     FencedError,
     InvalidRequestError,
     LeaderHint,
+    MemberRemovedError,
+    NotLeaderError,
     RequestTimeoutError,
 )
 from dledger.instruments import SILENT, Instruments
 from dledger.measurements import NodeMeasurements, PeerMeasurements
-from dledger.member_watch import MemberWatch
+from dledger.member_watch import MemberWatch, removal_index
 from dledger.members import Configuration, MemberChange, MemberProgress
 from dledger.prehistory import Prehistory
 from dledger.records import record
@@ -647,6 +649,9 @@ class DLedgerServer:
                 return
             if isinstance(result, DLedgerError) and result.leader is not None:
                 result.leader = self._hint(result.leader.node_id)
+            elif isinstance(result, NotLeaderError) and (removed := self.removed):
+                done(MemberRemovedError(f"{removed}: ask another member. To join again, it must be added anew"))
+                return
             done(result)
 
         try:
@@ -742,7 +747,19 @@ class DLedgerServer:
         self._member_watch.members_changed(membership)
 
     def _look_after_members(self) -> None:
-        self._member_watch.look(self.status(), NO_INDEX)
+        self._member_watch.look(self.status(), self._node.state.removed_at)
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether its group has other members at this moment."""
+        return bool(self._node.state.peers)
+
+    @property
+    def removed(self) -> str:
+        """Why this node is no member of its group any more; empty if it is, or was never one."""
+        state = self._node.state
+        at = removal_index(self._config.node_id, state.membership.committed, state.removed_at)
+        return "" if at == NO_INDEX else f"{self._config.node_id} was removed from the group (configuration {at})"
 
     def _publish_commit(self, index: LogIndex) -> None:
         event = CommitEvent(index)

@@ -125,8 +125,6 @@ class BrokerConfig:
     """Longest wait of a pull."""
     pull_bytes_max: Bytes = 4 * MIB
     """Maximum bytes of records per answer, except that a single larger record is always returned."""
-    enable_property_filter: bool = True
-    """Whether consumers may filter messages by their properties, with SQL92 expressions; false: they are refused."""
     pulls_waiting_max: Positive = 20_000
     """Maximum pulls waiting for messages."""
     streams_max: Positive = 1024
@@ -172,13 +170,6 @@ class BrokerConfig:
     def name_servers(self) -> tuple[str, ...]:
         """Addresses of ``namesrv_addr``."""
         return parse_addresses(self.namesrv_addr) if self.namesrv_addr.strip() else ()
-
-    @property
-    def slave_id(self) -> int:
-        """The broker id to register with while it is not the master: n0 to n2 are 1 to 3."""
-        if self.dledger is None:
-            return self.broker_id
-        return sorted(str(one.node_id) for one in self.dledger.members).index(self.node_id) + 1
 
     @property
     def node_id(self) -> str:

@@ -98,12 +98,19 @@ class BrokerPorts:
         """This broker's view of its group."""
         node, own, store = self._served.node, self._config.node_id, self._served.storage.store
         if node is not None:
-            return group_view(node.status())
+            return group_view(node.status(), node.removed)
         if store.role is not BrokerRole.SLAVE:
             return GroupView(leader=own, leader_address=self.address, members={own: self.address})
         master = self._registration.master if self._registration is not None else ""
         members = {own: self.address} | ({str(MASTER_ID): master} if master else {})
         return GroupView(leader=str(MASTER_ID) if master else "", leader_address=master, members=members)
+
+    def _belongs(self) -> bool:
+        """Whether clients may be sent here: not to who left or waits to join, nor to a learner that has little yet."""
+        view = self.view()
+        if view.removed or view.number < 0:
+            return False
+        return self._config.node_id not in view.learners or self._has_caught_up()
 
     def _runtime(self) -> dict[str, str]:
         """Entries of the runtime information that the broker itself does not know."""
@@ -212,6 +219,7 @@ class BrokerPorts:
         self._dialled = [to_members, to_name_servers]
         ha_address = address_text(host_of(self.address), config.store.ha_listen_port or self.port + HA_PORT_OFFSET)
         self._registration = registration = NameServerRegistration(broker, to_name_servers, self.address, ha_address)
+        registration.belongs = self._belongs
         if replication is not None:
             replication.known_master = lambda: registration.master_for_slaves
             registration.lacks_master = replication.lacks_master

@@ -186,7 +186,7 @@ class BrokerServer:
                 caught_up = CatchUp(
                     node.status, self.store, lambda: replicated.max_offset, lambda: self.state.is_applied
                 )
-                self._has_caught_up = lambda: not node.fenced and caught_up()
+                self._has_caught_up = lambda: not node.fenced and not node.removed and caught_up()
         except BaseException:
             self._close_store()
             raise
@@ -330,7 +330,7 @@ class BrokerServer:
         one.
         """
         node = self.node
-        if node is None or not node.config.peers or not is_leader(node.status()):
+        if node is None or not node.has_peers or not is_leader(node.status()):
             return
         finished = threading.Event()
 

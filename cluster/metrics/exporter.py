@@ -75,7 +75,9 @@ class Exporter:
         self._registry.register(NodeMetrics(server, self.instruments))
         self._probes = _Probes(
             alive=lambda: _alive(server.fatal),
-            ready=lambda: _ready(known=server.fatal is None and server.status().leader is not None),
+            ready=lambda: _ready(
+                known=server.fatal is None and server.status().leader is not None, lost=server.removed
+            ),
         )
 
     def watch_broker(self, broker: BrokerServer) -> None:
@@ -109,5 +111,7 @@ def _alive(fatal: BaseException | None) -> tuple[bool, str]:
     return (True, "alive") if fatal is None else (False, f"failed: {fatal}")
 
 
-def _ready(*, known: bool) -> tuple[bool, str]:
+def _ready(*, known: bool, lost: str = "") -> tuple[bool, str]:
+    if lost:
+        return False, lost
     return (True, "ready") if known else (False, "no known leader")

@@ -42,7 +42,11 @@ class Mastership:
 
     def refusal(self) -> PutResult:
         """The result of a message that a slave is sent."""
-        leader = self.leader_address
+        view = self.view()
+        leader = view.leader_address
+        if view.removed:
+            reason = f"{view.removed}: look for the group's other brokers"
+            return PutResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, outcome="not_applied", reason=reason)
         reason = f"this broker is a slave: ask the master, {leader}"
         if not leader:
             reason = "this broker is a slave, and the master is unknown"
@@ -51,5 +55,6 @@ class Mastership:
     def require_caught_up(self) -> None:
         """Raises ``Refusal`` as long as this broker does not know which entries are committed."""
         if not self._has_caught_up():
-            reason = "this broker has just started and does not know yet which entries are committed"
-            raise Refusal(RefusalKind.UNAVAILABLE, reason, leader=self.leader_address)
+            view = self.view()
+            reason = view.removed or "this broker has just started and does not know yet which entries are committed"
+            raise Refusal(RefusalKind.UNAVAILABLE, reason, leader=view.leader_address)

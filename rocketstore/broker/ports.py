@@ -23,3 +23,9 @@ class GroupView:
     leader_address: str = ""
     members: dict[str, str] = field(default_factory=dict)
     """Node id to address, as far as known."""
+    learners: frozenset[str] = frozenset()
+    """Those of them that do not count, and may still lack most of the log."""
+    number: int = 0
+    """This member's, which never changes and is never given again; -1 if it is not one, or not yet."""
+    removed: str = ""
+    """Why this broker is no member any more."""

@@ -42,6 +42,7 @@ from tenacity import (
 from dledger.conditions import ConditionKind
 from dledger.core.outbox import RoleChange
 from dledger.errors import CorruptLogError
+from dledger.members import MemberRole
 from dledger.rpc.ports import CommitEvent, NodeEvent
 from dledger.runtime.supervisor import Supervisor
 from dledger.server import DLedgerServer
@@ -232,7 +233,8 @@ class BrokerRoleChange:
         )
         now_s = time.monotonic()
         status = self._member.status()
-        others = sorted(one.node_id for one in status.members if one.node_id != status.node_id)
+        voters = (one.node_id for one in status.members if one.role is MemberRole.VOTER)
+        others = sorted(one for one in voters if one != status.node_id)
         if target.cancelled.is_set() or not others or (self._offers and now_s - self._offered_s < OFFER_PAUSE_S):
             return
         following = [one for one in others if one > status.node_id] + [one for one in others if one < status.node_id]

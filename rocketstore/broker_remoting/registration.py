@@ -81,6 +81,8 @@ class _NameServer:
         """Whether it has been asked who may register."""
         self.setbacks = 0
         """Rounds in succession that failed, or were followed by the end of the connection."""
+        self.belonged = True
+        """Whether clients were to be sent here when it was told last."""
         self.failure: str | None = None
         """The last one; empty if there was none, None before the first round."""
 
@@ -97,6 +99,8 @@ class NameServerRegistration:
         self._topics = TopicTable(broker)
         self.may_lead: Callable[[], bool] = lambda: True
         """Whether a plain master may take the master's place: it has no successor."""
+        self.belongs: Callable[[], bool] = lambda: True
+        """Whether clients may be sent here: a member that was removed, or is new, is not registered."""
         self._encoded: tuple[TopicConfigTable, bytes] | None = None  # the last table and its body
         self._rounds: tuple[asyncio.Task[None], ...] = ()
         self.lacks_master: Callable[[], bool] = lambda: False
@@ -178,7 +182,9 @@ class NameServerRegistration:
         """Return once somebody wants it, or a topic has changed; or if the connection is lost."""
         state, loop = self._broker.state, asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        while state.topic_changes == server.topic_changes and not server.is_wanted:
+        while (
+            state.topic_changes == server.topic_changes and not server.is_wanted and self.belongs() == server.belonged
+        ):
             rest_s = deadline - loop.time()
             if rest_s <= 0 or (until_lost and server.is_lost):
                 return
@@ -196,6 +202,12 @@ class NameServerRegistration:
                 server.all_due_at = float("-inf")
             server.topic_changes = self._broker.state.topic_changes
             if not self.may_lead():
+                return True
+            belonged, server.belonged = server.belonged, self.belongs()
+            if not server.belonged:
+                if belonged:
+                    await asyncio.gather(*map(self._unregister, server.places))
+                    server.untold.update(server.places)
                 return True
             body = await self._broker.loop.readers.run(self._body)
             places = server.places  # with TLS, a certificate is for the name
@@ -292,13 +304,14 @@ class NameServerRegistration:
     def _request(self, body: bytes) -> Frame:
         """The term and who leads in it come from one view: a deposed master does not know yet that it is a slave."""
         config, view, store = self._broker.config, self._broker.mastership.view(), self._broker.store
+        slave_id = view.number + 1 if store.log.is_replicated else config.broker_id
         leads = not store.log.is_replicated or view.leader == config.node_id
         header = RegisterBrokerHeader(
             config.name,
             self._address,
             config.cluster_name,
             self._ha_address,
-            MASTER_ID if leads and store.role is not BrokerRole.SLAVE else config.slave_id,
+            MASTER_ID if leads and store.role is not BrokerRole.SLAVE else slave_id,
             body_crc32=body_crc32(body),
             dledger_all_topics=True,
         )

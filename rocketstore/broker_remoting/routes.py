@@ -32,6 +32,7 @@ class Routes:
     def _group(self) -> BrokerData:
         config, view = self._broker.config, self._broker.mastership.view()
         addresses = {MASTER_ID: view.leader_address} if view.leader_address else {}
-        copies = [address for node, address in sorted(view.members.items()) if address and node != view.leader]
+        others = sorted((node, address) for node, address in view.members.items() if node not in view.learners)
+        copies = [address for node, address in others if address and node != view.leader]
         addresses |= dict(enumerate(copies, MASTER_ID + 1))
         return BrokerData(config.cluster_name, config.name, addresses)

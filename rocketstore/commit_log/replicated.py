@@ -200,7 +200,7 @@ class ReplicatedCommitLog:
     @property
     def is_repaired(self) -> bool:
         """See ``CommitLog.is_repaired``."""
-        return bool(self._server.config.peers) and self._server.config.store.auto_repair
+        return self._server.has_peers and self._server.config.store.auto_repair
 
     @property
     def min_offset(self) -> int:

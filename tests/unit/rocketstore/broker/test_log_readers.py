@@ -73,7 +73,7 @@ def test_the_raw_log_is_served_at_the_brokers_own_address(server: BrokerServer) 
         status = client.metadata()
         found = entries(client, chunk_bytes=700)
 
-        assert (status.is_broker, status.cluster_id) == (True, "G/n0")
+        assert (status.is_broker, status.cluster_id) == (True, "G")
         assert [one.index for one in found] == list(range(len(found)))
         sent = messages(client)
         begins, registered = [one.index for one in found if one.magic is Magic.NOOP]  # a term, a producer

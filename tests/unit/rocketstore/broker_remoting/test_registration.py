@@ -396,3 +396,41 @@ def test_pauses_grow_differ_and_have_a_limit() -> None:
     assert all(len(set(one)) > 1 for one in pauses)
     assert min(pauses[-1]) >= registration_module.RETRY_S_MAX / 2
     assert max(pauses[-1]) <= registration_module.RETRY_S_MAX
+
+
+def test_who_does_not_belong_is_not_registered_and_leaves_when_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learner registers once it has caught up; who is removed takes its address back, at once and once."""
+    monkeypatch.setattr(registration_module, "TOPICS_INTERVAL_S", 0.01)
+
+    async def test(harness: Harness, registration: NameServerRegistration, servers: _NameServers) -> None:
+        left: list[str] = []
+
+        async def unregister(place: str) -> None:
+            left.append(place)
+
+        monkeypatch.setattr(registration, "_unregister", unregister)
+        while len(servers.ids) < 2:
+            await asyncio.sleep(0.01)
+        registration.belongs = lambda: False
+        while len(left) < 2:
+            await asyncio.sleep(0.01)
+        told = len(servers.ids)
+        await registration.announce()
+        assert (sorted(left), len(servers.ids)) == (["127.0.0.1:1", "127.0.0.1:2"], told)
+
+        registration.belongs = lambda: True
+        while len(servers.ids) < told + 2:
+            await asyncio.sleep(0.01)
+
+    _registering(test)
+
+
+def test_a_members_broker_id_is_its_number_and_one() -> None:
+    """Whatever its rank is: the ids of the others stay when a member leaves."""
+
+    async def test(harness: Harness, registration: NameServerRegistration, servers: _NameServers) -> None:
+        harness.view = GroupView("FOLLOWER", 4, "n1", "host:2", {"n0": "host:1", "n1": "host:2"}, number=6)
+        await registration.announce()
+        assert servers.ids[-1] == ("7", "4")
+
+    _registering(test, replicated=True)
