@@ -70,8 +70,8 @@ def least_of(state: MemberState, peer: NodeId) -> EntryId:
 
 
 def note(state: MemberState, peer: NodeId, verdict: bool | None) -> None:
-    """Record the result of a comparison of histories."""
-    if verdict is not None or peer not in state.agrees:
+    """Record the result of a comparison of histories; of a member only, since anyone may ask for votes."""
+    if peer in state.peers and (verdict is not None or peer not in state.agrees):
         state.agrees[peer] = verdict is not False
 
 

@@ -169,6 +169,8 @@ class LeaderElector:
         state = self._state
         if not state.may_campaign:
             state.become_follower(state.term, None, now_ms, RoleReason.NO_VOTER)
+            if state.is_learner:  # changes nothing, but one that was removed is told so
+                self._ask_for_votes(Term(state.term + 1), pre_vote=True)
             return
         if now_ms < self._progress.pause_until_ms:
             state.become_follower(state.term, None, now_ms, RoleReason.NO_PROGRESS)
@@ -325,7 +327,7 @@ class LeaderElector:
     def _note_countersign(self, sender: NodeId, request: VoteRequest, now_ms: int) -> None:
         """Repeat it in heartbeats, in the first one of a term at once: the peer believes no others."""
         leader = self._state.role
-        if not isinstance(leader, Leader) or not request.countersign:
+        if not isinstance(leader, Leader) or not request.countersign or sender not in leader.match:
             return
         if sender not in leader.countersigns:
             self._heartbeat_due_ms = now_ms

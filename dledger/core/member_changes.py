@@ -36,6 +36,7 @@ from dledger.errors import (
     TermChangedError,
     TooManyMembersError,
     WouldLoseQuorumError,
+    invariant,
 )
 from dledger.members import (
     ANY_CONFIGURATION,
@@ -307,6 +308,7 @@ class MemberChanges:
             return error
         appended = replace(wanted, index=batch.last_index, term=state.term)
         state.adopt(appended)
+        invariant(state.membership.current is appended, "a leader's configuration is the newest", index=appended.index)
         state.outbox.wake |= Wake.FLUSH
         self._sample_due_ms = 0  # a new learner is looked at more often
         return appended

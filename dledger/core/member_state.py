@@ -19,7 +19,7 @@ from dledger.core.ports import Log, Random
 from dledger.core.producers import ProducerTable
 from dledger.core.standing import Ballot
 from dledger.errors import CorruptLogError, invariant
-from dledger.members import Configuration
+from dledger.members import Configuration, MemberRole
 from dledger.records import record
 from dledger.types import NO_ENTRY, NO_INDEX, EntryId, HardState, LogIndex, NodeId, Role, Standing, Term
 
@@ -147,7 +147,8 @@ class MemberState:
         """Called when the members with which this one speaks may have changed."""
         self.removed_at = NO_INDEX
         """The configuration without this member, by the word of a member whose committed one it is (M8)."""
-        self._unflushed = (NO_INDEX, NO_INDEX)
+        self.unflushed: tuple[LogIndex, LogIndex] | None = None
+        """The first and the last configuration appended here that may not be durable yet."""
         self._note_membership()
         self.log = log
         self.election = config.election
@@ -240,19 +241,21 @@ class MemberState:
     def durable_index(self) -> LogIndex:
         """The last own entry that may count towards a quorum."""
         log = self.log
-        return log.flushed.index if self.flush_mode is FlushMode.SYNC else self.surely_kept(log.last.index)
+        if self.flush_mode is FlushMode.SYNC:
+            return log.flushed.index
+        return log.last.index if self.unflushed is None else self.surely_kept(log.last.index)
 
     def surely_kept(self, index: LogIndex) -> LogIndex:
         """The last entry up to ``index`` that may be acknowledged without a flush: configurations may not be (M3).
 
         A power cut must not take back a configuration that someone knows to be committed.
         """
-        first, last = self._unflushed
-        if first == NO_INDEX:
+        if self.unflushed is None:
             return index
+        first, last = self.unflushed
         flushed = self.log.flushed.index
         if flushed >= last:
-            self._unflushed = (NO_INDEX, NO_INDEX)
+            self.unflushed = None
             return index
         return min(index, max(flushed, LogIndex(first - 1)))
 
@@ -265,6 +268,12 @@ class MemberState:
     def may_campaign(self) -> bool:
         """Whether this member is a voter, as far as it knows, and has not been told otherwise."""
         return self.membership.is_voter and self.removed_at == NO_INDEX
+
+    @property
+    def is_learner(self) -> bool:
+        """Whether this member is a learner, as far as it knows, and has not been told otherwise."""
+        member = self.membership.current.find(self.node_id)
+        return member is not None and member.role is MemberRole.LEARNER and self.removed_at == NO_INDEX
 
     def hears_leader(self, now_ms: int) -> bool:
         """Whether a leader seems alive to this member: then it does not help to depose it (§4.2.3)."""
@@ -468,10 +477,8 @@ class MemberState:
     def adopt(self, configuration: Configuration) -> None:
         """A configuration has been appended here: it counts from now on (M2)."""
         if self.membership.adopt(configuration):
-            self._unflushed = (
-                (self._unflushed[0] if self._unflushed[0] >= 0 else configuration.index),
-                configuration.index,
-            )
+            first = configuration.index if self.unflushed is None else self.unflushed[0]
+            self.unflushed = first, configuration.index
             if configuration.index > self.removed_at:
                 self.removed_at = NO_INDEX
             self._membership_changed()

@@ -237,6 +237,20 @@ def test_a_removed_member_that_was_not_told_disturbs_nobody() -> None:
     assert cluster[N2].node.elector.pre_votes == asked
 
 
+def test_a_learner_that_was_removed_in_its_absence_is_told() -> None:
+    """M8: it does not campaign, so it asks only to be told."""
+    cluster = _group(3, N3)
+    cluster.isolate(N3)
+    removed = cluster.change(N0, ChangeKind.REMOVE, N3).value
+    cluster.advance(12_000)
+    term = cluster.term(N0)
+    cluster.heal()
+    cluster.advance(3000)
+
+    assert cluster[N3].node.state.removed_at == removed.index
+    assert cluster.term(N0) == term
+
+
 def test_a_removed_member_that_is_added_again_is_one_again() -> None:
     """M8: what it was told counts until a newer configuration has it."""
     cluster = _group(3)

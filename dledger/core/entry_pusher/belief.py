@@ -20,6 +20,7 @@ from dataclasses import replace
 from dledger.core.histories import stated
 from dledger.core.member_state import MemberState
 from dledger.core.messages import HeartbeatRequest, PushInstall, ReceivedPush, VoteRequest, VoteResponse
+from dledger.members import MEMBERS_MAX
 from dledger.records import record
 from dledger.types import NO_TERM, Boundary, NodeId, Term
 
@@ -48,8 +49,10 @@ class Belief:
 
     def hold(self, sender: NodeId, push: ReceivedPush, connection: int) -> None:
         """Hold a push back until its sender has confirmed that it leads, in place of an earlier one: leaders repeat
-        themselves.
+        themselves. Anyone may say that it leads, so few are held.
         """
+        if sender not in self._held and len(self._held) >= MEMBERS_MAX:
+            self._held.pop(next(iter(self._held)))
         self._held[sender] = _Held(push, connection)
         self.ask(sender)
 

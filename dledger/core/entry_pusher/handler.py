@@ -363,7 +363,8 @@ class EntryHandler:
 
     def _flushed_index(self) -> LogIndex:
         if self._state.flush_mode is FlushMode.ASYNC and not self._flushed_only:
-            return self._state.surely_kept(self.verified_index)
+            verified = self.verified_index
+            return verified if self._state.unflushed is None else self._state.surely_kept(verified)
         return LogIndex(min(self._state.log.flushed.index, self.verified_index))
 
     def _is_in_session(self) -> bool:
