@@ -131,12 +131,12 @@ class Topics:
     # -- use -----------------------------------------------------------------------------------------------------------
 
     def write_problem(self, topic: TopicConfig, queue_id: int) -> str:
-        """Why nothing may be sent to this queue (-1: to any); empty if allowed."""
+        """Why nothing may be sent to this queue (negative, as in RocketMQ: to any); empty if allowed."""
         if not self._live.now.broker_permission & PERMISSION_WRITE:
             return "this broker does not allow writes (brokerPermission)"
         if not topic.permission & PERMISSION_WRITE:
             return f"topic {topic.name} does not allow writes (permission {topic.permission})"
-        if not -1 <= queue_id < topic.write_queues:
+        if queue_id >= topic.write_queues:
             return (
                 f"topic {topic.name} has {topic.write_queues} write queues, numbered from 0: there is no queue "
                 f"{queue_id}"

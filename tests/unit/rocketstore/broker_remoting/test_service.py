@@ -48,6 +48,12 @@ def test_messages_of_a_connection_keep_their_order(broker: RemotingHarness, clie
     assert [decode_record(one.record).body for one in broker.store.log.records] == [b"%d" % n for n in range(200)]
 
 
+@pytest.mark.parametrize("negative", [-1, -100])
+def test_any_negative_queue_means_the_next_one_in_turn(client: RemotingSocket, negative: int) -> None:
+    queues = [client.send(queue_id=negative).fields["queueId"] for _ in range(4)]
+    assert sorted(queues) == ["0", "1", "2", "3"]
+
+
 def test_a_batch_is_stored_wholly_or_not_at_all(broker: RemotingHarness, client: RemotingSocket) -> None:
     good = encode_batch([Message("T", b"%d" % number, properties={"TAGS": "A"}) for number in range(3)])
     answer = client.ask(RequestCode.SEND_BATCH_MESSAGE, send_fields("T"), good)
