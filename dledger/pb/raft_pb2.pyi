@@ -45,7 +45,7 @@ class VoteRequest(_message.Message):
     def __init__(self, term: _Optional[int] = ..., last: _Optional[_Union[EntryId, _Mapping]] = ..., pre_vote: _Optional[bool] = ..., transfer: _Optional[bool] = ..., remembered: _Optional[_Union[EntryId, _Mapping]] = ..., committed: _Optional[_Iterable[_Union[ChainCrc, _Mapping]]] = ..., countersign: _Optional[int] = ...) -> None: ...
 
 class VoteResponse(_message.Message):
-    __slots__ = ("term", "granted", "pre_vote", "result", "standing", "boot_id", "used", "remembered", "leads", "begin", "committed", "other_history")
+    __slots__ = ("term", "granted", "pre_vote", "result", "standing", "boot_id", "used", "remembered", "leads", "begin", "committed", "other_history", "uid", "removed_at")
     TERM_FIELD_NUMBER: _ClassVar[int]
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     PRE_VOTE_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +58,8 @@ class VoteResponse(_message.Message):
     BEGIN_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     OTHER_HISTORY_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_AT_FIELD_NUMBER: _ClassVar[int]
     term: int
     granted: bool
     pre_vote: bool
@@ -70,7 +72,9 @@ class VoteResponse(_message.Message):
     begin: Install
     committed: _containers.RepeatedCompositeFieldContainer[ChainCrc]
     other_history: bool
-    def __init__(self, term: _Optional[int] = ..., granted: _Optional[bool] = ..., pre_vote: _Optional[bool] = ..., result: _Optional[int] = ..., standing: _Optional[int] = ..., boot_id: _Optional[int] = ..., used: _Optional[bool] = ..., remembered: _Optional[_Union[EntryId, _Mapping]] = ..., leads: _Optional[bool] = ..., begin: _Optional[_Union[Install, _Mapping]] = ..., committed: _Optional[_Iterable[_Union[ChainCrc, _Mapping]]] = ..., other_history: _Optional[bool] = ...) -> None: ...
+    uid: int
+    removed_at: int
+    def __init__(self, term: _Optional[int] = ..., granted: _Optional[bool] = ..., pre_vote: _Optional[bool] = ..., result: _Optional[int] = ..., standing: _Optional[int] = ..., boot_id: _Optional[int] = ..., used: _Optional[bool] = ..., remembered: _Optional[_Union[EntryId, _Mapping]] = ..., leads: _Optional[bool] = ..., begin: _Optional[_Union[Install, _Mapping]] = ..., committed: _Optional[_Iterable[_Union[ChainCrc, _Mapping]]] = ..., other_history: _Optional[bool] = ..., uid: _Optional[int] = ..., removed_at: _Optional[int] = ...) -> None: ...
 
 class Watermark(_message.Message):
     __slots__ = ("node_id", "last")
@@ -105,20 +109,24 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, term: _Optional[int] = ..., read_sequence: _Optional[int] = ..., client_address: _Optional[str] = ..., transfer_target: _Optional[str] = ..., readmit_boot_id: _Optional[int] = ..., readmit_index: _Optional[int] = ..., founded: _Optional[bool] = ..., watermarks: _Optional[_Iterable[_Union[Watermark, _Mapping]]] = ..., doubted_boot_id: _Optional[int] = ..., countersign: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("term", "read_sequence", "disk_full", "client_address", "standing", "boot_id")
+    __slots__ = ("term", "read_sequence", "disk_full", "client_address", "standing", "boot_id", "uid", "removed_at")
     TERM_FIELD_NUMBER: _ClassVar[int]
     READ_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     DISK_FULL_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STANDING_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_AT_FIELD_NUMBER: _ClassVar[int]
     term: int
     read_sequence: int
     disk_full: bool
     client_address: str
     standing: int
     boot_id: int
-    def __init__(self, term: _Optional[int] = ..., read_sequence: _Optional[int] = ..., disk_full: _Optional[bool] = ..., client_address: _Optional[str] = ..., standing: _Optional[int] = ..., boot_id: _Optional[int] = ...) -> None: ...
+    uid: int
+    removed_at: int
+    def __init__(self, term: _Optional[int] = ..., read_sequence: _Optional[int] = ..., disk_full: _Optional[bool] = ..., client_address: _Optional[str] = ..., standing: _Optional[int] = ..., boot_id: _Optional[int] = ..., uid: _Optional[int] = ..., removed_at: _Optional[int] = ...) -> None: ...
 
 class TakeLeadershipRequest(_message.Message):
     __slots__ = ("term",)
@@ -171,16 +179,18 @@ class Prehistory(_message.Message):
     def __init__(self, begin: _Optional[int] = ..., end: _Optional[int] = ..., file_bytes: _Optional[int] = ..., digests: _Optional[_Iterable[int]] = ..., kept_from: _Optional[int] = ...) -> None: ...
 
 class HandshakeResponse(_message.Message):
-    __slots__ = ("code", "reason", "protocol_version", "client_address")
+    __slots__ = ("code", "reason", "protocol_version", "client_address", "configuration")
     CODE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CONFIGURATION_FIELD_NUMBER: _ClassVar[int]
     code: int
     reason: str
     protocol_version: int
     client_address: str
-    def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., protocol_version: _Optional[int] = ..., client_address: _Optional[str] = ...) -> None: ...
+    configuration: bytes
+    def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., protocol_version: _Optional[int] = ..., client_address: _Optional[str] = ..., configuration: _Optional[bytes] = ...) -> None: ...
 
 class ReadLogRequest(_message.Message):
     __slots__ = ("position", "length")

@@ -45,7 +45,7 @@ from dledger.errors import (
     UnknownMemberError,
 )
 from dledger.runtime.flusher import Flusher
-from dledger.runtime.lanes import Effect, Lane, PushLane
+from dledger.runtime.lanes import Effect, EffectLane, PushLane
 from dledger.runtime.supervisor import NodeFailedError, Supervisor
 from dledger.runtime.worker import Worker
 from dledger.types import HardState, LogIndex, NodeId
@@ -115,7 +115,7 @@ class _Peer:
     def __init__(self, dispatcher: EntryDispatcher, part: _Part, pushes_max: int) -> None:
         self.dispatcher: Final = dispatcher
         self.part: Final = part
-        self.control: Lane[Message] = Lane()
+        self.control: EffectLane[Message] = EffectLane()
         self.pushes: Final = PushLane(pushes_max)
 
 
@@ -148,10 +148,10 @@ class NodeDriver:
         self._peers: Mapping[NodeId, _Peer] = {}  # replaced as a whole, under the lock
         self._ended: list[Worker] = []  # of peers that are gone, to be joined
         self._follow_dispatchers()
-        self._strangers: Lane[tuple[NodeId, Message]] = Lane()
+        self._strangers: EffectLane[tuple[NodeId, Message]] = EffectLane()
         """Answers and questions to senders that are no members here, or not any more."""
-        self._role_changes: Lane[RoleChange] = Lane()
-        self._members: Lane[tuple[Membership, frozenset[NodeId]]] = Lane()
+        self._role_changes: EffectLane[RoleChange] = EffectLane()
+        self._members: EffectLane[tuple[Membership, frozenset[NodeId]]] = EffectLane()
 
     def _part(self, name: str, step: Callable[[int], int | None], then: Callable[[], None] = lambda: None) -> _Part:
         part = _Part(step)
@@ -348,7 +348,7 @@ class NodeDriver:
                 self._effects.save(hard_state)
                 self._durable_version = version
 
-    def _drain(self, lane: Lane[Effect], act: Callable[[Effect], None]) -> None:
+    def _drain(self, lane: EffectLane[Effect], act: Callable[[Effect], None]) -> None:
         """Carry out queued effects in the core's order, whichever thread does it.
 
         A thread that finds another one doing so leaves its part to that one.

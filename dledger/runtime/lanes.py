@@ -12,7 +12,7 @@ from dledger.runtime.worker import Worker
 Effect = TypeVar("Effect")
 
 
-class Lane(Generic[Effect]):
+class EffectLane(Generic[Effect]):
     """Queued effects of one kind; ``queue`` is filled under the node's lock, emptied under ``sending``."""
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class Lane(Generic[Effect]):
         self.sending = threading.Lock()
 
 
-class PushLane(Lane[Message]):
+class PushLane(EffectLane[Message]):
     """Pushes to one peer. One that must be read from the disk is left to ``reader``, with all behind it."""
 
     reader: Worker

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Final
 
 from dledger.rpc.bridge import Report, log_failure, supervise
-from dledger.rpc.peers.caller import Caller
+from dledger.rpc.peers.dialling import PeerDialler
 from dledger.rpc.peers.frames import Purpose
 from dledger.rpc.peers.identity import Introduction, Reasons
 
@@ -52,7 +52,7 @@ class AddressSearch:
             await asyncio.sleep(max(0.0, self._next_s - loop.time()))
             self._next_s = loop.time() + PAUSE_S
             known = self._introduction.identity.addresses.reachable.values()
-            callers = [Caller(self._introduction, members, Purpose.LOG, self._reasons) for members in known]
-            await asyncio.gather(*(caller.greet() for caller in callers))
+            diallers = [PeerDialler(self._introduction, members, Purpose.LOG, self._reasons) for members in known]
+            await asyncio.gather(*(dialler.greet() for dialler in diallers))
         finally:
             self._task = None

@@ -37,9 +37,10 @@ from dledger.pb import raft_pb2 as pb
 from dledger.prehistory import DIGESTS_MAX, Prehistory
 from dledger.records import record
 from dledger.rpc.fields import NUMBER_LIMIT, index, name, parse
-from dledger.rpc.peers import pushes
+from dledger.rpc.peers import configurations, pushes
 from dledger.types import (
     NO_ENTRY,
+    NO_INDEX,
     Boundary,
     EntryId,
     LogIndex,
@@ -49,7 +50,7 @@ from dledger.types import (
     Term,
 )
 
-PROTOCOL_VERSION: Final = 4
+PROTOCOL_VERSION: Final = 5
 MEMBERS_MAX: Final = 1024
 READ_LOG_BYTES_MAX: Final = 1 << 20
 CHAIN_CRCS_MAX: Final = 64
@@ -144,6 +145,8 @@ def _to_proto(
                 begin=_begin_to_proto(message.begin),
                 committed=_committed_to_proto(message.committed),
                 other_history=message.other_history,
+                uid=message.uid,
+                removed_at=_optional(message.removed_at),
             )
         case HeartbeatRequest():
             return _heartbeat_to_proto(message)
@@ -155,9 +158,15 @@ def _to_proto(
                 client_address=message.client_address,
                 standing=message.standing,
                 boot_id=message.boot_id,
+                uid=message.uid,
+                removed_at=_optional(message.removed_at),
             )
         case TakeLeadership():
             return pb.TakeLeadershipRequest(term=message.term)
+
+
+def _optional(index: LogIndex) -> int | None:
+    return None if index == NO_INDEX else index
 
 
 def _heartbeat_to_proto(message: HeartbeatRequest) -> pb.HeartbeatRequest:
@@ -223,6 +232,7 @@ def encode_handshake_answer(answer: HandshakeAnswer) -> bytes:
         reason=answer.reason,
         protocol_version=answer.protocol_version,
         client_address=answer.client_address,
+        configuration=configurations.encode(answer.configuration),
     ).SerializeToString()
 
 
@@ -285,6 +295,8 @@ def decode_vote_response(data: bytes | memoryview) -> VoteResponse:
         begin=_begin(wire.begin) if wire.HasField("begin") else None,
         committed=_committed(wire.committed),
         other_history=wire.other_history,
+        uid=wire.uid,
+        removed_at=index(wire.removed_at, "removed_at") if wire.HasField("removed_at") else NO_INDEX,
     )
 
 
@@ -336,6 +348,8 @@ def decode_heartbeat_response(data: bytes | memoryview) -> HeartbeatResponse:
         name(wire.client_address, "client_address"),
         _standing(wire.standing),
         wire.boot_id,
+        wire.uid,
+        index(wire.removed_at, "removed_at") if wire.HasField("removed_at") else NO_INDEX,
     )
 
 
@@ -403,7 +417,11 @@ def decode_handshake_answer(data: bytes | memoryview) -> HandshakeAnswer:
     """The peer's verdict."""
     wire = parse(pb.HandshakeResponse, data)
     return HandshakeAnswer(
-        ResponseCode(wire.code), wire.reason, wire.protocol_version, name(wire.client_address, "client_address")
+        ResponseCode(wire.code),
+        wire.reason,
+        wire.protocol_version,
+        name(wire.client_address, "client_address"),
+        configurations.decode(wire.configuration),
     )
 
 

@@ -23,7 +23,7 @@ from dledger.errors import DLedgerError
 from dledger.rpc import options
 from dledger.rpc.bridge import LoopBridge, Report, log_failure, supervise
 from dledger.rpc.peers import codec
-from dledger.rpc.peers.caller import Caller, Connection
+from dledger.rpc.peers.dialling import DialledConnection, PeerDialler
 from dledger.rpc.peers.frames import FrameKind, Purpose
 from dledger.rpc.peers.identity import Introduction, Reasons
 from dledger.rpc.peers.outgoing import Outgoing
@@ -35,7 +35,7 @@ must not become a load, whatever ends their connections.
 """
 
 
-class PeerLink(Caller):
+class PeerLink(PeerDialler):
     """Sends what is in ``queue`` to a peer, and its answers to ``receiver``.
 
     ``members``: the peer's addresses, tried in turn. ``send`` is thread-safe, never blocks and never raises for a dead
@@ -60,7 +60,7 @@ class PeerLink(Caller):
         self._is_flush_due = False  # posted, and not run yet
         self._wanted = asyncio.Event()  # set while there is something to send, or a peer to greet
         self._hurried = asyncio.Event()  # set if the peer was heard of since the last attempt began
-        self._connection: Connection | None = None
+        self._connection: DialledConnection | None = None
         self._backoff = Backoff(options.RECONNECT_MS_MIN / 1000, options.RECONNECT_MS_MAX / 1000)
         self._task: asyncio.Task[None] | None = None
 
@@ -144,7 +144,7 @@ class PeerLink(Caller):
 
     async def _connect(self) -> None:
         """Connect; returns when the connection has ended, or could not be made."""
-        connection = Connection(self, self._introduction.tls_keeper)
+        connection = DialledConnection(self, self._introduction.tls_keeper)
         try:
             if not await self._shake_hands(connection):
                 return

@@ -22,6 +22,7 @@ from dledger.core.messages import (
 from dledger.errors import InvalidRequestError, ResponseCode
 from dledger.layout import RecordLayout
 from dledger.rpc.fields import NUMBER_LIMIT
+from dledger.rpc.peers import configurations
 from dledger.types import EntryId, EntryRun, LogIndex, Position, Standing, Term
 
 _HEAD: Final = (("kind", "u1"), ("term", "i8"), ("epoch", "i8"))
@@ -78,6 +79,8 @@ class _Form:
 
 _FORMS: Final = {kind: _Form(layout) for kind, layout in LAYOUTS.items()}
 _APPEND: Final = _FORMS[PushKind.APPEND]
+_WITH_MORE: Final = frozenset({PushKind.APPEND, PushKind.INSTALL})
+"""Their numbers are followed by a part of the log, or perhaps by a configuration."""
 _ANSWER: Final = _Form(ANSWER_LAYOUT)
 _KINDS: Final = {kind.value: kind for kind in PushKind}
 _CODES: Final = {code.value: code for code in ResponseCode}
@@ -112,6 +115,7 @@ def encode_push(push: PushRequest) -> tuple[bytes, ...]:
             numbers = (PushKind.TRUNCATE, term, epoch, conflict.term, conflict.index, push.chain_crc)
         case PushInstall(before_begin=before):
             numbers = (PushKind.INSTALL, term, epoch, before.term, before.index, push.chain_crc, push.position)
+            return _FORMS[PushKind.INSTALL].pack(*numbers), configurations.encode(push.configuration)
     return (_FORMS[numbers[0]].pack(*numbers),)
 
 
@@ -120,7 +124,7 @@ def decode_push(data: bytes | memoryview) -> PushRequest:
     kind = _KINDS.get(data[0]) if data else None
     if kind is None:
         raise InvalidRequestError(f"a push of {len(data)} bytes and of no known kind")
-    _, term, epoch, *numbers = _FORMS[kind].read(data, is_whole=kind is not PushKind.APPEND)
+    _, term, epoch, *numbers = _FORMS[kind].read(data, is_whole=kind not in _WITH_MORE)
     attempt = Term(term), epoch
     match kind:
         case PushKind.APPEND:
@@ -137,7 +141,9 @@ def decode_push(data: bytes | memoryview) -> PushRequest:
             return PushTruncate(*attempt, EntryId(Term(known_term), LogIndex(known_index)), crc)
         case PushKind.INSTALL:
             known_term, known_index, crc, position = numbers
-            return PushInstall(*attempt, EntryId(Term(known_term), LogIndex(known_index)), crc, Position(position))
+            before = EntryId(Term(known_term), LogIndex(known_index))
+            members = configurations.decode(data[_FORMS[kind].size :])
+            return PushInstall(*attempt, before, crc, Position(position), members)
 
 
 def _run(known: list[int], first: int, last: int, position: int, data: bytes) -> EntryRun:

@@ -13,6 +13,7 @@ HOMES: Final = {
     "dledger/core/membership_payload.py": "bodies of NOOPs that tell of members",
     "dledger/core/noop_payload.py": "the head of what NOOPs tell",
     "dledger/core/producer_payload.py": "bodies of NOOPs that tell of producers",
+    "dledger/rpc/peers/configurations.py": "which entry a configuration between members has; nothing stored",
     "dledger/rpc/peers/frames.py": "frames between members; nothing stored",
     "dledger/store/checkpoint.py": "the node's checkpoint",
     "dledger/store/hard_state.py": "the hard state",

@@ -159,6 +159,35 @@ def test_a_configuration_that_is_not_compared_keeps_nobody_apart(
     assert "members of n3 is n0,n3, of n0 n0,n1: make them equal" in caplog.text
 
 
+def test_a_leader_that_nobody_configured_is_found_by_asking_a_seed(nodes: Nodes) -> None:
+    """M12: n2 was told of n0 alone, and n1 leads. The seed's word comes on a connection that n2 made itself."""
+    n0, n1 = nodes.start(0, 1), nodes.start(1, 0)
+    for node in (n0, n1):
+        node.adopt(nodes.configuration(4, 0, 1, 2))
+    joiner = nodes.start(2, 0, joins=True)
+
+    n1.reaches(joiner)
+    joiner.reaches(n1, HeartbeatRequest(Term(1)))
+
+    assert joiner.addresses.peers == ()
+    assert joiner.addresses.first(N1) == nodes.member(1)
+
+
+def test_a_member_that_is_behind_finds_a_leader_that_it_has_never_heard_of(nodes: Nodes) -> None:
+    """M7: it knows a configuration, and asks when it must speak to somebody else."""
+    n0, n1 = nodes.start(0, 1), nodes.start(1, 0)
+    n0.adopt(nodes.configuration(4, 0, 1))
+    n1.adopt(nodes.configuration(4, 0, 1))
+    newer = nodes.start(2, 0, 1)
+    for node in (n0, newer):
+        node.adopt(nodes.configuration(9, 0, 1, 2))
+
+    n1.reaches(newer, HeartbeatRequest(Term(1)))
+
+    assert n1.addresses.peers == (N0,)
+    assert set(n1.addresses.reachable) == {N0, N2}
+
+
 def test_strangers_take_no_member_s_place(nodes: Nodes) -> None:
     """Anyone may claim an id, and a thousand of them: those that are known still come in."""
     n0 = nodes.start(0, 1)

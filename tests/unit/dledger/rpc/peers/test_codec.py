@@ -30,9 +30,10 @@ from dledger.core.messages import (
 )
 from dledger.errors import InvalidRequestError, InvariantError, ResponseCode
 from dledger.layout import RecordLayout
+from dledger.members import ClusterMember, Configuration, MemberRole
 from dledger.pb import raft_pb2 as pb
 from dledger.rpc.fields import NUMBER_LIMIT
-from dledger.rpc.peers import codec, pushes
+from dledger.rpc.peers import codec, configurations, pushes
 from dledger.types import NO_ENTRY, Boundary, CheckedRun, EntryId, EntryRun, LogIndex, NodeId, Position, Standing, Term
 
 Decode = Callable[[bytes], Message]
@@ -44,6 +45,16 @@ crcs = st.integers(0, 0xFFFFFFFF)
 committed = st.lists(st.builds(CommittedEntry, indexes, crcs), max_size=codec.CHAIN_CRCS_MAX).map(tuple)
 names = st.text(min_size=1, max_size=30)
 entry_ids = st.builds(EntryId, indexes.map(Term), indexes)
+uids = st.integers(0, (1 << 64) - 1)
+
+
+def configured() -> Configuration:
+    """With everything that a member can have."""
+    members = (
+        ClusterMember(NodeId("n1"), "10.0.0.1", 30911, uid=(1 << 64) - 1),
+        ClusterMember(NodeId("n4"), "::1", 30911, MemberRole.LEARNER, 3, promote=True, replaces="n1"),
+    )
+    return Configuration(members, LogIndex(9), Term(2), 4, (1 << 64) - 1)
 
 
 @st.composite
@@ -76,6 +87,8 @@ messages: list[tuple[Decode, st.SearchStrategy[Message]]] = [
             begin=st.none() | st.builds(Boundary, indexes, indexes.map(Term), numbers.map(Position), crcs),
             committed=committed,
             other_history=st.booleans(),
+            uid=uids,
+            removed_at=indexes,
         ),
     ),
     (
@@ -94,14 +107,29 @@ messages: list[tuple[Decode, st.SearchStrategy[Message]]] = [
     ),
     (
         codec.decode_heartbeat_response,
-        st.builds(HeartbeatResponse, terms, numbers, st.booleans(), names, st.sampled_from(Standing), numbers),
+        st.builds(
+            HeartbeatResponse,
+            terms,
+            numbers,
+            st.booleans(),
+            names,
+            st.sampled_from(Standing),
+            numbers,
+            uids,
+            indexes,
+        ),
     ),
     (codec.decode_take_leadership, st.builds(TakeLeadership, terms)),
     (pushes.decode_push, st.builds(PushCompare, terms, numbers, entry_ids, crcs, st.booleans())),
     (pushes.decode_push, st.builds(PushTruncate, terms, numbers, entry_ids, crcs)),
     (pushes.decode_push, st.builds(PushAppend, terms, numbers, indexes, runs())),
     (pushes.decode_push, st.builds(PushCommit, terms, numbers, indexes)),
-    (pushes.decode_push, st.builds(PushInstall, terms, numbers, entry_ids, crcs, numbers.map(Position))),
+    (
+        pushes.decode_push,
+        st.builds(
+            PushInstall, terms, numbers, entry_ids, crcs, numbers.map(Position), st.none() | st.builds(configured)
+        ),
+    ),
     (
         pushes.decode_answer,
         st.builds(
@@ -319,3 +347,29 @@ def test_an_unknown_standing_is_refused() -> None:
     """Of a later version, or damage: whoever may count must be known."""
     with pytest.raises(InvalidRequestError, match="standing 9"):
         codec.decode_heartbeat_response(pb.HeartbeatResponse(standing=9).SerializeToString())
+
+
+def test_a_configuration_comes_back_from_an_answer_to_a_handshake() -> None:
+    """And none, as none."""
+    for known in (configured(), None):
+        answer = codec.HandshakeAnswer(ResponseCode.SUCCESS, client_address="h:2", configuration=known)
+        assert codec.decode_handshake_answer(codec.encode_handshake_answer(answer)) == answer
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (bytes(16), "a configuration of 16 bytes"),
+        (bytes(5000), "a configuration of 5000 bytes"),
+        (bytes(17), "1 bytes are no configuration"),
+        (configurations.encode(configured()) + b"x", "bytes are no configuration"),
+        (b"\xff" * 8 + configurations.encode(configured())[8:], "at entry -1 of term 2 is impossible"),
+        (configurations.encode(configured())[:-1], "damaged"),
+    ],
+)
+def test_a_configuration_that_no_peer_sends_is_refused(data: bytes, reason: str) -> None:
+    """In both places."""
+    with pytest.raises(InvalidRequestError, match=reason):
+        codec.decode_handshake_answer(pb.HandshakeResponse(code=200, configuration=data).SerializeToString())
+    with pytest.raises(InvalidRequestError, match=reason):
+        pushes.decode_push(codec.encode(PushInstall(Term(3), 1, NO_ENTRY, 5, Position(64))) + data)

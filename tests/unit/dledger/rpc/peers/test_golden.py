@@ -24,6 +24,7 @@ from dledger.core.messages import (
     VoteResult,
 )
 from dledger.errors import ResponseCode
+from dledger.members import ClusterMember, Configuration
 from dledger.prehistory import Prehistory
 from dledger.rpc.peers import codec, frames
 from dledger.rpc.peers.frames import FrameKind, Purpose
@@ -41,17 +42,22 @@ HANDSHAKE: Final = codec.Handshake(
     "h:1",
     Prehistory(0, 300, 100, (1, 2), 100),
 )
-VERDICT: Final = codec.HandshakeAnswer(ResponseCode.UNEXPECTED_ARGUMENT, "why", client_address="h:2")
+MEMBERS: Final = Configuration((ClusterMember(NodeId("n1"), "h", 1),), LogIndex(8), Term(2), 1)
+VERDICT: Final = codec.HandshakeAnswer(ResponseCode.UNEXPECTED_ARGUMENT, "why", 5, "h:2", MEMBERS)
 SAID: Final[list[tuple[FrameKind, bytes, str]]] = [
     (
         FrameKind.HANDSHAKE,
         codec.encode_handshake(HANDSHAKE),
         (
-            "010000003c0a0e0a01631201671a026e3022026e311004180222026e3022026e3128808040308080043a0368"
+            "010000003c0a0e0a01631201671a026e3022026e311005180222026e3022026e3128808040308080043a0368"
             "3a31421110ac021864220801000000020000002864"
         ),
     ),
-    (FrameKind.HANDSHAKE_ANSWER, codec.encode_handshake_answer(VERDICT), "020000000f089b03120377687918042203683a32"),
+    (
+        FrameKind.HANDSHAKE_ANSWER,
+        codec.encode_handshake_answer(VERDICT),
+        "0200000054089b03120377687918052203683a322a430000000000000008000000000000000289444c50524f440a010300000025000000000000000000000000010001000000000000000000000000010000010201006e3168",
+    ),
     (FrameKind.REFUSAL, b"why", "0300000003776879"),
     (
         FrameKind.VOTE,
@@ -74,9 +80,13 @@ SAID: Final[list[tuple[FrameKind, bytes, str]]] = [
                 begin=Boundary(LogIndex(1), Term(1), Position(64), 5),
                 committed=(CommittedEntry(LogIndex(7), 5),),
                 other_history=True,
+                uid=10,
+                removed_at=LogIndex(11),
             )
         ),
-        ("050000003008031001180120022801300438014204080210074801520d0a0408011001150500000018405a07080715050000006001"),
+        (
+            "050000003b08031001180120022801300438014204080210074801520d0a0408011001150500000018405a07080715050000006001690a00000000000000700b"
+        ),
     ),
     (
         FrameKind.HEARTBEAT,
@@ -87,8 +97,8 @@ SAID: Final[list[tuple[FrameKind, bytes, str]]] = [
     ),
     (
         FrameKind.HEARTBEAT_ANSWER,
-        codec.encode(HeartbeatResponse(Term(3), 6, True, "h:2", Standing.DOUBTFUL, 4)),
-        "070000000f0803100618012203683a3228023004",
+        codec.encode(HeartbeatResponse(Term(3), 6, True, "h:2", Standing.DOUBTFUL, 4, 10, LogIndex(11))),
+        "070000001a0803100618012203683a3228023004390a00000000000000400b",
     ),
     (FrameKind.TAKE_LEADERSHIP, codec.encode(TakeLeadership(Term(3))), "08000000020803"),
     (FrameKind.TAKE_LEADERSHIP_ANSWER, b"", "0900000000"),
@@ -114,8 +124,8 @@ SAID: Final[list[tuple[FrameKind, bytes, str]]] = [
     ),
     (
         FrameKind.PUSH,
-        codec.encode(PushInstall(Term(3), 1, AT, 5, Position(64))),
-        "0a0000002d040000000000000003000000000000000100000000000000020000000000000007000000050000000000000040",
+        codec.encode(PushInstall(Term(3), 1, AT, 5, Position(64), MEMBERS)),
+        "0a000000700400000000000000030000000000000001000000000000000200000000000000070000000500000000000000400000000000000008000000000000000289444c50524f440a010300000025000000000000000000000000010001000000000000000000000000010000010201006e3168",
     ),
     (
         FrameKind.PUSH_ANSWER,

@@ -13,7 +13,7 @@ from dledger.errors import InvalidRequestError, ResponseCode
 from dledger.rpc import loops, options
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.peers import codec
-from dledger.rpc.peers.caller import Connection
+from dledger.rpc.peers.dialling import DialledConnection
 from dledger.rpc.peers.frames import FrameKind
 from dledger.rpc.peers.identity import Introduction, PeerIdentity, Reasons
 from dledger.rpc.peers.link import PAUSE_S_MIN, PeerLink
@@ -156,7 +156,7 @@ def test_pushes_for_a_peer_that_does_not_read_wait_and_then_end_its_connection()
     push = Envelope("c", "default", N0, N1, response)
 
     async def pausing() -> None:
-        connection = link._connection = Connection(link, None)
+        connection = link._connection = DialledConnection(link, None)
         connection.connection_made(transport)
         introduced = transport.written
         connection.pause_writing()
@@ -174,7 +174,7 @@ def test_pushes_for_a_connection_that_has_just_ended_are_dropped() -> None:
     link, transport = a_link(), _Wire()
 
     async def ending() -> None:
-        connection = Connection(link, None)
+        connection = DialledConnection(link, None)
         connection.connection_made(transport)
         transport.ended = True
 

@@ -26,7 +26,7 @@ CONNECT_TIMEOUT_S: Final = options.RECONNECT_MS_MAX / 1000
 """For connecting and the handshake together."""
 
 
-class Caller:
+class PeerDialler:
     """Calls one peer at its addresses in turn (``members``: of one id), and shakes hands. On an event loop."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Caller:
 
     async def greet(self) -> None:
         """Shake hands, and hang up."""
-        connection = Connection(self, self._introduction.tls_keeper)
+        connection = DialledConnection(self, self._introduction.tls_keeper)
         try:
             await self._shake_hands(connection)
         except DLedgerError as error:
@@ -55,7 +55,7 @@ class Caller:
         finally:
             connection.abort()
 
-    async def _shake_hands(self, connection: Connection) -> bool:
+    async def _shake_hands(self, connection: DialledConnection) -> bool:
         """Connect; returns whether the peer agrees. An address that fails is tried last from then on.
 
         Raises ``OSError``, ``TimeoutError``, ``RuntimeError`` and ``DLedgerError``.
@@ -113,15 +113,15 @@ class Caller:
         self._reasons.log(f"{self._introduction.identity.node_id} does not talk to {self._peer}: {reason}")
 
 
-class Connection(asyncio.Protocol):
+class DialledConnection(asyncio.Protocol):
     """One attempt, with TLS or not. ``agreed`` says how the handshake went, ``ended`` that the connection is over."""
 
-    def __init__(self, caller: Caller, keeper: TlsKeeper | None) -> None:
+    def __init__(self, dialler: PeerDialler, keeper: TlsKeeper | None) -> None:
         loop = asyncio.get_running_loop()
         self.agreed: asyncio.Future[bool] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
         self.writable = True
-        self._caller = caller
+        self._dialler = dialler
         self._tls = None if keeper is None else TlsStream(keeper.connecting())
         self._said = b""  # received before TLS was agreed: perhaps not TLS at all
         self._frames = FrameBuffer()
@@ -147,7 +147,7 @@ class Connection(asyncio.Protocol):
         self._transport = transport = cast("asyncio.Transport", transport)  # uvloop's classes are not asyncio's
         frames.tune(transport.get_extra_info("socket"))
         if self._tls is None:
-            self.write(FrameKind.HANDSHAKE, self._caller.handshake())
+            self.write(FrameKind.HANDSHAKE, self._dialler.handshake())
         else:
             self._send(self._tls.shake_hands(b""))
 
@@ -157,10 +157,10 @@ class Connection(asyncio.Protocol):
             if self._tls is not None:
                 data = self._decrypt(self._tls, data)
             for kind, payload in self._frames.feed(data):
-                if self._caller.on_frame(kind, payload) and not self.agreed.done():
+                if self._dialler.on_frame(kind, payload) and not self.agreed.done():
                     self.agreed.set_result(True)
         except DLedgerError as error:
-            self._caller.on_refusal(error)
+            self._dialler.on_refusal(error)
             self.abort()
 
     def _decrypt(self, stream: TlsStream, data: bytes) -> bytes:
@@ -175,7 +175,7 @@ class Connection(asyncio.Protocol):
         except ssl.SSLError as error:
             self._send_due(stream)  # the alert, if the connection still carries it
             refused = frames.refusal_in(self._said)
-            address = self._caller.address
+            address = self._dialler.address
             raise TlsError(f"{address}: {refused}" if refused else tls.explain(error, address)) from error
         except EOFError:
             self.abort()
@@ -187,11 +187,11 @@ class Connection(asyncio.Protocol):
         self._said += data
         reply = stream.shake_hands(data)
         if stream.agreed:
-            self._caller.check_names(tls.names_of(stream.certificate))
+            self._dialler.check_names(tls.names_of(stream.certificate))
         self._send(reply)
         if stream.agreed:
             self._said = b""
-            self.write(FrameKind.HANDSHAKE, self._caller.handshake())
+            self.write(FrameKind.HANDSHAKE, self._dialler.handshake())
         return stream.agreed
 
     def _send_due(self, stream: TlsStream) -> None:
@@ -205,7 +205,7 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """The peer has caught up."""
         self.writable = True
-        self._caller.on_writable()
+        self._dialler.on_writable()
 
     def connection_lost(self, _error: Exception | None) -> None:
         """Wake the waiting task."""
