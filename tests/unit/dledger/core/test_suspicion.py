@@ -12,7 +12,7 @@ from dledger.core.outbox import Wake
 from dledger.core.suspicion import ANSWER_MS_MAX, RANK_MS, REPEAT_MS_MAX, REPEAT_MS_MIN, REPEATS_MAX
 from dledger.members import Configuration, MemberRole
 from dledger.types import EntryId, HardState, LogIndex, NodeId, Role, Standing, Term
-from tests.support.cluster import N1, N2
+from tests.support.cluster import N1, N2, FixedTimeouts
 from tests.support.solo import Solo
 
 LEADER = N2
@@ -57,6 +57,17 @@ def test_a_gone_leaders_follower_asks_for_votes_at_once_in_the_next_term() -> No
     assert solo.state.outbox.wake & Wake.ELECTOR
     solo.take()
     assert rounds(solo, 1) == 1
+
+
+def test_members_of_the_same_rank_are_kept_apart() -> None:
+    """They may have heard different heartbeats last, and each take itself for the first."""
+    solo = follower(terms=(5,) * 8, random=FixedTimeouts(9))
+    knows(solo, 7, 6, 9)
+
+    lose(solo)
+
+    assert isinstance(solo.state.role, Follower)
+    assert solo.state.role.election_due_ms == 409
 
 
 @pytest.mark.parametrize(("held", "place"), [((7, 6, 9), 0), ((6, 7, 9), 1), ((6, 6, 9), 1), ((0, 0, 0), 1)])
@@ -223,6 +234,7 @@ def test_a_split_vote_is_followed_by_new_questions_soon() -> None:
     solo.vote(N1, granted=False)
     assert rounds(solo, REPEAT_MS_MAX) == 0, "the others' votes would do"
     solo.vote(NodeId("n3"), granted=False)
+    assert solo.state.outbox.wake & Wake.ELECTOR, "it sleeps until the election timeout"
     sent = [message for _ in range(REPEAT_MS_MAX) for _, message in solo.tick(1) if isinstance(message, VoteRequest)]
 
     assert {(request.pre_vote, request.term) for request in sent} == {(True, 7)}
@@ -288,6 +300,7 @@ def test_an_answer_from_before_the_leaders_term_is_no_answer_to_the_question(*, 
     lose(solo, gone=False)
 
     solo.vote(LEADER, term=term, granted=granted, pre_vote=True)
+    solo.vote(LEADER, granted=False)
     assert solo.state.role == Follower(LEADER, 900, 400)
     solo.vote(LEADER, granted=False, pre_vote=True)
 

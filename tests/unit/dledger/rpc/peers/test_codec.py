@@ -243,6 +243,11 @@ APPEND = PushAppend(
 )
 
 
+def test_an_answer_to_a_push_is_read_as_it_was_written() -> None:
+    """Each of its numbers is another one's neighbour, and of the same size."""
+    assert pushes.decode_answer(codec.encode(ANSWER)) == ANSWER
+
+
 def changed(message: PushAppend | PushResponse, layout: RecordLayout, name: str, number: int) -> bytes:
     """An encoded message with another number in one of its fields."""
     data = bytearray(codec.encode(message))

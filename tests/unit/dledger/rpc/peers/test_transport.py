@@ -30,6 +30,7 @@ from dledger.core.messages import (
 )
 from dledger.errors import ConfigError, InvariantError, ResponseCode
 from dledger.rpc import loops, options
+from dledger.rpc.bridge import Report, log_failure
 from dledger.rpc.peers import codec, frames, pushes, server, suspicion
 from dledger.rpc.peers.acceptor import PeerCaller
 from dledger.rpc.peers.connection import PeerConnection
@@ -385,6 +386,10 @@ def test_a_heartbeat_that_was_on_its_way_when_the_leader_was_killed_is_no_sign_o
     wait_until(lambda: peer.receiver.leader_losses == [(N0, Term(5), True)] * 2, "the end of its heartbeats, too")
 
 
+def a_watch(receiver: RecordingReceiver, *peers: Member, report: Report = log_failure) -> LeaderWatch:
+    return LeaderWatch({peer.node_id: peer for peer in peers}.get, receiver, report)
+
+
 def test_what_breaks_during_a_look_is_looked_into_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next leader may be killed within the 100 ms that a look takes at most. Each once, and in turn."""
     led = {N0: Term(5)}
@@ -393,7 +398,7 @@ def test_what_breaks_during_a_look_is_looked_into_next(monkeypatch: pytest.Monke
     monkeypatch.setattr(receiver, "follows", led.get)
 
     async def run() -> None:
-        watch = LeaderWatch({N0: Member(N0, "127.0.0.1", 1), N1: Member(N1, "127.0.0.1", 2)}.get, receiver)
+        watch = a_watch(receiver, Member(N0, "127.0.0.1", 1), Member(N1, "127.0.0.1", 2))
 
         async def dial(leader: Member, _term: Term) -> None:
             looks.append(leader.node_id)
@@ -417,6 +422,50 @@ def test_what_breaks_during_a_look_is_looked_into_next(monkeypatch: pytest.Monke
     assert sorted(looks[1:]) == [N0, N1]
 
 
+def test_there_are_at_most_ten_looks_per_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections that break again and again must not become a load."""
+    looks_s: list[float] = []
+    receiver = RecordingReceiver(leader=(N0, Term(5)))
+
+    async def run() -> None:
+        watch = a_watch(receiver, Member(N0, "127.0.0.1", 1))
+        loop = asyncio.get_running_loop()
+
+        async def dial(_leader: Member, _term: Term) -> None:
+            looks_s.append(loop.time())
+
+        monkeypatch.setattr(watch, "_dial", dial)
+        while len(looks_s) < 3:
+            watch.broke(N0)
+            await asyncio.sleep(0)
+        await watch.close()
+        watch.broke(N0)
+        assert watch._task is None, "it is closed"
+
+    loops.run(run())
+
+    assert looks_s[2] - looks_s[0] >= 2 * suspicion.PAUSE_S
+
+
+def test_who_accepts_a_connection_and_ends_it_properly_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member at the limit of its connections does."""
+    receiver = RecordingReceiver(leader=(N0, Term(5)))
+    monkeypatch.setattr(suspicion, "LOOK_S_MAX", 20.0)
+
+    async def run() -> None:
+        accepting = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0)
+        address = Member(N0, "127.0.0.1", accepting.sockets[0].getsockname()[1])
+        watch = a_watch(receiver, address)
+        watch.broke(N0)
+        while watch._task is not None:
+            await asyncio.sleep(0.001)
+        accepting.close()
+
+    loops.run(run())
+
+    assert receiver.leader_losses == [(N0, Term(5), False)]
+
+
 def test_a_look_that_finds_no_thread_to_resolve_the_name_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the limit of a process or container; the next look may find one."""
     receiver = RecordingReceiver(leader=(N0, Term(5)))
@@ -426,7 +475,7 @@ def test_a_look_that_finds_no_thread_to_resolve_the_name_tells_nothing(monkeypat
         raise RuntimeError("can't start new thread")
 
     async def run() -> None:
-        watch = LeaderWatch({N0: Member(N0, "leader.example", 1)}.get, receiver, failures.append)
+        watch = a_watch(receiver, Member(N0, "leader.example", 1), report=failures.append)
         watch.broke(N0)
         while watch._task is not None:
             await asyncio.sleep(0)
