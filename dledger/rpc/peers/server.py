@@ -45,6 +45,8 @@ still wait for the disk.
 STRANGERS_MAX: Final = 3 * CONNECTIONS_MAX
 """The limit of connections of all callers that this member does not know: it may not have heard yet of new members."""
 
+_HEARD: Final = (Purpose.CONTROL, Purpose.PUSH)
+"""Connections on which a leader is heard."""
 _THREADS: Final = {
     Purpose.CONTROL: "dledger-control-in",
     Purpose.PUSH: "dledger-push-in",
@@ -169,14 +171,19 @@ class PeerServer:
             self._forget(connection, caller)
 
     def _forget(self, connection: PeerConnection, caller: PeerCaller) -> None:
+        """A connection is over; if nothing is left on which its peer could be heard, look whether the peer is there.
+
+        A killed process leaves all its connections; what it sent on one may arrive after the end of another one.
+        """
         with self._lock:
             self._threads.pop(connection, None)
             in_use = self._in_use.get(caller) is connection  # not replaced by a newer one
             if in_use:
                 del self._in_use[caller]
+            is_silent = not any(PeerCaller(caller.node_id, purpose) in self._in_use for purpose in _HEARD)
         connection.close()
         bridge = self._bridge
-        if in_use and caller.purpose is not Purpose.LOG and bridge is not None:  # and not closed by us
+        if in_use and caller.purpose in _HEARD and is_silent and bridge is not None:  # and not closed by us
             bridge.post(partial(self._leaders.broke, caller.node_id))
 
     def _serve_control(self, connection: PeerConnection, caller: PeerCaller) -> None:

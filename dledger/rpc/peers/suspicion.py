@@ -1,4 +1,4 @@
-"""Finds out whether a leader whose push connection broke is gone (the core's side: ``dledger.core.suspicion``).
+"""Finds out whether a leader whose connections broke is gone (the core's side: ``dledger.core.suspicion``).
 
 A killed process's sockets are closed by its kernel, and its port refuses connections at once. So one connection to the
 leader's own address tells a killed leader from a replaced or lost connection; nobody else can give that answer. A power
@@ -41,11 +41,7 @@ class LeaderWatch:
         self._closed = False
 
     def broke(self, peer: NodeId) -> None:
-        """A connection of ``peer`` broke; if this member follows it, look whether it is there.
-
-        Both that for pushes and that for heartbeats: a killed process leaves both, and what it sent on the one may
-        arrive, and look like a sign of life, after the end of the other.
-        """
+        """The last connection of ``peer`` broke; if this member follows it, look whether it is there."""
         if self._closed or self._find(peer) is None or self._followed(peer) is None:
             return
         self._lost.add(peer)

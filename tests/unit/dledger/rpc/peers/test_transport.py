@@ -373,17 +373,27 @@ def test_a_leader_that_dies_while_it_is_asked_is_gone(peer: Peer, silent: Silent
     assert losses[:-1] in ([(N0, Term(5), False)], [])  # in doubt before, unless the reset overtook the connection
 
 
+@pytest.mark.parametrize("last", [Purpose.CONTROL, Purpose.PUSH])
 @pytest.mark.usefixtures("patient")
-def test_a_heartbeat_that_was_on_its_way_when_the_leader_was_killed_is_no_sign_of_life(peer: Peer) -> None:
-    """After the end of its pushes it ends the suspicion: the end of its own connection is looked into as well."""
+def test_what_was_on_its_way_when_the_leader_was_killed_is_no_sign_of_life(peer: Peer, last: Purpose) -> None:
+    """A heartbeat after the end of pushes, or a push after that of heartbeats, would end the suspicion: both are over
+    before the leader is looked for.
+    """
     peer.receiver.leader = N0, Term(5)
-    with peer.connected(Purpose.CONTROL) as control:
-        control.send(FrameKind.HEARTBEAT, HeartbeatRequest(Term(5)))
-        wait_until(lambda: peer.receiver.requested != [], "it is heard")
-        lose_pushes(peer)
-        wait_until(lambda: peer.receiver.leader_losses == [(N0, Term(5), True)], "the end of its pushes is noticed")
+    heard = peer.receiver.requested if last is Purpose.CONTROL else peer.receiver.received
+    with peer.connected(last) as late:
+        with peer.connected(Purpose.PUSH if last is Purpose.CONTROL else Purpose.CONTROL):
+            pass
+        threads = peer.transport._server._threads  # type: ignore[union-attr]  # it is started
+        wait_until(lambda: [one.purpose for one, _ in threads.values()] == [last], "the end of one is noticed")
+        if last is Purpose.CONTROL:
+            late.send(FrameKind.HEARTBEAT, HeartbeatRequest(Term(5)))
+        else:
+            late.send(FrameKind.PUSH, COMMIT)
+        wait_until(lambda: heard != [], "it is heard")
+        assert peer.receiver.leader_losses == []
 
-    wait_until(lambda: peer.receiver.leader_losses == [(N0, Term(5), True)] * 2, "the end of its heartbeats, too")
+    wait_until(lambda: peer.receiver.leader_losses == [(N0, Term(5), True)], "it is looked for")
 
 
 def a_watch(receiver: RecordingReceiver, *peers: Member, report: Report = log_failure) -> LeaderWatch:
@@ -444,7 +454,7 @@ def test_there_are_at_most_ten_looks_per_second(monkeypatch: pytest.MonkeyPatch)
 
     loops.run(run())
 
-    assert looks_s[2] - looks_s[0] >= 2 * suspicion.PAUSE_S
+    assert looks_s[2] - looks_s[0] >= 1.9 * suspicion.PAUSE_S, "but for what the loop's clock leaves out"
 
 
 def test_who_accepts_a_connection_and_ends_it_properly_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
