@@ -31,8 +31,22 @@ _STYLES: Final = {"leader": "green", "unreachable": "red", "never seen": "red", 
 _CHANGING: Final = frozenset({"add", "replace", "promote", "demote", "remove", "cancel", "update"})
 
 
+class _Members(ErrorReportingGroup):
+    """Loads ``force`` on demand: it needs a node's store."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return sorted([*super().list_commands(context), "force"])
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name != "force":
+            return super().get_command(context, name)
+        from cluster.commands.forcing import force
+
+        return force
+
+
 @click.group(
-    cls=ErrorReportingGroup,
+    cls=_Members,
     writing=_CHANGING,
     short_help="Show and change a group's members.",
     epilog="""\b

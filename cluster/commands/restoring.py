@@ -45,9 +45,9 @@ has a new disk, or whose memory is in doubt, needs no help while a leader can be
 def restore_vote(directory: Path, data_dirs: tuple[Path, ...], term: int | None, yes: bool) -> None:
     """Let the votes and acknowledgements of the stopped node in DIR count again, at your own risk."""
     directory = node_directory(directory).absolute()
-    with closing(_open(directory, data_dirs)) as store:
+    with closing(open_stopped(directory, data_dirs)) as store:
         state, last = store.hard_state.load(), store.last
-        for line in _description(directory, store):
+        for line in description(directory, store):
             click.echo(line)
         if term is not None and term < last.term:
             raise ConfigError([f"--term {term} is older than the log's last entry, which is of term {last.term}"])
@@ -64,7 +64,8 @@ def restore_vote(directory: Path, data_dirs: tuple[Path, ...], term: int | None,
     click.echo(f"the vote of {directory.name.removeprefix('dledger-')} counts, in term {wanted}")
 
 
-def _open(directory: Path, data_dirs: tuple[Path, ...]) -> FileStore:
+def open_stopped(directory: Path, data_dirs: tuple[Path, ...]) -> FileStore:
+    """The store of a stopped node. Raises ``ConfigError`` for anything else."""
     identity = read_identity(directory)
     if identity is None or directory.name != f"dledger-{identity.node_id}":
         raise ConfigError([f"{directory} is not a node's directory, or was renamed since it was created"])
@@ -83,7 +84,8 @@ def _open(directory: Path, data_dirs: tuple[Path, ...]) -> FileStore:
     )
 
 
-def _description(directory: Path, store: FileStore) -> list[str]:
+def description(directory: Path, store: FileStore) -> list[str]:
+    """What it holds, and whether it counts, in lines."""
     state, last = store.hard_state.load(), store.last
     held = f"entries {store.begin.index + 1} to {last.index}" if last.index > store.begin.index else "no entries"
     vote = f", in which it voted for {state.vote}" if state.vote else ""

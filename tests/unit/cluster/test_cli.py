@@ -744,7 +744,8 @@ def test_every_command_that_lists_speaks_json_too() -> None:
     }
 
     servers = {"broker start", "console", "demo", "nameserver", "serve"}
-    changes = {"consumer delete", "ha promote", "message resume", "restore-vote", "topic create", "topic delete"}
+    changes = {"consumer delete", "ha promote", "member force", "message resume", "restore-vote"}
+    changes |= {"topic create", "topic delete"}
     own_files = {"access new", "certs client", "certs init", "certs node", "certs renew", "completion"}
     assert without == servers | changes | own_files | {f"context {one}" for one in ("add", "remove", "use")}
 
