@@ -8,6 +8,7 @@ import pytest
 
 from dledger.core.membership_payload import decode_configuration
 from dledger.core.messages import PushAppend
+from dledger.core.outbox import RoleReason
 from dledger.errors import (
     ChangeInProgressError,
     DLedgerError,
@@ -307,6 +308,18 @@ def test_learners_count_for_nothing() -> None:
     assert cluster.role(N0) is not Role.LEADER
     assert cluster.term(N2) == cluster.term(N0)
     assert cluster[N2].node.elector.elections == cluster[N2].node.elector.pre_votes == 0
+
+
+def test_a_leader_that_only_learners_answer_steps_down() -> None:
+    """Check-quorum: another one may have been elected."""
+    cluster = _group(2, N2)
+    cluster.change(N0, ChangeKind.ADD, N2, promote=False)
+    cluster.advance(2000)
+    cluster.isolate(N1)
+    cluster.advance(1500)
+
+    assert cluster.role(N0) is not Role.LEADER
+    assert RoleReason.QUORUM_LOST in [change.reason for change in cluster[N0].role_changes]
 
 
 def test_a_demoted_voter_follows_on() -> None:
