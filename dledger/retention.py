@@ -1,5 +1,5 @@
 """Removes entries from a node's log: expired ones that neither followers, producers nor the application
-need.
+need, nor this member to know who belongs to its group.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dledger.core.member_state import Leader
 from dledger.core.node import Node
 from dledger.core.producers import needed_from
 from dledger.errors import CorruptLogError
+from dledger.member_records import MemberRecords
 from dledger.runtime.driver import NodeDriver
 from dledger.store import cleaner
 from dledger.store.cleaner import Room
@@ -22,11 +23,14 @@ from dledger.types import NO_INDEX, LogIndex
 class Retention:
     """The retention of one node; for one thread."""
 
-    def __init__(self, config: ServerConfig, node: Node, log: FileStore, driver: NodeDriver) -> None:
+    def __init__(
+        self, config: ServerConfig, node: Node, log: FileStore, driver: NodeDriver, records: MemberRecords
+    ) -> None:
         self._config = config
         self._node = node
         self._log = log
         self._driver = driver
+        self._records = records
         self._needed: tuple[LogIndex, LogIndex | None] = (NO_INDEX, None)
         """The commit index at which it last determined what the producer table needs, and the result."""
         self._wanted: Callable[[], int | None] = lambda: None
@@ -60,7 +64,8 @@ class Retention:
                 needed = needed_from(log, self._config)
                 self._needed = (log.committed_index, needed)
             blocked = needed is not None and needed <= last_index
-            return last_index if needed is None else LogIndex(min(last_index, needed - 1))
+            limits = (last_index, None if needed is None else needed - 1, self._records.last_removable(node.state))
+            return LogIndex(min(limit for limit in limits if limit is not None))
 
         try:
             retired = log.retire(protected_index(node, now_ms), room, may_go, keep_from, held_back)

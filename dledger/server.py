@@ -9,6 +9,7 @@ import secrets
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar
@@ -50,6 +51,7 @@ from dledger.errors import (
 )
 from dledger.instruments import SILENT, Instruments
 from dledger.measurements import NodeMeasurements, PeerMeasurements
+from dledger.member_records import MemberRecords, had_peers
 from dledger.member_watch import MemberWatch, removal_index
 from dledger.members import Configuration, MemberChange, MemberProgress
 from dledger.prehistory import Prehistory
@@ -78,7 +80,8 @@ from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
 from dledger.runtime.worker import Worker
 from dledger.store.bulk_reader import StoreTime
 from dledger.store.file_store import FileStore
-from dledger.store.identity import IDENTITY_FILE
+from dledger.store.identity import IDENTITY_FILE, read_identity
+from dledger.store.opening import layout_of
 from dledger.store.repair import set_aside_damaged
 from dledger.store.watched import WatchedStore
 from dledger.types import NO_INDEX, AppendedBatch, Body, Entry, LogIndex, NodeId, ProducerBatch, Term
@@ -131,7 +134,7 @@ class DLedgerServer:
         self._has_ports = client_ports
         self.bodies: Final = bodies
         self._prehistory = prehistory
-        self._config = config.check()
+        self._config = config = _of_its_cluster(config.check())
         self._instruments = instruments
         measured = instruments is not SILENT
         self._push_times = PushTimes(instruments) if measured else None
@@ -171,7 +174,7 @@ class DLedgerServer:
         config = self._config
         verified_bytes = sys.maxsize if repair else config.store.recovery_verify_bytes
         store = replace(config.store, recovery_verify_bytes=verified_bytes)
-        mend = config.store.auto_repair and bool(config.peers) and not repair
+        mend = config.store.auto_repair and had_peers(config) and not repair
         continued = self._prehistory()
 
         def open_it() -> FileStore:
@@ -204,6 +207,7 @@ class DLedgerServer:
     def _wire(self) -> None:
         config = self._config
         now_ms = self._clock.monotonic_ms()
+        self._records = MemberRecords(config, self.log)
         self._node = Node(
             config,
             log=self.log,
@@ -213,6 +217,8 @@ class DLedgerServer:
             now_ms=now_ms,
             remembered=self.log.members.saved.remembered,
             wrap_noop=self.bodies.wrap_noop,
+            membership=self._records.find(),
+            uid=self._records.uid,
         )
         name = config.node_id
         self._lines.members_are(self._node.state.membership)
@@ -235,10 +241,7 @@ class DLedgerServer:
                 send=self._send,
                 role_change=self._role_changed,
                 commit=self._publish_commit,
-                # If the log cannot be repaired from peers, a part of the core that finds damage ends the node.
-                damage=self._watch.note_damage
-                if config.peers and config.store.auto_repair
-                else self._supervisor.report,
+                damage=self._found_damage,
                 fenced=self._tell_fenced,
                 members=self._members_changed,
             ),
@@ -259,6 +262,7 @@ class DLedgerServer:
             self.conditions,
             self._clock,
             self._supervisor,
+            self._records,
             self._look_after_members,
         )
         self._scrub = Worker(f"dledger-scrub-{name}", self._watch.step, self._clock, self._supervisor)
@@ -288,11 +292,16 @@ class DLedgerServer:
             on_whole=self._become_whole,
         )
 
+    def _found_damage(self, damage: CorruptLogError) -> None:
+        """If the log cannot be repaired from peers, a part of the core that finds damage ends the node."""
+        mended = self.has_peers and self._config.store.auto_repair
+        (self._watch.note_damage if mended else self._supervisor.report)(damage)
+
     def _become_whole(self) -> None:
         """Everything that a peer can mend is mended: this member counts again from now on, if its memory is valid."""
 
         def count(_now_ms: int) -> None:
-            self._node.state.whole = True
+            self._node.state.whole = self._records.read_on(self._node.state)
 
         if not self._node.state.whole:
             self._driver.call(count)
@@ -612,9 +621,7 @@ class DLedgerServer:
             lambda node: (self._status(node), node.quorum_ack.pending_bytes, node.elector, _producers(node))
         )
         log, transport, end = self.log, self._transport, status.end_position
-        dropped = (
-            {} if transport is None else {peer.node_id: transport.dropped(peer.node_id) for peer in self._config.peers}
-        )
+        dropped = {} if transport is None else {peer: transport.dropped(peer) for peer in self._addresses.peers}
         return NodeMeasurements(
             status=status,
             peers=tuple(PeerMeasurements(peer, max(0, end - log.end_of(peer.match_index))) for peer in status.peers),
@@ -743,11 +750,16 @@ class DLedgerServer:
 
     def _members_changed(self, membership: Membership, spoken_with: frozenset[NodeId]) -> None:
         self._addresses.adopt(membership, spoken_with)
+        self._records.save(membership)
         self._lines.members_changed(membership)
         self._member_watch.members_changed(membership)
 
     def _look_after_members(self) -> None:
         self._member_watch.look(self.status(), self._node.state.removed_at)
+        if problem := self._records.problem:
+            self.conditions.set(ConditionKind.NO_STANDING, problem, subject="members")
+        else:
+            self.conditions.clear(ConditionKind.NO_STANDING, "members")
 
     @property
     def has_peers(self) -> bool:
@@ -781,6 +793,15 @@ class DLedgerServer:
         if node_id == self._config.node_id:
             return self.client_address
         return "" if self._transport is None else self._transport.client_addresses.get(node_id, "")
+
+
+def _of_its_cluster(config: ServerConfig) -> ServerConfig:
+    """A directory knows the cluster that it belongs to; a configured id must be that one."""
+    with suppress(CorruptLogError):  # opening it says so
+        known = read_identity(layout_of(config.store, config.node_id).directory)
+        if known is not None and not config.cluster_id:
+            return replace(config, cluster_id=known.cluster_id)
+    return config
 
 
 _STUCK_TOLD_MS = 60_000

@@ -13,6 +13,7 @@ from dledger.config import ServerConfig
 from dledger.core.member_state import Leader
 from dledger.core.node import Node
 from dledger.core.progress import full_members
+from dledger.member_records import MemberRecords
 from dledger.retention import Retention
 from dledger.runtime.driver import JOIN_TIMEOUT_S, NodeDriver
 from dledger.runtime.supervisor import Supervisor
@@ -37,6 +38,7 @@ class LogUpkeep:
         conditions: Conditions,
         clock: Clock,
         supervisor: Supervisor,
+        records: MemberRecords,
         look_after_members: Callable[[], None],
     ) -> None:
         self._config = config
@@ -46,7 +48,8 @@ class LogUpkeep:
         self._conditions = conditions
         self._clock = clock
         self._look_after_members = look_after_members
-        self.retention: Final = Retention(config, node, log, driver)
+        self._records = records
+        self.retention: Final = Retention(config, node, log, driver, records)
         self._remember_due_ms = clock.monotonic_ms() + _REMEMBER_INTERVAL_MS
         self._told_of_removed: ForcedRemoval | None = None
         name = config.node_id
@@ -67,9 +70,8 @@ class LogUpkeep:
             worker.stop(JOIN_TIMEOUT_S)
 
     def save_remembered(self) -> None:
-        """Write down what this member remembers of the others."""
-        if self._config.peers:
-            self._log.members.remember(self._driver.look(lambda node: dict(node.state.remembered)))
+        """Write down who the members are, and what this one remembers of them."""
+        self._records.keep(self._driver.look)
 
     def _checkpoint(self) -> int:
         self._log.sync_checkpoint()

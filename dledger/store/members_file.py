@@ -77,6 +77,11 @@ class MembersFile:
         with self._lock:
             self._put(self._merged(configuration, clear_to))
 
+    def settle(self) -> None:
+        """The log told everything that a lost file would have. On a full disk that is so again at the next start."""
+        with self._lock, suppress(OSError):
+            self._put(replace(self._saved, lost=False))
+
     def remember(self, remembered: Mapping[NodeId, EntryId]) -> None:
         """Record what is known of others; a failed write (a full disk) is made up for by the next one."""
         with self._lock, suppress(OSError):

@@ -1,0 +1,121 @@
+"""What a node knows of its group's members when it starts, and what of it must stay on its disk (M3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from dledger.config import ServerConfig
+from dledger.core.member_state import MemberState
+from dledger.core.membership import Membership, implicit_configuration, recover_membership
+from dledger.core.node import Node
+from dledger.errors import CorruptLogError
+from dledger.members import Configuration
+from dledger.store.file_store import FileStore
+from dledger.store.members_file import read_members
+from dledger.store.opening import layout_of
+from dledger.types import NO_INDEX, EntryId, LogIndex, NodeId
+
+
+def had_peers(config: ServerConfig) -> bool:
+    """Whether a node, not opened yet, has other members from which it could fetch its log."""
+    saved = read_members(layout_of(config.store, config.node_id).directory)
+    known = None if saved is None else saved.configuration
+    return bool(config.peers) if known is None else any(one.node_id != config.node_id for one in known.members)
+
+
+class MemberRecords:
+    """The members as one node's directory has them: its file, and the log's entries that are newer."""
+
+    def __init__(self, config: ServerConfig, log: FileStore) -> None:
+        self._config = config
+        self._log = log
+        self._unread = False
+        """Whether damage hid a part of the log that may hold configurations."""
+
+    @property
+    def uid(self) -> int:
+        """See ``ClusterMember.uid``."""
+        return self._log.members.uid
+
+    @property
+    def problem(self) -> str:
+        """Why this node does not know who belongs to its group; empty if it does, or has yet to join."""
+        saved = self._log.members.saved
+        if not saved.lost or saved.configuration is not None or self._log.begin.index == NO_INDEX:
+            return ""
+        return (
+            "it does not know the members of its group, and does not campaign: its file of them is lost, and its log "
+            "does not go back to the first entry. The group's next change of its members ends this"
+        )
+
+    def find(self) -> Membership:
+        """What is in force when the log has been opened.
+
+        Damage in the log is left to its repair: a member with it counts for nothing before ``read_on``. Raises
+        ``UnreadablePayloadError``, and ``CorruptLogError`` if nobody mends it.
+        """
+        try:
+            found = self._recover()
+        except CorruptLogError:
+            if not self._log.damage_at_start:
+                raise
+            self._unread = True
+            return Membership(self._config.node_id, self._base())
+        if not self.problem:
+            self._log.members.settle()
+        return found
+
+    def read_on(self, state: MemberState) -> bool:
+        """What damage hid is there now: put it in force; returns whether nothing is hidden. Under the node's lock."""
+        if self._unread:
+            try:
+                found = self._recover()
+            except CorruptLogError:
+                return False
+            self._unread = False
+            if found.committed.index != NO_INDEX:
+                state.install(found.committed)
+            if found.current.index > found.committed.index:
+                state.adopt(found.current)
+        return True
+
+    def _recover(self) -> Membership:
+        saved = self._log.members.saved
+        return recover_membership(self._config.node_id, self._log, saved.configuration, saved.clear_to, self._base())
+
+    def _base(self) -> Configuration:
+        """Before the first configuration in the log; no members if they cannot be known."""
+        saved = self._log.members.saved
+        if saved.configuration is not None:
+            return saved.configuration
+        return Configuration() if self._config.join or self.problem else implicit_configuration(self._config)
+
+    def save(self, membership: Membership) -> None:
+        """Record what is known to be committed. On a full disk, ``keep`` makes up for it."""
+        with suppress(OSError):
+            self._log.members.save_committed(_explicit(membership.committed), membership.committed.index)
+
+    def keep(self, look: Callable[[Callable[[Node], _Known]], _Known]) -> None:
+        """Record everything, as far as it has changed; ``look`` reads from the node under its lock."""
+        committed, clear_to, remembered = look(_known)
+        self._log.members.save_all(_explicit(committed), clear_to, remembered)
+
+    def last_removable(self, state: MemberState) -> LogIndex | None:
+        """The last entry that may be removed; None: all may. Of a newer configuration the file must know first (M3)."""
+        saved, committed = self._log.members.saved.configuration, state.membership.committed.index
+        known = NO_INDEX if saved is None else saved.index
+        return None if committed <= known else LogIndex(committed - 1)
+
+
+_Known = tuple[Configuration, LogIndex, dict[NodeId, EntryId]]
+
+
+def _known(node: Node) -> _Known:
+    """Together: every configuration that is committed up to the entry is the one named, or older."""
+    state = node.state
+    return state.membership.committed, state.commit_index, dict(state.remembered)
+
+
+def _explicit(configuration: Configuration) -> Configuration | None:
+    return None if configuration.index == NO_INDEX else configuration
