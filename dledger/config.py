@@ -498,7 +498,8 @@ def parse_members(text: str) -> tuple[Member, ...]:
     """Read RocketMQ's ``dLegerPeers``: ``id-host:port;id-host:port``.
 
     The id ends at the first ``-`` (so hosts may hold more of them), the port starts after the last ``:`` (so an IPv6
-    host works, in brackets or bare). Raises ``ConfigError`` naming every part that does not fit.
+    host works, in brackets or bare). What is named twice alike counts once. Raises ``ConfigError`` naming every part
+    that does not fit.
     """
     members: list[Member] = []
     problems: list[str] = []
@@ -516,4 +517,4 @@ def parse_members(text: str) -> tuple[Member, ...]:
         problems.append("no members given: use id-host:port;id-host:port")
     if problems:
         raise ConfigError(problems)
-    return tuple(members)
+    return tuple(dict.fromkeys(members))

@@ -101,7 +101,8 @@ class MemberWatch:
         if not known or configured == present:
             self._conditions.clear(ConditionKind.PEERS_DIFFER)
             return
-        why = f"its settings name other members than the group has; write dLegerPeers={peers_setting(committed)}"
+        wanted = peers_setting(committed)
+        why = f"its settings name other members than the group has; for its next start, write dLegerPeers={wanted}"
         self._conditions.set(ConditionKind.PEERS_DIFFER, why)
 
     def _look_for_a_stuck_change(self, status: NodeStatus, membership: Membership, lasted_ms: int) -> None:

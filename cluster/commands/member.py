@@ -73,7 +73,8 @@ def show(as_json: bool, target: GroupTarget) -> None:
         try:
             status = client.leader_status()
         except UnavailableError:
-            status = client.metadata()
+            known = [one for one in client.members_status().values() if isinstance(one, NodeStatus)]
+            status = max(known, key=lambda one: (one.configuration_index, one.committed_index))
         _print(status, as_json)
     if status.role is not Role.LEADER:
         raise click.ClickException(f"no leader: this is what {status.node_id} knows")
@@ -270,9 +271,9 @@ def _add(
             replaces=replaces,
             expected_index=before.configuration_index,
         )
+        made = make(client, change)
         if not as_json:
             _print_settings(before, node, address)
-        made = make(client, change)
         said = f"registered {node} as a learner (configuration {made.index})"
         _tell(as_json, "registered", {"node": node, **_configuration_json(made)}, said)
         if not waits:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Final
 
 from cluster.drill.stage import Stage
-from cluster.drill.target import Direction
+from cluster.drill.target import Direction, MemberTarget, NotPossibleError
 from dledger.types import NodeId
 
 
@@ -17,6 +17,7 @@ class Drill:
     """One drill. ``round`` runs once per round. ``small_disks``: each node needs a disk that can be filled.
 
     ``is_road``: the rounds run on a group that was a master and its slave before, and becomes a plain broker later.
+    ``changes_members``: it needs a ``MemberTarget``.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Drill:
     round: Callable[[Stage], None]
     small_disks: bool = False
     is_road: bool = False
+    changes_members: bool = False
 
 
 def _kill_leader(stage: Stage) -> None:
@@ -146,6 +148,43 @@ def _replace_volume(stage: Stage) -> None:
     stage.wait_recovered(one)
 
 
+def _replace_node(stage: Stage) -> None:
+    target, leader = _changing(stage), stage.leader()
+    new = target.spares[0]
+    one = stage.fault(
+        f"SIGKILL to {leader}, the leader, whose machine never comes back",
+        lambda: target.kill(leader),
+        victim=leader,
+        undo=lambda: target.replace(leader, new),
+    )
+    stage.wait_service(other_than=leader)
+    stage.calm()
+    stage.heal(one, f"`member replace {leader} {new}`: {new} starts empty, catches up and votes, {leader} leaves")
+    stage.wait_recovered(one)
+
+
+def _grow_and_shrink(stage: Stage) -> None:
+    """The leader is removed last."""
+    target, old = _changing(stage), stage.leader()
+    for node in target.spares:
+        one = stage.fault(f"`member add {node}`", lambda node=node: target.add(node), victim=node)  # type: ignore[misc]  # bound at once
+        stage.heal(one, f"{node} votes")
+        stage.wait_recovered(one)
+        stage.calm()
+    for node in (stage.others(old)[0], stage.leader()):
+        role = "the leader, which hands over first" if node == stage.leader() else "a follower"
+        one = stage.fault(f"`member remove {node}`, {role}", lambda node=node: target.remove(node), victim=node)  # type: ignore[misc]  # likewise
+        stage.heal(one, f"{node} has left")
+        stage.wait_recovered(one)
+        stage.calm()
+
+
+def _changing(stage: Stage) -> MemberTarget:
+    if not isinstance(stage.target, MemberTarget):
+        raise NotPossibleError(f"the members of a group of {stage.target.kind} cannot change here: use --on processes")
+    return stage.target
+
+
 def _listed(nodes: tuple[NodeId, ...]) -> str:
     return ", ".join(nodes[:-1]) + f" and {nodes[-1]}"
 
@@ -159,6 +198,18 @@ _ALL: Final = (
     Drill("restart-all", "SIGKILL to every node at once; all are restarted", _restart_all),
     Drill("rolling-restart", "nodes are stopped and started one by one, the leader last", _rolling_restart),
     Drill("replace-volume", "the leader is killed and comes back with an empty disk", _replace_volume),
+    Drill(
+        "replace-node",
+        "the leader is lost for good, and one command puts another node in its place",
+        _replace_node,
+        changes_members=True,
+    ),
+    Drill(
+        "grow-and-shrink",
+        "two nodes are added, then a follower and the leader are removed",
+        _grow_and_shrink,
+        changes_members=True,
+    ),
     Drill(
         "upgrade",
         "master and slave become a group, its leader is killed, and the group becomes a plain broker again",

@@ -18,6 +18,7 @@ from cluster import terminal
 from cluster.drill import html, report
 from cluster.drill.drills import DRILLS, Drill
 from cluster.drill.history import DrillEvent
+from cluster.drill.member_processes import ProcessMembers
 from cluster.drill.processes import ProcessRoad, ProcessTarget
 from cluster.drill.road import run_road
 from cluster.drill.runner import DrillResult, run_drill
@@ -131,6 +132,8 @@ def _targets(place: DrillPlace, *, keep: bool) -> Iterator[tuple[MakeTarget, lis
 def _process_target(drill: Drill, options: DrillOptions) -> DrillTarget:
     if drill.is_road:
         return ProcessRoad(size=options.nodes, keep=options.keep)
+    if drill.changes_members:
+        return ProcessMembers(size=options.nodes, keep=options.keep)
     return ProcessTarget(size=options.nodes, small_disks=drill.small_disks, keep=options.keep)
 
 
@@ -152,6 +155,8 @@ def _container_targets(*, keep: bool) -> Iterator[MakeTarget]:
             raise NotPossibleError(str(error)) from error
 
         def make(drill: Drill, options: DrillOptions) -> DrillTarget:
+            if drill.changes_members:  # containers have no spares
+                return _process_target(drill, options)
             if drill.is_road:
                 return ContainerRoad(client, image, size=options.nodes, keep=options.keep)
             return ContainerTarget(client, image, size=options.nodes, small_disks=drill.small_disks, keep=options.keep)

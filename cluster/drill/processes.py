@@ -87,7 +87,7 @@ class ProcessTarget:
         if self._small_disks:
             for node in self.nodes:
                 self._mount(self._group.root_dir(node))
-        _told(self._group.start_all)
+        told(self._group.start_all)
 
     def close(self) -> None:
         """Stop all nodes, and remove their directory unless it is to be kept."""
@@ -107,17 +107,17 @@ class ProcessTarget:
     def stop(self, node: NodeId) -> None:
         """SIGTERM; an exit code other than 0 is an error."""
         codes: list[int] = []
-        _told(lambda: codes.append(self._group.stop(node)))
+        told(lambda: codes.append(self._group.stop(node)))
         if codes != [0]:
             raise DrillError(f"{node} was asked to stop and exited with code {codes[0]}\n{self.log_of(node)}")
 
     def restart(self, *nodes: NodeId) -> None:
         """Returns when they serve."""
         if nodes == self.nodes:
-            _told(self._group.start_all)
+            told(self._group.start_all)
         else:
             for node in nodes:
-                _told(lambda node=node: self._group.start(node))  # type: ignore[misc]  # called at once
+                told(lambda node=node: self._group.start(node))  # type: ignore[misc]  # called at once
 
     def pause(self, node: NodeId) -> None:
         """SIGSTOP."""
@@ -245,7 +245,7 @@ class ProcessRoad(ProcessTarget):
     def start_as(self, form: RoadForm, *nodes: NodeId) -> None:
         """Start them in this form."""
         self._group.form = form
-        _told(lambda: self._group.start_together(nodes))
+        told(lambda: self._group.start_together(nodes))
 
     def root_of(self, node: NodeId) -> str:
         """Its directory."""
@@ -274,7 +274,7 @@ class ProcessRoad(ProcessTarget):
         return done.returncode, done.stdout if done.stdout.strip() else done.stderr
 
 
-def _told(action: Callable[[], object]) -> None:
+def told(action: Callable[[], object]) -> None:
     """Convert the group's errors to ``DrillError``."""
     try:
         action()

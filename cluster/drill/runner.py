@@ -12,7 +12,7 @@ from cluster.drill.history import DrillEvent, EventKind, HistoryRecorder, NodeCo
 from cluster.drill.load import QUEUES, TOPIC, Load
 from cluster.drill.readback import read_node
 from cluster.drill.stage import DrillOptions, Stage
-from cluster.drill.target import SECURITY, DrillError, DrillTarget
+from cluster.drill.target import SECURITY, DrillError, DrillTarget, MemberTarget
 from cluster.drill.timeline import Bucket, Lane, RoundFacts, facts_of, lanes, series, timeline
 from cluster.drill.verdict import DrillVerdict, judge
 from cluster.drill.watch import Watch, wait_until
@@ -64,7 +64,8 @@ def run_drill(
     Raises ``DrillError`` if the group does not start, ``NotPossibleError`` if the drill cannot be run here.
     """
     target.start()
-    addresses = {node: target.address(node) for node in target.nodes}
+    spares = target.spares if isinstance(target, MemberTarget) else ()
+    addresses = {node: target.address(node) for node in (*target.nodes, *spares)}
     create_topic(target, target.nodes)
     recorder = HistoryRecorder(tell)
     load = Load(list(addresses.values()), recorder, rate=options.rate, name=drill.name)
@@ -82,7 +83,7 @@ def run_drill(
             load.finish(DRAIN_S)
             end = stage.wait_alike()
             recorder.event(EventKind.STEP, "the load has ended; reading everything back from every node")
-            copies = [read_node(node, at, GROUP_NAME, TOPIC, QUEUES, end) for node, at in addresses.items()]
+            copies = [read_node(one, addresses[one], GROUP_NAME, TOPIC, QUEUES, end) for one in target.nodes]
         except DrillError as error:
             problems.append(str(error))
         finally:

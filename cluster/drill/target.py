@@ -112,6 +112,24 @@ class DrillTarget(Protocol):
         """The end of its output."""
 
 
+@runtime_checkable
+class MemberTarget(DrillTarget, Protocol):
+    """A group whose members change while it runs; ``nodes`` are its present members."""
+
+    @property
+    def spares(self) -> tuple[NodeId, ...]:
+        """Nodes that are no members at present, do not run, and have empty directories."""
+
+    def add(self, node: NodeId) -> None:
+        """Start a spare and add it; returns when it votes."""
+
+    def remove(self, node: NodeId) -> None:
+        """Remove a member, then stop it and empty its directory: it is a spare."""
+
+    def replace(self, lost: NodeId, node: NodeId) -> None:
+        """Start a spare in place of a member that does not run any more; returns when the other one is a spare."""
+
+
 class RoadForm(StrEnum):
     """The forms of a road's brokers, one after the other, on the same directories."""
 

@@ -8,6 +8,7 @@ import pytest
 
 from cluster.drill.drills import DRILLS, Drill
 from cluster.drill.history import EventKind
+from cluster.drill.member_processes import ProcessMembers
 from cluster.drill.processes import FILLER, ProcessRoad, ProcessTarget
 from cluster.drill.road import run_road
 from cluster.drill.runner import DrillResult, run_drill
@@ -59,6 +60,23 @@ def test_a_disconnected_leader_is_replaced() -> None:
 def test_a_leader_comes_back_with_nothing() -> None:
     """It fetches all from the others and votes no earlier."""
     run("replace-volume")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "members"), [("replace-node", 3), ("grow-and-shrink", 3)])
+def test_members_come_and_go_under_load(name: str, members: int) -> None:
+    """Nothing acknowledged is lost, doubled or moved, and the last members all hold it; the leader is among those that
+    go.
+    """
+    with closing(ProcessMembers(size=3)) as target:
+        before = set(target.nodes)
+        result = run_drill(DRILLS[name], target, SHORT, lambda _event: None)
+        assert len(target.nodes) == members
+        assert before - set(target.nodes)
+
+    assert result.passed, (result.problems, result.verdict, result.events)
+    assert not target.directory.exists()
+    assert result.rounds[-1].leader_after not in (None, result.rounds[-1].round.victim)
 
 
 @pytest.mark.slow

@@ -25,9 +25,9 @@ from rocketstore.client.aio.errors import (
     RefusedError,
     may_repeat,
 )
-from rocketstore.client.aio.expressions import Expression, Sql
 from rocketstore.client.aio.offsets import LOOKS_MAX, OffsetStore, StartOffsets, in_parallel
 from rocketstore.client.aio.queue_reader import PullSettings, QueueReader
+from rocketstore.client.aio.received import sent_expression, tags_of_expression
 from rocketstore.remoting.bodies.clients import LockedQueuesBody, LockQueuesBody
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.codes import RequestCode
@@ -51,14 +51,11 @@ LOCK_VALID_S: Final = 30.0
 
 @record(frozen=True, slots=True)
 class Subscriptions:
-    """Who consumes what: tag expressions or conditions by topic.
-
-    ``group``: empty for a consumer that commits nothing.
-    """
+    """Who consumes what: tag expressions by topic. ``group``: empty for a consumer that commits nothing."""
 
     group: str
     client_id: str
-    expressions: Mapping[str, str | Sql]
+    expressions: Mapping[str, str]
     options: ConsumerOptions
 
     @property
@@ -66,16 +63,13 @@ class Subscriptions:
         """Whether queues are locked at the brokers before they are read."""
         return bool(self.group) and self.options.ordered and not self.options.broadcast
 
-    def wanted(self, topic: str) -> Expression:
-        """What is wanted of a topic. Raises ``ConfigError``."""
-        return Expression.of(self.expressions.get(topic, "*"))
-
     def pull_settings(self, topic: str) -> PullSettings:
         """How to pull a topic."""
-        options = self.options
+        expression, options = self.expressions.get(topic, "*"), self.options
         return PullSettings(
             self.group,
-            self.wanted(topic),
+            sent_expression(expression),
+            tags_of_expression(expression),
             options.pull_messages,
             options.pull_wait_s,
             options.stock_bytes_max,

@@ -13,6 +13,7 @@ from cluster.cli import COMMANDS
 from cluster.containers.image import DEPLOY, PROJECT
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.settings import load_broker_settings
+from tests.unit.cluster.deploy.shell import as_started
 
 FILE = PROJECT / DEPLOY / "kubernetes" / "dledger.yaml"
 Manifest = dict[str, Any]  # Any: YAML
@@ -76,6 +77,18 @@ def test_every_pod_has_settings_that_a_broker_takes(manifests: dict[str, Manifes
         assert config.address(config.listen_port) == f"{host}:10911"
         assert node.security.has_tls
         assert len(node.members) == replicas
+
+
+def test_a_pod_beyond_the_founders_waits_until_it_is_added(container: Manifest) -> None:
+    """The shell that starts it says so, and it knows the founders and itself."""
+    configs = [
+        load_broker_settings(None, as_started(container, environment(container, index)), {})[0] for index in range(5)
+    ]
+    nodes = [config.dledger for config in configs if config.dledger is not None]
+
+    assert container["command"][-1].endswith("; exec dledger broker start")
+    assert [node.join for node in nodes] == [False] * 3 + [True] * 2
+    assert [one.node_id for one in nodes[4].members] == ["n0", "n1", "n2", "n4"]
 
 
 def test_ports_are_the_brokers(manifests: dict[str, Manifest], container: Manifest) -> None:

@@ -12,6 +12,7 @@ from cluster.commands.health import own_server
 from cluster.containers.image import DEPLOY, PROJECT
 from dledger import settings
 from dledger.config import ServerConfig
+from tests.unit.cluster.deploy.shell import as_started
 from tests.unit.cluster.deploy.test_nameserver_manifests import IMAGE_SETS
 
 Manifest = dict[str, Any]  # Any: YAML
@@ -60,7 +61,7 @@ def test_every_pod_is_a_member_that_clients_reach_by_the_services_name(manifests
     (container,) = spec["template"]["spec"]["containers"]
     configs = [_config(_pod_environment(container, index)) for index in range(spec["replicas"])]
 
-    assert container["args"] == ["serve"]
+    assert container["command"][-1].endswith("; exec dledger serve")
     assert [config.node_id for config in configs] == ["n0", "n1", "n2"]
     assert len({(config.members, config.cluster_id) for config in configs}) == 1
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
@@ -77,6 +78,16 @@ def test_every_pod_is_a_member_that_clients_reach_by_the_services_name(manifests
         }
     assert {port["name"]: port["port"] for port in manifests["Service"]["spec"]["ports"]} == ports
     assert spec["serviceName"] == manifests["Service"]["metadata"]["name"] == "dledger-log"
+
+
+def test_a_pod_beyond_the_founders_waits_until_it_is_added(manifests: dict[str, Manifest]) -> None:
+    """The shell that starts it says so, and it knows the founders and itself."""
+    (container,) = manifests["StatefulSet"]["spec"]["template"]["spec"]["containers"]
+    joins = [_config(as_started(container, _pod_environment(container, index))).join for index in range(5)]
+    config = _config(_pod_environment(container, 4))
+
+    assert joins == [False] * 3 + [True] * 2
+    assert [one.node_id for one in config.members] == ["n0", "n1", "n2", "n4"]
 
 
 def test_everything_selects_its_pods_and_volumes_are_there(manifests: dict[str, Manifest]) -> None:
@@ -106,21 +117,24 @@ def test_the_composed_nodes_are_one_group_and_the_console_knows_them() -> None:
     """Published on this machine only, each with a volume of its own."""
     composed = yaml.safe_load((PROJECT / "compose.log.yaml").read_text(encoding="utf-8"))
     services = composed["services"]
-    nodes = {name: one for name, one in services.items() if name != "console"}
-    configs = {
-        name: _config({key: _default(value) for key, value in one["environment"].items() if value and _default(value)})
-        for name, one in nodes.items()
-    }
+    everyone = {name: one for name, one in services.items() if name != "console"}
+    nodes = {name: one for name, one in everyone.items() if "profiles" not in one}
+    configs = {name: _config(_given(one)) for name, one in nodes.items()}
 
     assert [config.node_id for config in configs.values()] == ["n0", "n1", "n2"]
     assert len({(config.members, config.cluster_id) for config in configs.values()}) == 1
     said = [config.advertised_client_address for config in configs.values()]
     assert services["console"]["environment"]["DLEDGER_CONSOLE_NODES"].split(",") == said
+    for name in everyone.keys() - nodes.keys():
+        configs[name] = config = _config(_given(everyone[name]))
+        assert everyone[name]["profiles"] == ["grow"]
+        assert config.join
+        assert [*configs["log0"].members, config.self_member] == [*config.members]
     for name, config in configs.items():
-        service = nodes[name]
+        service = everyone[name]
         assert service["command"] == ["serve"]
         assert service["hostname"] == name == config.self_member.host
-        assert said[int(config.node_id[1:])] == f"{name}:{_client_port(config)}"
+        assert config.advertised_client_address == f"{name}:{_client_port(config)}"
         assert [one.rpartition(":")[2] for one in service["ports"]] == [
             str(_client_port(config)),
             str(config.grpc_bind_port),
@@ -129,6 +143,11 @@ def test_the_composed_nodes_are_one_group_and_the_console_knows_them() -> None:
         assert all(one.startswith("${DLEDGER_PUBLISH:-127.0.0.1}:") for one in service["ports"])
         assert service["volumes"] == [f"{name}-data:/data"]
         assert f"{name}-data" in composed["volumes"]
+
+
+def _given(service: Manifest) -> dict[str, str]:
+    """A service's variables as the file sets them by default."""
+    return {key: _default(value) for key, value in service["environment"].items() if value and _default(value)}
 
 
 def _default(value: str) -> str:
