@@ -737,7 +737,7 @@ class DLedgerServer:
                 state=dispatcher.state.value,
                 lag_entries=end - leader.match[peer],
                 inflight=dispatcher.in_flight,
-                last_contact_ms=now_ms - leader.contact_ms[peer],
+                last_contact_ms=progress.last_contact_ms,
                 health=progress.state,
                 lag_bytes=progress.lag_bytes,
                 rate=progress.rate,

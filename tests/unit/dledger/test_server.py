@@ -15,6 +15,7 @@ from dledger.config import Member, SecurityConfig, ServerConfig, StoreConfig
 from dledger.core.outbox import Outbox, RoleChange
 from dledger.core.read_index import _PendingRead
 from dledger.errors import DiskError, IdentityError, ShutdownError
+from dledger.members import ChangeKind, MemberChange
 from dledger.retention import protected_index
 from dledger.runtime.supervisor import EXIT_FATAL
 from dledger.server import DLedgerServer
@@ -66,6 +67,17 @@ def test_background_work_ends_before_the_node_that_it_uses(
     assert left == []
     assert server.fatal is None
     assert server.wait(0) == 0
+
+
+def test_a_member_that_never_came_was_never_heard(server: DLedgerServer) -> None:
+    """Not some time in the prehistory of this process."""
+    server.start()
+    wait_until(lambda: server.status().committed_index >= 0, "it leads itself")
+    server.change_members(MemberChange(ChangeKind.ADD, N1, 1, "127.0.0.1", 9), timeout_s=10)
+
+    (peer,) = server.status().peers
+
+    assert (peer.node_id, peer.last_contact_ms, peer.health) == (N1, -1, "never seen")
 
 
 def test_a_running_member_writes_its_vote_for_java_as_well(server: DLedgerServer) -> None:
