@@ -477,16 +477,20 @@ class DLedgerServer:
         if not isinstance(message, VoteRequest | HeartbeatRequest):
             raise InvalidRequestError(f"{type(message).__name__} is not a request")
         if isinstance(message, VoteRequest):
-            self._note_vote_request(envelope.sender)
+            self._note_vote_request(envelope.sender, message)
         answer: VoteResponse | HeartbeatResponse = self._driver.call(
             lambda now_ms: self._node.answer(envelope.sender, message, now_ms)
         )
         return replace(envelope, sender=envelope.target, target=envelope.sender, message=answer)
 
-    def _note_vote_request(self, sender: NodeId) -> None:
+    def _note_vote_request(self, sender: NodeId, request: VoteRequest) -> None:
+        """Tell who asks for votes although it is led; not a follower that asks again whether this member leads."""
+
         def contact_ms(node: Node) -> int | None:
             leader = node.state.role
-            heard_ms = leader.contact_ms.get(sender) if isinstance(leader, Leader) else None
+            if not isinstance(leader, Leader) or request.countersign == leader.countersigns.get(sender):
+                return None
+            heard_ms = leader.contact_ms.get(sender)
             return None if heard_ms is None else self._clock.monotonic_ms() - heard_ms
 
         if (ago_ms := self._driver.look(contact_ms)) is not None:

@@ -11,12 +11,14 @@ import pytest
 from cluster.local.group import free_ports
 from dledger.conditions import ConditionKind
 from dledger.config import Member, ServerConfig, StoreConfig
+from dledger.core.member_state import Leader
+from dledger.core.messages import VoteRequest
 from dledger.core.ports import PreparedAppend
 from dledger.errors import CorruptLogError, DLedgerError
 from dledger.instruments import SILENT, AppendDone, Instruments
 from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.server import DLedgerServer
-from dledger.types import AppendedBatch, LogIndex, NodeId, Term
+from dledger.types import NO_ENTRY, AppendedBatch, HardState, LogIndex, Magic, NodeId, Standing, Term
 from tests.support.cluster import Outcome
 from tests.support.damage import turn
 
@@ -120,3 +122,25 @@ def test_every_append_is_timed_until_its_answer(tmp_path: Path) -> None:
         node.submit_prepared(Message(), sent)
 
         assert timing.answers == [appended.error, sent.error]
+
+
+def test_a_follower_that_asks_again_whether_this_member_leads_is_no_second_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its countersign is the same; another process has another one (``duplicate_member``)."""
+    with a_member(tmp_path, 3) as node:
+        told: list[NodeId] = []
+        monkeypatch.setattr(node._member_watch, "asked_for_vote", lambda peer, _contact_ms: told.append(peer))
+        state = node._node.state
+        state.save_hard_state(HardState(Term(0), standing=Standing.FULL))
+        state.become_candidate(0, pre_vote=False)
+        state.become_leader(node.log.append_as_leader(state.term, [b""], Magic.NOOP).last_index, 0)
+        leader = state.role
+        assert isinstance(leader, Leader)
+        leader.countersigns[NodeId("n1")] = 7
+
+        for countersign in (7, 8):
+            request = VoteRequest(Term(2), NO_ENTRY, pre_vote=True, countersign=countersign)
+            node._note_vote_request(NodeId("n1"), request)
+
+    assert told == [NodeId("n1")]
