@@ -15,7 +15,7 @@ from dledger.values import MIB
 BODY_BYTES: Final = 1024
 RECORD_BYTES: Final = BODY_BYTES + ENTRY_HEADER_BYTES
 GROUP: Final = "bench"
-CLUSTER_ID: Final = "bench/n0"
+CLUSTER_ID: Final = GROUP
 NODE_ID: Final = NodeId("n0")
 TERM: Final = Term(1)
 

@@ -29,6 +29,8 @@ STRUCT_LOOP: Final = "a loop with struct, into lists, into a batch"
 PARQUET: Final = "Spark's own scan of the same rows in Parquet (snappy)"
 WITH_BODIES: Final = "the same with bodies"
 BARE_PYTHON: Final = "an interpreter that does nothing"
+NO_CHANGE: Final = "the same load without changes"
+WIPED_MEMBER: Final = "a voter whose disk was wiped, by pushes alone"
 ONE_CORE: Final = "the same on one core"
 SMALL_SPLITS: Final = "the same with splits of 32 MiB"
 
@@ -107,6 +109,9 @@ TARGETS: Final[Mapping[str, tuple[Limit, ...]]] = {
     "follower_append": (at_least(0.5, "GB/s"),),
     "failover_p50": (at_most(1.0, "s"),),
     "failover_max": (at_most(3.0, "s"),),
+    "members_gap": (at_most(200, "ms"),),
+    "members_transfer_gap": (at_most(300, "ms"),),
+    "members_catch_up": (at_least(0.8, baseline=WIPED_MEMBER),),
     "restart_clean": (at_most(2.0, "s"),),
     # "after SIGKILL bounded by the unflushed tail, not the log": ten times the log may not even double it.
     "restart_killed": (at_most(2.0, baseline=SMALL_LOG),),

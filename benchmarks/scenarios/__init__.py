@@ -13,6 +13,7 @@ from benchmarks.scenarios import (
     crowds,
     failover,
     large_reads,
+    members,
     messages,
     metrics,
     remoting,
@@ -39,6 +40,7 @@ ALL: Final[tuple[Scenario, ...]] = (
     tls.SCENARIO,
     large_reads.SCENARIO,
     failover.SCENARIO,
+    members.GAPS,
     store.SCENARIO,
     messages.SCENARIO,
     brokers.GROUP,
@@ -50,5 +52,6 @@ ALL: Final[tuple[Scenario, ...]] = (
     spark.SCANS,
     spark_live.SCENARIO,
     restart.SCENARIO,
+    members.CATCHING_UP,
     spark_replicas.SCENARIO,
 )

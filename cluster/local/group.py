@@ -170,6 +170,19 @@ class LocalGroup:
             raise LocalGroupError(f"{node} runs already")
         self._wait_ready(node, self._spawn(node, extra))
 
+    def join(self, settings: Mapping[str, str] | None = None) -> LocalNode:
+        """Start one more node, which waits until the group adds it, and wait until it is ready; see ``LocalNode``."""
+        node_id = NodeId(f"n{len(self.nodes)}")
+        taken = {port for one in self.nodes.values() for port in (one.client_port, one.peer_port)}
+        (client_port,) = free_ports(1, taken=taken)
+        (peer_port,) = free_ports(1, taken={*taken, client_port})
+        self.nodes[node_id] = node = LocalNode(node_id, peer_port, client_port, self.directory / f"{node_id}.log")
+        words = [
+            word for name, text in {"join": "true", **(settings or {})}.items() for word in ("--set", f"{name}={text}")
+        ]
+        self.start(node_id, extra=words)
+        return node
+
     def kill(self, node: NodeId) -> None:
         """SIGKILL, and wait until the process is gone."""
         process = self._process(node)
