@@ -186,3 +186,42 @@ def test_a_member_that_moves_is_found_at_its_new_address(group: RunningMembers) 
 
     group.append(10)
     group.wait_converged()
+
+
+def test_a_joiner_gets_a_log_whose_begin_has_expired_with_its_members(tmp_path: Path) -> None:
+    """M10: the entry that added the members before it is gone, so INSTALL brings them; and they survive its restart."""
+    group = RunningMembers(
+        tmp_path,
+        segment_bytes=1 << 12,
+        index_segment_bytes=320,
+        retention_hours=0,
+        delete_hour=tuple(range(24)),
+        clean_interval_ms=50,
+        max_entry_bytes=1 << 10,
+    )
+    try:
+        group.found(0)
+        group.start(1, 0, join=True)
+        group.change(ChangeKind.ADD, 1)
+        group.wait_for_voters(0, 1)
+        added_at = group.nodes[0]._node.state.membership.committed.index
+        with group.load():
+            wait_until(
+                lambda: all(one.log.begin.index > added_at for one in group.nodes.values()), "it has expired", 60
+            )
+        group.kill(1)
+        group.start(1, 0, join=True)
+
+        joiner = group.start(2, 0, join=True)
+        group.change(ChangeKind.ADD, 2)
+        group.wait_for_voters(0, 1, 2)
+        assert joiner.log.begin.index > added_at
+        for number in (0, 1, 2):
+            group.kill(number)
+        for number in (0, 1, 2):
+            group.start(number, *((0,) if number else ()), join=number > 0)
+
+        group.wait_for_voters(0, 1, 2)
+        group.append(10)
+    finally:
+        group.stop()

@@ -1,0 +1,270 @@
+"""What a node knows of its group's members when it starts, after every crash and with every file that may be lost."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dledger.config import Member, ServerConfig
+from dledger.core.membership import Membership
+from dledger.core.membership_payload import encode_configuration
+from dledger.member_records import MemberRecords, had_peers
+from dledger.members import ClusterMember, Configuration
+from dledger.store.file_store import FileStore
+from dledger.store.fs import FileSystem
+from dledger.store.members_file import MEMBERS_FILE, read_members
+from dledger.types import NO_INDEX, Boundary, LogIndex, Magic, NodeId, Position, Term
+from tests.crash.crash_fs import RecordingFs, crash_states
+from tests.support.sweeps import thinned
+from tests.unit.dledger.store.support import FakeClock, fill, open_store, small_config
+
+N0, N1, N2 = NodeId("n0"), NodeId("n1"), NodeId("n2")
+ROOMY: dict[str, Any] = {
+    "retention_hours": 0,
+    "delete_hour": tuple(range(24)),
+    "disk_check_ratio": 1.0,
+    "recovery_verify_bytes": 1 << 20,
+}
+
+
+def config_of(path: Path, *, join: bool = False, alone: bool = False) -> ServerConfig:
+    """n0's, which names n1."""
+    members = (Member(N0, "h", 1), *(() if alone else (Member(N1, "h", 2),)))
+    return ServerConfig(node_id=N0, members=members, join=join, store=small_config(path, **ROOMY))
+
+
+def opened(config: ServerConfig, fs: FileSystem | None = None) -> FileStore:
+    return open_store(config.store, fs, FakeClock(4_000_000_000_000))  # everything is old
+
+
+def append(log: FileStore, *ids: str) -> Configuration:
+    """Put a configuration of these in force."""
+    members = tuple(ClusterMember(NodeId(one), "h", number) for number, one in enumerate(ids, 1))
+    batch = log.append_as_leader(Term(1), [encode_configuration(Configuration(members))], Magic.NOOP)
+    return Configuration(members, batch.first_index, Term(1))
+
+
+def found(config: ServerConfig) -> Membership:
+    """What a start finds."""
+    with closing(opened(config)) as log:
+        return MemberRecords(config, log).find()
+
+
+def looking_at(membership: Membership, commit_index: int = NO_INDEX) -> Any:  # noqa: ANN401  # a node's, as far as it is looked at
+    """A node whose members these are."""
+    state = SimpleNamespace(membership=membership, commit_index=LogIndex(commit_index), remembered={})
+    return lambda query: query(SimpleNamespace(state=state))
+
+
+def test_a_new_node_has_the_configured_members(tmp_path: Path) -> None:
+    """Until the first change."""
+    membership = found(config_of(tmp_path))
+
+    assert membership.voters == {N0, N1}
+    assert (membership.is_voter, membership.current.index) == (True, NO_INDEX)
+
+
+def test_a_node_that_joins_has_none_until_it_is_told(tmp_path: Path) -> None:
+    """M12: not even when it has fetched entries from before the first configuration; and then it stays a member."""
+    config = config_of(tmp_path, join=True)
+    with closing(opened(config)) as log:
+        fill(log, 5)
+    before = found(config)
+    with closing(opened(config)) as log:
+        told = append(log, "n0", "n1", "n2")
+
+    assert (before.peers, before.is_voter) == ((), False)
+    assert found(config).current == told
+
+
+def test_configurations_above_the_file_are_found_in_the_log(tmp_path: Path) -> None:
+    """M3: the file is older than the log after every crash; a committed one counts as such."""
+    config = config_of(tmp_path)
+    with closing(opened(config)) as log:
+        fill(log, 30)
+        first = append(log, "n0", "n1")
+        fill(log, 30)
+        second = append(log, "n0", "n2")
+        log.flush()
+        log.set_committed(first.index)
+
+    membership = found(config)
+
+    assert (membership.committed, membership.current) == (first, second)
+
+
+def test_a_file_that_is_newer_than_the_log_counts(tmp_path: Path) -> None:
+    """M10: an INSTALL brought it, or the log lost its end. What the log says on the way up to it is past."""
+    config = config_of(tmp_path)
+    newest = Configuration((ClusterMember(N2, "h", 3), ClusterMember(N0, "h", 1)), LogIndex(90), Term(3))
+    with closing(opened(config)) as log:
+        log.reset(Boundary(LogIndex(40), Term(1), Position(8192), 7), newest)
+        fill(log, 3)
+        append(log, "n0", "n1")
+        log.flush()
+
+    membership = found(config)
+
+    assert (membership.committed, membership.current) == (newest, newest)
+
+
+@pytest.mark.parametrize("how", ["missing", "damaged"])
+@pytest.mark.parametrize("changed", [True, False])
+def test_without_its_file_a_node_believes_a_log_that_goes_back_to_the_start(
+    tmp_path: Path, *, how: str, changed: bool
+) -> None:
+    """M3: all configurations are in it; and at later starts, too, when its beginning may have expired."""
+    config = config_of(tmp_path)
+    with closing(opened(config)) as log:
+        fill(log, 5)
+        wanted = append(log, "n0", "n2") if changed else None
+        log.flush()
+        log.set_committed(log.last.index)
+    spoil(log.directory / MEMBERS_FILE, how)
+
+    first, second = found(config), found(config)
+
+    for membership in (first, second):
+        assert membership.voters == ({N0, N2} if changed else {N0, N1})
+        assert wanted is None or membership.committed == wanted
+    saved = read_members(log.directory)
+    assert saved is not None
+    assert not saved.lost
+
+
+def spoil(path: Path, how: str) -> None:
+    if how == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-3])
+
+
+@pytest.mark.parametrize("how", ["missing", "damaged"])
+def test_without_its_file_and_the_begin_of_its_log_a_node_campaigns_for_nothing(tmp_path: Path, how: str) -> None:
+    """M3: the configured members may be long gone, and their majority no majority. Newer entries end it, as any word
+    of a leader's does.
+    """
+    config = config_of(tmp_path)
+    with closing(opened(config)) as log:
+        log.reset(Boundary(LogIndex(40), Term(1), Position(8192), 7))
+        fill(log, 5)
+    spoil(log.directory / MEMBERS_FILE, how)
+
+    with closing(opened(config)) as log:
+        records = MemberRecords(config, log)
+        membership = records.find()
+        assert "its file of them is lost" in records.problem
+        records.keep(looking_at(membership, 45))
+    assert (membership.peers, membership.is_voter, membership.voters) == ((), False, frozenset())
+    assert found(config).voters == frozenset()
+
+    with closing(opened(config)) as log:
+        told = append(log, "n0", "n1")
+        log.set_committed(told.index)
+        records = MemberRecords(config, log)
+        records.save(records.find())
+        assert records.problem == ""
+    assert found(config).committed == told
+
+
+def test_the_entry_of_a_configuration_stays_until_the_file_has_it(tmp_path: Path) -> None:
+    """M3: on a full disk the file cannot be replaced, and segments are removed all the same, but not that one."""
+    config = config_of(tmp_path)
+    with closing(opened(config)) as log:
+        records = MemberRecords(config, log)
+        membership = records.find()
+        fill(log, 30)
+        assert records.last_removable(_state(membership)) is None
+        told = append(log, "n0", "n1")
+        membership.adopt(told)
+        assert records.last_removable(_state(membership)) is None  # it is not committed: nothing from there on goes
+        membership.commit(told.index)
+        assert records.last_removable(_state(membership)) == told.index - 1
+
+        records.save(membership)
+
+        assert records.last_removable(_state(membership)) is None
+
+
+def _state(membership: Membership) -> Any:  # noqa: ANN401  # of a node, as far as it is looked at
+    return SimpleNamespace(membership=membership)
+
+
+def test_who_had_peers_may_be_repaired_by_them(tmp_path: Path) -> None:
+    """A conf may name the node alone that once began the group, or others of a group that has shrunk since."""
+    alone, named = config_of(tmp_path / "a", alone=True), config_of(tmp_path / "b")
+    before = had_peers(alone), had_peers(named)
+    for config, others in ((alone, ("n0", "n1")), (named, ("n0",))):
+        with closing(opened(config)) as log:
+            told = append(log, *others)
+            log.members.save_committed(told, told.index)
+
+    assert before == (False, True)
+    assert (had_peers(alone), had_peers(named)) == (True, False)
+
+
+def test_no_crash_takes_back_a_configuration_that_was_flushed(tmp_path: Path) -> None:
+    """M3: whatever the file and the log have of it, with retention at work, before and after each write of either.
+
+    So no two members ever count by configurations that are not neighbours.
+    """
+    config = config_of(tmp_path / "source")
+    fs = RecordingFs()
+    log = opened(config, fs)
+    records = MemberRecords(config, log)
+    membership = records.find()
+    known: list[tuple[int, Configuration]] = [(len(fs.changes), membership.current)]
+    begun = len(fs.changes)
+
+    def change(*ids: str, save: bool) -> None:
+        told = append(log, *ids)
+        fill(log, 40)
+        log.flush()
+        known.append((len(fs.changes), told))
+        membership.adopt(told)
+        log.set_committed(log.last.index)
+        membership.commit(log.last.index)
+        if save:
+            records.save(membership)
+
+    def expire() -> None:
+        def may_go(last: LogIndex) -> LogIndex:
+            limit = records.last_removable(_state(membership))
+            return last if limit is None else LogIndex(min(last, limit))
+
+        log.sync_checkpoint()
+        log.retire(log.last.index, log.measure_room(), may_go)
+        log.remove_retired()
+
+    fill(log, 40)
+    change("n0", "n1", "n2", save=True)
+    expire()
+    change("n0", "n2", save=False)
+    expire()  # not that one's entry
+    assert log.begin.index < known[-1][1].index
+    records.keep(looking_at(membership, log.committed_index))
+    expire()
+    assert log.begin.index > known[-1][1].index
+    change("n0", "n1", save=False)
+    change("n0", "n1", "n2", save=True)
+    expire()
+    ends = len(fs.changes)
+    log.close()
+
+    seen = set[bytes]()
+    for at in thinned(range(begun, ends + 1), 25):
+        newest = max(one.index for flushed_at, one in known if flushed_at <= at)
+        for number, crash in enumerate(crash_states(fs.changes, at, 2)):
+            if crash.content in seen:
+                continue
+            seen.add(crash.content)
+            crash.write_to(tmp_path / "source", target := tmp_path / "crashed" / f"{at}-{number}")
+            after = found(replace(config, store=replace(config.store, base_dir=target)))
+            assert after.current.index >= newest
+            assert after.current in [one for _, one in known]
+    assert len(seen) > 10
