@@ -97,7 +97,7 @@ class Operators:
         if self._strikes and self._simulation.nemesis.is_striking and self.random.random() < 0.15:
             self._strike(self.random.choice(self._strikes))
             return
-        kind = self.random.choice(self._kinds)
+        kind = self.random.choice(self._kinds or ["add", "remove"])
         leader = self._simulation.nodes[self._simulation.believed_leader(0)]
         change = self._change(kind, leader)
         if change is not None:
@@ -240,13 +240,17 @@ class Operators:
             require(before.index == change.expected_index, "a change upon another configuration", change, before)
 
     def finish(self) -> None:
-        """No change was made twice, and none that was refused each time."""
+        """No change was made twice, and none that was refused each time.
+
+        Twice: if its caller said upon which configuration; else it is known only while it is the last one.
+        """
         made = Counter[int]()
         last = 0
+        careless = {one.change.change_id for one in self._attempts if one.change.expected_index == ANY_CONFIGURATION}
         for one in self._simulation.checker.members.committed[1:]:
             made[one.change_id] += one.change_id != last
             last = one.change_id
-        twice = [change_id for change_id, times in made.items() if change_id and times > 1]
+        twice = [change_id for change_id, times in made.items() if times > 1 and change_id not in {0, *careless}]
         require(not twice, "a change was made twice", twice, self._simulation.checker.members.committed)
         asked: dict[int, set[str]] = {}
         for attempt in self._attempts:
@@ -326,7 +330,8 @@ class Operators:
                         simulation.crash(node, nemesis.duration_us())
             case _:
                 node = self.random.choice(simulation.group)
-                if node.core is not None and nemesis.may_forget(node):
+                explicit = node.file.configuration is not None
+                if node.core is not None and node.hard.voter and explicit and nemesis.may_forget(node):
                     simulation.hit(kind, node)
                     simulation.crash(node, nemesis.duration_us())
-                    node.file_is_lost = True
+                    node.lose_file()

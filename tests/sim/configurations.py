@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from dledger.core.member_state import Leader
 from dledger.core.membership_payload import decode_configuration
+from dledger.core.noop_payload import UnreadablePayloadError
 from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.members import Configuration
 from dledger.types import NO_INDEX, EntryId, LogIndex, NodeId, Standing, Term
@@ -31,7 +32,10 @@ def configuration_in(record: bytes, entry: EntryId) -> Configuration | None:
     """The configuration that an entry holds, if it holds one."""
     if not is_noop(record):
         return None
-    found = decode_configuration(record[ENTRY_HEADER_BYTES:])
+    try:
+        found = decode_configuration(record[ENTRY_HEADER_BYTES:])
+    except UnreadablePayloadError:
+        return None
     return None if found is None else replace(found, index=entry.index, term=entry.term)
 
 
@@ -154,7 +158,7 @@ class ConfigurationChecks:
         if node.core is None or not configurations:
             return
         newest = configurations[-1]
-        if target in newest.voters or not node.core.state.commit_index < newest.index <= last_index:
+        if target in newest.voters or newest.index > last_index or self.at(newest.index) == newest:
             return
         earlier = configurations[-2] if len(configurations) > 1 else self.before(newest.index - 1)
         require(target not in earlier.voters, "a removal reaches its subject first", node.name, target, newest)

@@ -52,6 +52,8 @@ class Snapshot:
     disk: Disk
     hard: HardState
     file: MembersFile
+    members: LogIndex
+    """The newest committed configuration then: nothing tells a disk that is set back beyond it whom to ask."""
 
     @property
     def last(self) -> EntryId:
@@ -85,8 +87,8 @@ class SimNode:
         """Its disk was lost or set back, and it has not had standing again since."""
         self.former: Life | None = None
         """The directory with which it was a member before."""
-        self.file_is_lost = False
-        """Whether its next start cannot read its members file."""
+        self.file_is_lost = self.file_was_lost = False
+        """Whether its next start cannot read its members file, and whether that is so and no configuration knows."""
         self.snapshot: Snapshot | None = None
         self.file = self._new_file()
         """Its members file, as it was saved last."""
@@ -252,7 +254,14 @@ class SimNode:
         implicit = implicit_configuration(self._config)
         if unknown or (self.joins and is_empty):
             implicit = Configuration()
-        return recover_membership(self.name, log, file.configuration, file.clear_to, implicit)
+        found = recover_membership(self.name, log, file.configuration, file.clear_to, implicit)
+        if file.is_lost and found.is_explicit:
+            if not self.hard.voter:
+                return Membership(self.name, Configuration())
+            own = found.current.find(self.name)
+            if own is not None and own.uid:
+                self.file = replace(file, uid=own.uid)
+        return found
 
     def stop(self, keep_unflushed: int) -> None:
         """Die here and now; ``keep_unflushed`` unflushed changes of the log survive."""
@@ -272,10 +281,19 @@ class SimNode:
         self._config = replace(self._config, members=tuple(known[name] for name in names))
         self.joins = random.random() < 0.5
 
-    def replace_disk(self) -> None:
-        """Come back, once started, with nothing; one that may be no member does not begin a group."""
+    def lose_file(self) -> None:
+        """Its next start cannot read its members file."""
+        self.file_is_lost = self.file_was_lost = True
+        self._take_first_conf()
+
+    def _take_first_conf(self) -> None:
+        """Its directory tells no members; one that may be none does not begin a group."""
         self._config = self._simulation.options.config_of(self.name)
         self.joins = self._simulation.options.size == 1 or self.name in self._simulation.options.spares
+
+    def replace_disk(self) -> None:
+        """Come back, once started, with nothing."""
+        self._take_first_conf()
         self.log = self._simulation.mender.new_log()
         self.hard = HardState()
         self.snapshot, self.file = None, self._new_file()
@@ -287,6 +305,7 @@ class SimNode:
             self.log, self.hard, self.file = self.former.log, self.former.hard, self.former.file
             self.former, self.snapshot = None, None
             self.forgetful = True
+            self._take_first_conf()
 
     def become_whole(self) -> None:
         """What could not be read has been fetched."""
@@ -301,7 +320,8 @@ class SimNode:
 
     def take_snapshot(self) -> None:
         """Keep a copy of what is durable now."""
-        self.snapshot = Snapshot(self.log.copy_of_disk(), self.hard, self.file)
+        members = self._simulation.checker.members.newest.index
+        self.snapshot = Snapshot(self.log.copy_of_disk(), self.hard, self.file, members)
 
     def set_back(self, doubt: str) -> None:
         """Come back, once started, with what the snapshot holds; ``doubt`` is what the start finds out, if anything."""
@@ -354,8 +374,10 @@ class SimNode:
         state = core.state
         outbox = state.outbox
         if outbox:
-            if outbox.membership is not None and self._follow_membership(core, outbox.membership):
-                return
+            if outbox.membership is not None:
+                self._observe(self)  # what it does may be its end
+                if self._follow_membership(core, outbox.membership):
+                    return
             if outbox.damage:
                 self._simulation.hit("damage_met", self)
                 self._simulation.mender.look_after(self)

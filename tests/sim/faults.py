@@ -117,10 +117,12 @@ class Nemesis:
         simulation = self._simulation
         voters = simulation.voters
         others = [node for node in voters if node is not victim]
+        if any(one.voters == (victim.name,) for one in simulation.relevant):
+            return False
         sound = bool(others) and all(simulation.remembers(node) for node in others)
         # One that is to be promoted counts soon, whatever it remembers then.
         learners = [node for node in self._nodes if node is not victim and node not in voters]
-        sound = sound and not any(node.forgetful for node in learners)
+        sound = sound and not any(node.forgetful or node.file_was_lost for node in learners)
         return sound and bool(simulation.checker.chain)
 
     def strike_leader(self, node: SimNode, boot: int, kind: str = "harass_leader") -> None:
@@ -351,7 +353,8 @@ class Nemesis:
         Either its start finds that out, or nothing on the disk tells, but all others know that it held more.
         """
         victim = self.only_victim()
-        if victim is None or victim.snapshot is None:
+        newest = self._simulation.relevant[-1].index
+        if victim is None or victim.snapshot is None or victim.snapshot.members != newest:
             return False
         others = [node for node in self._nodes if node is not victim]
         last = victim.snapshot.last

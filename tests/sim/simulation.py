@@ -11,7 +11,7 @@ from dledger.core.member_state import Leader
 from dledger.core.membership import implicit_configuration
 from dledger.core.messages import Message, PushAppend
 from dledger.errors import DLedgerError
-from dledger.members import Configuration
+from dledger.members import ClusterMember, Configuration, MemberRole
 from dledger.types import EntryRun, NodeId
 from tests.sim.alarms import Alarms
 from tests.sim.changes import Operators
@@ -179,9 +179,11 @@ class Simulation:
 
     def remembers(self, node: SimNode) -> bool:
         """Whether a member counts, to itself and to the others, and has lost nothing."""
-        known = self.relevant[0].find(node.name)
-        is_same = known is None or known.uid in (0, node.file.uid)
-        return node.hard.voter and not node.forgetful and is_same and not node.file_is_lost
+        known = [found.uid for one in self.relevant if (found := one.find(node.name)) is not None]
+        if known and known[0] == node.file.uid and not node.file_is_lost:
+            node.file_was_lost = False
+        is_same = all(uid in (0, node.file.uid) for uid in known)
+        return node.hard.voter and not node.forgetful and is_same and not node.file_was_lost
 
     def boot(self, node: SimNode) -> None:
         """Start a member that does not run."""
@@ -318,7 +320,7 @@ class Simulation:
         """One leader, whom all follow, and equal logs."""
         leader = self.nodes[self.believed_leader(0)]
         self.look_at_members()
-        if len(self.relevant) > 1 or any(one.promote or one.replaces for one in self.relevant[0].members):
+        if len(self.relevant) > 1 or any(map(_is_unfinished, self.relevant[0].members)):
             return False
         for node in self.group:
             core = node.core
@@ -357,6 +359,11 @@ class Simulation:
             failure=failure,
             tail=tuple(self.trace_lines()) if failure or self._trace.maxlen is None else (),
         )
+
+
+def _is_unfinished(member: ClusterMember) -> bool:
+    """Whether a leader still has something to do with a member."""
+    return member.promote or (bool(member.replaces) and member.role is MemberRole.VOTER)
 
 
 @dataclass(frozen=True, slots=True)
