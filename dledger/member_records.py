@@ -62,8 +62,17 @@ class MemberRecords:
                 raise
             self._unread = True
             return Membership(self._config.node_id, self._base())
+        members = self._log.members
+        if members.saved.lost and found.is_explicit:
+            if not self._log.hard_state.load().standing.counts:
+                # It was catching up when it lost the file: the last configuration that it holds may be an old one, and
+                # all voters of that are not enough to elect it (M10).
+                return Membership(self._config.node_id, Configuration())
+            own = found.current.find(self._config.node_id)
+            if own is not None and own.uid:
+                members.recall(own.uid)
         if not self.problem:
-            self._log.members.settle()
+            members.settle()
         return found
 
     def read_on(self, state: MemberState) -> bool:

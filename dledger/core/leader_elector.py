@@ -231,7 +231,7 @@ class LeaderElector:
 
     def _electorate(self) -> Electorate:
         membership = self._state.membership
-        return Electorate(membership.voters, frozenset(membership.previous_voters))
+        return Electorate(membership.voters, frozenset(membership.previous_voters), not membership.is_explicit)
 
     def _lead_if_elected(self, now_ms: int) -> None:
         role = self._state.role
@@ -407,6 +407,8 @@ class LeaderElector:
             if sender in state.membership.voters:
                 suspicion.on_refusal(state, role, sender, now_ms)
             return
+        if not state.membership.is_committed and response.committed:
+            state.learn_committed(response.committed[-1].index)  # then the voters before it are not needed (M6)
         forgot = state.membership.is_forgetful(sender, response.uid)  # M11
         standing = Standing.BLANK if forgot else response.standing
         role.ballots[sender] = Ballot(standing, response.boot_id, response.used)
@@ -465,25 +467,25 @@ class LeaderElector:
         if isinstance(leader, Leader) and response.term == state.term and sender in leader.contact_ms:
             leader.contact_ms[sender] = now_ms
             leader.disk_full[sender] = response.disk_full
-            self._note_standing(leader, sender, response)
-            if response.standing.counts:
+            if self._note_standing(leader, sender, response):
                 self._reads.on_answer(sender, response.read_sequence)
             if leader.transferring:
                 state.outbox.wake |= Wake.ELECTOR
 
-    def _note_standing(self, leader: Leader, peer: NodeId, response: HeartbeatResponse) -> None:
-        """Count members with standing; let others regain it; once all have it, the group is founded."""
+    def _note_standing(self, leader: Leader, peer: NodeId, response: HeartbeatResponse) -> bool:
+        """Count members with standing; let others regain it; once all have it, the group is founded.
+
+        Returns whether the answer counts.
+        """
         state = self._state
-        counts = response.standing.counts
-        if counts:
-            self._note_memory(leader, peer, response)
-        else:
+        if not response.standing.counts:
             leader.blank_boot_ids[peer] = response.boot_id
+        counts = response.standing.counts and self._note_memory(leader, peer, response)
         self._readmissions.note(peer, response.standing, response.boot_id, state.log.last.index)
         leader.supports[peer] = counts or self._readmissions.is_elector(peer, response.boot_id)
         if not counts:
             leader.stand.discard(peer)
-            return
+            return False
         leader.stand.add(peer)
         known = leader.boot_ids.get(peer) == response.boot_id and peer not in leader.doubted
         if known and not leader.counts[peer] and state.remembers(leader, peer, response.boot_id):
@@ -491,15 +493,20 @@ class LeaderElector:
             state.outbox.wake |= Wake.QUORUM_ACK
         if state.hard_state.standing is Standing.FOUNDER and leader.stand.issuperset(state.voting_peers):
             state.take_standing(Standing.FULL)
+        return True
 
-    def _note_memory(self, leader: Leader, peer: NodeId, response: HeartbeatResponse) -> None:
-        """Doubt a process whose directory is not the one in the configuration, unless it was readmitted since (M11)."""
+    def _note_memory(self, leader: Leader, peer: NodeId, response: HeartbeatResponse) -> bool:
+        """Doubt a process whose directory is not the one in the configuration, unless it was readmitted since (M11).
+
+        Returns whether it remembers.
+        """
         leader.memories[peer] = response.boot_id, response.uid
-        if self._state.membership.is_forgetful(peer, response.uid):
-            leader.counts[peer] = False
-            if leader.blank_boot_ids.get(peer) != response.boot_id:
-                leader.doubted[peer] = response.boot_id
-                leader.match[peer] = NO_INDEX
+        if self._state.remembers(leader, peer, response.boot_id):
+            return True
+        leader.counts[peer] = False
+        leader.doubted[peer] = response.boot_id
+        leader.match[peer] = NO_INDEX
+        return False
 
     # -- leadership transfer -------------------------------------------------------------------------------------
 

@@ -206,7 +206,7 @@ class MemberChanges:
             return True
         heard_ms = leader.contact_ms.get(member)
         limit_ms = now_ms - self._state.election.election_timeout_ms_max
-        return heard_ms is not None and heard_ms > limit_ms and leader.counts[member]
+        return heard_ms is not None and heard_ms > limit_ms and leader.counts[member] and leader.supports[member]
 
     # -- time ----------------------------------------------------------------------------------------------------
 

@@ -228,8 +228,11 @@ class MemberState:
 
     @property
     def is_used(self) -> bool:
-        """Whether this member knows of committed entries, or of flushed ones that it lost."""
-        return self.commit_index != NO_INDEX or self.hard_state.lost
+        """Whether this member knows of committed entries, or of flushed ones that it lost, or of a group that exists.
+
+        One that waits to be added knows: with its vote nobody who has lost everything begins another group (M12).
+        """
+        return self.commit_index != NO_INDEX or self.hard_state.lost or not self.membership.current.members
 
     @property
     def own_ballot(self) -> Ballot:
@@ -497,6 +500,13 @@ class MemberState:
             self._membership_changed()
         return changed
 
+    def learn_committed(self, index: LogIndex) -> None:
+        """Another member holds the entry ``index``, which is in this log too, as committed."""
+        if self.membership.commit(index):
+            if not isinstance(self.role, Leader):
+                self.membership.release_all()
+            self._membership_changed()
+
     def release(self, peer: NodeId) -> None:
         """A member that has left knows it, or is given up."""
         self.membership.release(peer)
@@ -508,10 +518,14 @@ class MemberState:
             self.removed_at = index
 
     def remembers(self, leader: Leader, peer: NodeId, boot_id: int) -> bool:
-        """Whether a peer's process has the memory that the configuration names: else it counts for nothing (M11)."""
+        """Whether a peer's process has the memory that the configuration names: else it counts for nothing (M11).
+
+        Or whether this leader has readmitted it: its new memory can be recorded only when it counts.
+        """
         expected = self._uids.get(peer, 0)
         process, uid = leader.memories.get(peer, (0, 0))
-        return expected == 0 or (process == boot_id and uid in (0, expected))
+        readmitted = leader.blank_boot_ids.get(peer) == boot_id
+        return expected == 0 or readmitted or (process == boot_id and uid in (0, expected))
 
     def removal_of(self, asker: NodeId) -> LogIndex:
         """The committed configuration without ``asker``; none if it is in that or in the current one (M8)."""
@@ -555,11 +569,8 @@ class MemberState:
         self.commit_index = index
         self.log.set_committed(index)
         self.outbox.committed = index
-        membership = self.membership
-        if not membership.is_committed and membership.commit(index):
-            if not isinstance(self.role, Leader):
-                membership.release_all()
-            self._membership_changed()
+        if not self.membership.is_committed:
+            self.learn_committed(index)
 
     def _view(self) -> tuple[Role, Term, NodeId | None]:
         return self.role_name, self.term, self.leader_id

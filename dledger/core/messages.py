@@ -147,6 +147,7 @@ class PushCompare:
     """Is your entry at ``previous.index`` of term ``previous.term`` with this chain CRC?
 
     ``flushed_only``: this leader counts only flushed entries, whatever the follower's own ``flush_mode``.
+    ``configuration``: as in a ``PushInstall``, because the follower may hold only older ones.
     """
 
     term: Term
@@ -154,6 +155,7 @@ class PushCompare:
     previous: EntryId
     previous_chain_crc: int
     flushed_only: bool = False
+    configuration: Configuration | None = None
 
 
 @record(frozen=True, slots=True)

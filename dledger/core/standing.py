@@ -46,6 +46,8 @@ class Electorate:
 
     voters: frozenset[NodeId]
     previous: frozenset[NodeId] = frozenset()
+    may_found: bool = True
+    """Whether the members are as configured: a group that changed them has begun long ago."""
 
 
 def victory(ballots: Mapping[NodeId, Ballot], electorate: Electorate, candidate: NodeId) -> Victory | None:
@@ -62,7 +64,7 @@ def victory(ballots: Mapping[NodeId, Ballot], electorate: Electorate, candidate:
     if not everyone <= ballots.keys():
         return None
     all_given = {voter: ballots[voter] for voter in everyone}
-    if _is_founding(all_given):
+    if electorate.may_found and _is_founding(all_given):
         return Victory.FOUNDING
     remembers = all(_blanks(all_given, some) < _quorum(some) for some in (voters, electorate.previous) if some)
     return Victory.UNANIMITY if remembers else None

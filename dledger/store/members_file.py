@@ -77,6 +77,11 @@ class MembersFile:
         with self._lock:
             self._put(self._merged(configuration, clear_to))
 
+    def recall(self, uid: int) -> None:
+        """The log tells the uid that the lost file held: this is no other memory."""
+        with self._lock, suppress(OSError):
+            self._put(replace(self._saved, uid=uid))
+
     def settle(self) -> None:
         """The log told everything that a lost file would have. On a full disk that is so again at the next start."""
         with self._lock, suppress(OSError):

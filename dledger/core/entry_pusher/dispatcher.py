@@ -30,6 +30,7 @@ from dledger.core.messages import (
 )
 from dledger.core.outbox import Wake
 from dledger.errors import CorruptLogError, ResponseCode
+from dledger.members import Configuration
 from dledger.records import record
 from dledger.types import NO_ENTRY, NO_INDEX, NO_TERM, EntryId, LogIndex, NodeId, Position, Term
 from dledger.values import MIB
@@ -172,22 +173,27 @@ class EntryDispatcher:
         self.state = DispatcherState.COMPARE
         entry = EntryId(log.term_at(previous), previous)
         flushed_only = self._state.flush_mode is FlushMode.SYNC
-        compare = PushCompare(self._term, self._epoch, entry, log.chain_crc_at(previous), flushed_only)
+        chain_crc = log.chain_crc_at(previous)
+        compare = PushCompare(self._term, self._epoch, entry, chain_crc, flushed_only, self._known_configuration())
         return self._ask(compare, now_ms)
 
     def _install(self, now_ms: int) -> int:
         self.state = DispatcherState.INSTALL
         begin = self._state.log.begin
-        committed = self._state.membership.committed
         message = PushInstall(
             self._term,
             self._epoch,
             EntryId(begin.term, begin.index),
             begin.chain_crc,
             Position(begin.position),
-            None if committed.index == NO_INDEX else committed,
+            self._known_configuration(),
         )
         return self._ask(message, now_ms)
+
+    def _known_configuration(self) -> Configuration | None:
+        """The newest explicit one that is known to be committed: the follower may use it before it holds it (M10)."""
+        committed = self._state.membership.committed
+        return None if committed.index == NO_INDEX else committed
 
     def _ask(self, message: Message, now_ms: int) -> int:
         """Send a message whose answer decides the next step."""

@@ -79,7 +79,7 @@ class _Form:
 
 _FORMS: Final = {kind: _Form(layout) for kind, layout in LAYOUTS.items()}
 _APPEND: Final = _FORMS[PushKind.APPEND]
-_WITH_MORE: Final = frozenset({PushKind.APPEND, PushKind.INSTALL})
+_WITH_MORE: Final = frozenset({PushKind.APPEND, PushKind.COMPARE, PushKind.INSTALL})
 """Their numbers are followed by a part of the log, or perhaps by a configuration."""
 _ANSWER: Final = _Form(ANSWER_LAYOUT)
 _KINDS: Final = {kind.value: kind for kind in PushKind}
@@ -111,6 +111,7 @@ def encode_push(push: PushRequest) -> tuple[bytes, ...]:
         case PushCompare(previous=previous):
             known = (previous.term, previous.index, push.previous_chain_crc)
             numbers = (PushKind.COMPARE, term, epoch, *known, push.flushed_only)
+            return _FORMS[PushKind.COMPARE].pack(*numbers), configurations.encode(push.configuration)
         case PushTruncate(conflict=conflict):
             numbers = (PushKind.TRUNCATE, term, epoch, conflict.term, conflict.index, push.chain_crc)
         case PushInstall(before_begin=before):
@@ -135,7 +136,9 @@ def decode_push(data: bytes | memoryview) -> PushRequest:
             return PushCommit(*attempt, LogIndex(numbers[0]))
         case PushKind.COMPARE:
             known_term, known_index, crc, flushed_only = numbers
-            return PushCompare(*attempt, EntryId(Term(known_term), LogIndex(known_index)), crc, bool(flushed_only))
+            before = EntryId(Term(known_term), LogIndex(known_index))
+            members = configurations.decode(data[_FORMS[kind].size :])
+            return PushCompare(*attempt, before, crc, bool(flushed_only), members)
         case PushKind.TRUNCATE:
             known_term, known_index, crc = numbers
             return PushTruncate(*attempt, EntryId(Term(known_term), LogIndex(known_index)), crc)

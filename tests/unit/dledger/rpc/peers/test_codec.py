@@ -120,7 +120,10 @@ messages: list[tuple[Decode, st.SearchStrategy[Message]]] = [
         ),
     ),
     (codec.decode_take_leadership, st.builds(TakeLeadership, terms)),
-    (pushes.decode_push, st.builds(PushCompare, terms, numbers, entry_ids, crcs, st.booleans())),
+    (
+        pushes.decode_push,
+        st.builds(PushCompare, terms, numbers, entry_ids, crcs, st.booleans(), st.none() | st.builds(configured)),
+    ),
     (pushes.decode_push, st.builds(PushTruncate, terms, numbers, entry_ids, crcs)),
     (pushes.decode_push, st.builds(PushAppend, terms, numbers, indexes, runs())),
     (pushes.decode_push, st.builds(PushCommit, terms, numbers, indexes)),
