@@ -18,7 +18,7 @@ from dledger.members import ClusterMember, Configuration
 from dledger.store.file_store import FileStore
 from dledger.store.fs import FileSystem
 from dledger.store.members_file import MEMBERS_FILE, read_members
-from dledger.types import NO_INDEX, Boundary, LogIndex, Magic, NodeId, Position, Term
+from dledger.types import NO_INDEX, Boundary, HardState, LogIndex, Magic, NodeId, Position, Standing, Term
 from tests.crash.crash_fs import RecordingFs, crash_states
 from tests.support.sweeps import thinned
 from tests.unit.dledger.store.support import FakeClock, fill, open_store, small_config
@@ -40,6 +40,11 @@ def config_of(path: Path, *, join: bool = False, alone: bool = False) -> ServerC
 
 def opened(config: ServerConfig, fs: FileSystem | None = None) -> FileStore:
     return open_store(config.store, fs, FakeClock(4_000_000_000_000))  # everything is old
+
+
+def remembers(log: FileStore) -> None:
+    """It has been a member that counts."""
+    log.hard_state.save(HardState(Term(1), standing=Standing.FULL))
 
 
 def append(log: FileStore, *ids: str) -> Configuration:
@@ -121,6 +126,7 @@ def test_without_its_file_a_node_believes_a_log_that_goes_back_to_the_start(
     """M3: all configurations are in it; and at later starts, too, when its beginning may have expired."""
     config = config_of(tmp_path)
     with closing(opened(config)) as log:
+        remembers(log)
         fill(log, 5)
         wanted = append(log, "n0", "n2") if changed else None
         log.flush()
@@ -151,6 +157,7 @@ def test_without_its_file_and_the_begin_of_its_log_a_node_campaigns_for_nothing(
     """
     config = config_of(tmp_path)
     with closing(opened(config)) as log:
+        remembers(log)
         log.reset(Boundary(LogIndex(40), Term(1), Position(8192), 7))
         fill(log, 5)
     spoil(log.directory / MEMBERS_FILE, how)
