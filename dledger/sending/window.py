@@ -48,6 +48,8 @@ LOOK_AGAIN_MS: Final = 250.0
 """The pause between two checks for another leader."""
 RETRY_STEP_MS: Final = 20.0
 """A batch with less time left is not sent again."""
+RETRY_WAIT_MS_MIN: Final = 5.0
+"""Half the first pause: a planned change of leaders takes some 20 ms."""
 RETRY_WAIT_MS_MAX: Final = 100.0
 """A longer pause would outlast the election it waits for."""
 HELD_OPEN_SHARE: Final = 0.1
@@ -363,10 +365,10 @@ class Window(Generic[ItemT, ResultT]):
         self._draining = self._single = True
 
     def _backoff_ms(self) -> float:
-        """The pause before connecting again, by failures in a row: 0, 40, 80, then 100 ms."""
+        """The pause before connecting again, by failures in a row: 0, 10, 20, 40, 80, then 100 ms."""
         if not self._failures:
             return 0.0
-        return min(RETRY_STEP_MS * (1 << min(self._failures, 10)), RETRY_WAIT_MS_MAX)
+        return min(RETRY_WAIT_MS_MIN * (1 << min(self._failures, 10)), RETRY_WAIT_MS_MAX)
 
     def _finish(self, batch: OutgoingBatch[ItemT, ResultT]) -> None:
         self.pending_bytes -= batch.size
