@@ -7,7 +7,7 @@ Brokers are given (``-b HOST:PORT,…``, ``DLEDGER_BROKER``), or name servers th
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -21,6 +21,7 @@ from dledger.contexts import ContextOption, check_place
 
 if TYPE_CHECKING:
     from rocketstore.client.aio.consumer_options import ConsumerOptions
+    from rocketstore.client.aio.expressions import Topics
     from rocketstore.client.aio.producer import ProducerOptions
     from rocketstore.client.aio.rebalancer import Assign
     from rocketstore.client.blocking import Producer
@@ -75,9 +76,7 @@ class BrokerTarget:
         ) as producer:
             yield producer
 
-    def consumer(
-        self, group: str, topics: Mapping[str, str], assign: Assign | None, options: ConsumerOptions
-    ) -> Consumer:
+    def consumer(self, group: str, topics: Topics, assign: Assign | None, options: ConsumerOptions) -> Consumer:
         """A consumer of all brokers, which the caller closes."""
         from rocketstore.client.blocking_consumer import Consumer
 

@@ -87,7 +87,7 @@ FAMILIES: Final = (
         cleanResourceInterval commitCommitLogLeastPages commitCommitLogThoroughInterval
         commitIntervalCommitLog defaultQueryMaxNum defaultTopicQueueNums deleteCommitLogFilesInterval
         deleteConsumeQueueFilesInterval diskFallRecorded diskSpaceCleanForciblyRatio
-        diskSpaceWarningLevelRatio fastFailIfNoBufferInStorePool flushCommitLogLeastPages
+        diskSpaceWarningLevelRatio enablePropertyFilter fastFailIfNoBufferInStorePool flushCommitLogLeastPages
         flushCommitLogThoroughInterval flushCommitLogTimed flushConsumeQueueLeastPages
         flushConsumeQueueThoroughInterval flushDelayOffsetInterval flushIntervalCommitLog
         flushIntervalConsumeQueue haHousekeepingInterval haListenPort haMasterAddress haMaxGapNotInSync
@@ -403,11 +403,11 @@ FAMILIES: Final = (
         """,
     ),
     _family(
-        "SQL92 filters",
-        Idleness.UNSUPPORTED,
-        "Messages are filtered by tags.",
+        "bit maps of SQL92 filters",
+        Idleness.MEANINGLESS,
+        "A filter reads the messages themselves. Those that a group gets again are not filtered a second time.",
         """
-        bitMapLengthConsumeQueueExt enableCalcFilterBitMap enableConsumeQueueExt enablePropertyFilter
+        bitMapLengthConsumeQueueExt enableCalcFilterBitMap enableConsumeQueueExt
         expectConsumerNumUseFilter filterDataCleanTimeSpan filterServerNums filterSupportRetry
         mappedFileSizeConsumeQueueExt maxErrorRateOfBloomFilter
         """,

@@ -125,6 +125,8 @@ class BrokerConfig:
     """Longest wait of a pull."""
     pull_bytes_max: Bytes = 4 * MIB
     """Maximum bytes of records per answer, except that a single larger record is always returned."""
+    enable_property_filter: bool = True
+    """Whether consumers may filter messages by their properties, with SQL92 expressions; false: they are refused."""
     pulls_waiting_max: Positive = 20_000
     """Maximum pulls waiting for messages."""
     streams_max: Positive = 1024

@@ -18,7 +18,7 @@ import click
 from cluster import terminal
 from cluster.broker_target import BrokerTarget, broker_options
 from cluster.commands.mq_print import print_message
-from cluster.commands.mq_query import print_messages, query_by_id, query_by_key
+from cluster.commands.mq_query import expression_of, print_messages, query_by_id, query_by_key, sql_option
 from cluster.commands.mq_resume import resume
 from cluster.line_sending import LineTally, send_lines
 from cluster.moments import Moment, start_of
@@ -266,6 +266,7 @@ Examples:
   dledger message consume -t orders --from first             all there is, then stop
   dledger message consume -t orders -g billing --follow      its share of the group's new messages, until Ctrl-C
   dledger message consume -t orders --from 30m --tags "new || paid" --max 10 --json
+  dledger message consume -t orders --from first --sql "amount > 10 AND region = 'EU'"
 
 Without --group no position is kept. With one, the printed messages are committed, and the next run continues after
 them; --from applies only to a group without an offset. Several consumers of a group, also RocketMQ's, share its queues:
@@ -279,6 +280,7 @@ else does. Without a terminal only the bodies are printed.""",
 @click.option("--max", "count", type=flag_values.Whole(min=1), metavar="N", help="Stop after this many messages.")
 @click.option("-f", "--follow", is_flag=True, help="Wait for new messages; survives the loss of a broker.")
 @click.option("--tags", default="*", show_default=True, metavar="'A || B'", help="Only messages with these tags.")
+@sql_option
 @click.option(
     "--queue", "queues", type=flag_values.Whole(min=0), multiple=True, help="Only this queue; may be repeated."
 )
@@ -292,6 +294,7 @@ def consume(  # noqa: PLR0913  # one parameter per option
     count: int | None,
     follow: bool,
     tags: str,
+    sql: str | None,
     queues: tuple[int, ...],
     alone: bool,
     as_json: bool,
@@ -309,7 +312,7 @@ def consume(  # noqa: PLR0913  # one parameter per option
     options = ConsumerOptions(
         start=start_of(begin), timeout_s=target.timeout_s, pull_wait_s=FOLLOWED_WAIT_S if follow else POLL_S
     )
-    with target.consumer(group, {topic: tags}, assign, options) as source:
+    with target.consumer(group, {topic: expression_of(tags, sql)}, assign, options) as source:
         _print_from(source, count, follow, target.timeout_s, as_json)
 
 

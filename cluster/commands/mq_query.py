@@ -15,6 +15,7 @@ from dledger.errors import IndexOutOfRangeError, InvalidRequestError
 
 if TYPE_CHECKING:
     from rocketstore.client.aio.admin_records import TopicInfo
+    from rocketstore.client.aio.expressions import Sql
     from rocketstore.client.blocking import Admin
     from rocketstore.message.message import Message
 
@@ -110,6 +111,24 @@ def _print_json(message: Message, body: bytes) -> None:
     terminal.print_json(message_json(message, body))
 
 
+sql_option = click.option(
+    "--sql",
+    metavar="CONDITION",
+    help='Instead of tags: only messages whose properties fulfil an SQL92 condition, such as "amount > 10".',
+)
+
+
+def expression_of(tags: str, sql: str | None) -> str | Sql:
+    """What ``--tags`` and ``--sql`` ask for. Raises ``UsageError``."""
+    from rocketstore.client import Sql
+
+    if sql is None:
+        return tags
+    if tags != "*":
+        raise click.UsageError("give either --tags or --sql")
+    return Sql(sql)
+
+
 @click.command(
     "print",
     short_help="Print queues without a consumer group.",
@@ -117,7 +136,8 @@ def _print_json(message: Message, body: bytes) -> None:
 Examples:
   dledger message print -t orders --max 10
   dledger message print -t orders --queue 3 --offset 1200 --max 5
-  dledger message print -t orders --from 1h --tags new --json""",
+  dledger message print -t orders --from 1h --tags new --json
+  dledger message print -t orders --sql "amount > 10 AND region = 'EU'\"""",
 )
 @click.option("-t", "--topic", required=True)
 @click.option("--queue", type=flag_values.Whole(min=0), help="Only this queue; default: all, one after the other.")
@@ -125,6 +145,7 @@ Examples:
 @click.option("--from", "start", type=Moment(ends=True), default="first", show_default=True, metavar="first|TIME")
 @click.option("--max", "count", type=flag_values.Whole(min=1), metavar="N", help="Maximum messages per queue.")
 @click.option("--tags", default="*", show_default=True, metavar="'A || B'")
+@sql_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per message.")
 @broker_options
 def print_messages(  # noqa: PLR0913  # one parameter per option
@@ -134,12 +155,14 @@ def print_messages(  # noqa: PLR0913  # one parameter per option
     start: str | int,
     count: int | None,
     tags: str,
+    sql: str | None,
     as_json: bool,
     target: BrokerTarget,
 ) -> None:
     """Print the current messages of a topic, queue by queue."""
     if offset is not None and queue is None:
         raise click.UsageError("--offset needs --queue")
+    expression = expression_of(tags, sql)
     with target.brokers() as brokers:
         places = brokers.with_topic(topic) if queue is None else [brokers.only_one_with(topic)]
         for one in places:
@@ -149,7 +172,7 @@ def print_messages(  # noqa: PLR0913  # one parameter per option
                 )
             queues = range(one.read_queues) if queue is None else [queue]
             for number in queues:
-                _print_queue(brokers.admin, one, number, offset, start_of(start), count, tags, as_json)
+                _print_queue(brokers.admin, one, number, offset, start_of(start), count, expression, as_json)
 
 
 def _print_queue(  # noqa: PLR0913  # one parameter per option
@@ -159,7 +182,7 @@ def _print_queue(  # noqa: PLR0913  # one parameter per option
     offset: int | None,
     start: Literal["first", "last"] | int,
     count: int | None,
-    tags: str,
+    expression: str | Sql,
     as_json: bool,
 ) -> None:
     from rocketstore.remoting.bodies.queues import MessageQueue
@@ -170,7 +193,8 @@ def _print_queue(  # noqa: PLR0913  # one parameter per option
     place = max(place, offset or 0)
     left = end if count is None else count
     while left > 0 and place < end:
-        messages, next_offset = admin.messages(queue, place, max_messages=min(left, PAGE, end - place), tags=tags)
+        most = min(left, PAGE, end - place)
+        messages, next_offset = admin.messages(queue, place, max_messages=most, expression=expression)
         for one in messages:
             print_message(one, as_json)
         left -= len(messages)

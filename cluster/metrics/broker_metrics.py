@@ -42,6 +42,7 @@ class BrokerMetrics(Collector):
         self._counters(found, self._broker.store.stats)
         self._topics(found, now)
         found.gauge("rocketmq_pulls_waiting", now.service.pulls_waiting)
+        found.counter("rocketmq_filter_errors_total", now.service.filter_errors)
         found.gauge("rocketmq_streams", now.service.streams)
         found.gauge("rocketmq_transactions_open", now.service.transactions_open)
         found.counter("rocketmq_transactions_given_up_total", now.service.transactions_given_up)

@@ -223,6 +223,10 @@ BROKER_SPECS: Final = (
         "Delayed messages, and messages of transactions, whose topic was deleted while they waited.",
     ),
     _gauge("rocketmq_pulls_waiting", "Pulls that wait for messages (long polls).", java="pullRequestHold…Size"),
+    _counter(
+        "rocketmq_filter_errors_total",
+        "Messages not delivered because a property is no number or truth value where the consumer's SQL needs one.",
+    ),
     _gauge("rocketmq_streams", "Open send and pull streams."),
     _gauge(
         "rocketmq_send_pending_messages",

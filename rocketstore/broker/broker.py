@@ -27,6 +27,7 @@ from rocketstore.broker.schedule import ScheduleService
 from rocketstore.broker.sending import Sending
 from rocketstore.broker.state_changes import StateChanges
 from rocketstore.broker.stats import Stats
+from rocketstore.broker.subscriptions import SubscriptionFilters
 from rocketstore.broker.topics import Topics
 from rocketstore.broker.transactions.asking import ProducerChecks
 from rocketstore.broker.transactions.begins import HalfMessages
@@ -102,7 +103,8 @@ class Broker:
         waiting = WaitingPulls(bridge, waiting_max=config.pulls_waiting_max)
         store.add_arrival_listener(waiting.arrived)
         store.pace.is_awaited = lambda: len(waiting) > 0
-        self.pulling: Final = PullService(self.live, store, self.topics, waiting, readers, clock)
+        self.filters: Final = SubscriptionFilters(self.live, readers)
+        self.pulling: Final = PullService(self.live, store, self.topics, waiting, readers, clock, self.filters)
         retries = Retries(self.live, state, mastership, self.topics, self.sending, self.records, store_host)
         self.groups: Final = Groups(self.live, state, mastership, retries, self.topics.news, self.changes, conditions)
         most = config.groups_max * config.access.account_share_percent // 100
@@ -135,6 +137,7 @@ class Broker:
             messages_pending=self.sending.messages_pending,
             bytes_pending=self.sending.bytes_pending,
             pulls_waiting=len(self.pulling.waiting),
+            filter_errors=self.filters.errors,
             streams=sum(self.shares.quotas.root.streams.values()),
             transactions_open=transactions.open_count,
             transactions_given_up=transactions.given_up_count,

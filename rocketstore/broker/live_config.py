@@ -16,6 +16,7 @@ CHANGEABLE: Final = frozenset(
         "auto_create_topic_enable",
         "broker_permission",
         "default_topic_queue_nums",
+        "enable_property_filter",
         "long_polling_enable",
         "pull_bytes_max",
         "reject_transaction_message",

@@ -22,6 +22,8 @@ class ServiceCounters:
     messages_pending: int = 0
     bytes_pending: int = 0
     pulls_waiting: int = 0
+    filter_errors: int = 0
+    """Messages that a pull passed over because its filter had no result."""
     streams: int = 0
     transactions_open: int = 0
     transactions_given_up: int = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -10,9 +12,10 @@ from dledger.rpc.clients.answers import Leases
 from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.long_polling import WaitingPulls
 from rocketstore.broker.readers import ReadThreads
-from rocketstore.broker.tag_filter import TagFilter, TagFilters
+from rocketstore.broker.subscriptions import ALL, SubscriptionFilters
 from rocketstore.broker.topics import Topics
 from rocketstore.config import MIB
+from rocketstore.filter.filters import TAG, MessageFilter
 from rocketstore.state.changes import check_name
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import GetMessageStatus, GetResult
@@ -21,6 +24,10 @@ PULL_BYTES_DEFAULT: Final = MIB
 PULL_MESSAGES_DEFAULT: Final = 32
 SCAN_MS_MAX: Final = 1000
 """How long a pull searches for messages that pass its filter; then it returns its progress, and the client continues.
+"""
+SQL_PAUSE_S: Final = 0.05
+"""After a pull with a condition has examined the newest messages in vain, it looks again after this time at the
+earliest: every new message would wake it, because only records tell whether it suits.
 """
 
 _NOTHING_YET: Final = frozenset(
@@ -35,7 +42,7 @@ _NOTHING_YET: Final = frozenset(
 
 
 class Pull(NamedTuple):
-    """A pull request; ``expression`` is the tag expression."""
+    """A pull request; ``expression`` says which messages are wanted, ``kind`` what it consists of."""
 
     group: str
     topic: str
@@ -45,6 +52,7 @@ class Pull(NamedTuple):
     max_bytes: int
     expression: str
     wait_ms: int
+    kind: str = TAG
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +60,7 @@ class _Wish:
     """A validated pull."""
 
     pull: Pull
-    tags: TagFilter | None
+    filter: MessageFilter | None
     wait_ms: int
     max_messages: int
     max_bytes: int
@@ -71,6 +79,7 @@ class PullService:
         waiting: WaitingPulls,
         readers: ReadThreads,
         clock: Clock,
+        filters: SubscriptionFilters,
     ) -> None:
         self._live = live
         self._store = store
@@ -78,21 +87,23 @@ class PullService:
         self.waiting: Final = waiting
         self._readers = readers
         self._clock = clock
-        self._filters = TagFilters()
+        self._filters = filters
 
     async def pull(self, pull: Pull, leases: Leases) -> GetResult:
         """The requested messages, whose bytes are accounted for in ``leases``.
 
         Raises ``InvalidRequestError`` and ``Refusal``.
         """
-        wish = self._check(pull)
+        self._check(pull)
+        wish = self._wish(pull, await self._filters.of(pull.kind, pull.expression))
         if pull.offset < wish.begin_offset:
             begin = wish.begin_offset
             end = await self._readers.run(self._store.max_offset, pull.topic, pull.queue_id)
             return GetResult(GetMessageStatus.OFFSET_TOO_SMALL, begin, begin, max(end, begin))
         if not wish.wait_ms:
             return await self._get(wish, pull.offset, leases)
-        waiter = self.waiting.enter((pull.topic, pull.queue_id), wish.tags.codes if wish.tags else None)
+        codes = wish.filter.codes if wish.filter else None
+        waiter = self.waiting.enter((pull.topic, pull.queue_id), codes)
         try:
             began_ms = self._clock.monotonic_ms()
             deadline_ms, offset = began_ms + wish.wait_ms, pull.offset
@@ -110,7 +121,9 @@ class PullService:
                 if now_ms >= end_ms or self.waiting.closed:
                     return _with_progress(result, pull.offset, offset)
                 if at_end:
-                    await waiter.wait((deadline_ms - now_ms) / 1000)
+                    if skipped and codes is None:
+                        await asyncio.sleep(min(SQL_PAUSE_S, (deadline_ms - now_ms) / 1000))
+                    await waiter.wait(max(0, deadline_ms - self._clock.monotonic_ms()) / 1000)
         finally:
             self.waiting.leave(waiter)
 
@@ -118,22 +131,27 @@ class PullService:
         """Like ``pull`` if there are messages in memory and room for them, without waiting; None if ``pull`` must
         decide.
         """
-        wish = self._check(pull)
+        self._check(pull)
+        if pull.kind not in ("", TAG) or pull.expression not in ALL:  # a filter may have to read much
+            return None
+        wish = self._wish(pull, None)
         end = self._store.max_offset(pull.topic, pull.queue_id)
         if not wish.begin_offset <= pull.offset < end or not leases.take_at_once(wish.max_bytes):
             return None
         result = self._get_at_once(wish, pull.offset)
         return None if result is None or not result.records else self._answer(wish, result, leases)
 
-    def _check(self, pull: Pull) -> _Wish:
+    def _check(self, pull: Pull) -> None:
         self._topics.check_readable(pull.topic, pull.queue_id)
         if pull.group:  # it becomes a name in the statistics
             check_name(pull.group, "group")
+
+    def _wish(self, pull: Pull, wanted: MessageFilter | None) -> _Wish:
         config = self._live.now
         wait_ms_max = config.pull_wait_ms_max if config.long_polling_enable else config.short_polling_time_mills
         return _Wish(
             pull,
-            None if pull.expression in ("", "*") else self._filters.of(pull.expression),
+            wanted,
             0 if self.waiting.closed else min(pull.wait_ms, wait_ms_max),
             pull.max_messages or PULL_MESSAGES_DEFAULT,
             min(pull.max_bytes or PULL_BYTES_DEFAULT, config.pull_bytes_max),
@@ -151,15 +169,15 @@ class PullService:
                 offset,
                 max_count=wish.max_messages,
                 max_bytes=wish.max_bytes,
-                matches_tags=wish.tags.matches_code if wish.tags else None,
-                matches_record=wish.tags.matches_record if wish.tags else None,
+                matches_tags=_matches_code(wish.filter),
+                matches_record=wish.filter.matches_record if wish.filter else None,
                 group=wish.pull.group,
             )
         return self._answer(wish, result, leases)
 
     def _get_at_once(self, wish: _Wish, offset: int) -> GetResult | None:
         """The answer, if it takes no read thread: a filter may have to read much."""
-        if wish.tags is not None:
+        if wish.filter is not None:
             return None
         pull, count, size = wish.pull, wish.max_messages, wish.max_bytes
         return self._store.get_at_once(
@@ -172,6 +190,10 @@ class PullService:
         if result.min_offset >= wish.begin_offset:
             return result
         return replace(result, min_offset=wish.begin_offset)
+
+
+def _matches_code(wanted: MessageFilter | None) -> Callable[[int], bool] | None:
+    return None if wanted is None or wanted.codes is None else wanted.codes.__contains__
 
 
 def _with_progress(result: GetResult, asked_offset: int, offset: int) -> GetResult:

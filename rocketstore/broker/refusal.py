@@ -15,6 +15,8 @@ class RefusalKind(Enum):
     """The request is wrong: repeating it does not help."""
     ILLEGAL_MESSAGE = "illegal message"
     """Likewise, because of a message in it."""
+    WRONG_FILTER = "wrong filter"
+    """Likewise, because of a subscription's expression."""
     NO_TOPIC = "no topic"
     NO_QUEUE = "no queue"
     NO_GROUP = "no group"

@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from dledger.errors import InvalidRequestError
 from dledger.remoting.codes import AnswerCode, Language
 from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.clients import Client, ClientTables
-from rocketstore.broker.tag_filter import TagFilter
 from rocketstore.broker_remoting.administration import Administration
 from rocketstore.broker_remoting.members import data_of
-from rocketstore.broker_remoting.pulls import TAG
 from rocketstore.remoting.bodies.clients import (
     CheckClientBody,
     ClientConnection,
@@ -82,12 +79,7 @@ class Connected:
     async def check_client(self, _: RemotingConnection, frame: Frame) -> Frame:
         """CHECK_CLIENT_CONFIG: whether a subscription can be served."""
         asked = (await self._admin.read(CheckClientBody.decode, frame.body)).subscription_data
-        if asked.expression_type not in ("", TAG):
-            raise RequestError(f"The broker does not support consumer to filter message by {asked.expression_type}")
-        try:
-            TagFilter.parse(asked.sub_string)
-        except InvalidRequestError as error:
-            raise RequestError(str(error), AnswerCode.SUBSCRIPTION_PARSE_FAILED) from error
+        await self._broker.filters.of(asked.expression_type, asked.sub_string)
         return frame.answer()
 
     async def groups_of_topic(self, _: RemotingConnection, frame: Frame) -> Frame:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from typing import Final
 
 from dledger.remoting.connection import RemotingConnection
@@ -9,9 +11,9 @@ from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.clients import ClientTables, Subscription
-from rocketstore.broker.tag_filter import TagFilter
 from rocketstore.broker_remoting.administration import Administration
 from rocketstore.broker_remoting.members import data_of
+from rocketstore.filter.filters import SQL92
 from rocketstore.remoting.bodies.groups import CorrectionOffsets
 from rocketstore.remoting.bodies.stats import ConsumeQueueBody, ConsumeQueueData
 from rocketstore.remoting.headers import CloneOffsetHeader, ConsumeQueueHeader, CorrectionOffsetHeader, read_header
@@ -54,21 +56,42 @@ class Progress:
             raise RequestError(f"count is {header.count}: 1 to {UNITS_MAX} units of a queue can be asked for")
         group = self._clients.consumers(header.consumer_group) if header.consumer_group else None
         subscription = None if group is None else group.subscriptions.get(header.topic)
-        return frame.answer(body=await self._admin.read(self._units, header, subscription))
+        wanted = None if subscription is None else await self._may_match(subscription)
+        return frame.answer(body=await self._admin.read(self._units, header, subscription, wanted))
 
-    def _units(self, header: ConsumeQueueHeader, subscription: Subscription | None) -> bytes:
+    async def _may_match(self, subscription: Subscription) -> Callable[[int], bool]:
+        """Whether a unit's tags code may be one of a wanted message: all that a queue tells."""
+        found = await self._broker.filters.of(subscription.kind, subscription.expression)
+        return (lambda _code: True) if found is None or found.codes is None else found.codes.__contains__
+
+    def _units(
+        self, header: ConsumeQueueHeader, subscription: Subscription | None, wanted: Callable[[int], bool] | None
+    ) -> bytes:
         found = self._broker.stats.units(header.topic, header.queue_id, header.index, header.count)
         if found is None:
             raise RequestError(f"{header.queue_id}@{header.topic} is not exist!")
-        tags = None if subscription is None else TagFilter.parse(subscription.expression)
         units = tuple(
-            ConsumeQueueData(
-                one.offset, one.size, one.tags_code, eval=tags is not None and tags.matches_code(one.tags_code)
-            )
+            ConsumeQueueData(one.offset, one.size, one.tags_code, eval=wanted is not None and wanted(one.tags_code))
             for one in found.units
         )
         shown = None if subscription is None else data_of(subscription)
-        no_filter = "" if not header.consumer_group else "null"  # RocketMQ's: that of SQL92
-        if header.consumer_group and subscription is None:
-            no_filter = f"{header.consumer_group}@{header.topic} is not online!"
-        return ConsumeQueueBody(units, found.end, found.begin, shown, no_filter).encode()
+        filter_data = _filter_data(header, subscription)
+        return ConsumeQueueBody(units, found.end, found.begin, shown, filter_data).encode()
+
+
+def _filter_data(header: ConsumeQueueHeader, subscription: Subscription | None) -> str:
+    """What RocketMQ knows of a group's condition, as JSON."""
+    if not header.consumer_group:
+        return ""
+    if subscription is None:
+        return f"{header.consumer_group}@{header.topic} is not online!"
+    if subscription.kind != SQL92:
+        return "null"
+    data = {
+        "clientVersion": subscription.version,
+        "consumerGroup": header.consumer_group,
+        "expression": subscription.expression,
+        "expressionType": subscription.kind,
+        "topic": header.topic,
+    }
+    return json.dumps(data, indent="\t")

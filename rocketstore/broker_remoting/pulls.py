@@ -39,7 +39,6 @@ SLAVE_PAUSE_S: Final = 1.0
 """A slave may be behind the master, or have less: only a master moves a consumer. Clients pull again at once, so the
 answer waits, if it may.
 """
-TAG: Final = "TAG"
 _CODES: Final = {
     GetMessageStatus.FOUND: AnswerCode.SUCCESS,
     GetMessageStatus.NO_MATCHED_MESSAGE: AnswerCode.PULL_RETRY_IMMEDIATELY,
@@ -109,7 +108,7 @@ class RemotingPulls:
         if not group.consume_enable:
             reason = f"subscription group no permission, {group.name}: it is not allowed to consume (consumeEnable)"
             raise RequestError(reason, AnswerCode.NO_PERMISSION)
-        expression = self._expression(connection, header, group)
+        kind, expression = self._wanted(connection, header, group)
         pull = Pull(
             header.consumer_group,
             header.topic,
@@ -119,6 +118,7 @@ class RemotingPulls:
             0,
             expression,
             max(header.suspend_timeout_millis, 0) if header.sys_flag & SUSPEND else 0,
+            kind,
         )
         quota = self._access.quota_of(connection, frame)
         if header.sys_flag & COMMIT_OFFSET:
@@ -177,12 +177,13 @@ class RemotingPulls:
             if not waiting:
                 self._waiting.pop(connection, None)
 
-    def _expression(self, connection: RemotingConnection, header: PullHeader, settings: GroupConfig) -> str:
-        """The tag expression to use. Raises ``RequestError`` with the code that tells clients how to react."""
+    def _wanted(self, connection: RemotingConnection, header: PullHeader, settings: GroupConfig) -> tuple[str, str]:
+        """The kind of filter and the expression to use: the request's, or its sender's by the heartbeats.
+
+        Raises ``RequestError`` with the code that tells clients how to react.
+        """
         if header.sys_flag & SUBSCRIPTION:
-            if header.expression_type not in ("", TAG):
-                raise RequestError(f"filters of type {header.expression_type} are not supported: use tags")
-            return header.subscription
+            return header.expression_type, header.subscription
         group = self._groups.clients.consumers(header.consumer_group)
         if group is None:
             raise RequestError(
@@ -198,9 +199,7 @@ class RemotingPulls:
             raise RequestError(reason, AnswerCode.SUBSCRIPTION_NOT_EXIST)
         if group.version_of(self._link_of(connection), header.topic) < header.sub_version:
             raise RequestError("the consumer's subscription not latest", AnswerCode.SUBSCRIPTION_NOT_LATEST)
-        if found.kind not in ("", TAG):
-            raise RequestError(f"filters of type {found.kind} are not supported: use tags")
-        return found.expression
+        return found.kind, found.expression
 
 
 @contextmanager

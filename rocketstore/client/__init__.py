@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from rocketstore.client.aio.admin_records import (
         BrokerStatus,
         GroupInfo,
-        GroupMembers,
         QueueProgress,
         QueueRange,
         TopicInfo,
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
         TimedOutError,
         UnreadableBodyError,
     )
+    from rocketstore.client.aio.expressions import Sql
     from rocketstore.client.aio.pending import PipelineLimits
     from rocketstore.client.aio.producer import ProducerOptions
     from rocketstore.client.aio.results import (
@@ -78,7 +78,6 @@ __all__ = [
     "DLedgerError",
     "ForbiddenError",
     "GroupInfo",
-    "GroupMembers",
     "Message",
     "MessageQueue",
     "MessageRefusedError",
@@ -101,6 +100,7 @@ __all__ = [
     "SendQueueFullError",
     "SendResult",
     "SendStatus",
+    "Sql",
     "TimedOutError",
     "TlsError",
     "TlsFiles",
@@ -131,7 +131,6 @@ __getattr__ = late_names(
         "DLedgerError": "dledger.errors",
         "ForbiddenError": "rocketstore.client.aio.errors",
         "GroupInfo": "rocketstore.client.aio.admin_records",
-        "GroupMembers": "rocketstore.client.aio.admin_records",
         "Message": "rocketstore.message.message",
         "MessageQueue": "rocketstore.remoting.bodies.queues",
         "MessageRefusedError": "rocketstore.client.aio.errors",
@@ -154,6 +153,7 @@ __getattr__ = late_names(
         "SendQueueFullError": "rocketstore.client.aio.errors",
         "SendResult": "rocketstore.client.aio.results",
         "SendStatus": "rocketstore.client.aio.results",
+        "Sql": "rocketstore.client.aio.expressions",
         "TimedOutError": "rocketstore.client.aio.errors",
         "TlsError": "dledger.errors",
         "TlsFiles": "dledger.client.security",

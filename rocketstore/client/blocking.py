@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         TopicInfo,
     )
     from rocketstore.client.aio.admin_requests import Start
+    from rocketstore.client.aio.expressions import Sql
     from rocketstore.client.aio.newest import Page
     from rocketstore.client.aio.routes import RoutedBroker
     from rocketstore.client.aio.transactions import Check
@@ -499,10 +500,10 @@ class Admin(BlockingClient):
         return self._run(found)
 
     def messages(
-        self, queue: MessageQueue, offset: int, *, max_messages: int = 32, tags: str = "*"
+        self, queue: MessageQueue, offset: int, *, max_messages: int = 32, expression: str | Sql = "*"
     ) -> tuple[list[Message], int]:
         """Messages of a queue from ``offset`` on, for no group, and the offset for the next call."""
-        return self._run(self._admin.messages(queue, offset, max_messages=max_messages, tags=tags))
+        return self._run(self._admin.messages(queue, offset, max_messages=max_messages, expression=expression))
 
     def newest(
         self,

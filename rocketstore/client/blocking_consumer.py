@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from inspect import iscoroutinefunction
 from types import TracebackType
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rocketstore.client.aio.assignment import Delivery
     from rocketstore.client.aio.consumed_message import ConsumedMessage
     from rocketstore.client.aio.consumer_options import ConsumerOptions, ConsumerSettings
+    from rocketstore.client.aio.expressions import Topics
     from rocketstore.client.aio.offsets import Start
     from rocketstore.client.aio.rebalancer import Assign
     from rocketstore.remoting.bodies.queues import MessageQueue
@@ -44,7 +45,7 @@ class Consumer(BlockingClient):
         *,
         name_servers: Sequence[str] | str | None = None,
         group: str = "",
-        topics: Mapping[str, str] | Sequence[str] | str,
+        topics: Topics,
         assign: Assign | None = None,
         security: ClientSecurity | None = None,
         options: ConsumerOptions | None = None,

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import Final, NamedTuple
 
 from dledger.errors import CorruptLogError
@@ -34,6 +36,8 @@ UNITS_PER_GET_MIN: Final = 800
 """The number of units a get examines for messages that pass its filter; more if it may return more messages."""
 PASSED_BYTES_MAX: Final = 16 * MIB
 """The maximum bytes of records that a get reads only to find that they do not pass its filter."""
+FILTER_S_MAX: Final = 0.25
+"""How long a get searches for messages that pass its filter, whose conditions may be long."""
 QUERY_ROUNDS_MAX: Final = 3
 _INDEX_STEP_MS: Final = 1000
 _MEMORY_BYTES_FALLBACK: Final = 24 << 30
@@ -318,7 +322,8 @@ class _Get:
     ) -> None:
         self._reader = reader
         self._queue = queue
-        self._at = offset
+        self._begin = self._at = offset
+        self._deadline = inf if matches_record is None else monotonic() + FILTER_S_MAX
         self._log_end = log_end
         self._max_count, self._max_bytes = wanted
         self._matches_tags = matches_tags
@@ -334,13 +339,12 @@ class _Get:
 
     def run(self, last: int) -> tuple[GetMessageStatus, int]:
         """Examine units before ``last``; returns the status and the next offset."""
-        begin = self._at
         while self._at < last:
             count, tagged = min(last - self._at, max(self._max_count, 32)), self._matches_tags is not None
             units = self._reader.units_of(self._queue, self._at, count, self._log_end, tagged=tagged)
             if not units:
-                if self._at == begin:
-                    return GetMessageStatus.OFFSET_FOUND_NULL, self._reader.next_queue_file(begin)
+                if self._at == self._begin:
+                    return GetMessageStatus.OFFSET_FOUND_NULL, self._reader.next_queue_file(self._begin)
                 break
             if not self._take(units):
                 break
@@ -351,7 +355,7 @@ class _Get:
         self._read_ahead(units)
         for unit in units[self._take_ahead(units) :]:
             if unit.size != _FILLER_SIZE and unit.offset >= self._skip_below:
-                if self._full(unit) or self._passed_bytes > PASSED_BYTES_MAX:
+                if self._full(unit) or self._has_passed_enough():
                     return False
                 self.last_offset = unit.offset
                 behind = unit.offset + unit.size > self._log_end  # not yet readable, whatever its tag
@@ -417,6 +421,10 @@ class _Get:
             self._skip_below = self._reader.next_file_offset(unit.offset)
             return True
         return False
+
+    def _has_passed_enough(self) -> bool:
+        """Whether it must end although nothing may have passed the filter; never at the first unit."""
+        return self._passed_bytes > PASSED_BYTES_MAX or (self._at > self._begin and monotonic() > self._deadline)
 
     def _full(self, unit: QueueUnit) -> bool:
         count = len(self.records)

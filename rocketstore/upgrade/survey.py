@@ -38,7 +38,7 @@ DEAD_PREFIX: Final = "%DLQ%"
 _FILTERS: Final = "consumerFilter.json"
 _OP_BYTES_MAX: Final = 64 * 1024
 _UNKNOWN_PARTS: Final = {
-    "consumequeue_ext": "bit maps for SQL92 filters",
+    "consumequeue_ext": "bit maps for SQL92 filters, which need none here",
     "consumequeue_r": "queues in RocksDB (RocketMQ 5): they are built anew from the log",
     "config/topicQueueMapping.json": "static topics (RocketMQ 5)",
     "config/consumerOrderInfo.json": "which ordered messages were popped (RocketMQ 5)",
@@ -90,6 +90,10 @@ class Survey:
     """Topics whose records hold several messages each."""
     timer_end: int = 0
     """The next offset of RocketMQ 5's topic of messages with a time of their own."""
+    sql_groups: list[str] = field(default_factory=list)
+    """Groups with SQL92 filters."""
+    has_sql: bool = True
+    """Whether the conf file lets a broker here filter by them."""
     settings: list[str] = field(default_factory=list)
     """Settings of the conf file that have no effect here."""
     refused: list[str] = field(default_factory=list)
@@ -268,11 +272,7 @@ def _read_state(config_dir: Path, found: Survey) -> list[Change]:
     skipped = impossible_topics(config_dir)
     if skipped:
         found.stays.append(f"topics that are not possible here: {_named(skipped)}; topics.json keeps them")
-    filters = _sql_groups(config_dir / _FILTERS)
-    if filters:
-        found.stays.append(
-            f"SQL92 filters of groups ({_named(filters)}): their consumers are refused until they subscribe by tags"
-        )
+    found.sql_groups = _sql_groups(config_dir / _FILTERS)
     return changes
 
 
@@ -302,6 +302,7 @@ def _read_conf(conf_file: Path, root: Path, found: Survey) -> list[Path]:
         found.refused += error.problems
         return []
     found.settings += warnings
+    found.has_sql = config.enable_property_filter
     store = config.store
     own = store.store_path_root_dir
     return [
@@ -331,6 +332,15 @@ def _say(found: Survey, root: Path, nodes: Sequence[Path]) -> None:
     if found.open_halves:
         found.comes.append(
             f"transactions neither committed nor rolled back, about which producers are asked: {found.open_halves:,}"
+        )
+    if found.sql_groups and found.has_sql:
+        found.comes.append(
+            f"SQL92 filters of groups ({_named(found.sql_groups)}), which their consumers tell in their heartbeats"
+        )
+    elif found.sql_groups:
+        found.stays.append(
+            f"SQL92 filters of groups ({_named(found.sql_groups)}): their consumers are refused, because of "
+            "enablePropertyFilter=false"
         )
     found.stays += unknown
     found.stays += [f"{path}: {what}" for path, what in _UNKNOWN_PARTS.items() if _has_something(root / path)]

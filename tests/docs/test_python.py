@@ -42,6 +42,7 @@ assert len({one.queue for one in in_order}) == 1
 assert again[0].queue == queue and again[0].queue_offset == 0 and len(behind) == 4
 assert stored >= 1108 and left >= 0 and [one.body for one in found] == [b"order 3"]
 assert body == b"order 8"
+assert order.body == b"order 3 is paid"
 """
 NAME_SERVER: Final = "127.0.0.1:9876"
 

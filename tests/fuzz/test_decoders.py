@@ -37,10 +37,11 @@ from dledger.store.members_file import MEMBERS_FILE, SavedMembers, read_members,
 from dledger.store.traces import TRACES_FILE, last_life, traces_of, write_traces
 from dledger.types import EntryId, EntryRun, HardState, LogIndex, NodeId, Position, Term
 from dledger_spark.option_values import offsets_value
-from rocketstore.broker.tag_filter import TagFilter
 from rocketstore.client.aio.received import split_records
 from rocketstore.consume_queue.ends import QUEUE_ENDS_FILE, QueueEnd, read_ends, write_ends
 from rocketstore.consume_queue.units import parse_units
+from rocketstore.filter.sql import SqlCondition
+from rocketstore.filter.tags import TagFilter
 from rocketstore.index.chains import IndexHeader
 from rocketstore.index.sums import IndexSums, decode_sums, slot_blocks
 from rocketstore.message import batch
@@ -196,6 +197,7 @@ TEXTS: dict[str, tuple[Callable[[str], object], str]] = {
     "delay level": (parse_level, "18"),
     "delay levels": (DelayLevels.parse, "1s 5m 2h 1d"),
     "tag expression": (TagFilter.parse, "a || b"),
+    "SQL expression": (SqlCondition, "NOT (a > 1.5 OR b IN ('x', 'y')) AND c BETWEEN - 1 AND 2L /* d */ IS NULL"),
     "hours": (settings.parse_hours, "04;16"),
     "flush mode": (settings.parse_flush_mode, "SYNC_FLUSH"),
     "size": (values.parse_size, "16MiB"),

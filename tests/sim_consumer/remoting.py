@@ -15,7 +15,7 @@ from typing import Final
 from dledger.remoting.codes import ANNOUNCED, AnswerCode
 from dledger.remoting.connection import ByteRoom, Owner, RemotingConnection
 from dledger.remoting.frame import Frame
-from rocketstore.client.aio.received import tags_of_expression
+from rocketstore.client.aio.expressions import tags_of_expression
 from rocketstore.message.record import decode_record
 from rocketstore.remoting.bodies.clients import ConsumerIdList, HeartbeatData, LockedQueuesBody, LockQueuesBody
 from rocketstore.remoting.bodies.queues import MessageQueue

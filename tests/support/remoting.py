@@ -103,9 +103,11 @@ class RemotingSocket:
         """Send a message in the short form; the request's opaque."""
         return self.begin(RequestCode.SEND_MESSAGE_V2, send_fields(topic, queue_id), body)
 
-    def subscribe(self, group: str, topic: str, tags: str = "*", *, client_id: str = "c1", version: int = 1) -> Frame:
+    def subscribe(
+        self, group: str, topic: str, tags: str = "*", *, client_id: str = "c1", version: int = 1, kind: str = "TAG"
+    ) -> Frame:
         """The answer to a heartbeat of one consumer group (and a producer group of the same name)."""
-        subscription = SubscriptionData(topic, tags, sub_version=version)
+        subscription = SubscriptionData(topic, tags, sub_version=version, expression_type=kind)
         consumer = ConsumerData(group, subscription_data_set=(subscription,))
         beat = HeartbeatData(client_id, (ProducerData(group),), (consumer,))
         return self.ask(RequestCode.HEART_BEAT, None, beat.encode())

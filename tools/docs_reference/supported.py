@@ -68,7 +68,7 @@ _QUEUES: Final = "about 20,000 queues at most"
 CODES: Final[Mapping[Code, Supported]] = {
     Code.SEND_MESSAGE: _by_broker(_AT_MASTER),
     Code.PULL_MESSAGE: _by_broker(
-        "filters by tags; SQL92 is refused with code 1; an offset committed with it is replicated within 0.2 s; "
+        "filters by tags and [SQL92](#sql92-filters); an offset committed with it is replicated within 0.2 s; "
         "suggests a slave with `slaveReadEnable`, and slaves answer without it, too"
     ),
     Code.QUERY_MESSAGE: _by_broker("`pull_bytes_max` per answer; messages of a deleted topic are never found"),
@@ -105,7 +105,9 @@ CODES: Final[Mapping[Code, Supported]] = {
     Code.UNLOCK_BATCH_MQ: _by_broker(_AT_MASTER),
     Code.GET_ALL_CONSUMER_OFFSET: _by_broker("code 1 if the answer would exceed 16 MiB"),
     Code.GET_ALL_DELAY_OFFSET: _by_broker(),
-    Code.CHECK_CLIENT_CONFIG: _by_broker("code 1 for SQL92"),
+    Code.CHECK_CLIENT_CONFIG: _by_broker(
+        "code 23 says where an expression is wrong; code 1 for SQL92 if `enablePropertyFilter` is false"
+    ),
     Code.UPDATE_AND_CREATE_ACL_CONFIG: _not(_ACL),
     Code.DELETE_ACL_CONFIG: _not(_ACL),
     Code.GET_BROKER_CLUSTER_ACL_INFO: _by_broker("the version is the time of the broker's start"),

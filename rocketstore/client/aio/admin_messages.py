@@ -23,8 +23,8 @@ from rocketstore.client.aio.errors import (
     NotFoundError,
     refusal_of,
 )
+from rocketstore.client.aio.expressions import ALL, Expression, Sql
 from rocketstore.client.aio.newest import PAGE_MAX, Page, QueueSpan, read_page, span_of
-from rocketstore.client.aio.received import sent_expression, tags_of_expression
 from rocketstore.message.message import Message
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.codes import RequestCode as Code
@@ -103,14 +103,14 @@ class MessageAdmin(AdminRequests):
         return sorted(found, key=lambda one: one.store_timestamp)[:max_messages]
 
     async def messages(
-        self, queue: MessageQueue, offset: int, *, max_messages: int = 32, tags: str = "*"
+        self, queue: MessageQueue, offset: int, *, max_messages: int = 32, expression: str | Sql = "*"
     ) -> tuple[list[Message], int]:
         """Messages of a queue from ``offset`` on, for no group, and the offset for the next call.
 
-        No messages and the same offset: there is nothing more. ``tags``: only messages with these (``A || B``). Raises
-        ``ConfigError`` for an expression without any tag.
+        No messages and the same offset: there is nothing more. ``expression``: only messages with these tags
+        (``A || B``), or that fulfil a condition (``Sql``). Raises ``ConfigError`` for a wrong one.
         """
-        return await self._messages(queue, offset, max_messages, tags, self._deadline())
+        return await self._messages(queue, offset, max_messages, Expression.of(expression), self._deadline())
 
     async def read_at(
         self, address: str, topic: str, queue_id: int, offset: int, *, max_messages: int = 1000
@@ -167,7 +167,7 @@ class MessageAdmin(AdminRequests):
         )
 
         async def pull(one: MessageQueue, offset: int, count: int) -> tuple[list[Message], int]:
-            return await self._messages(one, offset, count, "*", deadline)
+            return await self._messages(one, offset, count, ALL, deadline)
 
         return await read_page(spans, pull, max_messages)
 
@@ -185,7 +185,7 @@ class MessageAdmin(AdminRequests):
 
         async def pull(number: int, first: int, count: int) -> list[Message]:
             queue = MessageQueue(SCHEDULE_TOPIC, name, number - 1)
-            return (await self._messages(queue, first, count, "*", deadline))[0]
+            return (await self._messages(queue, first, count, ALL, deadline))[0]
 
         levels = await read_levels(name, ask, pull)
         if not 0 <= level <= len(levels):
@@ -238,18 +238,16 @@ class MessageAdmin(AdminRequests):
         raise failure or NotFoundError(f"brokers {broker} have no address now")
 
     async def _messages(
-        self, queue: MessageQueue, offset: int, count: int, tags: str, deadline: Deadline
+        self, queue: MessageQueue, offset: int, count: int, wanted: Expression, deadline: Deadline
     ) -> tuple[list[Message], int]:
-        wanted, told = tags_of_expression(tags), sent_expression(tags)
-        request = _pull(queue.topic, queue.queue_id, offset, count, told)
+        request = _pull(queue.topic, queue.queue_id, offset, count, wanted)
         answer = await self._call_reader(queue.broker_name, request, deadline)
         more = answer.code == AnswerCode.SUCCESS
         if not more and answer.code not in _NOTHING_THERE:
             raise refusal_of(answer, queue.broker_name)
         next_offset = header_of(PullAnswer, answer).next_begin_offset
         found = decoded(answer.body) if more else []
-        # Brokers compare the tags' hash codes.
-        return [one for one in found if wanted is None or one.tags in wanted], next_offset
+        return [one for one in found if wanted.takes(one.tags)], next_offset
 
     async def _span(
         self,
@@ -270,6 +268,8 @@ class MessageAdmin(AdminRequests):
         return span_of(there.queue, min(low, high), high, ends, oldest_first=oldest_first)
 
 
-def _pull(topic: str, queue_id: int, offset: int, count: int, tags: str = "*") -> Frame:
-    header = PullHeader(_TOOLS_GROUP, topic, queue_id, offset, count, _SUBSCRIPTION_FLAG, 0, 0, 0, tags, "TAG")
+def _pull(topic: str, queue_id: int, offset: int, count: int, wanted: Expression = ALL) -> Frame:
+    header = PullHeader(
+        _TOOLS_GROUP, topic, queue_id, offset, count, _SUBSCRIPTION_FLAG, 0, 0, 0, wanted.text, wanted.kind
+    )
     return Frame(Code.PULL_MESSAGE, 0, write_header(header))

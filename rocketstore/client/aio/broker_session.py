@@ -25,9 +25,9 @@ from rocketstore.client.aio.errors import (
     RefusedError,
     may_repeat,
 )
+from rocketstore.client.aio.expressions import Expression, Sql
 from rocketstore.client.aio.offsets import LOOKS_MAX, OffsetStore, StartOffsets, in_parallel
 from rocketstore.client.aio.queue_reader import PullSettings, QueueReader
-from rocketstore.client.aio.received import sent_expression, tags_of_expression
 from rocketstore.remoting.bodies.clients import LockedQueuesBody, LockQueuesBody
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.codes import RequestCode
@@ -51,11 +51,14 @@ LOCK_VALID_S: Final = 30.0
 
 @record(frozen=True, slots=True)
 class Subscriptions:
-    """Who consumes what: tag expressions by topic. ``group``: empty for a consumer that commits nothing."""
+    """Who consumes what: tag expressions or conditions by topic.
+
+    ``group``: empty for a consumer that commits nothing.
+    """
 
     group: str
     client_id: str
-    expressions: Mapping[str, str]
+    expressions: Mapping[str, str | Sql]
     options: ConsumerOptions
 
     @property
@@ -63,13 +66,16 @@ class Subscriptions:
         """Whether queues are locked at the brokers before they are read."""
         return bool(self.group) and self.options.ordered and not self.options.broadcast
 
+    def wanted(self, topic: str) -> Expression:
+        """What is wanted of a topic. Raises ``ConfigError``."""
+        return Expression.of(self.expressions.get(topic, "*"))
+
     def pull_settings(self, topic: str) -> PullSettings:
         """How to pull a topic."""
-        expression, options = self.expressions.get(topic, "*"), self.options
+        options = self.options
         return PullSettings(
             self.group,
-            sent_expression(expression),
-            tags_of_expression(expression),
+            self.wanted(topic),
             options.pull_messages,
             options.pull_wait_s,
             options.stock_bytes_max,

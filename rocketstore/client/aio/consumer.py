@@ -26,16 +26,15 @@ from rocketstore.client.aio.errors import (
     UnreadableBodyError,
     may_repeat,
 )
+from rocketstore.client.aio.expressions import Expression, Sql, Topics
 from rocketstore.client.aio.heartbeats import Heartbeats
 from rocketstore.client.aio.offsets import BrokerOffsets, LocalOffsets, OffsetStore, Start, StartOffsets
 from rocketstore.client.aio.rebalancer import Assign, Rebalancer
-from rocketstore.client.aio.received import sent_expression, tags_of_expression
 from rocketstore.client.aio.routes import TopicRoute
-from rocketstore.client.aio.subscription_check import warn_of_others
+from rocketstore.client.aio.subscription_check import check_conditions, warn_of_others
 from rocketstore.message.checks import check_group_name, check_topic
 from rocketstore.message.ids import new_client_id, offset_message_id
-from rocketstore.message.tags import tags_code
-from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData, SubscriptionData
+from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import SendBackHeader
@@ -71,10 +70,11 @@ BatchHandler = Callable[[Sequence[ConsumedMessage]], Awaitable[object]]
 class Consumer:
     """``poll`` or iterate, or ``run`` a handler.
 
-    Give either ``name_servers``, or the ``addresses`` of the brokers of one group. ``topics``: names, or tag
-    expressions ``"new || paid"`` by name. Consumers of the same ``group`` divide the queues of their topics among
-    themselves, together with RocketMQ's clients, and anew whenever one joins or leaves; all must subscribe to the same.
-    With ``assign`` it reads all queues, or those given, whatever others read; with an empty group it commits nothing.
+    Give either ``name_servers``, or the ``addresses`` of the brokers of one group. ``topics``: names, or by name tag
+    expressions ``"new || paid"`` or conditions ``Sql("amount > 10")``. Consumers of the same ``group`` divide the
+    queues of their topics among themselves, together with RocketMQ's clients, and anew whenever one joins or leaves;
+    all must subscribe to the same. With ``assign`` it reads all queues, or those given, whatever others read; with an
+    empty group it commits nothing.
 
     Delivery is at least once: an offset is committed when all messages before it are done, so nothing is skipped.
     Messages come again if they were not committed when their queue changed hands: those in use when a member joins or
@@ -91,7 +91,7 @@ class Consumer:
         *,
         name_servers: Sequence[str] | str | None = None,
         group: str = "",
-        topics: Mapping[str, str] | Sequence[str] | str,
+        topics: Topics,
         assign: Assign | None = None,
         security: ClientSecurity | None = None,
         options: ConsumerOptions | None = None,
@@ -129,7 +129,7 @@ class Consumer:
             if problem := check_topic(topic):
                 problems.append(problem)
             try:
-                tags_of_expression(expression)
+                Expression.of(expression)
             except ConfigError as error:
                 problems += error.problems
         return problems
@@ -457,6 +457,7 @@ class _Running:
             if missing := _missing(self._assign, route):
                 raise NotFoundError(f"topic {topic} has no queues {missing} that can be read")
             names.update(one.broker for one in route.parts)
+        await check_conditions(self.cluster, self._subscriptions)
         if self._heartbeats is not None:
             if not self._options.broadcast:
                 await warn_of_others(self.cluster, self._subscriptions, names)
@@ -504,11 +505,10 @@ class _Running:
 
     def _heartbeat(self) -> HeartbeatData:
         options = self._options
-        expressions = self._subscriptions.expressions
+        subscriptions = self._subscriptions
         version = time.time_ns() // 1_000_000
         subscribed = tuple(
-            SubscriptionData(topic, sent_expression(expression), *_tags(expression), sub_version=version)
-            for topic, expression in expressions.items()
+            subscriptions.wanted(topic).subscription(topic, version) for topic in subscriptions.expressions
         )
         where = (
             ConsumeFromWhere.CONSUME_FROM_TIMESTAMP
@@ -718,7 +718,7 @@ class _Running:
                 await self._failed(one)
 
 
-def _expressions(topics: Mapping[str, str] | Sequence[str] | str) -> dict[str, str]:
+def _expressions(topics: Topics) -> dict[str, str | Sql]:
     if isinstance(topics, str):
         return {topics: "*"}
     return dict(topics) if isinstance(topics, Mapping) else dict.fromkeys(topics, "*")
@@ -732,9 +732,3 @@ def _missing(assign: Assign | None, route: TopicRoute) -> list[int]:
         for one in (() if assign is None or assign == "all" else assign)
         if (one not in numbers if isinstance(one, int) else one.topic == route.topic and one not in route.readable)
     )
-
-
-def _tags(expression: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """The tags of an expression, and Java's hashes of them."""
-    tags = sorted(tags_of_expression(expression) or ())
-    return tuple(tags), tuple(tags_code(one) for one in tags)

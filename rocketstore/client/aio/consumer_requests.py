@@ -13,7 +13,7 @@ from dledger.remoting.frame import Frame
 from rocketstore.client.aio.assignment import DeliveryQueue
 from rocketstore.client.aio.broker_session import Subscriptions
 from rocketstore.client.aio.rebalancer import Rebalancer
-from rocketstore.remoting.bodies.clients import ConsumerRunningInfo, ProcessQueueInfo, SubscriptionData
+from rocketstore.remoting.bodies.clients import ConsumerRunningInfo, ProcessQueueInfo
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.bodies.stats import ConsumerStatusBody, ResetOffsetBody
 from rocketstore.remoting.codes import RequestCode
@@ -86,7 +86,7 @@ class ConsumerRequests:
                 "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
                 "PROP_CONSUMEORDERLY": str(subscriptions.options.ordered).lower(),
             },
-            tuple(SubscriptionData(topic, text) for topic, text in subscriptions.expressions.items()),
+            tuple(subscriptions.wanted(topic).subscription(topic) for topic in subscriptions.expressions),
             {
                 queue: ProcessQueueInfo(
                     commit_offset=max(one.committed or 0, 0),

@@ -29,6 +29,7 @@ from rocketstore.client.aio.errors import (
     may_repeat,
     refusal_of,
 )
+from rocketstore.client.aio.expressions import ALL, Expression
 from rocketstore.client.aio.offsets import read_answer
 from rocketstore.client.aio.routes import MASTER_ID
 from rocketstore.message.record import is_same_message
@@ -69,12 +70,11 @@ LOOK_BACK_S: Final = 1.0
 class PullSettings:
     """The parameters of every pull of a topic, and how much is kept in stock per queue.
 
-    ``group``: empty for a consumer that commits nothing. ``tags``: those wanted; None for all.
+    ``group``: empty for a consumer that commits nothing.
     """
 
     group: str
-    expression: str = "*"
-    tags: frozenset[str] | None = None
+    wanted: Expression = ALL
     max_messages: int = 1024
     wait_s: float = 15.0
     stock_bytes_max: int = 4 << 20
@@ -326,7 +326,7 @@ class QueueReader:
                 address,
                 self._offset,
                 settings.max_messages,
-                expression=settings.expression,
+                wanted=settings.wanted,
                 wait_s=wait_s,
                 timeout_s=self._cluster.timeout_s,
             )
@@ -359,7 +359,7 @@ class QueueReader:
         return address, address == broker.master
 
     async def _ask(
-        self, address: str, offset: int, max_messages: int, *, expression: str, wait_s: float, timeout_s: float
+        self, address: str, offset: int, max_messages: int, *, wanted: Expression, wait_s: float, timeout_s: float
     ) -> Frame:
         header = PullHeader(
             consumer_group=self._settings.group or TOOLS_GROUP,
@@ -371,8 +371,8 @@ class QueueReader:
             commit_offset=0,
             suspend_timeout_millis=round(1000 * wait_s),
             sub_version=0,
-            subscription=expression,
-            expression_type="TAG",
+            subscription=wanted.text,
+            expression_type=wanted.kind,
         )
         request = Frame(RequestCode.PULL_MESSAGE, 0, write_header(header), b"")
         return await self._cluster.connections.call(address, request, wait_s + timeout_s)
@@ -415,9 +415,9 @@ class QueueReader:
             self._again_until = 0
         if messages:
             self._last = messages[-1]
-        tags = self._settings.tags
-        if tags is not None:  # brokers compare only hashes
-            messages = [one for one in messages if one.tags in tags]
+        wanted = self._settings.wanted
+        if wanted.tags is not None:
+            messages = [one for one in messages if wanted.takes(one.tags)]
         self._offset = next_offset
         self._stock.append(PulledBatch(messages, next_offset, size))
         self._stock_bytes += size
@@ -514,7 +514,7 @@ class QueueReader:
         if not broker.master:
             raise BrokerUnreachableError(f"brokers {self.queue.broker_name or 'of this group'} have no master now")
         answer = await self._ask(
-            broker.master, offset, 1, expression="*", wait_s=0.0, timeout_s=min(timeout_s, deadline.remaining_s)
+            broker.master, offset, 1, wanted=ALL, wait_s=0.0, timeout_s=min(timeout_s, deadline.remaining_s)
         )
         incarnation = self._incarnation_of(broker.master, answer)
         if answer.code not in _ANSWERS:

@@ -7,7 +7,6 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, Final, TypeVar, overload
 
-from dledger.errors import ConfigError
 from rocketstore.client.aio.errors import BadAnswerError, UnreadableBodyError
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import PROPERTY_UNIQUE_KEY, SYS_FLAG_COMPRESSED, Message
@@ -226,22 +225,3 @@ def _module(name: str, method: str) -> Any:  # noqa: ANN401  # a module that nee
 
 def _damaged(method: str, error: Exception) -> BadAnswerError:
     return BadAnswerError(f"the body is marked as compressed with {method}, but cannot be decompressed: {error}")
-
-
-def tags_of_expression(expression: str) -> frozenset[str] | None:
-    """The tags of ``TagA || TagB``; None for all messages. Empty parts are left out, as Java's clients do.
-
-    Raises ``ConfigError`` for an expression without any tag.
-    """
-    if expression.strip() in ("", "*"):
-        return None
-    tags = frozenset(tag.strip() for tag in expression.split("||") if tag.strip())
-    if not tags:
-        raise ConfigError([f"tags: {expression!r} names no tag: use * for all messages, or TagA || TagB"])
-    return tags
-
-
-def sent_expression(expression: str) -> str:
-    """The expression as brokers are told: all of them understand this form."""
-    tags = tags_of_expression(expression)
-    return "*" if tags is None else " || ".join(sorted(tags))

@@ -1,4 +1,5 @@
-"""Looks, before a consumer joins, whether its group subscribes to something else: then messages would be missed.
+"""Looks, before a consumer starts, whether brokers filter by its conditions, and whether its group subscribes to
+something else: then messages would be missed.
 
 Members of a group divide its queues whatever they subscribe to, so all must subscribe to the same. A broker of RocketMQ
 or of this project tells what its group subscribes to (GET_CONSUMER_CONNECTION_LIST): what the last heartbeat said.
@@ -16,9 +17,10 @@ from dledger.errors import ConfigError
 from dledger.remoting.errors import RequestError
 from rocketstore.client.aio.broker_session import Subscriptions
 from rocketstore.client.aio.cluster import Cluster
-from rocketstore.client.aio.errors import ClientError
-from rocketstore.client.aio.received import tags_of_expression
-from rocketstore.remoting.bodies.clients import ConsumerConnectionList, SubscriptionData
+from rocketstore.client.aio.errors import ClientError, RefusedError, may_repeat
+from rocketstore.client.aio.expressions import SQL92, TAG, tags_of_expression
+from rocketstore.client.aio.queue_reader import TOOLS_GROUP
+from rocketstore.remoting.bodies.clients import CheckClientBody, ConsumerConnectionList, SubscriptionData
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import GroupHeader
 from rocketstore.types import MessageModel
@@ -27,6 +29,31 @@ _log = logging.getLogger(__name__)
 ASK_S_MAX: Final = 1.0
 """How long one broker may take: the start waits for it."""
 _ADVICE: Final = "Give each subscription a group of its own"
+
+
+async def check_conditions(cluster: Cluster, subscriptions: Subscriptions) -> None:
+    """Ask the masters whether they filter by this consumer's conditions, as Java's clients do (CHECK_CLIENT_CONFIG).
+
+    Raises ``RefusedError`` if one does not; those that do not answer are not waited for.
+    """
+    checks: list[tuple[str, bytes]] = []
+    for topic in subscriptions.expressions:
+        wanted = subscriptions.wanted(topic)
+        if wanted.kind == SQL92:
+            group = subscriptions.group or TOOLS_GROUP
+            body = CheckClientBody(subscriptions.client_id, group, wanted.subscription(topic)).encode()
+            route = await cluster.route(topic, cluster.deadline())
+            checks += [(name, body) for name in {one.broker for one in route.parts}]
+    await asyncio.gather(*(_check(cluster, name, body) for name, body in checks))
+
+
+async def _check(cluster: Cluster, name: str, body: bytes) -> None:
+    try:
+        await cluster.ask_master(name, RequestCode.CHECK_CLIENT_CONFIG, body=body, deadline=cluster.deadline(ASK_S_MAX))
+    except ClientError as error:
+        if isinstance(error, RefusedError) and not may_repeat(error, harmless=True):
+            raise
+        _log.debug("brokers %s: whether they filter by conditions is unknown: %s", name, error)
 
 
 async def warn_of_others(cluster: Cluster, subscriptions: Subscriptions, names: Iterable[str]) -> None:
@@ -44,10 +71,12 @@ def difference(subscriptions: Subscriptions, table: Mapping[str, SubscriptionDat
     group, mine = subscriptions.group, subscriptions.expressions
     others = {topic: one for topic, one in table.items() if not topic.startswith(RETRY_PREFIX)}
     for topic in mine.keys() & others.keys():
-        if tags_of_expression(mine[topic]) != _tags(others[topic]):
+        wanted = subscriptions.wanted(topic)
+        if (wanted.kind, wanted.text if wanted.kind == SQL92 else wanted.tags) != _selected(others[topic]):
             return (
-                f"other consumers of group {group} subscribe to topic {topic} with {others[topic].sub_string!r}, and "
-                f"this one with {mine[topic]!r}: each misses the messages in the other's queues. {_ADVICE}"
+                f"other consumers of group {group} subscribe to topic {topic} with "
+                f"{_shown(others[topic].expression_type, others[topic].sub_string)}, and this one with "
+                f"{_shown(wanted.kind, wanted.text)}: each misses the messages in the other's queues. {_ADVICE}"
             )
     if not others or mine.keys() == others.keys():
         return ""
@@ -62,14 +91,18 @@ def difference(subscriptions: Subscriptions, table: Mapping[str, SubscriptionDat
     )
 
 
-def _tags(one: SubscriptionData) -> frozenset[str] | str | None:
-    """The wanted tags; None for all; the whole filter if it is another than tags, which this client never has."""
-    if one.expression_type not in ("", "TAG"):
-        return f"{one.expression_type} {one.sub_string}"
+def _shown(kind: str, text: str) -> str:
+    return repr(text) if kind in ("", TAG) else f"{kind} {text!r}"
+
+
+def _selected(one: SubscriptionData) -> tuple[str, frozenset[str] | str | None]:
+    """The kind of filter, and the wanted tags (None for all) or the text of another one."""
+    if one.expression_type not in ("", TAG):
+        return one.expression_type, one.sub_string
     try:
-        return frozenset(one.tags_set) or tags_of_expression(one.sub_string or "*")
+        return TAG, frozenset(one.tags_set) or tags_of_expression(one.sub_string or "*")
     except ConfigError:
-        return one.sub_string
+        return TAG, one.sub_string
 
 
 async def _asked(cluster: Cluster, group: str, name: str) -> ConsumerConnectionList | None:

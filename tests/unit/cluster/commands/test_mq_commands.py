@@ -261,6 +261,19 @@ def test_consume_by_tag_and_time_as_json(here: Here) -> None:
     assert found[-1]["store_host"] == whole.address
 
 
+def test_consume_by_a_condition_on_properties(here: Here) -> None:
+    """Instead of tags; a wrong one is refused with the place."""
+    sent = [Message("orders", b"%d" % number, properties={"amount": str(number)}) for number in range(5)]
+    here.put("broker-a", "orders", *sent, queue=0)
+    assert sorted(here.run(*CONSUME, "--sql", "amount > 2").stdout.split()) == ["3", "4"]
+    assert here.run("message", "print", "-t", "orders", "--sql", "amount BETWEEN 1 AND 2").stdout.split() == ["1", "2"]
+    for words in (CONSUME, ("message", "print", "-t", "orders")):
+        refused = here.run(*words, "--sql", "amount >")
+        assert (refused.exit_code, "wrong at character 9" in refused.stderr) == (2, True), refused.output
+        both = here.run(*words, "--sql", "amount > 1", "--tags", "a")
+        assert (both.exit_code, "either --tags or --sql" in both.stderr) == (2, True)
+
+
 def test_consume_shows_people_where_a_message_is(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """And no byte of it moves the cursor."""
     here.put("broker-a", "orders", Message("orders", b"\x1b[2Jx", tags="a"), queue=1)

@@ -15,13 +15,13 @@ from rocketstore.client import (
     Admin,
     ClientError,
     Consumer,
-    GroupMembers,
     MessageQueue,
     NotFoundError,
     QueueProgress,
     QueueRange,
     TopicInfo,
 )
+from rocketstore.client.aio.admin_records import GroupMembers
 from rocketstore.server import BrokerServer
 from tests.support.waiting import wait_until
 from tests.unit.cluster.console.support import request

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from dledger.remoting.codes import AnswerCode
@@ -93,6 +95,13 @@ def test_units_of_a_queue(client: RemotingSocket, broker: RemotingHarness) -> No
     assert [one.eval for one in found.queue_data] == [True, False]
     assert found.subscription_data is not None
     assert (found.subscription_data.sub_string, found.filter_data) == ("A", "null")
+    client.subscribe("filtering", "T", "a > 1", kind="SQL92")
+    found = ConsumeQueueBody.decode(
+        client.ask(RequestCode.QUERY_CONSUME_QUEUE, fields | {"consumerGroup": "filtering"}).body
+    )
+    assert [one.eval for one in found.queue_data] == [True, True]  # only records tell
+    assert found.filter_data is not None
+    assert json.loads(found.filter_data)["expression"] == "a > 1"
     for group, topic in (("nobody", "T"), ("g", "U")):
         client.send(topic=topic)
         asked = fields | {"consumerGroup": group, "topic": topic, "index": 0}

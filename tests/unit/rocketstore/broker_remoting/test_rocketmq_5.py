@@ -44,7 +44,8 @@ def test_a_lite_pull_is_answered_like_any_other(broker: RemotingHarness, client:
     [
         ({"topic": "unknown"}, AnswerCode.TOPIC_NOT_EXIST),
         ({"queueId": 99}, AnswerCode.SYSTEM_ERROR),
-        ({"expressionType": "SQL92"}, AnswerCode.SYSTEM_ERROR),
+        ({"expressionType": "XML"}, AnswerCode.SYSTEM_ERROR),
+        ({"expressionType": "SQL92"}, AnswerCode.SUBSCRIPTION_PARSE_FAILED),
         ({"sysFlag": LITE}, AnswerCode.SUBSCRIPTION_NOT_EXIST),
         ({"consumerGroup": "off"}, AnswerCode.NO_PERMISSION),
     ],

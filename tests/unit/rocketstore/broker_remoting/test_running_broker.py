@@ -119,12 +119,25 @@ def test_access_rules_are_not_changed_from_afar(client: RemotingSocket) -> None:
         ("TAG", "A || B", AnswerCode.SUCCESS),
         ("TAG", "A || || B", AnswerCode.SUCCESS),
         ("TAG", "||", AnswerCode.SUBSCRIPTION_PARSE_FAILED),
-        ("SQL92", "a > 1", AnswerCode.SYSTEM_ERROR),
+        ("SQL92", "a > 1", AnswerCode.SUCCESS),
+        ("SQL92", "a >", AnswerCode.SUBSCRIPTION_PARSE_FAILED),
+        ("XML", "a > 1", AnswerCode.SYSTEM_ERROR),
     ],
 )
 def test_whether_a_subscription_can_be_served(client: RemotingSocket, kind: str, text: str, code: AnswerCode) -> None:
     body = CheckClientBody("one", "g", SubscriptionData("T", text, expression_type=kind)).encode()
     assert client.ask(RequestCode.CHECK_CLIENT_CONFIG, None, body).code == code
+
+
+def test_where_a_condition_is_wrong_is_told(client: RemotingSocket) -> None:
+    """At a client's start, in RocketMQ's way; off, the broker names the setting."""
+    body = CheckClientBody("one", "g", SubscriptionData("T", "a = 1 OR", expression_type="SQL92")).encode()
+    assert "wrong at character 9: found the end" in client.ask(RequestCode.CHECK_CLIENT_CONFIG, None, body).remark
+    assert client.ask(RequestCode.UPDATE_BROKER_CONFIG, None, b"enablePropertyFilter=false").code == 0
+    answer = client.ask(RequestCode.CHECK_CLIENT_CONFIG, None, body)
+    assert answer.code == AnswerCode.SYSTEM_ERROR
+    assert answer.remark.startswith("The broker does not support consumer to filter message by SQL92")
+    assert "enablePropertyFilter" in answer.remark
 
 
 def test_what_was_counted(client: RemotingSocket, broker: RemotingHarness) -> None:

@@ -16,6 +16,7 @@ from rocketstore.consume_queue.queue import ConsumeQueue
 from rocketstore.consume_queue.units import UNIT_BYTES
 from rocketstore.message.message import HostAddress, Message
 from rocketstore.message.record import decode_record, encode_record, store_timestamp
+from rocketstore.store import reads
 from rocketstore.store.reads import StoreReader, is_record_at
 from rocketstore.types import GetMessageStatus, GetResult, QueueUnit
 from tests.unit.rocketstore.fakes import FakeIndex, RecordLog, UnitQueue
@@ -63,6 +64,19 @@ class Bench:
             self.index,
             self.config,
             memory_bytes=self.memory_bytes,
+        )
+
+    def search(self, offset: int, matches_record: Callable[[bytes], bool]) -> GetResult:
+        """All messages that pass a filter."""
+        return self.reader.get(
+            "T",
+            0,
+            offset,
+            max_count=32,
+            max_bytes=0,
+            matches_tags=None,
+            matches_record=matches_record,
+            correct_offset=True,
         )
 
     def get(
@@ -486,3 +500,17 @@ def test_without_an_index_nothing_is_found() -> None:
     assert StoreReader(bench.log, lambda _topic, _queue: None, None, CONFIG).query("T", "k", 1, 0, MANY) == []
     assert bench.query("") == []
     assert replace(CONFIG, default_query_max_num=1).default_query_max_num == 1
+
+
+def test_a_search_ends_after_a_while_and_goes_on_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the filter takes for a message; each search gets at least one message further."""
+    bench, now_s = Bench(100), [0.0]
+
+    def slow(_record: bytes) -> bool:
+        now_s[0] += reads.FILTER_S_MAX / 10
+        return False
+
+    monkeypatch.setattr(reads, "monotonic", lambda: now_s[0])
+    assert bench.search(0, slow).next_offset == 11
+    monkeypatch.setattr(reads, "FILTER_S_MAX", -1.0)
+    assert bench.search(11, slow).next_offset == 12

@@ -103,7 +103,8 @@ def test_what_comes_along_and_what_does_not_is_said(stored: MessageStoreConfig) 
     assert "delayed messages that still wait: 2" in comes
     assert "about which producers are asked: 2" in comes
     assert "topics that are not possible here: none" in stays
-    assert "SQL92 filters of groups (billing)" in stays
+    assert "SQL92 filters of groups (billing), which their consumers tell" in comes
+    assert "SQL92" not in stays
     assert "topicQueueMapping.json: static topics" in stays
     assert "consumerOrderInfo.json" not in stays
     assert found.comes[0].startswith("all messages (")
@@ -198,7 +199,7 @@ def test_the_command_prints_all_of_it(stored: MessageStoreConfig) -> None:
     shown = run(stored.store_path_root_dir)
 
     assert shown.exit_code == 0, shown.output
-    assert "DOES NOT come along: SQL92 filters" in shown.output
+    assert "comes along: SQL92 filters of groups (billing)" in shown.output
     assert "delay level 3: 1 messages wait" in shown.output
     found = json.loads(run(stored.store_path_root_dir, "--json").output)
     assert (found["ok"], found["open_transactions"], found["delayed_waiting"]) == (True, 2, {"1": 1, "3": 1})
@@ -209,6 +210,10 @@ def test_the_conf_file_is_judged(stored: MessageStoreConfig, tmp_path: Path) -> 
     conf = tmp_path / "broker.conf"
     conf.write_text("brokerName=a\nsendThreadPoolQueueCapacity=5\n")
     assert "conf file: settings that change nothing here: sendThreadPoolQueueCapacity" in (
+        run(stored.store_path_root_dir, "-c", conf).output
+    )
+    conf.write_text("brokerName=a\nenablePropertyFilter=false\n")
+    assert "DOES NOT come along: SQL92 filters of groups (billing)" in (
         run(stored.store_path_root_dir, "-c", conf).output
     )
     conf.write_text("brokerName=a\nfileReservedTime=many\n")

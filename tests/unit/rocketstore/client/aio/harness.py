@@ -21,8 +21,8 @@ class Sender:
         self.producer = Producer(broker.address)
         self.admin = Admin(broker.address)
 
-    async def send(self, *bodies: bytes, queue: int = 0, tags: str = "", topic: str = TOPIC) -> None:
-        messages = [Message(topic, body, tags=tags) for body in bodies]
+    async def send(self, *bodies: bytes, queue: int = 0, tags: str = "", topic: str = TOPIC, **properties: str) -> None:
+        messages = [Message(topic, body, tags=tags, properties=dict(properties)) for body in bodies]
         for one in messages:
             await asyncio.to_thread(self.producer.send, one, queue=queue)
 

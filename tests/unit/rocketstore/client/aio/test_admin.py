@@ -353,7 +353,7 @@ async def test_tags_are_compared_here_too() -> None:
         Topics({"a": {0: server.address}}, {"T": {"a": 1}}).serve(server)
         server.scripts[RequestCode.PULL_MESSAGE] = lambda frame: frame.answer(fields=fields, body=records)
         async with Admin(server.address) as admin:
-            found, following = await admin.messages(MessageQueue("T", "a", 0), 0, tags="BB")
+            found, following = await admin.messages(MessageQueue("T", "a", 0), 0, expression="BB")
 
         assert ([one.body for one in found], following) == ([b"BB"], 2)
         assert server.of(RequestCode.PULL_MESSAGE)[0].fields["subscription"] == "BB"

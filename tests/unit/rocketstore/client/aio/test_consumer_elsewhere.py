@@ -163,4 +163,4 @@ def test_subscriptions_are_compared_as_brokers_compare_them() -> None:
     assert "others to B, and this one does not" in difference(subscribed(A="x||y"), table)
     assert "this one to C, and others do not" in difference(subscribed(A="x||y", B="*", C="*"), table)
     filtered = {"B": SubscriptionData("B", "a > 1", expression_type="SQL92")}
-    assert "with 'a > 1'" in difference(subscribed(B="*"), filtered)
+    assert "with SQL92 'a > 1', and this one with '*'" in difference(subscribed(B="*"), filtered)

@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dledger.errors import ConfigError
-from rocketstore.client.aio.consumer import Consumer
 from rocketstore.client.aio.errors import BadAnswerError
-from rocketstore.client.aio.received import sent_expression, split_records, tags_of_expression
+from rocketstore.client.aio.received import split_records
 from rocketstore.message.message import SYS_FLAG_COMPRESSED, HostAddress, Message
 from rocketstore.message.record import HEAD_V4_BYTES, MESSAGE_MAGIC_V2, encode_record
 from tests.unit.rocketstore.message.samples import resized
@@ -122,31 +120,3 @@ def test_damage_is_a_typed_error_or_nothing_worse(data: st.DataObject) -> None:
     except BadAnswerError:
         return
     assert all(message.raw_body in (b"body", b"other", b"") for message in messages)
-
-
-@pytest.mark.parametrize(
-    ("expression", "expected"),
-    [
-        ("", None),
-        (" * ", None),
-        ("a", {"a"}),
-        ("a || b", {"a", "b"}),
-        ("a||", {"a"}),
-        ("||a", {"a"}),
-        ("a || || b", {"a", "b"}),
-        ("a || *", {"a", "*"}),
-    ],
-)
-def test_tag_expressions(expression: str, expected: set[str] | None) -> None:
-    """As Java's clients read them: tags between double bars, empty parts left out; brokers are told the same."""
-    assert tags_of_expression(expression) == expected
-    assert tags_of_expression(sent_expression(expression)) == expected
-
-
-@pytest.mark.parametrize("expression", ["||", " || || "])
-def test_an_expression_without_a_tag_is_refused_at_once(expression: str) -> None:
-    """By whatever is made with it."""
-    with pytest.raises(ConfigError, match="names no tag"):
-        tags_of_expression(expression)
-    with pytest.raises(ConfigError, match="names no tag"):
-        Consumer("localhost:1", group="g", topics={"T": expression})

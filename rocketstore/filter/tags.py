@@ -7,7 +7,6 @@ in the record is compared, because two tags may have the same hash.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -20,8 +19,6 @@ from rocketstore.message.record import properties_of
 TAGS_MAX: Final = 1024
 EXPRESSION_CHARS_MAX: Final = 16 * 1024
 """Parsing an expression of this length takes about a millisecond."""
-FILTERS_MAX: Final = 1024
-FILTERS_CHARS_MAX: Final = 1 << 20
 _SHOWN_CHARS: Final = 64
 _TAGS: Final = PROPERTY_TAGS.encode() + b"\x01"
 
@@ -50,35 +47,6 @@ class TagFilter:
             raise InvalidRequestError(f"the tag expression has {len(words)} tags; at most {TAGS_MAX} are allowed")
         return cls(frozenset(java_hashes(words)), frozenset(word.encode(errors="replace") for word in words))
 
-    def matches_code(self, code: int) -> bool:
-        """Whether a message with this tags code may match."""
-        return code in self.codes
-
     def matches_record(self, record: bytes) -> bool:
         """Whether a stored record matches."""
         return find_property_bytes(properties_of(record), _TAGS) in self.tags
-
-
-class TagFilters:
-    """Caches the most recently used filters, because consumers send them with every pull. Limited by count and
-    characters.
-    """
-
-    def __init__(self) -> None:
-        self._filters: OrderedDict[str, TagFilter | None] = OrderedDict()
-        self._chars = 0
-
-    def __len__(self) -> int:
-        return len(self._filters)
-
-    def of(self, expression: str) -> TagFilter | None:
-        """Like ``TagFilter.parse``."""
-        if expression in self._filters:
-            self._filters.move_to_end(expression)
-            return self._filters[expression]
-        made = TagFilter.parse(expression)
-        self._filters[expression] = made
-        self._chars += len(expression)
-        while len(self._filters) > FILTERS_MAX or self._chars > FILTERS_CHARS_MAX:
-            self._chars -= len(self._filters.popitem(last=False)[0])
-        return made

@@ -5,14 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dledger.errors import InvalidRequestError
-from rocketstore.broker.tag_filter import (
-    EXPRESSION_CHARS_MAX,
-    FILTERS_CHARS_MAX,
-    FILTERS_MAX,
-    TAGS_MAX,
-    TagFilter,
-    TagFilters,
-)
+from rocketstore.filter.tags import EXPRESSION_CHARS_MAX, TAGS_MAX, TagFilter
 from rocketstore.message.tags import tags_code
 
 
@@ -58,23 +51,3 @@ def test_an_expression_has_a_limited_length_and_number_of_tags() -> None:
     with pytest.raises(InvalidRequestError) as refused:
         TagFilter.parse("||" * 8000)
     assert len(str(refused.value)) < 200
-
-
-def test_filters_are_remembered_as_long_as_they_are_used() -> None:
-    """A consumer sends its expression with every pull; those of others that come once do not push it out."""
-    filters = TagFilters()
-    used = filters.of("a || b")
-    for number in range(2 * FILTERS_MAX):
-        filters.of(f"tag{number}")
-        assert filters.of("a || b") is used
-
-
-def test_what_is_remembered_is_bounded_in_number_and_in_characters() -> None:
-    """By the sizes of the expressions, not only by how many there are."""
-    filters = TagFilters()
-    for number in range(2 * FILTERS_MAX):
-        filters.of(f"tag{number}")
-    assert len(filters) == FILTERS_MAX
-    for number in range(100):
-        filters.of(f"{number:03d}" + "x" * (EXPRESSION_CHARS_MAX - 3))
-    assert len(filters) == FILTERS_CHARS_MAX // EXPRESSION_CHARS_MAX

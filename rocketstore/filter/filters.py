@@ -1,0 +1,138 @@
+"""What every filter of messages offers, and one cache for them: consumers send theirs with every pull.
+
+A consumer's subscription is of a kind: ``TAG`` (``tags``) or ``SQL92`` (``sql``). No filter means all messages.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from dledger.errors import InvalidRequestError
+from rocketstore.filter.sql import NoResultError, SqlCondition
+from rocketstore.filter.tags import TagFilter
+from rocketstore.message.properties import decode_properties, find_property_bytes
+from rocketstore.message.record import properties_of
+
+_log = logging.getLogger(__name__)
+TAG: Final = "TAG"
+SQL92: Final = "SQL92"
+FILTERS_MAX: Final = 1024
+FILTERS_CHARS_MAX: Final = 1 << 20
+SQL_CHARS: Final = 16
+"""A compiled condition takes so much more memory than tags of the same length."""
+_NAMES_FOUND_MAX: Final = 8
+"""Up to so many properties are looked for one by one; otherwise all are decoded."""
+_SHOWN_CHARS: Final = 200
+
+
+class MessageFilter(Protocol):
+    """Which stored messages a consumer wants. Used by any thread."""
+
+    @property
+    def codes(self) -> frozenset[int] | None:
+        """The tags codes that wanted messages may have, which consume queues hold; None: only records tell."""
+
+    def matches_record(self, record: bytes) -> bool:
+        """Whether a stored record is wanted."""
+
+
+class SqlFilter:
+    """Records whose properties fulfil a condition; created with the expression.
+
+    A record for which the condition has no result, because a property is no number where one is needed, is not
+    delivered: ``failed`` is called for each, and the first one is logged.
+    """
+
+    codes: Final = None
+
+    def __init__(self, expression: str, failed: Callable[[], object] = lambda: None) -> None:
+        """Raises ``InvalidRequestError``, which gives the place."""
+        self._expression = expression
+        self._failed = failed
+        self._is_reported = False
+        self._condition = SqlCondition(expression)
+        names = self._condition.names
+        self._wanted = tuple((one, one.encode() + b"\x01") for one in names) if len(names) <= _NAMES_FOUND_MAX else None
+
+    def matches_record(self, record: bytes) -> bool:
+        """Whether the condition is true of a stored record's properties. Raises ``CorruptRecordError``."""
+        encoded = properties_of(record)
+        if self._wanted is None:
+            properties = decode_properties(encoded)
+        else:
+            properties = {}
+            for name, key in self._wanted:
+                value = find_property_bytes(encoded, key)
+                if value is not None:
+                    properties[name] = value.decode(errors="replace")
+        try:
+            return self._condition.delivers(properties)
+        except NoResultError:
+            self._failed()
+            self._report()
+            return False
+
+    def _report(self) -> None:
+        if not self._is_reported:
+            self._is_reported = True
+            _log.warning(
+                "SQL filter %r: messages are not delivered, because a property is no number or truth value where the "
+                "expression needs one",
+                self._expression[:_SHOWN_CHARS],
+            )
+
+
+class Filters:
+    """The most recently used filters, limited by count and characters. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._filters: OrderedDict[tuple[str, str], MessageFilter | None] = OrderedDict()
+        self._chars = 0
+        self.errors = 0
+        """How often a record was not delivered because its filter had no result."""
+
+    def __len__(self) -> int:
+        return len(self._filters)
+
+    def is_known(self, kind: str, expression: str) -> bool:
+        """Whether ``of`` need not parse this."""
+        return (kind, expression) in self._filters
+
+    def of(self, kind: str, expression: str) -> MessageFilter | None:
+        """The filter of a subscription of this kind (empty: tags); None: all messages.
+
+        Raises ``InvalidRequestError``. Parsing the longest condition takes tens of milliseconds, tags one.
+        """
+        key = kind, expression
+        with self._lock:
+            if key in self._filters:
+                self._filters.move_to_end(key)
+                return self._filters[key]
+        made = self._parse(kind, expression)
+        with self._lock:
+            if key not in self._filters:
+                self._chars += _weight(*key)
+            self._filters[key] = made
+            while len(self._filters) > FILTERS_MAX or self._chars > FILTERS_CHARS_MAX:
+                self._chars -= _weight(*self._filters.popitem(last=False)[0])
+        return made
+
+    def _parse(self, kind: str, expression: str) -> MessageFilter | None:
+        if kind in ("", TAG):
+            return TagFilter.parse(expression)
+        if kind == SQL92:
+            return SqlFilter(expression, self._failed)
+        raise InvalidRequestError(f"filters of type {kind[:_SHOWN_CHARS]} are not supported: use {TAG} or {SQL92}")
+
+    def _failed(self) -> None:
+        with self._lock:
+            self.errors += 1
+
+
+def _weight(kind: str, expression: str) -> int:
+    return len(expression) * (SQL_CHARS if kind == SQL92 else 1)

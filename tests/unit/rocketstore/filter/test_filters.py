@@ -1,0 +1,147 @@
+"""Filters on stored records, and how they are kept."""
+
+from __future__ import annotations
+
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from dledger.errors import InvalidRequestError
+from rocketstore.filter.filters import (
+    FILTERS_CHARS_MAX,
+    FILTERS_MAX,
+    SQL92,
+    SQL_CHARS,
+    TAG,
+    Filters,
+    MessageFilter,
+    SqlFilter,
+)
+from rocketstore.filter.sql import SqlCondition
+from rocketstore.filter.tags import EXPRESSION_CHARS_MAX
+from rocketstore.message.message import Message
+from rocketstore.message.properties import decode_properties
+from rocketstore.message.record import encode_record, properties_of
+
+USUAL = {"amount": "12", "region": "EU", "UNIQ_KEY": "AC110001" * 4, "WAIT": "true", "TAGS": "new", "KEYS": "order-17"}
+
+
+def stored(properties: dict[str, str]) -> bytes:
+    return encode_record(Message("T", b"body" * 100, properties=properties))
+
+
+def test_a_condition_is_on_the_properties_that_a_record_has() -> None:
+    """Also on those that the store knows: tags, keys. The body is no property."""
+    record = stored(USUAL)
+    for expression, expected in (
+        ("amount > 10 AND region = 'EU'", True),
+        ("amount > 12", False),
+        ("TAGS = 'new' AND KEYS CONTAINS '17'", True),
+        ("body IS NULL", True),
+        ("mount IS NULL AND amoun IS NULL", True),
+    ):
+        assert SqlFilter(expression).matches_record(record) is expected, expression
+
+
+@pytest.mark.parametrize("count", [1, 8, 9, 30])
+def test_few_and_many_properties_are_found_as_they_are_decoded(count: int) -> None:
+    """Of duplicates the later one counts, empty ones are absent, and what is no UTF-8 is replaced."""
+    names = [f"p{number}" for number in range(count)]
+    encoded = b"p0\x011\x02xp0\x019\x02p0\x013\x02p0\x01\x02p1\x01\xff\xe4\x02\x02p2\x01a\x01b\x02p3\x02p29\x01z"
+    record = stored({"x": "y" * (len(encoded) - 2)})
+    at = len(record) - len(properties_of(record))
+    record = record[:at] + encoded
+    properties = decode_properties(properties_of(record))
+    assert properties["p0"] == "3"
+    for name in names:
+        for value in ("3", "1", "\ufffd\ufffd", "a\x01b", "z"):
+            expression = f"{name} = '{value}' OR " + " AND ".join(f"{one} IS NOT NULL" for one in names)
+            assert SqlFilter(expression).matches_record(record) is SqlCondition(expression).matches(properties)
+
+
+def test_records_without_a_result_are_counted_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """They are not delivered; the log does not grow with them."""
+    filters = Filters()
+    wanted = filters.of(SQL92, "amount > 1")
+    assert wanted is not None
+    with caplog.at_level(logging.WARNING):
+        for _ in range(5):
+            assert not wanted.matches_record(stored({"amount": "many"}))
+        assert not wanted.matches_record(stored({}))
+        assert wanted.matches_record(stored({"amount": "2"}))
+    assert filters.errors == 5
+    assert [one.message.partition(":")[0] for one in caplog.records] == ["SQL filter 'amount > 1'"]
+
+
+def test_a_record_is_judged_in_microseconds() -> None:
+    """Three terms in about 5 on a quiet machine; ten times as much here."""
+    wanted, record = SqlFilter("amount > 10 AND region = 'EU' OR vip IS NOT NULL"), stored(USUAL)
+
+    def once() -> float:
+        began = time.thread_time()
+        for _ in range(1000):
+            wanted.matches_record(record)
+        return (time.thread_time() - began) / 1000
+
+    assert min(once() for _ in range(5)) < 50e-6
+
+
+def test_an_expression_means_what_its_kind_says() -> None:
+    filters = Filters()
+    tags, condition = filters.of(TAG, "a"), filters.of(SQL92, "a")
+    assert tags is filters.of(TAG, "a")
+    assert condition is filters.of(SQL92, "a")
+    assert tags is not None
+    assert condition is not None
+    assert (tags.codes, condition.codes) == (frozenset({97}), None)
+    assert filters.of("", "*") is None
+    with pytest.raises(InvalidRequestError, match="at character 1: "):
+        filters.of(SQL92, "*")
+    with pytest.raises(InvalidRequestError, match="type XML are not supported"):
+        filters.of("XML", "a")
+
+
+def test_what_is_wrong_is_not_kept() -> None:
+    filters = Filters()
+    with pytest.raises(InvalidRequestError):
+        filters.of(SQL92, "a >")
+    assert len(filters) == 0
+    assert not filters.is_known(SQL92, "a >")
+
+
+def test_filters_are_remembered_as_long_as_they_are_used() -> None:
+    """A consumer sends its expression with every pull; those of others that come once do not push it out."""
+    filters = Filters()
+    used = filters.of(TAG, "a || b")
+    for number in range(2 * FILTERS_MAX):
+        filters.of(TAG, f"tag{number}")
+        assert filters.of(TAG, "a || b") is used
+
+
+def test_what_is_remembered_is_bounded_in_number_and_in_characters() -> None:
+    """By the sizes of the expressions, not only by how many there are; compiled ones are larger."""
+    filters = Filters()
+    for number in range(2 * FILTERS_MAX):
+        filters.of(TAG, f"tag{number}")
+    assert len(filters) == FILTERS_MAX
+    for number in range(100):
+        filters.of(TAG, f"{number:03d}" + "x" * (EXPRESSION_CHARS_MAX - 3))
+    assert len(filters) == FILTERS_CHARS_MAX // EXPRESSION_CHARS_MAX
+    for number in range(10):
+        filters.of(SQL92, f"a = {number}".ljust(EXPRESSION_CHARS_MAX))
+    assert len(filters) == FILTERS_CHARS_MAX // EXPRESSION_CHARS_MAX // SQL_CHARS
+
+
+def test_threads_share_filters() -> None:
+    """What one thread pushes out while another parses is counted once."""
+    filters = Filters()
+
+    def work(first: int) -> list[MessageFilter | None]:
+        return [filters.of(SQL92, f"a = {number % 50} OR b = {number}") for number in range(first, first + 3000)]
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(map(all, pool.map(work, [0, 0, 1000, 2000])))
+    weights = sum(len(expression) * SQL_CHARS for _, expression in filters._filters)
+    assert (len(filters) <= FILTERS_MAX, filters._chars) == (True, weights)
