@@ -22,11 +22,27 @@ GOLDEN_CASES: Final = 8000
 _NAMES: Final = ("a", "b", "c")
 _VALUES: Final = (
     *("1", "2", "1.0", "2.5", "x", "y", "true", "false", "TRUE", "", "-1", "1e1", " 1", "it's", "99999999999", "NaN"),
-    *("2147483648", "007", "9223372036854775808", "Infinity", "1d", "0x1p3"),
+    *(
+        "2147483648",
+        "007",
+        "9223372036854775808",
+        "Infinity",
+        "1d",
+        "0x1p3",
+        "-0",
+        "-0.0",
+        "+1",
+        "1L",
+        ".5",
+        "5.",
+        "0x10",
+    ),
+    *("-9223372036854775808", "1e400", "-Infinity", "2 ", "\N{ARABIC-INDIC DIGIT ONE}", "\N{FULLWIDTH DIGIT TWO}"),
+    *("\N{MATHEMATICAL BOLD DIGIT ONE}", "1_0", "--1", "NaNd", "0X.8P1f", "\N{LATIN SMALL LETTER E WITH ACUTE}"),
 )
 _INTEGERS: Final = ("1", "2", "0", "10", "1L", "99999999999", "2147483647", "2147483648")
-_FLOATS: Final = ("1.0", "2.5", ".5", "1e1")
-_STRINGS: Final = ("'x'", "'y'", "'1'", "'true'", "'it''s'", "''")
+_FLOATS: Final = ("1.0", "2.5", ".5", "1e1", "1.", "1E-3", "1e400")
+_STRINGS: Final = ("'x'", "'\N{LATIN SMALL LETTER E WITH ACUTE}'", "'y'", "'1'", "'true'", "'it''s'", "''")
 
 
 class Sentences:
@@ -50,16 +66,22 @@ class Sentences:
         return " AND ".join(self._equality(depth) for _ in range(self._random.choice((1, 1, 2))))
 
     def _equality(self, depth: int) -> str:
-        kind = self._random.random()
-        left = self._comparison(depth)
-        if kind < 0.5:
-            return left
-        if kind < 0.88:
-            return f"{left} {self._random.choice(('=', '<>'))} {self._comparison(depth)}"
-        return f"{left} {self._random.choice(('IS NULL', 'IS NOT NULL'))}"
+        found = self._comparison(depth)
+        for _ in range(self._random.choice((0, 0, 0, 1, 1, 2))):
+            if self._random.random() < 0.75:
+                found += f" {self._random.choice(('=', '<>'))} {self._comparison(depth)}"
+            else:
+                found += f" {self._random.choice(('IS NULL', 'IS NOT NULL', 'is null'))}"
+        return found
 
     def _comparison(self, depth: int) -> str:
-        kind, left = self._random.random(), self._unary(depth)
+        left = self._unary(depth)
+        for _ in range(self._random.choice((1, 1, 1, 1, 2))):
+            left = self._compared(left, depth)
+        return left
+
+    def _compared(self, left: str, depth: int) -> str:
+        kind = self._random.random()
         if kind < 0.35:
             return left
         if kind < 0.7:

@@ -31,14 +31,14 @@ DEADLINE_S: Final = 90
 
 
 @contextmanager
-def apache(release: int, directory: Path) -> Iterator[str]:
-    """A broker of a release and its name server, whose address it is."""
+def apache(release: int, directory: Path, **more: str) -> Iterator[str]:
+    """A broker of a release with some settings, and its name server, whose address it is."""
     java.build()
     module = rocketmq if release == 4 else rocketmq5
     with module.name_server(directory / "namesrv") as address:
         settings = {"listenPort": broker_port(), "namesrvAddr": address, "brokerName": "theirs"}
         settings |= {"messageDelayLevel": "1s 1s 1s 1s 1s 1s 1s"}
-        with module.broker(directory / "broker", settings):
+        with module.broker(directory / "broker", settings | more):
             yield address
 
 

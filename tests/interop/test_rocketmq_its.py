@@ -42,6 +42,7 @@ TESTS: Final = {
     "client.consumer.cluster.DynamicAddAndCrashIT": 2,
     "client.consumer.cluster.DynamicAddConsumerIT": 2,
     "client.consumer.cluster.DynamicCrashConsumerIT": 2,
+    "client.consumer.filter.SqlFilterIT": 2,
     "client.consumer.tag.MulTagSubIT": 5,
     "client.consumer.tag.TagMessageWith1ConsumerIT": 8,
     "client.consumer.tag.TagMessageWithMulConsumerIT": 4,
@@ -75,8 +76,8 @@ TESTS: Final = {
     "tls.TLS_Mix2_IT": 1,
     "tls.TLS_Mix_IT": 1,
 }
-"""Classes and how many tests each has. Left out: SqlFilterIT (no SQL92 filters here), OrderMsgBroadCastIT (RocketMQ
-ignores it itself), DLedgerProduceAndConsumeIT (starts brokers of its own), and classes without a test."""
+"""Classes and how many tests each has. Left out: OrderMsgBroadCastIT (RocketMQ ignores it itself),
+DLedgerProduceAndConsumeIT (starts brokers of its own), and classes without a test."""
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,11 @@ import java.util.concurrent.TimeUnit;
 import org.apache.rocketmq.acl.common.AclClientRPCHook;
 import org.apache.rocketmq.acl.common.SessionCredentials;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
+import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendResult;
@@ -28,7 +30,8 @@ import org.apache.rocketmq.remoting.RPCHook;
  * share} says of each message which queue it came from, until its input ends. {@code load} and {@code transact} go on for so
  * many seconds, whatever fails, and say for each message that was acknowledged when that was, and {@code load} by which
  * brokers. Of four transactions, one is committed at once, one is rolled back at once, and two when the broker asks: the
- * one is committed, the other rolled back. {@code transact} answers until its input ends. With the variables
+ * one is committed, the other rolled back. {@code transact} answers until its input ends. {@code sql ... CONDITION} receives so
+ * many messages that fulfil a condition. With the variables
  * INTEROP_ACCESS_KEY and INTEROP_SECRET_KEY requests are signed.
  */
 public final class ClientMain {
@@ -46,6 +49,7 @@ public final class ClientMain {
         case "load" -> load(arguments[1], arguments[2], count);
         case "share" -> share(arguments[1], arguments[2]);
         case "transact" -> transact(arguments[1], arguments[2], count);
+        case "sql" -> sql(arguments[1], arguments[2], count, arguments[4]);
         default -> consume(arguments[1], arguments[2], count);
       }
     } catch (Exception error) {
@@ -131,6 +135,34 @@ public final class ClientMain {
     System.out.flush();
     System.in.transferTo(OutputStream.nullOutputStream());
     producer.shutdown();
+  }
+
+  private static void sql(String nameServers, String topic, int count, String condition) throws Exception {
+    DefaultMQPushConsumer consumer = new DefaultMQPushConsumer("interop-sql", hook(), new AllocateMessageQueueAveragely());
+    consumer.setNamesrvAddr(nameServers);
+    consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+    consumer.subscribe(topic, MessageSelector.bySql(condition));
+    CountDownLatch left = new CountDownLatch(count);
+    consumer.registerMessageListener(
+        (MessageListenerConcurrently)
+            (messages, context) -> {
+              for (MessageExt one : messages) {
+                System.out.println("> " + new String(one.getBody(), StandardCharsets.UTF_8));
+                left.countDown();
+              }
+              return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+            });
+    try {
+      consumer.start();
+    } catch (MQClientException error) {
+      System.out.println("> refused " + error.getResponseCode() + " " + error.getErrorMessage());
+      consumer.shutdown();
+      return;
+    }
+    if (!left.await(TIMEOUT_S, TimeUnit.SECONDS)) {
+      throw new IllegalStateException(left.getCount() + " messages are missing");
+    }
+    consumer.shutdown();
   }
 
   private static int numberOf(Message message) {

@@ -3,9 +3,15 @@ package interop;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
+import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.MessageSelector;
+import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.exception.MQBrokerException;
+import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
@@ -14,7 +20,8 @@ import org.apache.rocketmq.common.message.MessageExt;
 /**
  * A client of RocketMQ 5: {@code produce|batch|timed|poll NAME_SERVERS TOPIC COUNT}. {@code batch} sends all messages as one;
  * {@code timed} tries to have messages delivered in COUNT seconds, in every way that the client has, and prints what became
- * of each; {@code poll} gets so many messages by polling.
+ * of each; {@code poll} gets so many messages by polling, {@code sql} by its other consumer; of those that fulfil the
+ * condition behind COUNT, if there is one.
  */
 public final class Client5Main {
   private static final int TIMEOUT_S = 120;
@@ -30,7 +37,8 @@ public final class Client5Main {
         case "produce" -> produce(arguments[1], arguments[2], count, false);
         case "batch" -> produce(arguments[1], arguments[2], count, true);
         case "timed" -> timed(arguments[1], arguments[2], count);
-        default -> poll(arguments[1], arguments[2], count);
+        case "sql" -> sql(arguments[1], arguments[2], count, arguments[4]);
+        default -> poll(arguments[1], arguments[2], count, arguments.length > 4 ? arguments[4] : "");
       }
     } catch (Exception error) {
       error.printStackTrace();
@@ -96,12 +104,41 @@ public final class Client5Main {
     producer.shutdown();
   }
 
-  private static void poll(String nameServers, String topic, int count) throws Exception {
+  private static void sql(String nameServers, String topic, int count, String condition) throws Exception {
+    DefaultMQPushConsumer consumer = new DefaultMQPushConsumer("interop-sql");
+    consumer.setNamesrvAddr(nameServers);
+    consumer.setMqClientApiTimeout(CALL_MS_MAX);
+    consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+    consumer.subscribe(topic, MessageSelector.bySql(condition));
+    CountDownLatch left = new CountDownLatch(count);
+    consumer.registerMessageListener(
+        (MessageListenerConcurrently)
+            (messages, context) -> {
+              for (MessageExt one : messages) {
+                System.out.println("> " + new String(one.getBody(), StandardCharsets.UTF_8));
+                left.countDown();
+              }
+              return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+            });
+    try {
+      consumer.start();
+    } catch (MQClientException error) {
+      System.out.println("> refused " + error.getResponseCode() + " " + error.getErrorMessage());
+      consumer.shutdown();
+      return;
+    }
+    if (!left.await(TIMEOUT_S, TimeUnit.SECONDS)) {
+      throw new IllegalStateException(left.getCount() + " messages are missing");
+    }
+    consumer.shutdown();
+  }
+
+  private static void poll(String nameServers, String topic, int count, String condition) throws Exception {
     DefaultLitePullConsumer consumer = new DefaultLitePullConsumer("interop-pollers");
     consumer.setNamesrvAddr(nameServers);
     consumer.setMqClientApiTimeout(CALL_MS_MAX);
     consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
-    consumer.subscribe(topic, "*");
+    consumer.subscribe(topic, condition.isEmpty() ? MessageSelector.byTag("*") : MessageSelector.bySql(condition));
     consumer.start();
     long end = System.nanoTime() + TimeUnit.SECONDS.toNanos(TIMEOUT_S);
     int got = 0;
