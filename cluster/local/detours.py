@@ -191,12 +191,13 @@ class ProxyNetwork:
 
         self._call(change)
 
-    def cut(self) -> None:
-        """Close every connection through the proxies."""
+    def cut(self, source: NodeId | None = None, target: NodeId | None = None) -> None:
+        """Close every connection through the proxies, or only those that ``source`` made to ``target``."""
 
         def cut() -> None:
-            for link in self._links.values():
-                link.cut()
+            for (one, other), link in self._links.items():
+                if source in (None, one) and target in (None, other):
+                    link.cut()
 
         self._call(cut)
 

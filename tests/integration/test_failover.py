@@ -1,13 +1,17 @@
-"""A killed leader is replaced without waiting for its silence."""
+"""A killed leader is replaced without waiting for its silence, and a live one is not."""
 
 from __future__ import annotations
 
+import random
 import time
 from pathlib import Path
 
 import pytest
 
 from cluster.local.group import LocalGroup
+from tests.integration.conftest import Adopt
+from tests.integration.harness import ProxiedGroup
+from tests.support.false_alarms import assert_no_false_election
 
 TIMEOUT_S = 6.0
 """The election timeout: so long that no busy machine takes as long for an election."""
@@ -19,6 +23,19 @@ def test_a_killed_leader_is_replaced_long_before_an_election_timeout(tmp_path: P
     """Its kernel says at once that it is gone (design notes F1 to F3)."""
     with group_of(tmp_path, fast=True, tls=tls) as group:
         assert replacement_s(group) < TIMEOUT_S - 1
+
+
+@pytest.mark.slow
+def test_resets_on_a_starved_machine_cost_no_election(adopt: Adopt, tmp_path: Path) -> None:
+    """A leader whose connections break is asked, and says that it leads; ``make soak`` does this for half an hour."""
+    settings = {"election_timeout_ms_min": "8000", "election_timeout_ms_max": "9000"}
+    group = adopt(ProxiedGroup(tmp_path / "group", settings=settings))
+    group.start_all()
+    group.leader()
+
+    done = assert_no_false_election(group, random.Random(1), resets=60, until_s=time.monotonic() + 30)
+
+    assert done >= 20
 
 
 @pytest.mark.slow

@@ -143,6 +143,20 @@ def test_cut_ends_connections(network: ProxyNetwork) -> None:
         assert link.recv(1) == b"y"
 
 
+def test_connections_of_one_way_are_cut_alone(network: ProxyNetwork) -> None:
+    """Those that one node made to another one; the other way round nothing is noticed."""
+    with closing(connect(network)) as link:
+        link.sendall(b"x")
+        assert link.recv(1) == b"x"
+
+        network.cut(B, A)
+        link.sendall(b"y")
+        assert link.recv(1) == b"y"
+        network.cut(A, B)
+
+        assert is_ended(link)
+
+
 @pytest.mark.parametrize("turns", range(6))
 def test_closing_ends_whoever_is_just_connecting(network: ProxyNetwork, turns: int) -> None:
     """However many turns of the loop ago it was accepted: no socket is lost, to be found by whoever comes later."""
