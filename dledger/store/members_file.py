@@ -58,10 +58,11 @@ class MembersFile:
             found = SavedMembers(_new_uid(), lost=True)
             write_members(fs, directory, found)
         self._saved = found
+        self._is_written = True
 
     @property
     def saved(self) -> SavedMembers:
-        """What is durable."""
+        """What is durable, but perhaps for ``clear_to``: see ``hold_to``."""
         return self._saved
 
     @property
@@ -81,6 +82,20 @@ class MembersFile:
         """The log tells the uid that the lost file held: this is no other memory."""
         with self._lock, suppress(OSError):
             self._put(replace(self._saved, uid=uid))
+
+    def hold_to(self, committed: LogIndex) -> None:
+        """The log was opened, and nothing above ``committed`` is certain to stay in it.
+
+        1. In ``flush_mode=async``, ``clear_to`` is recorded as 1000, and a power cut takes the entries from 900 on.
+        2. Others are written in their place, of which entry 950 is a configuration; this member acknowledges it.
+        3. It restarts before it knows that to be committed: it would look for configurations after 1000 only.
+
+        On a full disk, the next save makes up for it.
+        """
+        with self._lock, suppress(OSError):
+            if self._saved.clear_to > committed:
+                self._saved, self._is_written = replace(self._saved, clear_to=committed), False
+                self._put(self._saved)
 
     def settle(self) -> None:
         """The log told everything that a lost file would have. On a full disk that is so again at the next start."""
@@ -108,9 +123,9 @@ class MembersFile:
         return replace(saved, configuration=known, clear_to=max(saved.clear_to, clear_to), lost=lost)
 
     def _put(self, wanted: SavedMembers) -> None:
-        if wanted != self._saved:
+        if wanted != self._saved or not self._is_written:
             write_members(self._fs, self._directory, wanted)
-            self._saved = wanted
+            self._saved, self._is_written = wanted, True
 
 
 def create_members(fs: FileSystem, directory: Path) -> None:

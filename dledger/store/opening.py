@@ -239,6 +239,7 @@ class _Opener:
             checkpoint = replace(checkpoint, committed=LogIndex(min(checkpoint.committed, end.index)))
         recovered = self._mark_in_use(checkpoint, end)
         last = _entry_at(files, recovered)
+        members.hold_to(recovered.committed)
         if imported and members.saved.clear_to == NO_INDEX:
             members.save_committed(None, last.index)  # Java writes no configurations: nobody need look for them
         if config.import_unchecked:

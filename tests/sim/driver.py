@@ -254,7 +254,9 @@ class SimNode:
         implicit = implicit_configuration(self._config)
         if unknown or (self.joins and is_empty):
             implicit = Configuration()
-        found = recover_membership(self.name, log, file.configuration, file.clear_to, implicit)
+        clear_to = LogIndex(min(file.clear_to, log.committed_index))  # as ``MembersFile.hold_to`` at each opening
+        self.file = file = replace(file, clear_to=clear_to)
+        found = recover_membership(self.name, log, file.configuration, clear_to, implicit)
         if file.is_lost and found.is_explicit:
             if not self.hard.voter:
                 return Membership(self.name, Configuration())

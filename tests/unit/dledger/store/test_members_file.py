@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,34 @@ def test_a_new_directory_is_a_new_memory_without_a_configuration(tmp_path: Path)
 
     assert saved == SavedMembers(saved.uid) == again.members.saved
     assert 0 < saved.uid != second.members.uid > 0
+
+
+def test_configurations_are_looked_for_in_what_replaces_lost_entries(tmp_path: Path) -> None:
+    """M3: with ``flush_mode=async``, a power cut takes entries that were committed; others come in their place."""
+    with closing(open_store(small_config(tmp_path))) as store:
+        fill(store, 3)
+        store.members.save_committed(None, LogIndex(1000))
+        committed = store.committed_index
+        directory = store.directory
+
+    with closing(open_store(small_config(tmp_path))) as again:
+        assert again.members.saved.clear_to == committed
+    assert opened(directory).clear_to == committed
+
+
+def test_on_a_full_disk_the_next_save_tells_where_configurations_are_looked_for(directory: Path) -> None:
+    """M3: a node starts there, too."""
+    create = MembersFile(FileSystem(), directory)
+    create.save_committed(None, LogIndex(1000))
+    fs = FailingFs(lambda call, _path: NO_SPACE if call == "write" else None)
+    file = MembersFile(fs, directory)
+
+    file.hold_to(LogIndex(5))
+    assert (file.saved.clear_to, opened(directory).clear_to) == (5, 1000)
+    fs.fails = lambda _call, _path: None
+    file.remember({})
+
+    assert opened(directory).clear_to == 5
 
 
 def test_what_was_saved_is_read(directory: Path) -> None:
@@ -185,7 +214,7 @@ BEGIN = Boundary(LogIndex(40), Term(2), Position(8192), 7)
 def test_an_install_saves_its_configuration_before_it_drops_the_log(tmp_path: Path, index: int) -> None:
     """M10, at every crash: either the old log is there, or its successor and the members that came with it.
 
-    They count above the new log's end, too, and nothing at or below them need be looked for any more.
+    They count above the new log's end, too.
     """
     source = tmp_path / "source"
     fs = RecordingFs()
@@ -209,10 +238,11 @@ def test_an_install_saves_its_configuration_before_it_drops_the_log(tmp_path: Pa
             crash.write_to(source, target := tmp_path / f"{at}-{number}")
             found = open_store(small_config(target), mend=True)
             saved, is_new = found.members.saved, found.begin == BEGIN
+            committed = found.committed_index
             found.close()
             assert saved in (
                 SavedMembers(store.members.uid),
-                SavedMembers(store.members.uid, configuration(index), LogIndex(max(40, index))),
+                SavedMembers(store.members.uid, configuration(index), committed),
             )
             assert saved.configuration is not None or (found.last.index == 19 and not is_new)
             outcomes.add((saved.configuration is not None, is_new))
