@@ -17,6 +17,7 @@ CONFIGURATION_BYTES_MAX: Final = 4096
 
 _TABLE: Final = Struct(">BQIH")
 _MEMBER: Final = Struct(">QIBBHBBB")
+_TEXT_BYTES_MAX: Final = 255
 _PROMOTE: Final = 1
 
 
@@ -29,10 +30,12 @@ def encode_configuration(configuration: Configuration) -> bytes:
     parts = [_TABLE.pack(0, configuration.change_id, configuration.next_number, len(members))]
     for one in members:
         texts = [text.encode() for text in (one.node_id, one.host, one.replaces)]
-        lengths = [min(len(text), 255) for text in texts]
+        lengths = [len(text) for text in texts]
+        if max(lengths) > _TEXT_BYTES_MAX:
+            raise InvalidRequestError(f"a name or an address of {max(lengths)} bytes; the limit is {_TEXT_BYTES_MAX}")
         flags = _PROMOTE if one.promote else 0
         parts.append(_MEMBER.pack(one.uid, one.number, one.role, flags, one.port, *lengths))
-        parts += [text[:255] for text in texts]
+        parts += texts
     payload = with_head(PayloadKind.CONFIGURATION, b"".join(parts))
     if len(payload) > CONFIGURATION_BYTES_MAX:
         raise InvalidRequestError(

@@ -50,6 +50,20 @@ def test_a_configuration_of_a_later_version_is_an_error() -> None:
         decode_configuration(bytes(newer))
 
 
+@pytest.mark.parametrize(
+    "member",
+    [
+        ClusterMember(NodeId("a"), "\u00fc" * 128, 20911),
+        ClusterMember(NodeId("\U0001f600" * 64), "h", 20911),
+        ClusterMember(NodeId("a"), "h", 20911, replaces="x" * 256),
+    ],
+)
+def test_what_would_not_come_back_as_it_was_is_not_written(member: ClusterMember) -> None:
+    """Cut within a letter, it would stop every member for good: nobody could read who belongs to the group."""
+    with pytest.raises(InvalidRequestError, match="256 bytes"):
+        encode_configuration(Configuration((member,)))
+
+
 def test_its_index_and_term_are_those_of_its_entry() -> None:
     """Nothing in the payload could contradict them."""
     log = made_log(1, 1)
