@@ -16,6 +16,9 @@ from dledger.core.membership import Membership, implicit_configuration
 from dledger.members import Configuration
 from dledger.types import NO_INDEX, NodeId
 
+_TOLD_MAX: Final = 2
+"""Members that are behind say something else than others: neither may undo the other's word each time."""
+
 Reachable = Mapping[NodeId, tuple[Member, ...]]
 """By id: the addresses to try, in this order."""
 
@@ -27,7 +30,7 @@ class PeerAddresses:
         self._node_id: Final = node_id
         self._seeds: Final = tuple(seeds)
         self._lock = threading.Lock()  # one change at a time, told to the listener in order
-        self._told = Configuration()
+        self._told: tuple[Configuration, ...] = ()
         self._listener: Callable[[Reachable], None] = lambda _reachable: None
         self._membership = membership
         self._kept: frozenset[NodeId] = frozenset()
@@ -86,8 +89,8 @@ class PeerAddresses:
     def hear(self, configuration: Configuration) -> None:
         """Take what a member, asked at an address that was known already, says of the group."""
         with self._lock:
-            if configuration.index > self._membership.current.index and configuration != self._told:
-                self._told = configuration
+            if configuration.index > self._membership.current.index and configuration not in self._told:
+                self._told = configuration, *self._told[: _TOLD_MAX - 1]
                 self._update()
 
     def _update(self) -> None:
@@ -98,11 +101,9 @@ class PeerAddresses:
 
     def _find(self) -> Reachable:
         membership = self._membership
-        found: dict[NodeId, tuple[Member, ...]] = {seed.node_id: (seed,) for seed in self._seeds}
-        found |= {one: members for one, members in self._reachable.items() if one in self._kept}
-        newest_last = [membership.current, membership.committed]
-        if self._told.index > membership.current.index:
-            newest_last.append(self._told)
+        found = {one: members for one, members in self._reachable.items() if one in self._kept}
+        told = [one for one in reversed(self._told) if one.index > membership.current.index]
+        newest_last = [membership.current, membership.committed, *told]
         listed: dict[NodeId, tuple[Member, ...]] = {}
         for configuration in newest_last:
             for one in configuration.members:
@@ -110,5 +111,9 @@ class PeerAddresses:
                 address = Member(one.node_id, one.host, one.port)
                 listed[one.node_id] = (address, *(other for other in known if other != address))
         found |= listed
+        for seed in self._seeds:  # last, but always: all members may have moved, or somebody may have told nonsense
+            known = found.get(seed.node_id, ())
+            if seed not in known:
+                found[seed.node_id] = (*known, seed)
         found.pop(self._node_id, None)
         return MappingProxyType(found)

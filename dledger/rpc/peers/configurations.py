@@ -9,7 +9,7 @@ from typing import Final
 from dledger.core.membership_payload import CONFIGURATION_BYTES_MAX, decode_configuration, encode_configuration
 from dledger.core.noop_payload import UnreadablePayloadError
 from dledger.errors import InvalidRequestError
-from dledger.members import Configuration
+from dledger.members import MEMBERS_MAX, Configuration
 from dledger.rpc.fields import NUMBER_LIMIT
 from dledger.types import LogIndex, Term
 
@@ -38,6 +38,8 @@ def decode(data: bytes | memoryview) -> Configuration | None:
         raise InvalidRequestError(str(error)) from error
     if found is None or encode_configuration(found) != payload:
         raise InvalidRequestError(f"{len(payload)} bytes are no configuration")
+    if len(found.members) > MEMBERS_MAX:
+        raise InvalidRequestError(f"a configuration of {len(found.members)} members; the limit is {MEMBERS_MAX}")
     if not (0 <= index < NUMBER_LIMIT and 0 <= term < NUMBER_LIMIT):
         raise InvalidRequestError(f"a configuration at entry {index} of term {term} is impossible")
     return replace(found, index=LogIndex(index), term=Term(term))

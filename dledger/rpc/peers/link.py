@@ -53,6 +53,7 @@ class PeerLink(PeerDialler):
         lost: Callable[[], None],
     ) -> None:
         super().__init__(introduction, members, queue.purpose, reasons)
+        self._given = members
         self._queue = queue
         self._receiver = receiver
         self._bridge = bridge
@@ -97,11 +98,11 @@ class PeerLink(PeerDialler):
         supervise(self._task, report)
 
     def move(self, members: tuple[Member, ...]) -> None:
-        """The peer has other addresses: a connection to one that is no longer among them ends."""
-        if set(members) == set(self._members):
+        """The peer has other addresses: a connection to one that is not the first of them ends."""
+        if members == self._given:
             return
-        left = self._members[0] not in members
-        self._members = members
+        left = self._members[0] != members[0]
+        self._given = self._members = members
         if left and self._connection is not None:
             self._connection.abort()
 

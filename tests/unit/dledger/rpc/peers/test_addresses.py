@@ -51,7 +51,7 @@ def test_a_configuration_says_who_the_members_are_and_where() -> None:
 
     adopted(addresses, explicit)
 
-    assert told[1:] == [{N1: (at(N1, 20),), N2: (at(N2, 3),), N3: (at(N3, 4),)}]
+    assert told[1:] == [{N1: (at(N1, 20), at(N1, 2)), N2: (at(N2, 3),), N3: (at(N3, 4),)}]
     assert (addresses.peers, addresses.compared, addresses.committed) == ((N1, N3), (), explicit)
     assert addresses.first(N3) == at(N3, 4)
     assert addresses.first(N0) is None
@@ -61,10 +61,19 @@ def test_an_address_is_tried_beside_the_old_one_until_its_change_is_committed() 
     """The member may have moved already, or not yet."""
     addresses, told = of_n0()
 
-    adopted(addresses, configuration(4, n0=1, n1=2), configuration(9, n0=1, n1=20))
-    adopted(addresses, configuration(9, n0=1, n1=20))
+    adopted(addresses, configuration(4, n0=1, n3=4), configuration(9, n0=1, n3=40))
+    adopted(addresses, configuration(9, n0=1, n3=40))
 
-    assert [one[N1] for one in told] == [(at(N1, 2),), (at(N1, 2), at(N1, 20)), (at(N1, 20),)]
+    assert [one[N3] for one in told[1:]] == [(at(N3, 4), at(N3, 40)), (at(N3, 40),)]
+
+
+def test_configured_addresses_are_tried_after_the_others() -> None:
+    """All members of a group may have moved while it was stopped: none could tell the others, nor change its log."""
+    addresses, _ = of_n0()
+
+    adopted(addresses, configuration(4, n0=10, n1=20, n2=30))
+
+    assert addresses.reachable == {N1: (at(N1, 20), at(N1, 2)), N2: (at(N2, 30), at(N2, 3))}
 
 
 def test_a_member_that_leaves_is_reachable_as_long_as_the_node_speaks_with_it() -> None:
@@ -79,7 +88,7 @@ def test_a_member_that_leaves_is_reachable_as_long_as_the_node_speaks_with_it() 
 
 
 def test_what_others_say_of_members_is_for_connecting_alone() -> None:
-    """M12: and only if it is newer than what this member knows; the next word replaces it, whatever it is."""
+    """M12: and only if it is newer than what this member knows; later words replace it, whatever it is."""
     addresses, told = of_n0()
     adopted(addresses, configuration(4, n0=1, n1=2))
 
@@ -89,12 +98,30 @@ def test_what_others_say_of_members_is_for_connecting_alone() -> None:
     addresses.hear(configuration(7, n3=30, n1=20))
 
     assert addresses.first(N3) == at(N3, 30)
-    assert addresses.reachable[N1] == (at(N1, 20), at(N1, 2))
+    assert addresses.reachable[N1] == (at(N1, 20), at(N1, 66), at(N1, 2))
     assert (addresses.peers, addresses.quorum) == ((N1,), 2)
     assert addresses.committed == configuration(4, n0=1, n1=2)
     count = len(told)
     addresses.hear(configuration(7, n3=30, n1=20))
     assert len(told) == count
+    addresses.hear(configuration(6, n3=30))
+    assert addresses.reachable[N1] == (at(N1, 20), at(N1, 2))
+
+
+def test_two_members_that_say_different_things_do_not_undo_each_others_word() -> None:
+    """Each change of addresses may end connections, and each connection brings another word."""
+    addresses, told = of_n0()
+    older, newer = configuration(5, n0=1, n1=20), configuration(8, n0=1, n1=21)
+    addresses.hear(older)
+    addresses.hear(newer)
+    count = len(told)
+
+    for _ in range(3):
+        addresses.hear(older)
+        addresses.hear(newer)
+
+    assert len(told) == count
+    assert addresses.reachable[N1] == (at(N1, 21), at(N1, 20), at(N1, 2))
 
 
 def test_a_node_that_joins_knows_its_seeds_and_compares_nothing() -> None:

@@ -122,7 +122,7 @@ def test_a_new_member_is_reached_and_one_that_is_gone_is_hung_up_on(nodes: Nodes
 
 @pytest.mark.parametrize("message", [COMMIT, HeartbeatRequest(Term(1))])
 def test_a_member_that_moves_is_reached_at_its_new_address(nodes: Nodes, message: Message) -> None:
-    """While its change is not committed, at whichever of both it is; afterwards only at the new one."""
+    """While its change is not committed, at whichever of both it is; afterwards at the new one first."""
     n0, old = nodes.start(0, 1), nodes.start(1, 0)
     n0.reaches(old, message)
     moved = replace(nodes.configuration(4, 0, 1).members[1], port=nodes.ports[3])
@@ -138,7 +138,7 @@ def test_a_member_that_moves_is_reached_at_its_new_address(nodes: Nodes, message
     n0.adopt(after)
 
     n0.reaches(new, message)
-    assert n0.addresses.reachable[N1] == (Member(N1, "127.0.0.1", nodes.ports[3]),)
+    assert n0.addresses.first(N1) == Member(N1, "127.0.0.1", nodes.ports[3])
 
 
 def test_a_configuration_that_is_not_compared_keeps_nobody_apart(

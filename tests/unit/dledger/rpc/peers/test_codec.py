@@ -30,7 +30,7 @@ from dledger.core.messages import (
 )
 from dledger.errors import InvalidRequestError, InvariantError, ResponseCode
 from dledger.layout import RecordLayout
-from dledger.members import ClusterMember, Configuration, MemberRole
+from dledger.members import MEMBERS_MAX, ClusterMember, Configuration, MemberRole
 from dledger.pb import raft_pb2 as pb
 from dledger.rpc.fields import NUMBER_LIMIT
 from dledger.rpc.peers import codec, configurations, pushes
@@ -55,6 +55,12 @@ def configured() -> Configuration:
         ClusterMember(NodeId("n4"), "::1", 30911, MemberRole.LEARNER, 3, promote=True, replaces="n1"),
     )
     return Configuration(members, LogIndex(9), Term(2), 4, (1 << 64) - 1)
+
+
+def crowd(size: int) -> Configuration:
+    """Links are made to all of them."""
+    members = tuple(ClusterMember(NodeId(f"n{number}"), "h", 1) for number in range(size))
+    return Configuration(members, LogIndex(9), Term(2))
 
 
 @st.composite
@@ -373,6 +379,7 @@ def test_a_configuration_comes_back_from_an_answer_to_a_handshake() -> None:
         (configurations.encode(configured()) + b"x", "bytes are no configuration"),
         (b"\xff" * 8 + configurations.encode(configured())[8:], "at entry -1 of term 2 is impossible"),
         (configurations.encode(configured())[:-1], "damaged"),
+        (configurations.encode(crowd(MEMBERS_MAX + 1)), "14 members"),
     ],
 )
 def test_a_configuration_that_no_peer_sends_is_refused(data: bytes, reason: str) -> None:
