@@ -519,8 +519,8 @@ class LeaderElector:
         state = self._state
         role = state.role
         follows = isinstance(role, Follower) and role.leader == sender
-        able = state.has_standing and not state.log.disk_full and self.unreadable_producers is None
-        able = able and now_ms >= self._progress.declines_until_ms
+        able = state.may_campaign and state.has_standing and not state.log.disk_full
+        able = able and self.unreadable_producers is None and now_ms >= self._progress.declines_until_ms
         if message.term == state.term and follows and able:
             if self._damaged and self._rebuilt(now_ms) is None:  # it may have been repaired since
                 return

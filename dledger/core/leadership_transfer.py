@@ -187,6 +187,12 @@ class LeadershipTransfer:
                 state.outbox.messages.append((transfer.target, TakeLeadership(state.term)))
         return min(transfer.due_ms, now_ms + state.election.heartbeat_interval_ms)
 
+    def abandon(self, error: DLedgerError) -> None:
+        """The node stops: whoever waits for a transfer gets ``error``."""
+        transfer, self._transfer = self._transfer, None
+        if transfer is not None:
+            self._finish(transfer.done, error)
+
     def _pause(self, target: NodeId, now_ms: int) -> None:
         """Make no automatic transfers to a member that failed to take over; longer each time, as each costs appends."""
         failures = self._failed_unasked.get(target, (0, 0))[0] + 1

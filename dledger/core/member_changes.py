@@ -96,6 +96,7 @@ class MemberChanges:
             error = NotLeaderError("this node is not the leader: ask the leader", leader=hint(state.leader_id))
             self._finish(done, error)
             return
+        self._finish_committed()  # those of an earlier term first: what it appended may be gone
         self._begin_term(now_ms)
         current = state.membership.current
         if change.change_id and change.change_id == current.change_id:
@@ -152,6 +153,11 @@ class MemberChanges:
         if state.hard_state.standing is not Standing.FULL:
             return LeaderNotReadyError("not all members of this new group have been heard yet: start them all")
         return None
+
+    def abandon(self, error: DLedgerError) -> None:
+        """The node stops: waiting changes fail with ``error``, whose outcome is unknown."""
+        while self._pending:
+            self._finish(self._pending.pop().done, error)
 
     # -- what a change means -------------------------------------------------------------------------------------
 

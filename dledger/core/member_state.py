@@ -100,9 +100,10 @@ class Leader:
                 del values[gone]
             for peer in contacts:
                 values.setdefault(peer, start)
-        for gone in self.boot_ids.keys() - set(contacts):
-            for told in (self.boot_ids, self.doubted, self.countersigns, self.memories, self.blank_boot_ids):
-                told.pop(gone, None)
+        for told in (self.boot_ids, self.doubted, self.countersigns, self.memories, self.blank_boot_ids):
+            kept: dict[NodeId, object] = told  # type: ignore[assignment]  # one or two numbers
+            for gone in kept.keys() - set(contacts):
+                del kept[gone]
         self.stand &= set(contacts)
 
 
@@ -535,13 +536,14 @@ class MemberState:
         return NO_INDEX
 
     def _membership_changed(self) -> None:
-        before = self._uids
+        uids, numbers = self._uids, self._numbers
         self._note_membership()
         after = self._uids
-        for peer, uid in before.items():
-            if peer not in after or (0 not in (uid, after[peer]) and uid != after[peer]):
+        for peer, uid in uids.items():
+            is_same = self._numbers.get(peer) == numbers[peer]  # not removed, nor perhaps added again since
+            if not is_same or (0 not in (uid, after[peer]) and uid != after[peer]):
                 self.remembered.pop(peer, None)  # of another memory
-            if peer not in after:
+            if not is_same:
                 self.agrees.pop(peer, None)
                 self.contradicted_by.discard(peer)
         if isinstance(self.role, Leader):
@@ -558,6 +560,7 @@ class MemberState:
         self.voting_peers = membership.voting_peers
         self.withheld = membership.withheld
         self._uids = {one.node_id: one.uid for one in membership.current.members}
+        self._numbers = {one.node_id: one.number for one in membership.current.members}
 
     # -- the commit index ----------------------------------------------------------------------------------------
 

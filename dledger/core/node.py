@@ -210,9 +210,11 @@ class Node:
         self.state.outbox.wake |= Wake.QUORUM_ACK
 
     def abandon(self, error: DLedgerError) -> None:
-        """No part is stepped any more: fail all waiting appends and reads."""
+        """No part is stepped any more: fail all that waits."""
         self.quorum_ack.abandon(error)
         self.reads.abandon(error)
+        self.changes.abandon(error)
+        self.elector.transfers.abandon(error)
 
     def _comes_near(self, sender: NodeId, message: Message, now_ms: int) -> bool:
         """Whether a term so far ahead is acceptable at once; if not, this member moves ``TERM_STEP_MAX`` towards it.

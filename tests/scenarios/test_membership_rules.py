@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dledger.config import FlushMode
 from dledger.core.membership import Membership
-from dledger.core.messages import HeartbeatRequest, PushAppend, PushInstall, PushResponse
-from dledger.errors import LeaderNotReadyError, TermChangedError
-from dledger.members import ChangeKind
-from dledger.types import NO_INDEX, HardState, LogIndex, NodeId, Role, Standing
-from tests.support.cluster import N0, N1, N2, N3, N4, Cluster
+from dledger.core.messages import (
+    HeartbeatRequest,
+    PushAppend,
+    PushCompare,
+    PushInstall,
+    PushResponse,
+    TakeLeadership,
+)
+from dledger.errors import LeaderNotReadyError, ShutdownError, TermChangedError, TransferFailedError
+from dledger.members import ChangeKind, Configuration, MemberChange, MemberRole
+from dledger.types import NO_INDEX, EntryId, HardState, LogIndex, NodeId, Role, Standing, Term
+from tests.support.cluster import N0, N1, N2, N3, N4, Cluster, Outcome
 
 
 def _group(size: int, *learners: NodeId, flush_mode: FlushMode = FlushMode.SYNC) -> Cluster:
@@ -365,6 +374,25 @@ def test_a_lost_disk_comes_back_under_a_new_uid() -> None:
     assert not cluster.append(N0, b"held by n0 and n2").pending
 
 
+def test_the_only_other_voter_counts_once_it_is_readmitted() -> None:
+    """M11: its new uid can be committed only with it, so it counts before the configuration says so."""
+    cluster = _group(1)
+    cluster.join(N1)
+    cluster.change(N0, ChangeKind.ADD, N1)
+    cluster.advance(5000)
+    assert cluster[N0].membership.current.voters == (N0, N1)
+    cluster.wipe(N1)
+    cluster.start(N1)
+    cluster.advance(3000)
+
+    assert cluster.leader() == N0
+    assert not cluster.append(N0, b"held by both").pending
+    cluster.advance(1000)
+    member = cluster[N0].membership.committed.find(N1)
+    assert member is not None
+    assert member.uid == 1901
+
+
 def test_another_directory_under_a_members_id_counts_for_nothing_until_it_is_readmitted() -> None:
     """M11: it is a memory of something else, however sure of itself."""
     cluster = _group(3, N3)
@@ -413,3 +441,96 @@ def test_a_change_needs_no_member_that_leaves() -> None:
 
     assert cluster.leader() == N0
     assert cluster[N1].node.state.removed_at == change.value.index
+
+
+def test_a_voter_that_became_a_learner_does_not_take_the_leadership_it_was_offered_before() -> None:
+    """M7: the offer may have been long on its way; learners never campaign."""
+    cluster = _group(4)
+    cluster.hold(TakeLeadership, target=N3)
+    offered = cluster.transfer(N0, N3)
+    cluster.advance_until(lambda: not offered.pending, limit_ms=60_000)
+    assert isinstance(offered.error, TransferFailedError)
+    cluster.change(N0, ChangeKind.DEMOTE, N3)
+    cluster.advance(1000)
+    assert cluster[N3].node.state.is_learner
+    term = cluster.term(N3)
+
+    cluster.release()
+    cluster.settle()
+
+    assert cluster.term(N3) == term
+    assert cluster.role(N3) is Role.FOLLOWER
+
+
+def test_a_member_added_again_in_the_same_term_is_not_taken_for_its_earlier_life() -> None:
+    """M11: what its leader knew of the earlier process went with it."""
+    cluster = Cluster(3)
+    cluster.drop(PushAppend, PushCompare, target=N2)
+    cluster.elect()
+    cluster.advance(1500)
+    assert cluster[N0].node.state.role.memories[N2][1] == 902  # type: ignore[union-attr]  # it leads
+    cluster.isolate(N2)
+    cluster.change(N0, ChangeKind.REMOVE, N2)
+    cluster.advance(12_000)
+    cluster.heal()
+    cluster.crash(N2)
+
+    again = cluster.change(N0, ChangeKind.ADD, N2).value.find(N2)
+
+    assert again is not None
+    assert again.uid == 0
+    assert N2 not in cluster[N0].node.state.remembered
+
+
+def test_what_was_known_of_a_removed_member_is_forgotten_by_who_missed_its_removal() -> None:
+    """M11: a number is given once, so another number is another life, even if both uids are unknown."""
+    state = Cluster(3)[N0].node.state
+    held = EntryId(Term(1), LogIndex(70))
+    state.remember([(N1, held), (N2, held)])
+    kept, removed = state.membership.current.members[1:]
+    added = replace(removed, number=3, role=MemberRole.LEARNER)
+
+    state.install(Configuration((state.membership.current.members[0], kept, added), LogIndex(9), Term(1), 4))
+
+    assert state.remembered == {N1: held}
+
+
+def test_a_change_that_waits_is_answered_when_the_node_stops() -> None:
+    """And so is a transfer: their outcome is unknown."""
+    cluster = _group(3)
+    cluster.drop(PushResponse, target=N0)
+    change = cluster.change(N0, ChangeKind.ADD, N3)
+    assert change.pending
+    cluster[N0].node.abandon(ShutdownError("stopped"))
+    cluster.act(N0)
+    assert isinstance(change.error, ShutdownError)
+
+    cluster = _group(3)
+    cluster.hold(TakeLeadership)
+    transfer = cluster.transfer(N0, N1)
+    cluster[N0].node.abandon(ShutdownError("stopped"))
+    cluster.act(N0)
+    assert isinstance(transfer.error, ShutdownError)
+
+
+def test_a_change_of_an_earlier_leadership_is_not_taken_for_one_of_the_next() -> None:
+    """Its entry may be gone, and another one committed in its place."""
+    cluster = _group(3)
+    cluster.drop(PushAppend, sender=N0)
+    lost = cluster.change(N0, ChangeKind.ADD, N3)
+    node = cluster[N0].node
+    state, appended = node.state, node.state.membership.current.index
+    now_ms = cluster.now_ms
+    state.become_follower(Term(state.term + 1), None, now_ms)
+    state.become_candidate(now_ms, pre_vote=False)
+    state.truncated(appended)
+    state.log.truncate(appended)
+    noop = node.noops.append(state.log, state.term, b"").first_index
+    state.become_leader(noop, now_ms)
+
+    ignored: Outcome[Configuration] = Outcome()
+    node.changes.submit(MemberChange(ChangeKind.ADD, N4, 77, "h", 1), now_ms, ignored)
+    for done in state.outbox.take().completions:
+        done()
+
+    assert isinstance(lost.error, TermChangedError)
