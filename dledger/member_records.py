@@ -63,13 +63,14 @@ class MemberRecords:
             self._unread = True
             return Membership(self._config.node_id, self._base())
         members = self._log.members
-        if members.saved.lost and found.is_explicit:
-            if not self._log.hard_state.load().standing.counts:
+        if (members.saved.lost or not members.uid) and found.is_explicit:
+            counts = self._log.hard_state.load().standing.counts
+            if members.saved.lost and not counts:
                 # It was catching up when it lost the file: the last configuration that it holds may be an old one, and
                 # all voters of that are not enough to elect it (M10).
                 return Membership(self._config.node_id, Configuration())
             own = found.current.find(self._config.node_id)
-            if own is not None and own.uid:
+            if own is not None and own.uid and counts:
                 members.recall(own.uid)
         if not self.problem:
             members.settle()

@@ -54,13 +54,13 @@ def restore_vote(directory: Path, data_dirs: tuple[Path, ...], term: int | None,
         wanted = Term(state.term if term is None else term)
         vouched = HardState(wanted, state.vote if wanted == state.term else None, Standing.FULL)
         if vouched == state:
-            store.members.remember({})
+            store.members.vouch()
             click.echo("its vote counts already: clearing what it remembers of others, and changing nothing else")
             return
         if not yes:
             terminal.confirm("Confirm that nothing this node has forgotten is still needed?")
         store.hard_state.save(vouched)
-        store.members.remember({})  # otherwise the members just restored would be doubted again
+        store.members.vouch()  # otherwise it, or others just restored, would be doubted again
     click.echo(f"the vote of {directory.name.removeprefix('dledger-')} counts, in term {wanted}")
 
 

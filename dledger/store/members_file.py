@@ -79,9 +79,18 @@ class MembersFile:
             self._put(self._merged(configuration, clear_to))
 
     def recall(self, uid: int) -> None:
-        """The log tells the uid that the lost file held: this is no other memory."""
+        """The log tells the uid that the file held, or that a person vouched for: this is no other memory."""
         with self._lock, suppress(OSError):
             self._put(replace(self._saved, uid=uid))
+
+    def vouch(self) -> None:
+        """A person confirms that this memory is that of the member, whatever uid the group knows: so it has none.
+
+        ``recall`` gives it that one, once the log tells it. What is remembered of others is forgotten: they may be
+        those for whom the same is confirmed. Raises ``OSError``.
+        """
+        with self._lock:
+            self._put(replace(self._saved, uid=0, remembered={}))
 
     def hold_to(self, committed: LogIndex) -> None:
         """The log was opened, and nothing above ``committed`` is certain to stay in it.

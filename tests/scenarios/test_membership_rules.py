@@ -393,6 +393,30 @@ def test_the_only_other_voter_counts_once_it_is_readmitted() -> None:
     assert member.uid == 1901
 
 
+def test_an_empty_disk_that_a_person_vouches_for_elects_the_survivor_of_three() -> None:
+    """M11: ``dledger restore-vote`` takes its uid, so that it is not another memory to a group that knows uids."""
+    cluster = _group(3, N3)
+    cluster.append(N0, b"x")
+    cluster.advance(1000)
+    for lost in (N1, N2):
+        cluster.wipe(lost)
+        cluster.start(lost)
+    cluster.advance(5000)
+    assert cluster.leader() is None
+
+    cluster.crash(N1)
+    cluster[N1].saved = HardState(cluster[N1].saved.term, standing=Standing.FULL)
+    cluster[N1].uid = 0
+    cluster.start(N1)
+    cluster.advance(10_000)
+
+    assert cluster.leader() == N0
+    assert not cluster.append(N0, b"y").pending
+    assert cluster[N2].node.state.has_standing
+    cluster.advance(1000)
+    assert cluster.same_logs()
+
+
 def test_another_directory_under_a_members_id_counts_for_nothing_until_it_is_readmitted() -> None:
     """M11: it is a memory of something else, however sure of itself."""
     cluster = _group(3, N3)

@@ -39,6 +39,24 @@ def test_the_log_tells_the_uid_that_a_lost_file_held(tmp_path: Path) -> None:
     store.close()
 
 
+def test_the_log_tells_the_uid_of_a_memory_that_a_person_vouched_for(tmp_path: Path) -> None:
+    """M11: ``dledger restore-vote`` takes the uid that the group would not believe."""
+    settings = small_config(tmp_path)
+    store = open_store(settings)
+    put(store, 1, "01", n0=77)
+    store.hard_state.save(HardState(Term(1), standing=Standing.FULL))
+    store.members.vouch()
+    store.close()
+    store = open_store(settings)
+    records = MemberRecords(ServerConfig(node_id=NodeId("n0"), members=MEMBERS, store=settings), store)
+    assert records.uid == 0
+
+    records.find()
+
+    assert records.uid == 77
+    store.close()
+
+
 @pytest.mark.parametrize("standing", [Standing.BLANK, Standing.DOUBTFUL])
 def test_one_without_standing_takes_no_configuration_from_its_log_alone(tmp_path: Path, standing: Standing) -> None:
     """M3, M10: it may have been catching up, through old ones."""
