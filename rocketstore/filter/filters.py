@@ -12,12 +12,13 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from dledger.errors import InvalidRequestError
+from dledger.log_bound import BoundedLog
 from rocketstore.filter.sql import NoResultError, SqlCondition
 from rocketstore.filter.tags import TagFilter
 from rocketstore.message.properties import decode_properties, find_property_bytes
 from rocketstore.message.record import properties_of
 
-_log = logging.getLogger(__name__)
+_log = BoundedLog(logging.getLogger(__name__))
 TAG: Final = "TAG"
 SQL92: Final = "SQL92"
 FILTERS_MAX: Final = 1024

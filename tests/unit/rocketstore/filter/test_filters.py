@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from dledger.errors import InvalidRequestError
+from dledger.log_bound import LINES_MAX, BoundedLog
+from rocketstore.filter import filters as filters_module
 from rocketstore.filter.filters import (
     FILTERS_CHARS_MAX,
     FILTERS_MAX,
@@ -61,8 +63,11 @@ def test_few_and_many_properties_are_found_as_they_are_decoded(count: int) -> No
             assert SqlFilter(expression).matches_record(record) is SqlCondition(expression).matches(properties)
 
 
-def test_records_without_a_result_are_counted_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_records_without_a_result_are_counted_and_told_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They are not delivered; the log does not grow with them."""
+    monkeypatch.setattr(filters_module, "_log", BoundedLog(logging.getLogger("test"), lambda: 0.0))
     filters = Filters()
     wanted = filters.of(SQL92, "amount > 1")
     assert wanted is not None
@@ -73,6 +78,19 @@ def test_records_without_a_result_are_counted_and_told_once(caplog: pytest.LogCa
         assert wanted.matches_record(stored({"amount": "2"}))
     assert filters.errors == 5
     assert [one.message.partition(":")[0] for one in caplog.records] == ["SQL filter 'amount > 1'"]
+
+
+def test_the_log_does_not_grow_with_expressions(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client may send another one with each pull."""
+    monkeypatch.setattr(filters_module, "_log", BoundedLog(logging.getLogger("test"), lambda: 0.0))
+    filters, record = Filters(), stored({"amount": "many"})
+    for number in range(10 * LINES_MAX):
+        wanted = filters.of(SQL92, f"amount > {number}")
+        assert wanted is not None
+        assert not wanted.matches_record(record)
+    assert (len(caplog.records), filters.errors) == (LINES_MAX, 10 * LINES_MAX)
 
 
 def test_a_record_is_judged_in_microseconds() -> None:
