@@ -31,7 +31,7 @@ def test_resets_on_a_starved_machine_cost_no_election(adopt: Adopt, tmp_path: Pa
     settings = {"election_timeout_ms_min": "8000", "election_timeout_ms_max": "9000"}
     group = adopt(ProxiedGroup(tmp_path / "group", settings=settings))
     group.start_all()
-    group.leader()
+    group.leader(timeout_s=60)
 
     done = assert_no_false_election(group, random.Random(1), resets=60, until_s=time.monotonic() + 30)
 

@@ -23,6 +23,7 @@ PATIENT: Final = {"election_timeout_ms_min": "10000", "election_timeout_ms_max":
 def group(tmp_path: Path) -> Iterator[ProxiedGroup]:
     made = ProxiedGroup(tmp_path / "group", settings=PATIENT)
     made.start_all()
+    made.leader(timeout_s=60)
     yield made
     made.hard_kill()
 

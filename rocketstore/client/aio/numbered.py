@@ -58,6 +58,8 @@ from rocketstore.remoting.numbered_sends import (
 )
 from rocketstore.types import PutMessageStatus
 
+SEARCH_PAUSE_S: Final = 0.01
+"""Between two attempts to reach a master, besides the pauses of the lookup."""
 ANSWER_S_MAX: Final = 60.0
 """How long a request is waited for; its messages have an outcome before, but the numbers behind it depend on it."""
 REQUESTS_MAX: Final = 12
@@ -254,7 +256,7 @@ class NumberedSender:
             if deadline - loop.time() <= PAUSE_S:
                 failure.outcome = "not_applied"
                 raise failure
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(SEARCH_PAUSE_S)
             address = await self._find_master() or ""
 
     async def _opened(

@@ -22,6 +22,10 @@ PERMISSION_READ: Final = 4
 PERMISSION_WRITE: Final = 2
 REFRESH_S: Final = 30.0
 """RocketMQ's ``pollNameServerInterval``: an older route is looked up again."""
+SEARCH_S_MIN: Final = 0.025
+"""The pause between the first two of several lookups of all brokers, which grows to half a second: after the end of a
+master the others have a new one within a tenth of a second.
+"""
 UNKNOWN_REFRESH_S: Final = 0.5
 """How often a topic without a route, or a route in which something fails, is looked up."""
 MISSING_S: Final = 30.0
@@ -142,6 +146,7 @@ class RouteCache:
         self._brokers: dict[str, RoutedBroker] = {}
         self._asking_brokers: asyncio.Task[None] | None = None
         self._brokers_asked_at = float("-inf")
+        self._brokers_pause_s = SEARCH_S_MIN
         self._brokers_found_at = float("-inf")
 
     # -- routes --------------------------------------------------------------------------------------------------------
@@ -216,7 +221,7 @@ class RouteCache:
             await self.refresh_brokers()
 
     async def refresh_brokers(self) -> None:
-        """Look up all brokers, at most every half second. Raises ``ClientError``."""
+        """Look up all brokers; again and again, after growing pauses of up to half a second. Raises ``ClientError``."""
         if self._asking_brokers is None:
             self._asking_brokers = asyncio.get_running_loop().create_task(self._ask_brokers())
             self._asking_brokers.add_done_callback(self._asked_brokers)
@@ -230,7 +235,9 @@ class RouteCache:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     async def _ask_brokers(self) -> None:
-        pause_s = self._brokers_asked_at + UNKNOWN_REFRESH_S - _now()
+        since_s = _now() - self._brokers_asked_at
+        pause_s = min(self._brokers_pause_s, UNKNOWN_REFRESH_S) - since_s
+        self._brokers_pause_s = SEARCH_S_MIN if since_s > 2 * UNKNOWN_REFRESH_S else 2 * self._brokers_pause_s
         if pause_s > 0:
             self._source.distrust()
             await asyncio.sleep(pause_s)

@@ -233,6 +233,34 @@ async def test_brokers_that_were_just_found_are_not_looked_up_again(monkeypatch:
 
 
 @on_loop
+async def test_a_new_master_is_looked_for_at_once_and_then_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is there in a tenth of a second, as a rule; one that does not come must not cost more than two lookups a
+    second.
+    """
+    now_s, pauses = 1000.0, list[float]()
+
+    async def sleep(pause_s: float) -> None:
+        nonlocal now_s
+        now_s += pause_s
+        pauses[-1] += pause_s
+
+    async def look(cache: RouteCache) -> None:
+        pauses.append(0.0)
+        await cache.refresh_brokers()
+
+    monkeypatch.setattr(routes, "_now", lambda: now_s)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    async with cached(Source(data(("a", 2)))) as cache:
+        for _ in range(7):
+            await look(cache)
+        now_s += 2.0
+        await look(cache)
+        await look(cache)
+
+    assert pauses == pytest.approx([0.0, 0.025, 0.05, 0.1, 0.2, 0.4, 0.5, 0.0, 0.025])
+
+
+@on_loop
 async def test_routes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "ROUTES_MAX", 2)
     monkeypatch.setattr(routes, "BROKERS_MAX", 2)
