@@ -145,6 +145,22 @@ def test_a_joiner_finds_a_leader_that_is_none_of_its_seeds(group: RunningMembers
     group.wait_converged()
 
 
+def test_members_with_certificates_need_none_of_each_others(tmp_path: Path) -> None:
+    """The one of a newcomer has its id, and is signed by the CA that all trust: nobody need have heard of it before."""
+    group = RunningMembers(tmp_path, tls=True)
+    try:
+        group.found(0)
+        for newcomer in (1, 2):
+            group.start(newcomer, 0, join=True)
+            group.change(ChangeKind.ADD, newcomer)
+            group.wait_for_voters(*range(newcomer + 1))
+            group.move_leadership(newcomer)
+        group.append(10)
+        group.wait_converged()
+    finally:
+        group.stop()
+
+
 def test_a_node_that_waits_to_be_added_founds_nothing(group: RunningMembers) -> None:
     """M12: not even when nobody whom it knows is there; and when it is added, it comes."""
     joiner = group.start(2, 0, join=True)

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from cluster import certs
 from cluster.local.group import free_ports
-from dledger.config import ElectionConfig, Member, ServerConfig, StoreConfig
+from dledger.config import ElectionConfig, Member, SecurityConfig, ServerConfig, StoreConfig
 from dledger.errors import (
     ChangeInProgressError,
     DLedgerError,
@@ -28,6 +29,7 @@ from dledger.members import ChangeKind, Configuration, MemberChange
 from dledger.runtime.supervisor import NodeFailedError
 from dledger.server import DLedgerServer
 from dledger.types import AppendedBatch, LogIndex, Magic, NodeId, ProducerBatch, Role, Standing
+from tests.support.certificates import files
 from tests.support.waiting import wait_until
 
 NODES_MAX: Final = 8
@@ -41,12 +43,15 @@ _FINAL: Final = (InvalidRequestError, OutOfOrderSequenceError, UnknownProducerEr
 class RunningMembers:
     """Nodes n0 to n7, each of which a test starts with the seeds that it names; ``stop`` them."""
 
-    def __init__(self, path: Path, **store: Any) -> None:  # noqa: ANN401 - one keyword per setting
+    def __init__(self, path: Path, *, tls: bool = False, **store: Any) -> None:  # noqa: ANN401 - one per setting
         self._path = path
         self._store = {"segment_bytes": 1 << 20, "index_segment_bytes": 1 << 16, **store}
         self._members = [
             Member(NodeId(f"n{number}"), "127.0.0.1", port) for number, port in enumerate(free_ports(NODES_MAX))
         ]
+        self._certificates = path / "certs" if tls else None
+        if self._certificates is not None:
+            certs.make_authority(self._certificates)
         self._change_ids = itertools.count(1)
         self.nodes: dict[int, DLedgerServer] = {}
         """Those that run."""
@@ -57,10 +62,24 @@ class RunningMembers:
         store = StoreConfig(self._path, **self._store)
         election = ElectionConfig(heartbeat_interval_ms=50, election_timeout_ms_min=300, election_timeout_ms_max=600)
         config = ServerConfig(
-            node_id=members[0].node_id, members=members, client_port=0, store=store, join=join, election=election
+            node_id=members[0].node_id,
+            members=members,
+            client_port=0,
+            store=store,
+            join=join,
+            election=election,
+            security=self._security(members[0].node_id),
         )
         self.nodes[number] = node = DLedgerServer(config)
         return node.start()
+
+    def _security(self, node_id: NodeId) -> SecurityConfig:
+        if self._certificates is None:
+            return SecurityConfig()
+        if not (self._certificates / f"{node_id}.crt").exists():
+            certs.make_node(self._certificates, node_id)
+        found = files(self._certificates, node_id)
+        return SecurityConfig(tls_cert_path=found.cert, tls_key_path=found.key, tls_trust_cert_path=found.ca)
 
     def member(self, number: int) -> Member:
         """Its id and address."""

@@ -608,8 +608,11 @@ def test_a_member_may_go_while_its_thread_reads_for_it_and_come_back() -> None:
         assert reading.wait(10)
         old = bench.driver._peers[NodeId("n1")].part.worker
 
-        bench.driver.call(lambda _now: _set_peers(bench, "n2"))
-        bench.driver.call(lambda _now: _set_peers(bench, "n1", "n2"))
+        def go_and_come_back(_now: int) -> None:  # as in one run of entries
+            _set_peers(bench, "n2")
+            _set_peers(bench, "n1", "n2")
+
+        bench.driver.call(go_and_come_back)
 
         new = bench.driver._peers[NodeId("n1")].part.worker
         assert (old.is_alive, new.is_alive, new is old) == (True, True, False)
