@@ -13,15 +13,20 @@ from typing import Any, Final
 
 from cluster import certs
 from cluster.local.group import free_ports
-from dledger.config import ElectionConfig, Member, SecurityConfig, ServerConfig, StoreConfig
+from dledger.config import Member, SecurityConfig, ServerConfig, StoreConfig
 from dledger.errors import (
     ChangeInProgressError,
     DLedgerError,
     InvalidRequestError,
     LeaderNotReadyError,
+    LeaderTransferringError,
+    MemberExistsError,
+    MemberUnknownError,
     NotLeaderError,
     OutOfOrderSequenceError,
+    RequestTimeoutError,
     ShutdownError,
+    TermChangedError,
     UnavailableError,
     UnknownProducerError,
 )
@@ -34,7 +39,16 @@ from tests.support.waiting import wait_until
 
 NODES_MAX: Final = 8
 WAIT_S: Final = 30.0
-_AGAIN: Final = (NotLeaderError, LeaderNotReadyError, ChangeInProgressError, UnavailableError, ShutdownError)
+_AGAIN: Final = (
+    NotLeaderError,
+    LeaderNotReadyError,
+    LeaderTransferringError,
+    ChangeInProgressError,
+    TermChangedError,
+    RequestTimeoutError,
+    UnavailableError,
+    ShutdownError,
+)
 """After these a change, which has an id, is asked for again."""
 _FINAL: Final = (InvalidRequestError, OutOfOrderSequenceError, UnknownProducerError, NodeFailedError)
 """After these a producer cannot go on."""
@@ -60,14 +74,12 @@ class RunningMembers:
         """Start a node whose conf names ``seeds`` and itself."""
         members = tuple(self._members[one] for one in (number, *seeds))
         store = StoreConfig(self._path, **self._store)
-        election = ElectionConfig(heartbeat_interval_ms=50, election_timeout_ms_min=300, election_timeout_ms_max=600)
         config = ServerConfig(
             node_id=members[0].node_id,
             members=members,
             client_port=0,
             store=store,
             join=join,
-            election=election,
             security=self._security(members[0].node_id),
         )
         self.nodes[number] = node = DLedgerServer(config)
@@ -104,11 +116,11 @@ class RunningMembers:
     def leader(self) -> DLedgerServer | None:
         """Who leads, if somebody does."""
         leading = [
-            (node.status().term, number)
-            for number, node in list(self.nodes.items())
+            (node.status().term, number, node)
+            for number, node in list(self.nodes.items())  # a test takes one away while another thread looks
             if node.fatal is None and node.status().role is Role.LEADER
         ]
-        return self.nodes[max(leading)[1]] if leading else None
+        return max(leading, key=lambda one: one[:2])[2] if leading else None
 
     def wait_for_leader(self) -> DLedgerServer:
         """Who leads, once somebody does."""
@@ -116,17 +128,28 @@ class RunningMembers:
         return self.leader() or self.wait_for_leader()
 
     def change(self, kind: ChangeKind, number: int, **details: Any) -> Configuration:  # noqa: ANN401  # fields by name
-        """Change the members, whoever leads meanwhile; returns the configuration once it is committed."""
+        """Change the members, whoever leads meanwhile; returns the configuration once it is committed.
+
+        Of a request without a certain answer, a later leader may have done more already than was asked for.
+        """
         member = self._members[number]
         where = {"host": member.host, "port": member.port} if kind is ChangeKind.ADD else {}
         change = MemberChange(kind, member.node_id, next(self._change_ids), **{**where, **details})
         answers: list[Configuration] = []
+        in_doubt = False
 
         def ask() -> bool:
+            nonlocal in_doubt
+            leader = self.wait_for_leader()
             try:
-                answers.append(self.wait_for_leader().change_members(change, WAIT_S))
-            except _AGAIN:
+                answers.append(leader.change_members(change, WAIT_S))
+            except _AGAIN as error:
+                in_doubt = in_doubt or error.outcome == "unknown"
                 return False
+            except (MemberExistsError, MemberUnknownError):
+                if not in_doubt:
+                    raise
+                answers.append(leader._node.state.membership.committed)
             return True
 
         wait_until(ask, f"{kind} {member.node_id}", 2 * WAIT_S)
