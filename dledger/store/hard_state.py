@@ -37,6 +37,7 @@ _FENCED: Final = 3
 """Stored after the vote of a member that is doubtful because it is fenced."""
 _LOST: Final = 4
 """Stored after the vote of a member that is blank because it lost flushed entries."""
+_PAIR_LOST: Final = "both copies of a term and vote, perhaps the newest ones, are unreadable"
 _ADVICE: Final = (
     "Earlier votes may be lost, so this node must not vote: `dledger serve --repair` sets its log aside and "
     "lets it rejoin without a vote until it has caught up"
@@ -85,10 +86,18 @@ def read_hard_state(directory: Path) -> HardState:
     return _find(directory).state
 
 
+def check_hard_state(directory: Path) -> None:
+    """Raise ``CorruptLogError`` unless the newest state is readable for certain."""
+    if _find(directory).pair_lost:
+        raise CorruptLogError(directory / HARD_STATE_FILE, 0, _PAIR_LOST, _ADVICE)
+
+
 class _Found(NamedTuple):
     state: HardState
     sequence: int
     pair: int
+    pair_lost: bool
+    """Whether a pair has no readable slot."""
     whole: bool
     """Whether both slots of the pair hold this state, and the others are readable, too."""
 
@@ -103,9 +112,10 @@ def _find(directory: Path) -> _Found:
     newest = slots[0]
     state, pair = decode_hard_state(newest.payload), newest.number // _PAIR
     copies = sum(slot.number // _PAIR == pair and slot.sequence == newest.sequence for slot in slots)
-    if len({slot.number // _PAIR for slot in slots}) < _SLOTS // _PAIR:
-        state = state.doubted("both copies of a term and vote, perhaps the newest ones, were unreadable")
-    return _Found(state, newest.sequence, pair, copies == _PAIR and len(slots) == _SLOTS)
+    pair_lost = len({slot.number // _PAIR for slot in slots}) < _SLOTS // _PAIR
+    if pair_lost:
+        state = state.doubted(_PAIR_LOST)
+    return _Found(state, newest.sequence, pair, pair_lost, copies == _PAIR and len(slots) == _SLOTS)
 
 
 class FileHardState:

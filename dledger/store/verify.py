@@ -28,7 +28,7 @@ from dledger.store.format import (
     parse_segment_name,
     segment_name,
 )
-from dledger.store.hard_state import read_hard_state
+from dledger.store.hard_state import check_hard_state
 from dledger.store.identity import StoreIdentity, read_identity
 from dledger.store.inspect import (
     DataItem,
@@ -125,7 +125,7 @@ def _check_small_files(found: VerifiedNode) -> None:
     except CorruptLogError as error:
         found.blame(error)
     try:
-        read_hard_state(directory)
+        check_hard_state(directory)
     except CorruptLogError as error:
         found.blame(error)
     try:

@@ -109,6 +109,22 @@ def test_a_damaged_small_file_is_named(directory: Path, name: str) -> None:
     assert next(one for one, _, _ in told(verify_node(directory))) == name
 
 
+@pytest.mark.parametrize("pair", [0, 1])
+def test_a_vote_that_may_be_older_than_the_newest_is_named(directory: Path, pair: int) -> None:
+    """Neither copy of one of two states is readable: the member would come up without a vote. One copy is enough."""
+    path = directory / "hard_state"
+    content = bytearray(path.read_bytes())
+    content[pair * 8192 : pair * 8192 + 40] = b"\xff" * 40
+    path.write_bytes(content)
+    assert told(verify_node(directory)) == []
+    content[pair * 8192 + 4096 : pair * 8192 + 4136] = b"\xff" * 40
+    path.write_bytes(content)
+
+    found = told(verify_node(directory))
+
+    assert [(name, "copies of a term and vote" in reason) for name, _, reason in found] == [("hard_state", True)]
+
+
 def test_a_log_that_ends_below_the_durable_mark_or_holds_another_entry_there_is_told(directory: Path) -> None:
     """The checkpoint is evidence: an older copy of a segment is not the log that was flushed."""
     last = [one for one in segments(directory) if any(one.read_bytes()[:8])][-1]
