@@ -33,16 +33,19 @@ PAUSE_S_MIN: Final = 0.01
 """The least time from a lost connection, or a failed attempt, to the next one: two members that make each other hurry
 must not become a load, whatever ends their connections.
 """
+SEARCHES_MAX: Final = 10
+"""How many failed attempts to reach a peer that was heard are a reason to ask others where it is."""
 
 
 class PeerLink(PeerDialler):
     """Sends what is in ``queue`` to a peer, and its answers to ``receiver``.
 
     ``members``: the peer's addresses, tried in turn. ``send`` is thread-safe, never blocks and never raises for a dead
-    peer; all else is for the loop. ``lost`` is called once per broken connection, or failed attempt.
+    peer; all else is for the loop. ``lost`` is called once per broken connection, or failed attempt, and ``search``
+    after an attempt to reach a peer that has been heard: it is at another address.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one parameter per neighbour
         self,
         introduction: Introduction,
         members: tuple[Member, ...],
@@ -51,6 +54,7 @@ class PeerLink(PeerDialler):
         bridge: LoopBridge,
         reasons: Reasons,
         lost: Callable[[], None],
+        search: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(introduction, members, queue.purpose, reasons)
         self._given = members
@@ -58,6 +62,8 @@ class PeerLink(PeerDialler):
         self._receiver = receiver
         self._bridge = bridge
         self._lost = lost
+        self._search = search
+        self._searches_left = 0
         self._is_flush_due = False  # posted, and not run yet
         self._wanted = asyncio.Event()  # set while there is something to send, or a peer to greet
         self._hurried = asyncio.Event()  # set if the peer was heard of since the last attempt began
@@ -84,6 +90,15 @@ class PeerLink(PeerDialler):
         A link for control messages connects even if there is nothing to send yet: votes are in a hurry. Thread-safe.
         """
         self._bridge.post(self._hurry)
+
+    def heard(self) -> None:
+        """The peer has connected to this member, perhaps from another address than is known. Thread-safe."""
+        self._bridge.post(self._note_heard)
+
+    def _note_heard(self) -> None:
+        if self._connection is None:
+            self._searches_left = SEARCHES_MAX
+            self._hurry()
 
     def _hurry(self) -> None:
         if self._connection is None:
@@ -130,6 +145,9 @@ class PeerLink(PeerDialler):
                 self._complain(f"cannot connect to {self.address}: {error}; retrying")
             self._queue.clear()
             self._wanted.clear()
+            if self._searches_left:
+                self._searches_left -= 1
+                self._search()
             try:
                 self._lost()
             except DLedgerError as error:  # the node has stopped itself; its transport is closed next
@@ -150,6 +168,7 @@ class PeerLink(PeerDialler):
             if not await self._shake_hands(connection):
                 return
             self._connection = connection
+            self._searches_left = 0
             self._hurried.clear()
             self._flush()
             await connection.ended

@@ -146,7 +146,9 @@ class PeerTransport:
         queue = PushQueue(2 * self._config.replication.inflight_pushes_max + 16)
         lost = partial(receiver.connection_lost, members[0].node_id)
         return _Links(
-            PeerLink(self._introduction, members, ControlQueue(), receiver, control, reasons, _nothing),
+            PeerLink(
+                self._introduction, members, ControlQueue(), receiver, control, reasons, _nothing, self._search.ask
+            ),
             PeerLink(self._introduction, members, queue, receiver, pushes, reasons, lost),
         )
 
@@ -185,7 +187,7 @@ class PeerTransport:
     def _hurry(self, peer: NodeId) -> None:
         """A peer has connected to this member, so it can be reached."""
         for link in self._links.get(peer, ()):
-            link.hurry()
+            link.heard()
 
     def learn(self, peer: NodeId, client_address: str) -> None:
         """Note a peer's client address, unless it has none. On any thread."""

@@ -141,6 +141,26 @@ def test_a_member_that_moves_is_reached_at_its_new_address(nodes: Nodes, message
     assert n0.addresses.first(N1) == Member(N1, "127.0.0.1", nodes.ports[3])
 
 
+def test_a_member_that_was_heard_from_another_address_is_looked_for(nodes: Nodes) -> None:
+    """M7: who was cut off from its leader while that moved must ask it before it believes it; others know where."""
+    n0, n2 = nodes.start(0, 1, 2), nodes.start(2, 0, 1)
+    known = nodes.configuration(3, 0, 1, 2)
+    address = replace(known.members[1], port=nodes.ports[3])
+    n0.adopt(known)
+    n0.reaches(n2, HeartbeatRequest(Term(1)))  # so that it hears no more from it
+    moved = nodes.start(1, 0, 2, at=3)
+    for node in (moved, n2):
+        node.adopt(Configuration((known.members[0], address, known.members[2]), LogIndex(4), Term(1)))
+
+    moved.reaches(n0, HeartbeatRequest(Term(1)))
+
+    def is_reached() -> bool:
+        n0.send(N1, HeartbeatRequest(Term(1)))
+        return any(one.sender == N0 for one in moved.receiver.requested)
+
+    wait_until(is_reached, "n0 finds n1")
+
+
 def test_a_configuration_that_is_not_compared_keeps_nobody_apart(
     nodes: Nodes, caplog: pytest.LogCaptureFixture
 ) -> None:
