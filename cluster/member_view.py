@@ -76,7 +76,8 @@ def _row(status: NodeStatus, member: MemberStatus) -> Sequence[str]:
     if peer is None:
         return (*start, *("?",) * 5, intent_text(member))
     rate = f"{size_text(peer.rate)}/s" if peer.rate else "-"
-    contact = "never" if peer.last_contact_ms < 0 else f"{peer.last_contact_ms} ms"
+    unheard = peer.last_contact_ms < 0 or peer.health == "never seen"
+    contact = "never" if unheard else f"{peer.last_contact_ms} ms"
     lag = size_text(peer.lag_bytes) if peer.lag_bytes else str(peer.lag_entries)
     return (*start, peer.health, str(peer.match_index), lag, rate, contact, _notes(member, peer))
 
@@ -85,7 +86,7 @@ def _notes(member: MemberStatus, peer: PeerStatus) -> str:
     parts = [intent_text(member)]
     if member.role is MemberRole.LEARNER:
         seconds = ready_in_s(peer)
-        parts += ["ready" if seconds == 0 else f"ready in ~{seconds} s" if seconds is not None else "", peer.not_ready]
+        parts.append("ready" if seconds == 0 else peer.not_ready if seconds is None else f"ready in ~{seconds} s")
     return ", ".join(filter(None, parts))
 
 

@@ -10,6 +10,7 @@ from typing import Final
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from cluster import reporting
 from cluster.cli import main
@@ -23,7 +24,7 @@ from tools.docs_reference.records import default_text
 pytestmark = pytest.mark.lane("processes")  # real ones, which want a small machine for themselves
 
 OPERATING: Final = ROOT / "docs" / "operating.md"
-N0, N1, N2 = NodeId("n0"), NodeId("n1"), NodeId("n2")
+N0, N1, N2, N3 = (NodeId(f"n{number}") for number in range(4))
 SMALL: Final = {"segment_bytes": "1m", "index_segment_bytes": "32k"}
 BODIES: Final = [b"entry %d" % number for number in range(100)]
 
@@ -84,32 +85,80 @@ def _seed(source: Path, target: Path) -> None:
     identity.write_text(identity.read_text().replace(f'"node_id": "{old}"', f'"node_id": "{new}"'))
 
 
+class _Growing(LocalGroup):
+    """The last nodes of the group wait to be added; ``known`` are the members that its conf files name."""
+
+    def __init__(self, directory: Path, *, founders: int, waiting: int) -> None:
+        super().__init__(directory, size=founders + waiting, settings=SMALL)
+        self.founders = self.known = list(self.nodes)[:founders]
+
+    def __enter__(self) -> _Growing:
+        try:
+            self.start_together(self.known)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def members_of(self, node: NodeId) -> str:
+        known = [*self.known, *([] if node in self.known else [node])]
+        return ";".join(f"{one}-{self.place(one)}" for one in known)
+
+    def command(self, node: NodeId) -> list[str]:
+        return [*super().command(node), *([] if node in self.founders else ["--set", "join=true"])]
+
+    def place(self, node: NodeId) -> str:
+        return self.peer_address(node, self.nodes[node])
+
+    def member(self, *words: str) -> str:
+        """Run a command of the page."""
+        done = CliRunner().invoke(main, ["member", *words, "-b", ",".join(self.addresses), "--timeout", "30"])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+
 @pytest.mark.slow
-def test_change_the_members_from_three_to_five_and_back(tmp_path: Path) -> None:
-    """Nothing of the members is part of the log's identity."""
-    with LocalGroup(tmp_path, settings=SMALL) as group:
-        _fill(group)
+def test_change_the_members_from_one_to_three_and_replace_a_dead_one(tmp_path: Path) -> None:
+    """Grow, replace, shrink, as the page has it: every entry is there at the end."""
+    with _Growing(tmp_path, founders=1, waiting=3) as group:
+        with closing(group.client(timeout_s=30)) as client:
+            client.append_many(BODIES)
+        for node in (N1, N2):
+            group.start(node)
+            assert "dLegerJoin=true" in group.member("add", f"{node}={group.place(node)}")
+            group.known = [*group.known, node]
+        assert "majority 2 of 3 voters; tolerates 1 failure" in group.member("list")
 
-    with LocalGroup(tmp_path, size=5, settings=SMALL) as group:
-        _wait_for_voters(group)
+        group.kill(N0)
+        group.start(N3)
+        assert "n0 was removed" in group.member("replace", "n0", f"n3={group.place(N3)}")
         assert _bodies(group) == BODIES
-    with LocalGroup(tmp_path, settings=SMALL) as group:
-        _wait_for_voters(group)
+
+        said = group.member("remove", group.leader())
+        assert "majority 2 of 2 voters; tolerates 0 failures" in said
         assert _bodies(group) == BODIES
 
 
 @pytest.mark.slow
-def test_change_the_members_from_one_to_three_with_one_seeded(tmp_path: Path) -> None:
-    """One old member is no majority of three, so one more is seeded with a copy."""
-    named = SMALL | {"cluster_id": "mine"}
-    with LocalGroup(tmp_path, size=1, settings=named) as group:
-        _fill(group)
+def test_a_majority_is_lost_and_one_node_goes_on(tmp_path: Path) -> None:
+    """Under another cluster id; then the group can grow again."""
+    with _Growing(tmp_path, founders=3, waiting=1) as group:
+        with closing(group.client(timeout_s=30)) as client:
+            client.append_many(BODIES)
+        wait_until(lambda: len({one.committed_index for one in group.statuses().values()}) == 1, 30, "not alike")
+        peers = group.members_of(N0)
+        for node in group.known:
+            group.kill(node)
+        words = ["member", "force", str(group.store_dir(N0)), "--peers", peers, "--cluster-id", "second", "--yes"]
+        forced = CliRunner().invoke(main, words)
+        assert forced.exit_code == 0, forced.output
+        assert f"  dLegerPeers=n0-{group.place(N0)}" in forced.output
 
-    _seed(tmp_path / "dledger-n0", tmp_path / "dledger-n1")
-
-    with LocalGroup(tmp_path, settings=named) as group:
-        _wait_for_voters(group)
+        group.founders = group.known = [N0]
+        group.start(N0, extra=["--set", "cluster_id=second"])
         assert _bodies(group) == BODIES
+        group.start(N3, extra=["--set", "cluster_id=second"])
+        assert "  cluster_id=second" in group.member("add", f"n3={group.place(N3)}")
 
 
 @pytest.mark.slow
