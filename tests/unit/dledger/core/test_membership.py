@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dledger.core.membership import Membership
 from dledger.members import ClusterMember, Configuration, MemberRole
 from dledger.types import LogIndex, NodeId, Term
+from tests.support import members
 
 
 def _configuration(index: int, voters: str, learners: str = "") -> Configuration:
@@ -65,3 +68,42 @@ def test_learners_are_peers_that_do_not_vote() -> None:
     assert membership.peers == ("b", "c", "d")
     assert membership.voting_peers == ("b", "c")
     assert membership.quorum == 2
+
+
+def test_the_configuration_before_is_the_one_right_before() -> None:
+    """M6: a member that has yet to hear what is committed may hold several."""
+    membership = _membership()
+    membership.adopt(_configuration(5, "abd"))
+    membership.adopt(_configuration(6, "ab"))
+    assert membership.previous_voters == ("a", "b", "d")
+
+
+def test_configurations_that_are_committed_at_once_leave_nobody_untold() -> None:
+    """M9: neither those that were members at first, nor those that came and went meanwhile."""
+    membership = _membership()
+    membership.adopt(_configuration(5, "abd"))
+    membership.adopt(_configuration(6, "ab"))
+    membership.commit(LogIndex(6))
+    assert membership.left == ("c", "d")
+    assert [one.node_id for one in membership.leaving] == ["c", "d"]
+
+
+def test_a_copy_stays_as_the_original_was() -> None:
+    """The driver acts on it outside the lock."""
+    membership = _membership()
+    membership.adopt(_configuration(5, "ab"))
+    membership.commit(LogIndex(5))
+    membership.adopt(_configuration(6, "abd"))
+    copy = membership.copy()
+    membership.release(NodeId("c"))
+    membership.commit(LogIndex(6))
+    assert (copy.left, copy.contact_ids) == (("c",), ("b", "d", "c"))
+    assert (copy.committed.index, copy.current.index, copy.is_committed) == (5, 6, False)
+
+
+@pytest.mark.parametrize(("known", "told", "forgot"), [(7, 7, False), (7, 8, True), (7, 0, False), (0, 8, False)])
+def test_only_two_known_uids_that_differ_are_two_memories(known: int, told: int, forgot: bool) -> None:
+    """M11: 0 says nothing, on either side; and a stranger has nothing to forget."""
+    membership = Membership(NodeId("n0"), members.configuration("012", n2=known))
+    assert membership.is_forgetful(NodeId("n2"), told) is forgot
+    assert not membership.is_forgetful(NodeId("n3"), told)

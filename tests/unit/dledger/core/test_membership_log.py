@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from dledger.config import FlushMode
+from dledger.core import membership
+from dledger.core.member_state import MemberState
 from dledger.core.membership import recover_membership
 from dledger.core.membership_payload import encode_configuration
 from dledger.core.messages import LoadRun, PushAppend, PushCommit, PushCompare, PushInstall, PushKind, PushTruncate
 from dledger.core.noop_payload import UnreadablePayloadError
 from dledger.errors import ResponseCode
+from dledger.members import Configuration
 from dledger.types import NO_INDEX, NO_TERM, EntryId, LogIndex, Magic, Position, Term
 from dledger.values import MIB
 from tests.support.cluster import N0, N1, N2, N3, made_log
@@ -135,6 +140,32 @@ def test_in_async_mode_a_leader_counts_its_own_configuration_only_once_it_is_flu
     assert solo.state.unflushed is None
 
 
+def test_the_first_of_several_unflushed_configurations_holds_up_what_follows() -> None:
+    """M3: a power cut takes both."""
+    source, index = _with_fourth()
+    put(source.log, 1, "012")
+    solo = Solo(flush_mode=FlushMode.ASYNC)
+    solo.push(N1, PushCompare(source.term, 1, EntryId(NO_TERM, NO_INDEX), 0, flushed_only=False))
+
+    (answer,) = solo.push(N1, source.append(0, epoch=1), flush=False)
+
+    assert answer.flushed_index == index - 1
+
+
+def test_a_flush_between_two_configurations_frees_the_first_alone() -> None:
+    """M3: the second one may still be taken back."""
+    solo = Solo(flush_mode=FlushMode.ASYNC)
+    solo.state.adopt(configuration("0123", index=put(solo.log, 1, "0123")))
+    solo.log.flush()
+    flushed = solo.log.last.index
+    second = put(solo.log, 1, "012")
+    solo.state.adopt(configuration("012", index=second))
+
+    assert solo.state.durable_index == flushed
+    solo.log.flush()
+    assert solo.state.durable_index == second
+
+
 # -- M3: recovery -------------------------------------------------------------------------------------------------
 
 
@@ -174,6 +205,16 @@ def test_a_restart_looks_only_at_what_the_directory_does_not_say() -> None:
     assert ahead.current.index == 9
     assert ahead.is_committed
     assert clear.current.index == -1
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 4, 5])
+def test_a_restart_looks_at_every_entry(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """M3: in whatever pieces it reads a long log."""
+    monkeypatch.setattr(membership, "_CHUNK_ENTRIES", chunk)
+
+    found = recover_membership(N0, _log(), None, NO_INDEX, configuration("012"))
+
+    assert (found.committed.index, found.previous_voters, found.current.index) == (-1, (N0, N1, N2, N3), 3)
 
 
 def test_a_restart_without_any_configuration_waits() -> None:
@@ -247,6 +288,24 @@ def test_a_removed_member_is_spoken_to_until_it_knows_or_ten_seconds_have_passed
         assert dispatcher.step(solo.now_ms) is None
 
 
+def test_who_leads_no_more_speaks_no_more_to_those_that_left() -> None:
+    """M9: only a leader has something to tell them; the driver hears of it."""
+    solo = Solo(3, terms=[1], committed=0)
+    solo.lead()
+    index = _removing(solo, "01")
+    solo.matches(N1, index + 1)
+    solo.flush()
+    solo.settle_quorum()
+    assert N2 in solo.node.dispatchers
+
+    solo.hear(N1, int(solo.state.term) + 1)
+
+    assert N2 not in solo.node.dispatchers
+    told = solo.state.outbox.membership
+    assert told is not None
+    assert told.contact_ids == (N1,)
+
+
 def test_an_install_carries_the_newest_committed_configuration() -> None:
     """M10: an explicit one; not one that may still be undone."""
     solo = Solo(3, log=made_log(1, 1, 1, 1, committed=3, begin=1))
@@ -301,3 +360,65 @@ def test_what_is_remembered_of_a_member_ends_with_its_life() -> None:
         solo.state.remember([(N2, held)])
         solo.state.adopt(adopted)
         assert (N2 in solo.state.remembered) is kept
+
+
+def test_nothing_is_kept_of_the_history_of_one_that_left() -> None:
+    """Another machine may come back under its id."""
+    solo = Solo(3)
+    solo.state.agrees[N2] = False
+    solo.state.contradicted_by.add(N2)
+
+    solo.state.adopt(configuration("01", index=1))
+
+    assert N2 not in solo.state.agrees
+    assert N2 not in solo.state.contradicted_by
+
+
+@pytest.mark.parametrize(
+    ("process", "uid", "remembers"), [(7, 9, True), (7, 0, True), (7, 8, False), (6, 9, False), (6, 0, False)]
+)
+def test_a_process_counts_unless_it_is_of_another_memory(process: int, uid: int, remembers: bool) -> None:
+    """M11: it must have been heard itself, not an earlier one; one without a uid has no other memory."""
+    solo = Solo(3)
+    solo.lead()
+    solo.state.adopt(configuration("012", index=1, n1=9))
+    solo.leader_role.memories[N1] = process, uid
+
+    assert solo.state.remembers(solo.leader_role, N1, 7) is remembers
+    assert solo.state.remembers(solo.leader_role, N2, 7)
+
+
+# -- M8: who is told that it was removed --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("take", [MemberState.adopt, MemberState.install])
+def test_what_a_member_was_told_of_its_removal_counts_until_a_newer_configuration(
+    take: Callable[[MemberState, Configuration], object],
+) -> None:
+    """M8: neither an older configuration nor older news takes it back."""
+    state = Solo(3).state
+    state.learn_removed(LogIndex(7))
+    state.learn_removed(LogIndex(5))
+    assert state.removed_at == 7
+    take(state, configuration("012", index=6))
+    assert state.removed_at == 7
+
+    take(state, configuration("012", index=8))
+
+    assert state.removed_at == NO_INDEX
+    state.learn_removed(LogIndex(8))
+    assert state.removed_at == NO_INDEX
+
+
+def test_nobody_is_told_of_a_removal_before_it_is_committed_nor_once_it_is_undone() -> None:
+    """M8: an uncommitted one may be truncated, and one that was added again is a member."""
+    state = Solo(3, terms=[1] * 10).state
+    state.adopt(configuration("01", index=3))
+    assert state.removal_of(N2) == NO_INDEX
+
+    state.advance_commit(LogIndex(3))
+    assert state.removal_of(N2) == 3
+    assert state.removal_of(N1) == NO_INDEX
+
+    state.adopt(configuration("01", "2", index=5))
+    assert state.removal_of(N2) == NO_INDEX
