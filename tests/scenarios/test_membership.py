@@ -100,6 +100,7 @@ def test_numbers_and_uids_stay_with_their_members() -> None:
         (N3, 3, 903),
         (N4, 4, 904),
     ]
+    assert cluster[N0].membership.current.next_number == 5
 
 
 # -- requests that are refused ------------------------------------------------------------------------------------
@@ -225,6 +226,7 @@ def test_a_group_has_bounds() -> None:
     for number in range(1, 5):
         assert cluster.change(N0, ChangeKind.ADD, NodeId(f"n{number}")).value
     assert isinstance(_refusal(cluster, ChangeKind.ADD, N5), TooManyMembersError)
+    assert isinstance(_refusal(cluster, ChangeKind.DEMOTE, N0), TooManyMembersError)
 
     large = _group(9)
     assert isinstance(_refusal(large, ChangeKind.ADD, NodeId("n9")), TooManyMembersError)
@@ -234,11 +236,12 @@ def test_a_group_has_bounds() -> None:
 def test_a_repeated_request_changes_nothing() -> None:
     """The answer may have been lost, and the learner promoted since."""
     cluster = _group(3, N3)
-    first = cluster.change(N0, ChangeKind.ADD, N3, change_id=77)
+    seen = cluster[N0].membership.current.index
+    first = cluster.change(N0, ChangeKind.ADD, N3, change_id=77, expected_index=seen)
     cluster.advance_until(lambda: _settled(cluster, N0, N1, N2, N3))
     before = cluster[N0].log.last
 
-    again = cluster.change(N0, ChangeKind.ADD, N3, change_id=77)
+    again = cluster.change(N0, ChangeKind.ADD, N3, change_id=77, expected_index=seen)
 
     assert first.value.index < again.value.index
     assert again.value.voters == (N0, N1, N2, N3)

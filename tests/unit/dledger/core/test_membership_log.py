@@ -8,14 +8,14 @@ import pytest
 
 from dledger.config import FlushMode
 from dledger.core import membership
-from dledger.core.member_state import MemberState
+from dledger.core.member_state import NEVER_MS, Candidate, MemberState
 from dledger.core.membership import recover_membership
 from dledger.core.membership_payload import encode_configuration
 from dledger.core.messages import LoadRun, PushAppend, PushCommit, PushCompare, PushInstall, PushKind, PushTruncate
 from dledger.core.noop_payload import UnreadablePayloadError
 from dledger.errors import ResponseCode
 from dledger.members import Configuration
-from dledger.types import NO_INDEX, NO_TERM, EntryId, LogIndex, Magic, Position, Term
+from dledger.types import NO_INDEX, NO_TERM, EntryId, LogIndex, Magic, Position, Standing, Term
 from dledger.values import MIB
 from tests.support.cluster import N0, N1, N2, N3, made_log
 from tests.support.disk_log import DiskLog
@@ -92,6 +92,20 @@ def test_the_driver_is_told_what_is_committed() -> None:
 
     assert told.is_committed
     assert (told.committed.index, told.current.index) == (index, index)
+
+
+def test_the_driver_is_told_of_each_configuration_that_is_committed() -> None:
+    """M3: also while a newer one is not."""
+    solo = Solo(3, terms=[1] * 5)
+    solo.state.adopt(configuration("0123", index=2))
+    solo.state.adopt(configuration("013", index=4))
+    solo.take()
+
+    solo.state.advance_commit(LogIndex(3))
+
+    told = solo.state.outbox.membership
+    assert told is not None
+    assert (told.committed.index, told.current.index) == (2, 4)
 
 
 def test_a_configuration_of_a_later_version_stops_a_follower() -> None:
@@ -374,6 +388,28 @@ def test_nothing_is_kept_of_the_history_of_one_that_left() -> None:
     assert N2 not in solo.state.contradicted_by
 
 
+def test_a_leader_keeps_nothing_of_a_process_that_left() -> None:
+    """M11: a member that is added again under its id in the same term is to be heard anew."""
+    solo = Solo(3)
+    solo.lead()
+    leader = solo.leader_role
+    solo.beat(N1)
+    solo.beat(N2)
+    by_process = (leader.boot_ids, leader.doubted, leader.countersigns, leader.memories, leader.blank_boot_ids)
+    for peer in (N1, N2):
+        solo.matches(peer, 0)
+        leader.boot_ids[peer] = leader.doubted[peer] = leader.countersigns[peer] = leader.blank_boot_ids[peer] = 7
+    assert leader.stand == {N1, N2}
+
+    leader.speak_with((N1,))
+
+    assert leader.stand == {N1}
+    assert [sorted(known) for known in by_process] == [[N1]] * 5
+    leader.speak_with((N1, N2))
+    assert (leader.match[N2], leader.contact_ms[N2], leader.counts[N2]) == (NO_INDEX, NEVER_MS, False)
+    assert (leader.match[N1], leader.counts[N1]) == (0, True)
+
+
 @pytest.mark.parametrize(
     ("process", "uid", "remembers"), [(7, 9, True), (7, 0, True), (7, 8, False), (6, 9, False), (6, 0, False)]
 )
@@ -386,6 +422,21 @@ def test_a_process_counts_unless_it_is_of_another_memory(process: int, uid: int,
 
     assert solo.state.remembers(solo.leader_role, N1, 7) is remembers
     assert solo.state.remembers(solo.leader_role, N2, 7)
+
+
+def test_a_member_whose_directory_is_another_one_is_not_elected_by_a_majority() -> None:
+    """M11: its own vote may have been given to somebody else, by the memory that the configuration names."""
+    solo = Solo(3)
+    solo.state.uid = 8
+    solo.state.adopt(configuration("012", index=1, n0=7))
+    solo.time_out()
+
+    solo.vote(N1, pre_vote=True)
+
+    role = solo.state.role
+    assert isinstance(role, Candidate)
+    assert role.pre_vote
+    assert role.ballots[N0].standing is Standing.BLANK
 
 
 # -- M8: who is told that it was removed --------------------------------------------------------------------------
@@ -413,6 +464,8 @@ def test_what_a_member_was_told_of_its_removal_counts_until_a_newer_configuratio
 def test_nobody_is_told_of_a_removal_before_it_is_committed_nor_once_it_is_undone() -> None:
     """M8: an uncommitted one may be truncated, and one that was added again is a member."""
     state = Solo(3, terms=[1] * 10).state
+    state.adopt(configuration("012", index=2))
+    state.advance_commit(LogIndex(2))
     state.adopt(configuration("01", index=3))
     assert state.removal_of(N2) == NO_INDEX
 
