@@ -75,6 +75,19 @@ def test_a_new_leader_does_not_know_yet() -> None:
     assert "has not looked for 500 ms" in _told(solo).not_ready
 
 
+def test_what_an_earlier_leadership_saw_promotes_nobody() -> None:
+    """M4: the log has grown since."""
+    solo = _leader()
+    _pass(solo, 2 * _TIMEOUT_MS)
+    solo.hear(N1, solo.state.term + 1)
+    solo.lead()
+    solo.tick()
+    _hear(solo)
+    solo.matches(N3, solo.log.last.index)
+
+    assert _told(solo).not_ready.startswith("the leader has not looked for")
+
+
 def test_a_learner_that_is_silent_is_not_ready() -> None:
     """M4: within the last timeout."""
     solo = _leader()

@@ -6,7 +6,7 @@ import pytest
 
 from dledger.config import ReplicationConfig, ServerConfig
 from dledger.core.member_state import Candidate, Follower
-from dledger.core.messages import HeartbeatRequest, TakeLeadership, VoteRequest, VoteResult
+from dledger.core.messages import HeartbeatRequest, HeartbeatResponse, TakeLeadership, VoteRequest, VoteResult
 from dledger.core.outbox import Wake
 from dledger.errors import ConfigError, DiskFullError
 from dledger.store.format import HEADER, EntryHeader
@@ -21,8 +21,9 @@ from dledger.types import (
     Standing,
     Term,
 )
-from tests.support.cluster import N0, N1, N2, Outcome
+from tests.support.cluster import N0, N1, N2, N3, Outcome
 from tests.support.disk_log import DiskLog
+from tests.support.members import configuration
 from tests.support.solo import Solo
 
 
@@ -307,3 +308,100 @@ def test_who_has_forgotten_seeks_the_votes_of_all_only_with_a_durable_log() -> N
     assert asked_early == 0
     assert woken & Wake.FLUSH
     assert solo.node.elector.pre_votes == 1
+
+
+# -- when the members change --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_who_is_no_voter_takes_no_leadership(removed: bool) -> None:
+    """M7, M8: it was one when it was asked, and the question was long on its way."""
+    solo = Solo(hard_state=HardState(Term(1), standing=Standing.FULL))
+    solo.hear(N1, 1)
+    if removed:
+        solo.state.learn_removed(LogIndex(5))
+    else:
+        solo.state.adopt(configuration("12", "0", index=1))
+    solo.take()
+
+    solo.node.receive(N1, TakeLeadership(Term(1)), 0)
+
+    assert (solo.role, solo.state.term) == (Role.FOLLOWER, 1)
+    assert solo.take() == []
+
+
+def test_everybody_is_asked_who_may_be_a_voter_by_some_configuration() -> None:
+    """M6, M7: learners, which may not know that they were promoted, and those whose removal is not committed."""
+    solo = Solo()
+    solo.state.adopt(configuration("01", "3", index=1))
+
+    asked = [target for target, message in solo.time_out() if isinstance(message, VoteRequest)]
+
+    assert asked == [N1, N3, N2]
+
+
+def test_who_leaves_hears_the_leader_until_it_knows() -> None:
+    """M9: else it asks for votes."""
+    solo = Solo()
+    solo.lead()
+    solo.state.adopt(configuration("01", index=1, term=int(solo.state.term)))
+
+    told = [target for target, message in solo.tick(100) if isinstance(message, HeartbeatRequest)]
+
+    assert told == [N1, N2]
+
+
+def test_the_vote_of_another_memory_is_that_of_a_blank_member() -> None:
+    """M11: the one that the configuration names may have voted for somebody else, in a term that this one forgot."""
+    solo = Solo()
+    solo.state.adopt(configuration("012", index=1, n1=7))
+    solo.time_out()
+
+    solo.vote(N1, pre_vote=True, uid=8)
+    role = solo.state.role
+    assert isinstance(role, Candidate)
+    assert role.pre_vote
+    assert role.ballots[N1].standing is Standing.BLANK
+
+    solo.vote(N1, pre_vote=True, uid=7)
+    assert solo.state.term == 1
+
+
+def test_the_refusal_of_a_learner_says_nothing_of_who_can_be_elected() -> None:
+    """A candidate that hurries because of it splits the votes again."""
+    solo = Solo()
+    solo.state.adopt(configuration("012", "3", index=1))
+    solo.campaign()
+
+    solo.vote(N3, granted=False)
+    solo.vote(N2, granted=False)
+
+    assert isinstance(solo.state.role, Candidate)
+    assert solo.state.role.refused == {N2}
+
+
+def test_a_leader_that_was_removed_hears_of_it_from_those_that_it_leads() -> None:
+    """M8: by the next answer to its heartbeats."""
+    solo = Solo()
+    solo.lead()
+
+    solo.node.receive(N1, HeartbeatResponse(solo.state.term, removed_at=LogIndex(9)), solo.now_ms)
+
+    assert solo.state.removed_at == 9
+
+
+def test_a_learner_that_is_not_heard_keeps_nobody_a_founder() -> None:
+    """M1 d: changes wait for the voters of a new group; a learner that never comes must be removable."""
+    alone = Solo(1, hard_state=HardState(standing=Standing.FOUNDER))
+    alone.state.adopt(configuration("0", "1", index=0))
+    alone.time_out()
+    assert (alone.role, alone.state.standing) == (Role.LEADER, Standing.FULL)
+
+    solo = Solo(3)
+    solo.lead()
+    solo.state.hard_state = HardState(solo.state.term, N0, Standing.FOUNDER)
+    solo.state.adopt(configuration("012", "3", index=1, term=int(solo.state.term)))
+    solo.beat(N1)
+    assert solo.state.standing is Standing.FOUNDER
+    solo.beat(N2)
+    assert solo.state.standing is Standing.FULL

@@ -9,7 +9,7 @@ from dledger.core.membership_payload import encode_configuration
 from dledger.core.messages import HeartbeatResponse
 from dledger.errors import TermChangedError, WouldLoseQuorumError
 from dledger.members import ChangeKind, Configuration, MemberChange
-from dledger.types import LogIndex, Magic, NodeId, Role
+from dledger.types import NO_INDEX, LogIndex, Magic, NodeId, Role
 from tests.support.cluster import N0, N1, N2, N3, N4, Outcome
 from tests.support.members import configuration
 from tests.support.solo import Solo
@@ -153,6 +153,20 @@ def test_a_voter_that_counts_for_nothing_is_no_part_of_what_is_left() -> None:
     assert isinstance(outcome.error, WouldLoseQuorumError)
 
 
+def test_what_is_intended_is_not_done_while_it_would_stop_the_group() -> None:
+    """M5: the one that is replaced stays as long as it is needed."""
+    solo = _leader(4)
+    _put(solo, "0123", n3={"replaces": "n2"})
+    solo.leader_role.counts |= {N1: False, N3: False}
+
+    solo.tick()
+    assert solo.state.membership.current.voters == (N0, N1, N2, N3)
+    solo.leader_role.counts[N3] = True
+    solo.tick()
+
+    assert solo.state.membership.current.voters == (N0, N1, N3)
+
+
 def test_another_leaders_configuration_is_no_success() -> None:
     """The change asked for was truncated, before its leader noticed anything."""
     solo = _leader(3)
@@ -198,6 +212,9 @@ def test_a_memory_is_recorded_once_it_has_been_readmitted() -> None:
         if stood:
             solo.leader_role.blank_boot_ids[peer] = 7
         solo.node.receive(peer, HeartbeatResponse(solo.state.term, boot_id=7, uid=8), solo.now_ms)
+    leader = solo.leader_role
+    assert (leader.doubted, leader.counts) == ({N1: 7}, {N1: False, N2: True})
+    assert leader.match == {N1: NO_INDEX, N2: solo.log.last.index}
 
     solo.tick()
 
