@@ -401,7 +401,8 @@ def test_a_learner_that_is_not_heard_keeps_nobody_a_founder() -> None:
     solo.lead()
     solo.state.hard_state = HardState(solo.state.term, N0, Standing.FOUNDER)
     solo.state.adopt(configuration("012", "3", index=1, term=int(solo.state.term)))
-    solo.beat(N1)
-    assert solo.state.standing is Standing.FOUNDER
-    solo.beat(N2)
-    assert solo.state.standing is Standing.FULL
+    standings = []
+    for voter in (N1, N2):
+        solo.beat(voter)
+        standings.append(solo.state.standing)
+    assert standings == [Standing.FOUNDER, Standing.FULL]

@@ -62,6 +62,10 @@ def _ask(solo: Solo, kind: ChangeKind, member: NodeId, **more: Any) -> Outcome[C
     return outcome
 
 
+def _voters(solo: Solo) -> tuple[NodeId, ...]:
+    return solo.state.membership.current.voters
+
+
 def _ids(numbers: str) -> tuple[NodeId, ...]:
     return tuple(NodeId(f"n{one}") for one in numbers)
 
@@ -73,11 +77,11 @@ def test_of_two_learners_that_are_ready_at_once_one_is_promoted_at_a_time() -> N
 
     _pass(solo, _READY_MS)
 
-    assert solo.state.membership.current.voters == (N0, N1, N2, N3)
+    assert _voters(solo) == (N0, N1, N2, N3)
     assert solo.state.membership.previous_voters == (N0, N1, N2)
     _acknowledge(solo)
     _pass(solo, 100)
-    assert solo.state.membership.current.voters == (N0, N1, N2, N3, N4)
+    assert _voters(solo) == (N0, N1, N2, N3, N4)
 
 
 def test_a_learner_waits_while_there_are_nine_voters() -> None:
@@ -89,7 +93,7 @@ def test_a_learner_waits_while_there_are_nine_voters() -> None:
         _pass(solo, _READY_MS)
         _acknowledge(solo)
 
-    assert solo.state.membership.current.voters == _ids("012345678")
+    assert _voters(solo) == _ids("012345678")
 
 
 def test_of_nine_voters_the_one_that_is_replaced_leaves_first() -> None:
@@ -98,11 +102,11 @@ def test_of_nine_voters_the_one_that_is_replaced_leaves_first() -> None:
     _put(solo, "012345678", "9", n9={"promote": True, "replaces": "n8"})
 
     _pass(solo, _READY_MS)
-    assert solo.state.membership.current.voters == _ids("01234567")
+    assert _voters(solo) == _ids("01234567")
     _acknowledge(solo)
     _pass(solo, 100)
 
-    assert solo.state.membership.current.voters == _ids("012345679")
+    assert _voters(solo) == _ids("012345679")
 
 
 def test_one_that_is_replaced_and_was_demoted_meanwhile_leaves_first() -> None:
@@ -160,11 +164,11 @@ def test_what_is_intended_is_not_done_while_it_would_stop_the_group() -> None:
     solo.leader_role.counts |= {N1: False, N3: False}
 
     solo.tick()
-    assert solo.state.membership.current.voters == (N0, N1, N2, N3)
+    assert _voters(solo) == (N0, N1, N2, N3)
     solo.leader_role.counts[N3] = True
     solo.tick()
 
-    assert solo.state.membership.current.voters == (N0, N1, N3)
+    assert _voters(solo) == (N0, N1, N3)
 
 
 def test_another_leaders_configuration_is_no_success() -> None:

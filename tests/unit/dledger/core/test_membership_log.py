@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 
 from dledger.config import FlushMode
-from dledger.core import membership
+from dledger.core import histories, membership
 from dledger.core.member_state import NEVER_MS, Candidate, MemberState
 from dledger.core.membership import recover_membership
 from dledger.core.membership_payload import encode_configuration
 from dledger.core.messages import LoadRun, PushAppend, PushCommit, PushCompare, PushInstall, PushKind, PushTruncate
 from dledger.core.noop_payload import UnreadablePayloadError
-from dledger.errors import ResponseCode
+from dledger.errors import DiskFullError, ResponseCode
 from dledger.members import Configuration
-from dledger.types import NO_INDEX, NO_TERM, EntryId, LogIndex, Magic, Position, Standing, Term
+from dledger.types import NO_INDEX, NO_TERM, EntryId, LogIndex, Magic, NodeId, Position, Standing, Term
 from dledger.values import MIB
-from tests.support.cluster import N0, N1, N2, N3, made_log
+from tests.support.cluster import N0, N1, N2, N3, N4, made_log
 from tests.support.disk_log import DiskLog
 from tests.support.members import NONE, configuration, put
 from tests.support.memory_store import MemoryStore
@@ -302,6 +303,27 @@ def test_a_removed_member_is_spoken_to_until_it_knows_or_ten_seconds_have_passed
         assert dispatcher.step(solo.now_ms) is None
 
 
+def test_a_removed_member_knows_only_what_it_has_answered() -> None:
+    """M9: the push with the commit index may be lost behind one that is answered."""
+    solo = Solo(3, terms=[1], committed=0, push_bytes_max=1)
+    solo.lead()
+    solo.streaming(N2)
+    index = _removing(solo, "01")
+    solo.matches(N1, index + 1)
+    solo.flush()
+    solo.settle_quorum()
+    sent = [one.last_index for one in solo.dispatch(N2) if isinstance(one, LoadRun)]
+    assert sent == [index, index + 1]
+
+    solo.respond(N2, PushKind.APPEND, verified=index)
+    solo.tick(1)
+    assert N2 in solo.node.dispatchers
+    solo.respond(N2, PushKind.APPEND, verified=index + 1)
+    solo.tick(1)
+
+    assert N2 not in solo.node.dispatchers
+
+
 def test_who_leads_no_more_speaks_no_more_to_those_that_left() -> None:
     """M9: only a leader has something to tell them; the driver hears of it."""
     solo = Solo(3, terms=[1], committed=0)
@@ -355,6 +377,34 @@ def test_a_follower_takes_over_the_configuration_of_an_install() -> None:
     assert solo.log.begin.index == 1
     assert solo.state.membership.current == solo.state.membership.committed == told
     assert solo.state.quorum == 3
+
+
+@pytest.mark.parametrize(("told", "in_force"), [(None, -1), (configuration("0123", index=1), 1)])
+def test_an_install_undoes_what_the_old_log_put_in_force(told: Configuration | None, in_force: int) -> None:
+    """M2, M10: also a configuration that was newer than the one that comes, and never committed."""
+    solo = Solo(3, terms=[1, 1, 1, 1, 1])
+    solo.state.adopt(configuration("01", index=put(solo.log, 1, "01")))
+    source = Source(3, 1, 2, 3, 3)
+    solo.push(N1, PushCompare(source.term, 1, EntryId(Term(3), LogIndex(3)), 0))
+    boundary = EntryId(Term(2), LogIndex(1))
+    position = Position(solo.log.end_position)
+
+    solo.push(N1, PushInstall(source.term, 2, boundary, source.log.chain_crc_at(LogIndex(1)), position, told))
+
+    assert solo.log.last.index == 1
+    assert solo.state.membership.current.index == solo.state.membership.committed.index == in_force
+
+
+def test_a_configuration_that_finds_no_room_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """M2: it is in force where its entry is."""
+    source, _ = _with_fourth()
+    solo = _follower(source)
+    monkeypatch.setattr(solo.log, "append_run", Mock(side_effect=DiskFullError("full")))
+
+    (answer,) = solo.push(N1, source.append(0, epoch=1))
+
+    assert answer.code is ResponseCode.DISK_FULL
+    assert solo.state.peers == (N1, N2)
 
 
 # -- what a member remembers of others ----------------------------------------------------------------------------
@@ -437,6 +487,22 @@ def test_a_member_whose_directory_is_another_one_is_not_elected_by_a_majority() 
     assert isinstance(role, Candidate)
     assert role.pre_vote
     assert role.ballots[N0].standing is Standing.BLANK
+
+
+def test_strangers_and_learners_fence_nobody() -> None:
+    """Anyone may send a vote, and a learner's history is that of those whom it follows."""
+    solo = Solo(3)
+    solo.state.adopt(configuration("012", "34", index=1))
+    for one in (N3, N4):
+        solo.vote(one, granted=False, other_history=True)
+    assert solo.state.contradicted_by == {N3, N4}
+    assert not solo.state.fenced
+
+    histories.note(solo.state, NodeId("n9"), True)
+    assert NodeId("n9") not in solo.state.agrees
+    for one in (N1, N2):
+        solo.vote(one, granted=False, other_history=True)
+    assert solo.state.fenced
 
 
 # -- M8: who is told that it was removed --------------------------------------------------------------------------

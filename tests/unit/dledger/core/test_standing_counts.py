@@ -76,6 +76,16 @@ def test_of_any_majority_of_either_configuration_one_must_remember() -> None:
     assert victory({C: Ballot(Standing.FULL, 1, used=True)} | blank, removing, C) is None
 
 
+def test_each_configuration_has_a_majority_of_its_own() -> None:
+    """M6: two blank ones of four may be outvoted, two of the three before are a majority of them."""
+    growing = Electorate(frozenset({C, A, B, D}), previous=frozenset({C, A, B}))
+    full = {one: Ballot(Standing.FULL, 1, used=True) for one in (C, D)}
+
+    assert victory(full | {one: Ballot(Standing.BLANK, 2, used=False) for one in (A, B)}, growing, C) is None
+    rest = {A: Ballot(Standing.DOUBTFUL, 2, used=True), B: Ballot(Standing.BLANK, 2, used=False)}
+    assert victory(full | rest, growing, C) is Victory.UNANIMITY
+
+
 def test_votes_of_others_than_voters_elect_nobody() -> None:
     """M7: neither those of learners nor of strangers."""
     standing = Ballot(Standing.FULL, 1, used=True)
