@@ -204,6 +204,28 @@ def test_unanimity_of_the_current_configuration_alone_would_lose_entries(monkeyp
         cluster.advance(15_000)
 
 
+def test_a_new_voter_and_a_lost_disk_lose_nothing() -> None:
+    """M2: {n0, n1} make n2 a voter, and only n0 and n2 hold that; n0 loses its disk, and n1 knows of no third voter."""
+    cluster = _group(2, N2)
+    cluster.drop(PushAppend, target=N1)
+    change = cluster.change(N0, ChangeKind.PROMOTE, N2)
+    append = cluster.append(N0, b"held by n0 and n2")
+    cluster.advance(200)
+    assert change.pending
+    assert append.pending
+
+    cluster.wipe(N0)
+    cluster.start(N0)
+    cluster.heal()
+    cluster.partition([N2], [N0, N1])
+    cluster.advance_until(lambda: cluster.leader() == N1, limit_ms=20_000)
+    cluster.heal()
+    cluster.advance(5000)
+
+    assert cluster.bodies(N1) == []
+    assert cluster.same_logs()
+
+
 def test_a_voter_that_does_not_know_that_it_is_one_votes() -> None:
     """M7: without its vote, nobody could be elected once the leader that promoted it is gone."""
     cluster = _group(3, N3)

@@ -36,7 +36,7 @@ from dledger.errors import (
     UnknownProducerError,
 )
 from dledger.records import record
-from dledger.types import NO_INDEX, AppendedBatch, Body, LogIndex, ProducerBatch, StoredRun
+from dledger.types import NO_INDEX, AppendedBatch, Body, LogIndex, NodeId, ProducerBatch, StoredRun
 
 AppendDone = Callable[[AppendedBatch | DLedgerError], None]
 SequenceDone = Callable[[int | DLedgerError], None]
@@ -336,11 +336,35 @@ class QuorumAckChecker:
         counted = [match[peer] if counts[peer] else NO_INDEX for peer in state.voting_peers]
         watermarks = sorted([state.durable_index, *counted], reverse=True)
         held = watermarks[state.quorum - 1]
+        if not state.membership.is_committed:
+            held = self._held_during_change(leader, held)
         if held > state.commit_index and held >= leader.noop_index:  # an entry of its own term
             state.advance_commit(held)
             state.outbox.wake |= Wake.DISPATCHERS
             if leader.reads_waiting:
                 state.outbox.wake |= Wake.ELECTOR
+
+    def _held_during_change(self, leader: Leader, held: LogIndex) -> LogIndex:
+        """What is committed while the configuration in force may still be lost (M2).
+
+        Entries before it are by majorities of its voters and of those before. It is itself, and all before it, once a
+        majority of its own voters holds it; and if it has a new one, also a majority of those before: they elect nobody
+        without it then, even if one of the others has lost its disk.
+        """
+        membership = self._state.membership
+        before, first = membership.previous_voters, membership.current.index
+        held_before = self._held_by(leader, before) if before else first
+        grows = not membership.voters.issubset(before)
+        if held >= first and (held_before >= first or not grows):
+            return held
+        return min(held, held_before, LogIndex(first - 1))
+
+    def _held_by(self, leader: Leader, voters: Sequence[NodeId]) -> LogIndex:
+        """What a majority of these holds."""
+        state, match, counts = self._state, leader.match, leader.counts
+        own = {state.node_id: state.durable_index}
+        known = [own[one] if one in own else match[one] if counts[one] else NO_INDEX for one in voters]
+        return sorted(known, reverse=True)[len(voters) // 2]
 
     def _pop(self, result: AppendedBatch | DLedgerError) -> None:
         pending = self._pending.popleft()

@@ -541,3 +541,65 @@ def test_nobody_is_told_of_a_removal_before_it_is_committed_nor_once_it_is_undon
 
     state.adopt(configuration("01", "2", index=5))
     assert state.removal_of(N2) == NO_INDEX
+
+
+# -- what is committed during a change ----------------------------------------------------------------------------
+
+
+def _changing(before: str, learners: str, after: str) -> tuple[Solo, LogIndex]:
+    """n0 leads ``before`` with a committed log, and has appended an entry, and ``after``."""
+    solo = Solo(len(before), terms=[1], committed=0)
+    solo.lead()
+    term = int(solo.state.term)
+    solo.state.adopt(configuration(before, learners, index=put(solo.log, term, before, learners), term=term))
+    solo.flush()
+    for peer in solo.state.peers:
+        solo.matches(peer, solo.log.last.index)
+    solo.settle_quorum()
+    assert solo.state.membership.is_committed
+    solo.log.append_as_leader(solo.state.term, [b"before it"])
+    solo.flush()
+    index = put(solo.log, term, after)
+    solo.state.adopt(configuration(after, index=index, term=term))
+    return solo, index
+
+
+def test_a_smaller_majority_commits_nothing_before_it_is_durable() -> None:
+    """M2: the leader may lose the configuration with its page cache, and then one disk is the only one of two."""
+    solo, index = _changing("01", "", "0")
+    solo.settle_quorum()
+    assert solo.state.commit_index == index - 2
+
+    solo.flush()
+    solo.settle_quorum()
+
+    assert solo.state.commit_index == index
+
+
+def test_a_new_voter_commits_nothing_that_no_majority_of_the_others_holds() -> None:
+    """M2: n1, which knows nothing of it, would be elected with a blank n0."""
+    solo, index = _changing("01", "2", "012")
+    solo.flush()
+    solo.matches(N2, index)
+    solo.settle_quorum()
+    assert solo.state.commit_index == index - 2
+
+    solo.matches(N1, index - 1)
+    solo.settle_quorum()
+    assert solo.state.commit_index == index - 1
+
+    solo.matches(N1, index)
+    solo.settle_quorum()
+    assert solo.state.commit_index == index
+
+
+def test_the_subject_of_a_removal_is_not_needed_for_it() -> None:
+    """M9: it does not get the entry, so it cannot hold it."""
+    solo, index = _changing("012", "", "01")
+    solo.flush()
+    solo.settle_quorum()
+    assert solo.state.commit_index == index - 2
+
+    solo.matches(N1, index)
+    solo.settle_quorum()
+    assert solo.state.commit_index == index
