@@ -115,6 +115,7 @@ class Nemesis:
     def may_forget(self, victim: SimNode) -> bool:
         """Whether a member may lose what it said: no other one has forgotten anything."""
         simulation = self._simulation
+        simulation.look_at_members()  # a change may just have left one voter
         voters = simulation.voters
         others = [node for node in voters if node is not victim]
         if any(one.voters == (victim.name,) for one in simulation.relevant):
