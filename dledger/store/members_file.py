@@ -43,19 +43,24 @@ class SavedMembers:
     remembered: Mapping[NodeId, EntryId] = field(default_factory=dict)
     lost: bool = False
     """An earlier file is lost, so ``configuration`` is unknown unless the whole log is there."""
+    owner: str = ""
+    """The member whose uid it is: a directory may be seeded with a copy of another member's."""
 
 
 class MembersFile:
     """The file of an open directory. Thread-safe; a save may wait for the disk."""
 
-    def __init__(self, fs: FileSystem, directory: Path) -> None:
-        """Read the file; in place of one that is lost, write another. Raises ``OSError``."""
+    def __init__(self, fs: FileSystem, directory: Path, owner: str) -> None:
+        """Read the file of the node ``owner``; in place of one that is lost, write another. Raises ``OSError``."""
         self._fs = fs
         self._directory = directory
         self._lock = threading.Lock()  # one save at a time
         found = read_members(directory)
         if found is None:
-            found = SavedMembers(_new_uid(), lost=True)
+            found = SavedMembers(_new_uid(), lost=True, owner=owner)
+            write_members(fs, directory, found)
+        elif found.owner != owner:
+            found = replace(found, uid=0, owner=owner)
             write_members(fs, directory, found)
         self._saved = found
         self._is_written = True
@@ -137,9 +142,9 @@ class MembersFile:
             self._saved, self._is_written = wanted, True
 
 
-def create_members(fs: FileSystem, directory: Path) -> None:
-    """Write the file of a new directory. Raises ``OSError``."""
-    write_members(fs, directory, SavedMembers(_new_uid()))
+def create_members(fs: FileSystem, directory: Path, owner: str) -> None:
+    """Write the file of the new directory of a node. Raises ``OSError``."""
+    write_members(fs, directory, SavedMembers(_new_uid(), owner=owner))
 
 
 def begin_new_memory(fs: FileSystem, directory: Path) -> None:
@@ -184,6 +189,7 @@ def _to_json(saved: SavedMembers) -> dict[str, object]:
         "clear_to": saved.clear_to,
         "remembered": {one: [held.term, held.index] for one, held in sorted(saved.remembered.items())},
         "lost": saved.lost,
+        "owner": saved.owner,
     }
 
 
@@ -220,6 +226,7 @@ def _from_json(found: dict[str, Any]) -> SavedMembers:  # Any: whatever the JSON
             for one, (term, index) in found["remembered"].items()
         },
         lost=bool(found["lost"]),
+        owner=str(found["owner"]),
     )
 
 

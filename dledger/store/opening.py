@@ -220,7 +220,8 @@ class _Opener:
         settings = ScanSettings(config.recovery_verify_bytes, self._unchecked, layout.data[0])
         outcome = scan_log(files, misshapen, checkpoint, settings)
         decision = plan(outcome.facts)
-        hard_state, members = self._hard_state(), MembersFile(self._fs, layout.directory)
+        hard_state = self._hard_state()
+        members = MembersFile(self._fs, layout.directory, self._identity.node_id)
         if isinstance(decision, Refuse):
             damage = decision.damage
             self._refuse_javas(files, outcome.facts.end)
@@ -368,7 +369,7 @@ class _Opener:
         begin = self._begin_of(data, index) if data.segments else self._first
         create_hard_state(self._fs, directory, _IMPORTED if data.segments else HardState())
         create_checkpoint(self._fs, path, _unflushed(begin, NO_INDEX if committed is None else committed))
-        create_members(self._fs, directory)
+        create_members(self._fs, directory, self._identity.node_id)
         write_identity(self._fs, directory, self._identity)
         return bool(data.segments)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -110,6 +111,34 @@ def test_a_member_that_joined_leads_after_the_restart_of_all(group: RunningMembe
     group.append(10)
     group.move_leadership(2)
     group.append(10)
+
+
+def test_a_group_is_restored_from_the_copy_of_one_member(group: RunningMembers, tmp_path: Path) -> None:
+    """As docs/operating.md says: each node starts from it, with its own id, and none is another one's memory (M11)."""
+    group.found(0)
+    for newcomer in (1, 2):
+        group.start(newcomer, 0, join=True)
+        group.change(ChangeKind.ADD, newcomer)
+    group.wait_for_voters(0, 1, 2)
+    group.append(10)
+    group.wait_converged()
+    bodies = group.bodies(2)
+    for number in (0, 1, 2):
+        group.kill(number)
+
+    for number in (0, 1):
+        directory = tmp_path / f"dledger-n{number}"
+        shutil.rmtree(directory)
+        shutil.copytree(tmp_path / "dledger-n2", directory)
+        identity = directory / "identity"
+        identity.write_text(identity.read_text().replace('"node_id": "n2"', f'"node_id": "n{number}"'))
+    for number in (0, 1, 2):
+        group.start(number, *((0,) if number else ()), join=number > 0)
+
+    group.wait_for_voters(0, 1, 2)
+    group.append(10)
+    group.wait_converged()
+    assert group.bodies(0)[: len(bodies)] == bodies
 
 
 def test_all_restart_while_a_member_is_added(group: RunningMembers) -> None:

@@ -130,10 +130,10 @@ def test_what_is_remembered_of_others_is_forgotten(base_dir: Path) -> None:
     And so is its own uid: the group knows the member under that of the disk that is lost (M11).
     """
     for index in (1, 2):
-        before = MembersFile(FileSystem(), base_dir / "dledger-n0")
+        before = MembersFile(FileSystem(), base_dir / "dledger-n0", "n0")
         before.remember({NodeId("n1"): EntryId(Term(1), LogIndex(index))})
 
         assert run(base_dir, "--yes").exit_code == 0
 
-        after = MembersFile(FileSystem(), base_dir / "dledger-n0").saved
+        after = MembersFile(FileSystem(), base_dir / "dledger-n0", "n0").saved
         assert (after.remembered, after.uid) == ({}, 0)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,14 +32,19 @@ def configuration(index: int, *, change_id: int = 0) -> Configuration:
     return Configuration(members, LogIndex(index), Term(2), 4, change_id)
 
 
+def of_n0(uid: int, *parts: Any, lost: bool = False) -> SavedMembers:  # noqa: ANN401  # its fields in their order
+    """Content of the file of n0."""
+    return replace(SavedMembers(uid, *parts), lost=lost, owner="n0")
+
+
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    create_members(FileSystem(), tmp_path)
+    create_members(FileSystem(), tmp_path, "n0")
     return tmp_path
 
 
 def opened(directory: Path) -> SavedMembers:
-    return MembersFile(FileSystem(), directory).saved
+    return MembersFile(FileSystem(), directory, "n0").saved
 
 
 def test_a_new_directory_is_a_new_memory_without_a_configuration(tmp_path: Path) -> None:
@@ -50,7 +57,7 @@ def test_a_new_directory_is_a_new_memory_without_a_configuration(tmp_path: Path)
     again = open_store(small_config(tmp_path / "a"))
     again.close()
 
-    assert saved == SavedMembers(saved.uid) == again.members.saved
+    assert saved == of_n0(saved.uid) == again.members.saved
     assert 0 < saved.uid != second.members.uid > 0
 
 
@@ -69,10 +76,10 @@ def test_configurations_are_looked_for_in_what_replaces_lost_entries(tmp_path: P
 
 def test_on_a_full_disk_the_next_save_tells_where_configurations_are_looked_for(directory: Path) -> None:
     """M3: a node starts there, too."""
-    create = MembersFile(FileSystem(), directory)
+    create = MembersFile(FileSystem(), directory, "n0")
     create.save_committed(None, LogIndex(1000))
     fs = FailingFs(lambda call, _path: NO_SPACE if call == "write" else None)
-    file = MembersFile(fs, directory)
+    file = MembersFile(fs, directory, "n0")
 
     file.hold_to(LogIndex(5))
     assert (file.saved.clear_to, opened(directory).clear_to) == (5, 1000)
@@ -84,29 +91,40 @@ def test_on_a_full_disk_the_next_save_tells_where_configurations_are_looked_for(
 
 def test_what_was_saved_is_read(directory: Path) -> None:
     """All of it, and the uid with it."""
-    file = MembersFile(FileSystem(), directory)
+    file = MembersFile(FileSystem(), directory, "n0")
 
     file.save_committed(configuration(7, change_id=(1 << 64) - 1), LogIndex(9))
     file.remember(HELD)
 
     assert opened(directory) == file.saved
-    assert file.saved == SavedMembers(file.uid, configuration(7, change_id=(1 << 64) - 1), LogIndex(9), HELD)
+    assert file.saved == of_n0(file.uid, configuration(7, change_id=(1 << 64) - 1), LogIndex(9), HELD)
+
+
+def test_a_copy_for_another_node_is_not_that_one_s_memory(directory: Path) -> None:
+    """M11: nor is it another one that the group may know of: which one it is, is not known. All else is the group's."""
+    file = MembersFile(FileSystem(), directory, "n0")
+    file.save_all(configuration(7), LogIndex(9), HELD)
+
+    seeded = MembersFile(FileSystem(), directory, "n1").saved
+
+    assert seeded == SavedMembers(0, configuration(7), LogIndex(9), HELD, owner="n1")
+    assert MembersFile(FileSystem(), directory, "n1").saved == seeded
 
 
 def test_nothing_goes_back(directory: Path) -> None:
     """Two threads save: one that comes late with what was true before must not undo what is known by now."""
-    file = MembersFile(FileSystem(), directory)
+    file = MembersFile(FileSystem(), directory, "n0")
     file.save_committed(configuration(7), LogIndex(9))
 
     file.save_committed(None, LogIndex(3))
     file.save_all(configuration(5), LogIndex(6), HELD)
 
-    assert opened(directory) == SavedMembers(file.uid, configuration(7), LogIndex(9), HELD)
+    assert opened(directory) == of_n0(file.uid, configuration(7), LogIndex(9), HELD)
 
 
 def test_what_has_not_changed_is_not_written_again(directory: Path) -> None:
     """An idle group costs no disk anything."""
-    file = MembersFile(FileSystem(), directory)
+    file = MembersFile(FileSystem(), directory, "n0")
     file.save_all(configuration(7), LogIndex(9), HELD)
     (directory / MEMBERS_FILE).unlink()
 
@@ -123,7 +141,7 @@ def test_a_damaged_file_is_lost_until_a_configuration_is_known(
 
     That is so after the next start, too.
     """
-    file = MembersFile(FileSystem(), directory)
+    file = MembersFile(FileSystem(), directory, "n0")
     file.save_all(configuration(7), LogIndex(9), HELD)
     path = directory / MEMBERS_FILE
     raw = bytearray(path.read_bytes())
@@ -131,15 +149,15 @@ def test_a_damaged_file_is_lost_until_a_configuration_is_known(
     path.write_bytes(raw)
 
     with caplog.at_level(logging.WARNING):
-        found = MembersFile(FileSystem(), directory)
+        found = MembersFile(FileSystem(), directory, "n0")
 
-    assert found.saved == SavedMembers(found.uid, lost=True) == opened(directory)
+    assert found.saved == of_n0(found.uid, lost=True) == opened(directory)
     assert found.uid != file.uid
     assert "is damaged" in caplog.text
     found.save_all(None, LogIndex(12), HELD)
     assert opened(directory).lost
     found.save_committed(configuration(8), LogIndex(12))
-    assert opened(directory) == SavedMembers(found.uid, configuration(8), LogIndex(12), HELD)
+    assert opened(directory) == of_n0(found.uid, configuration(8), LogIndex(12), HELD)
 
 
 def test_a_missing_file_of_a_used_directory_is_lost(tmp_path: Path) -> None:
@@ -170,17 +188,17 @@ def test_a_directory_of_another_node_is_left_alone(tmp_path: Path) -> None:
 def test_a_disk_that_takes_nothing_stops_nobody_but_who_must_not_go_on(directory: Path) -> None:
     """What is remembered is tried again with the next save; a committed configuration has not been saved then (M3)."""
     fs = FailingFs()
-    file = MembersFile(fs, directory)
+    file = MembersFile(fs, directory, "n0")
     fs.fails = lambda call, _path: NO_SPACE if call == "write" else None
 
     file.save_all(configuration(7), LogIndex(9), HELD)
     with pytest.raises(OSError, match="No space left"):
         file.save_committed(configuration(7), LogIndex(9))
-    assert file.saved == SavedMembers(file.uid) == opened(directory)
+    assert file.saved == of_n0(file.uid) == opened(directory)
 
     fs.fails = lambda _call, _path: None
     file.save_all(configuration(7), LogIndex(9), HELD)
-    assert opened(directory) == SavedMembers(file.uid, configuration(7), LogIndex(9), HELD)
+    assert opened(directory) == of_n0(file.uid, configuration(7), LogIndex(9), HELD)
 
 
 @pytest.mark.parametrize("fenced", [True, False])
@@ -203,7 +221,7 @@ def test_a_log_that_is_set_aside_takes_along_what_is_of_another_history(tmp_path
         assert (left, read_members(aside)) == (None, before)
     else:
         assert left is not None
-        assert left == SavedMembers(left.uid, configuration(7), LogIndex(9), HELD)
+        assert left == of_n0(left.uid, configuration(7), LogIndex(9), HELD)
         assert left.uid != before.uid
 
 
@@ -241,8 +259,8 @@ def test_an_install_saves_its_configuration_before_it_drops_the_log(tmp_path: Pa
             committed = found.committed_index
             found.close()
             assert saved in (
-                SavedMembers(store.members.uid),
-                SavedMembers(store.members.uid, configuration(index), committed),
+                of_n0(store.members.uid),
+                of_n0(store.members.uid, configuration(index), committed),
             )
             assert saved.configuration is not None or (found.last.index == 19 and not is_new)
             outcomes.add((saved.configuration is not None, is_new))
@@ -272,9 +290,9 @@ def test_every_crash_of_a_save_leaves_the_old_file_or_the_new_one(tmp_path: Path
     source = tmp_path / "source"
     source.mkdir()
     fs = RecordingFs()
-    create_members(fs, source)
+    create_members(fs, source, "n0")
     begun = len(fs.changes)
-    file = MembersFile(fs, source)
+    file = MembersFile(fs, source, "n0")
     before = file.saved
 
     file.save_all(configuration(7), LogIndex(9), HELD)
