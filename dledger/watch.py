@@ -5,7 +5,7 @@ CRCs of committed entries with the peers; verify the next bytes of the log, at `
 of the node's, and code that finds damage elsewhere (reads, lookups, the core's parts) only reports it.
 
 Comparing finds errors that checksums cannot: two logs that are both intact and differ are two histories. The one that
-most members do not share is fenced.
+most voters do not share is fenced.
 """
 
 from __future__ import annotations
@@ -251,6 +251,7 @@ class LogWatch:
 
     def _judge(self, own: Mapping[LogIndex, int], told: Mapping[NodeId, Mapping[LogIndex, int]]) -> None:
         against: Counter[tuple[LogIndex, int]] = Counter()
+        voters = self._peers.voting_peers
         for peer, theirs in told.items():
             common = [index for index in own if index in theirs]
             differing = [index for index in common if own[index] != theirs[index]]
@@ -260,7 +261,8 @@ class LogWatch:
                     "copies pass their checks"
                 )
                 self._conditions.set(ConditionKind.DIVERGED, text, subject=peer)
-                against.update((index, theirs[index]) for index in differing)
+                if peer in voters:
+                    against.update((index, theirs[index]) for index in differing)
             elif common:
                 self._conditions.clear(ConditionKind.DIVERGED, peer)
         for (index, _), count in against.items():

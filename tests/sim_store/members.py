@@ -114,6 +114,11 @@ class PeerLogs:
         return self._identity.addresses.peers
 
     @property
+    def voting_peers(self) -> tuple[NodeId, ...]:
+        """See ``PeerLogClient.voting_peers``."""
+        return self._identity.addresses.voting_peers
+
+    @property
     def quorum(self) -> int:
         """See ``PeerLogClient.quorum``."""
         return self._identity.addresses.quorum

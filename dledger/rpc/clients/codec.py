@@ -290,7 +290,7 @@ def decode_metadata(data: bytes) -> NodeStatus:
                 NodeId(one.id),
                 one.peer_address,
                 one.client_address,
-                decode_member_role(one.member_role),
+                member_role_of(one.member_role),
                 one.number,
                 one.uid,
                 one.promote,
@@ -497,7 +497,7 @@ def encode_member_role(role: MemberRole) -> str:
     return role.name.lower()
 
 
-def decode_member_role(word: str) -> MemberRole:
+def member_role_of(word: str) -> MemberRole:
     """The role. Raises ``InvalidRequestError`` for another word."""
     try:
         return MemberRole[word.upper()]

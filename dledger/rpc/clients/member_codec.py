@@ -8,7 +8,7 @@ from typing import Final
 from dledger.errors import DLedgerError, InvalidRequestError
 from dledger.members import ANY_CONFIGURATION, ChangeKind, ClusterMember, Configuration, MemberChange
 from dledger.pb import client_pb2 as pb
-from dledger.rpc.clients.codec import SUCCESS, decode_member_role, encode_member_role, raise_failure, status_of
+from dledger.rpc.clients.codec import SUCCESS, encode_member_role, member_role_of, raise_failure, status_of
 from dledger.rpc.fields import index, name, parse
 from dledger.types import LogIndex, NodeId, Term
 from dledger.values import PORT_MAX, address_text, parse_address
@@ -122,7 +122,7 @@ def _members(wire: Iterable[pb.MemberInfo]) -> Iterable[ClusterMember]:
             NodeId(one.id),
             host,
             port,
-            decode_member_role(one.member_role),
+            member_role_of(one.member_role),
             one.number,
             one.uid,
             one.promote,

@@ -53,6 +53,11 @@ class PeerAddresses:
         return self._membership.peers
 
     @property
+    def voting_peers(self) -> tuple[NodeId, ...]:
+        """Those of the other members that are voters."""
+        return self._membership.voting_peers
+
+    @property
     def quorum(self) -> int:
         """How many voters are a majority."""
         return self._membership.quorum

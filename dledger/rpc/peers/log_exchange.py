@@ -105,6 +105,11 @@ class PeerLogClient:
         return self._identity.addresses.peers
 
     @property
+    def voting_peers(self) -> tuple[NodeId, ...]:
+        """Those of them that are voters."""
+        return self._identity.addresses.voting_peers
+
+    @property
     def quorum(self) -> int:
         """How many voters are a majority."""
         return self._identity.addresses.quorum

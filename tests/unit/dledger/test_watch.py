@@ -95,6 +95,7 @@ class Peers(PeerLogClient):
     answers: dict[NodeId, bytes | DLedgerError | None] = field(default_factory=dict)
     crcs: dict[NodeId, dict[LogIndex, int] | DLedgerError] = field(default_factory=dict)
     peers: tuple[NodeId, ...] = (N1, N2)
+    voting_peers: tuple[NodeId, ...] = (N1, N2)
     quorum: int = 2
     asked: list[NodeId] = field(default_factory=list)
 
@@ -389,11 +390,18 @@ SAME = {LogIndex(0): 5, LogIndex(32): 6, LogIndex(40): 7}
 OTHER = {LogIndex(0): 5, LogIndex(32): 16, LogIndex(40): 17}
 
 
-def compared(own: dict[LogIndex, int], n1: dict[LogIndex, int], n2: dict[LogIndex, int] | DLedgerError) -> World:
+def compared(
+    own: dict[LogIndex, int],
+    n1: dict[LogIndex, int],
+    n2: dict[LogIndex, int] | DLedgerError,
+    *,
+    voters: tuple[NodeId, ...] = (N1, N2),
+) -> World:
     """A round of comparing."""
     one = world()
     one.log.crcs, one.log.committed_index = own, LogIndex(40)
     one.peers.crcs = {N1: n1, N2: n2}
+    one.peers.voting_peers = voters
     one.clock.now_ms = FIRST_COMPARE_MS
     assert one.watch.step() == FIRST_COMPARE_MS + COMPARE_INTERVAL_MS
     return one
@@ -468,6 +476,14 @@ def test_a_difference_is_told_until_the_peer_agrees() -> None:
     one.watch.step()
 
     assert (told, one.held()) == ({"diverged n1"}, {})
+
+
+def test_learners_fence_nobody() -> None:
+    """Most voters would differ if most members held another history: a learner has no voice in that."""
+    one = compared(SAME, OTHER, OTHER, voters=(N1,))
+
+    assert one.diverged == []
+    assert set(one.held()) == {"diverged n1", "diverged n2"}
 
 
 def test_nobody_is_fenced_where_no_two_agree() -> None:
