@@ -192,12 +192,13 @@ class PeerTransport:
     def learn(self, peer: NodeId, client_address: str) -> None:
         """Note a peer's client address, unless it has none. On any thread."""
         known = self._client_addresses
-        if client_address and (peer in known or len(known) < _CLIENT_ADDRESSES_MAX):
+        has_room = peer in known or peer in self._addresses.reachable or len(known) < _CLIENT_ADDRESSES_MAX
+        if client_address and has_room:
             known[peer] = client_address
 
 
 _CLIENT_ADDRESSES_MAX: Final = 64
-"""Anyone may say that it is a member; those that are come first and are few."""
+"""Anyone may say that it is a member, before those that become one; they are few."""
 
 
 def _nothing() -> None:

@@ -141,6 +141,19 @@ def test_a_member_that_moves_is_reached_at_its_new_address(nodes: Nodes, message
     assert n0.addresses.first(N1) == Member(N1, "127.0.0.1", nodes.ports[3])
 
 
+def test_strangers_leave_room_for_the_client_addresses_of_new_members(nodes: Nodes) -> None:
+    """Anyone may connect under any name; clients must be sent to a member that is added later all the same."""
+    n0 = nodes.start(0, 1)
+    for number in range(100):
+        n0.transport.learn(NodeId(f"stranger{number}"), "h:1")
+    n0.adopt(nodes.configuration(4, 0, 1, 2))
+
+    n0.transport.learn(N2, "h:2")
+
+    assert n0.transport.client_addresses[N2] == "h:2"
+    assert len(n0.transport.client_addresses) < 100
+
+
 def test_a_member_that_was_heard_from_another_address_is_looked_for(nodes: Nodes) -> None:
     """M7: who was cut off from its leader while that moved must ask it before it believes it; others know where."""
     n0, n2 = nodes.start(0, 1, 2), nodes.start(2, 0, 1)
