@@ -233,6 +233,27 @@ def test_a_member_that_moves_is_found_at_its_new_address(group: RunningMembers) 
     group.wait_converged()
 
 
+def test_a_group_whose_members_all_moved_while_it_was_stopped_meets_again(group: RunningMembers) -> None:
+    """By the addresses in their confs, although the log has others; then the log is told."""
+    group.found(0, 1)
+    group.start(2, 0, join=True)
+    group.change(ChangeKind.ADD, 2)
+    group.wait_for_voters(0, 1, 2)
+    for number in (0, 1, 2):
+        group.kill(number)
+    for number in (0, 1, 2):
+        group.move(number)
+    for number in (0, 1, 2):
+        group.start(number, *(one for one in (0, 1, 2) if one != number))
+
+    group.append(10)
+    for number in (0, 1, 2):
+        moved = group.member(number)
+        group.change(ChangeKind.UPDATE, number, host=moved.host, port=moved.port)
+    group.append(10)
+    group.wait_converged()
+
+
 def test_a_joiner_gets_a_log_whose_begin_has_expired_with_its_members(tmp_path: Path) -> None:
     """M10: the entry that added the members before it is gone, so INSTALL brings them; and they survive its restart."""
     group = RunningMembers(

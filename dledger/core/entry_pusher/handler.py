@@ -174,9 +174,6 @@ class EntryHandler:
         log = self._state.log
         asked = push.previous
         self._flushed_only = push.flushed_only
-        if push.configuration is not None:
-            # A member that lost its memory must not stand for election as of the old ones on its way (M10).
-            self._state.install(push.configuration)
         if asked.index > log.last.index:
             self._answer(push.epoch, PushKind.COMPARE, ResponseCode.INCONSISTENT_STATE)
         elif asked.index < log.begin.index:
@@ -192,6 +189,9 @@ class EntryHandler:
             self._agreed = True
             self.verified_index = max(self.verified_index, asked.index)
             self._answer(push.epoch, PushKind.COMPARE, ResponseCode.SUCCESS)
+        if push.configuration is not None:  # and the two histories do not differ
+            # A member that lost its memory must not stand for election as of the old ones on its way (M10).
+            self._state.install(push.configuration)
 
     def _truncate(self, push: PushTruncate) -> None:
         log = self._state.log

@@ -21,7 +21,8 @@ from dledger.core.messages import (
 )
 from dledger.core.outbox import Wake
 from dledger.errors import CorruptLogError, ResponseCode
-from dledger.types import GENESIS, EntryId, HardState, LogIndex, Position, Standing, Term
+from dledger.members import ClusterMember, Configuration
+from dledger.types import GENESIS, EntryId, HardState, LogIndex, NodeId, Position, Standing, Term
 from tests.support.cluster import N1, N2
 from tests.support.solo import Solo, Source
 
@@ -286,6 +287,19 @@ def test_a_push_that_contradicts_a_sound_record_is_refused_and_changes_nothing()
 
     assert [answer.code for answer in answers] == [ResponseCode.OTHER_HISTORY] * 2
     assert solo.log.last == EntryId(Term(2), LogIndex(1))
+
+
+def test_the_members_of_another_history_are_not_taken_over() -> None:
+    """M10: two groups may have one name; whoever shows that its log is another one has no word here."""
+    solo = Solo(terms=(1, 2))
+    other = Source(2, 2)
+    other.log.append_as_leader(Term(2), [b"another history"])
+    theirs = Configuration((ClusterMember(NodeId("x"), "h", 1),), LogIndex(1 << 40), Term(2))
+    before = solo.node.state.membership.current
+
+    solo.push(N1, replace(other.compare(1), configuration=theirs))
+
+    assert solo.node.state.membership.current == before
 
 
 @pytest.mark.parametrize("kind", [PushKind.COMPARE, PushKind.TRUNCATE, PushKind.APPEND])
