@@ -77,13 +77,13 @@ class MemberWatch:
         """Set and clear the conditions. ``removed_at``: see ``MemberState``."""
         with self._lock:
             membership, since_ms = self._membership, self._uncommitted_since_ms
-        self._look_for_removal(membership, removed_at)
+        self._look_for_removal(membership, removed_at, has_standing=status.voter)
         self._compare_peers(membership)
         self._look_for_a_stuck_change(status, membership, self._clock.monotonic_ms() - since_ms)
         self._look_for_the_gone(status)
 
-    def _look_for_removal(self, membership: Membership, removed_at: LogIndex) -> None:
-        at = removal_index(self._config.node_id, membership.committed, removed_at)
+    def _look_for_removal(self, membership: Membership, removed_at: LogIndex, *, has_standing: bool) -> None:
+        at = removal_index(self._config.node_id, membership.committed, removed_at, has_standing=has_standing)
         if at == NO_INDEX:
             self._conditions.clear(ConditionKind.REMOVED)
             return
@@ -143,8 +143,11 @@ class MemberWatch:
             self._conditions.set(ConditionKind.MEMBER_GONE, why, subject=peer)
 
 
-def removal_index(node_id: NodeId, committed: Configuration, removed_at: LogIndex) -> LogIndex:
-    """At which configuration a node was removed: by its own log, or as others say; ``NO_INDEX`` if it was not."""
-    if committed.index != NO_INDEX and committed.find(node_id) is None:
+def removal_index(node_id: NodeId, committed: Configuration, removed_at: LogIndex, *, has_standing: bool) -> LogIndex:
+    """At which configuration a node was removed: by its own log, or as others say; ``NO_INDEX`` if it was not.
+
+    One without standing may be new: it gets the members of which it is none yet before the entry that adds it.
+    """
+    if has_standing and committed.index != NO_INDEX and committed.find(node_id) is None:
         return LogIndex(max(committed.index, removed_at))
     return removed_at

@@ -774,7 +774,8 @@ class DLedgerServer:
     def removed(self) -> str:
         """Why this node is no member of its group any more; empty if it is, or was never one."""
         state = self._node.state
-        at = removal_index(self._config.node_id, state.membership.committed, state.removed_at)
+        committed, has_standing = state.membership.committed, state.has_standing
+        at = removal_index(self._config.node_id, committed, state.removed_at, has_standing=has_standing)
         return "" if at == NO_INDEX else f"{self._config.node_id} was removed from the group (configuration {at})"
 
     def _publish_commit(self, index: LogIndex) -> None:

@@ -93,6 +93,12 @@ def test_who_waits_to_join_was_not_removed(watched: Watched) -> None:
     assert watched.kinds() == {}
 
 
+def test_who_was_added_and_does_not_hold_the_entry_yet_was_not_removed(watched: Watched) -> None:
+    """It catches up, and has been told of the members before it (M10): nobody may stop it for that."""
+    watched.appended(cluster(N1, N2), committed=True)
+    assert watched.kinds(replace(watched.status(), voter=False)) == {}
+
+
 def test_a_member_that_missed_its_removal_learns_of_it(watched: Watched) -> None:
     """The others say so (M8)."""
     assert "configuration 30" in watched.kinds(removed_at=30)[ConditionKind.REMOVED]
