@@ -141,6 +141,31 @@ def test_a_group_is_restored_from_the_copy_of_one_member(group: RunningMembers, 
     assert group.bodies(0)[: len(bodies)] == bodies
 
 
+def test_a_member_that_lost_its_disk_counts_again_with_another_uid(group: RunningMembers, tmp_path: Path) -> None:
+    """M11: it is readmitted as ever, and then the leader records whose memory it is now: no voter changes."""
+    group.found(0)
+    for newcomer in (1, 2):
+        group.start(newcomer, 0, join=True)
+        group.change(ChangeKind.ADD, newcomer)
+    group.wait_for_voters(0, 1, 2)
+    with group.load() as load:
+        load.more()
+        lost = group.nodes[2].log.members.uid
+        group.kill(2)
+        shutil.rmtree(tmp_path / "dledger-n2")
+
+        again = group.start(2, 0, 1)
+
+        group.wait_for_voters(0, 1, 2)
+        uid = again.log.members.uid
+        wait_until(lambda: uid in group.uids(), "its uid is in the configuration", 60)
+        load.more()
+    assert lost != uid
+    assert lost not in group.uids()
+    group.wait_converged()
+    load.check(group.bodies(2))
+
+
 def test_all_restart_while_a_member_is_added(group: RunningMembers) -> None:
     """The configuration with the learner is committed, or it is not; either way one request or none is left to do."""
     group.found(0, 1, 2)

@@ -155,9 +155,9 @@ class RunningMembers:
         wait_until(ask, f"{kind} {member.node_id}", 2 * WAIT_S)
         return answers[-1]
 
-    def number_of(self, node: DLedgerServer) -> int:
-        """Of a node that runs."""
-        return next(number for number, one in self.nodes.items() if one is node)
+    def uids(self) -> set[int]:
+        """Those of the members, as the leader knows them to be committed."""
+        return {one.uid for one in self.wait_for_leader()._node.state.membership.committed.members}
 
     def move_leadership(self, number: int) -> None:
         """Until this node leads."""
