@@ -349,7 +349,9 @@ class ServerConfig:
     node_id: NodeId = _DEFAULT_NODE
     """This node's id, which must be one of the members'; recorded on disk."""
     members: tuple[Member, ...] = (Member(_DEFAULT_NODE, "127.0.0.1", 20911),)
-    """All members, including this one, with their hosts and ports for peers: ``id-host:port;id-host:port``."""
+    """Whom a new group begins with, and where to look for the others: ``id-host:port;id-host:port``, their hosts and
+    ports for peers, including this node's. Once members were changed, the group itself knows them.
+    """
     bind_host: str = ""
     """Address to listen on, for members and for clients; empty: the host of this node in ``members``.
 
@@ -368,7 +370,9 @@ class ServerConfig:
     cluster_id: str = ""
     """Must be the same on all members; empty: the group's name. Set it if two groups have one name and could meet."""
     join: bool = False
-    """Whether this node waits until it is added to a group that runs already, and that ``members`` names in part."""
+    """Whether this node, while its directory is empty, waits until it is added to a group that runs already and some of
+    whose members ``members`` names. Without it, it would found another group with them.
+    """
     election: ElectionConfig = field(default_factory=ElectionConfig)
     replication: ReplicationConfig = field(default_factory=ReplicationConfig)
     store: StoreConfig = field(default_factory=StoreConfig)

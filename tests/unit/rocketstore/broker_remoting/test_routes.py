@@ -48,3 +48,10 @@ def test_producers_find_out_whether_a_broker_creates_topics(broker: RemotingHarn
     config = broker.broker.config
     assert config.auto_create_topic_enable
     assert _route(client, "TBW102").queue_datas[0].write_queue_nums == config.default_topic_queue_nums
+
+
+def test_a_learner_is_in_no_route(broker: RemotingHarness, client: RemotingSocket) -> None:
+    """It may have nothing yet."""
+    broker.view = GroupView("FOLLOWER", 3, "n1", MEMBERS["n1"], MEMBERS, learners=frozenset({"n2"}))
+    (group,) = _route(client, "T").broker_datas
+    assert group.broker_addrs == {0: "192.0.2.2:2", 1: "192.0.2.1:1"}
