@@ -95,11 +95,15 @@ class MemberRecords:
         return recover_membership(self._config.node_id, self._log, saved.configuration, saved.clear_to, self._base())
 
     def _base(self) -> Configuration:
-        """Before the first configuration in the log; no members if they cannot be known."""
+        """Before the first configuration in the log; no members if they cannot be known.
+
+        One with standing has not yet to join: it would hold the entry that added it. So it is one of the configured.
+        """
         saved = self._log.members.saved
         if saved.configuration is not None:
             return saved.configuration
-        return Configuration() if self._config.join or self.problem else implicit_configuration(self._config)
+        waits = self._config.join and not self._log.hard_state.load().standing.counts
+        return Configuration() if waits or self.problem else implicit_configuration(self._config)
 
     def save(self, membership: Membership) -> None:
         """Record what is known to be committed. On a full disk, ``keep`` makes up for it."""

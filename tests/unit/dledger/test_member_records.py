@@ -87,6 +87,16 @@ def test_a_node_that_joins_has_none_until_it_is_told(tmp_path: Path) -> None:
     assert found(config).current == told
 
 
+def test_a_node_that_has_standing_has_not_yet_to_join(tmp_path: Path) -> None:
+    """M12: else a group all of whose settings say that its members join would wait for itself after a restart."""
+    config = config_of(tmp_path, join=True)
+    with closing(opened(config)) as log:
+        fill(log, 5)
+        remembers(log)
+
+    assert found(config).voters == {N0, N1}
+
+
 def test_configurations_above_the_file_are_found_in_the_log(tmp_path: Path) -> None:
     """M3: the file is older than the log after every crash; a committed one counts as such."""
     config = config_of(tmp_path)
