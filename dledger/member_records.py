@@ -32,6 +32,8 @@ class MemberRecords:
         self._log = log
         self._unread = False
         """Whether damage hid a part of the log that may hold configurations."""
+        self.damage: tuple[CorruptLogError, ...] = ()
+        """Damage that ``find`` met and the opening of the log did not: for whoever mends it."""
 
     @property
     def uid(self) -> int:
@@ -57,11 +59,15 @@ class MemberRecords:
         """
         try:
             found = self._recover()
-        except CorruptLogError:
+        except CorruptLogError as damage:
+            base = self._base()
             if not self._log.damage_at_start:
-                raise
+                alone = [one.node_id for one in base.members] == [self._config.node_id]
+                if alone or not self._config.store.auto_repair:
+                    raise
+                self.damage = (damage,)
             self._unread = True
-            return Membership(self._config.node_id, self._base())
+            return Membership(self._config.node_id, base)
         members = self._log.members
         if (members.saved.lost or not members.uid) and found.is_explicit:
             counts = self._log.hard_state.load().standing.counts

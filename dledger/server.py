@@ -268,7 +268,7 @@ class DLedgerServer:
         self._scrub = Worker(f"dledger-scrub-{name}", self._watch.step, self._clock, self._supervisor)
         self._workers = [self._scrub]
         self.log.on_damage(self._watch.note_damage)  # only now: the watch reads and mends the log that calls it
-        for damage in self.log.damage_at_start:
+        for damage in (*self.log.damage_at_start, *self._records.damage):
             self._node.state.whole = False
             self._watch.note_damage(damage)
         if self.tls is not None:

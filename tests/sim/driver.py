@@ -256,7 +256,10 @@ class SimNode:
             implicit = Configuration()
         clear_to = LogIndex(min(file.clear_to, log.committed_index))  # as ``MembersFile.hold_to`` at each opening
         self.file = file = replace(file, clear_to=clear_to)
+        onlooker = self._simulation.mender.onlooker
+        onlooker.looks = True  # else it waits for the repair of what it cannot read, and looks then
         found = recover_membership(self.name, log, file.configuration, clear_to, implicit)
+        onlooker.looks = False
         if file.is_lost and found.is_explicit:
             if not self.hard.voter:
                 return Membership(self.name, Configuration())

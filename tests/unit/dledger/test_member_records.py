@@ -13,6 +13,7 @@ import pytest
 from dledger.config import Member, ServerConfig
 from dledger.core.membership import Membership
 from dledger.core.membership_payload import encode_configuration
+from dledger.errors import CorruptLogError
 from dledger.member_records import MemberRecords, had_peers
 from dledger.members import ClusterMember, Configuration
 from dledger.store.file_store import FileStore
@@ -151,6 +152,41 @@ def test_without_its_file_a_node_believes_a_log_that_goes_back_to_the_start(
     saved = read_members(log.directory)
     assert saved is not None
     assert not saved.lost
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_damage_that_only_the_search_meets_is_left_to_its_repair(tmp_path: Path, *, alone: bool) -> None:
+    """M3: in what the opening does not verify; a member with others starts, and counts once it is mended."""
+    config = config_of(tmp_path, alone=alone)
+    config = replace(config, store=replace(config.store, recovery_verify_bytes=1))
+    with closing(opened(config)) as log:
+        remembers(log)
+        fill(log, 3)
+        wanted = append(log, "n0", "n2")
+        fill(log, 30)
+        log.flush()
+        path, at = _place(log, wanted.index)
+        sound = path.read_bytes()
+    path.write_bytes(sound[: at + 60] + b"\xff" + sound[at + 61 :])
+
+    with closing(opened(config)) as log:
+        assert log.damage_at_start == ()
+        records = MemberRecords(config, log)
+        if alone:
+            with pytest.raises(CorruptLogError):
+                records.find()
+            return
+        membership = records.find()
+        assert membership.voters == {N0, N1}
+        assert len(records.damage) == 1
+
+
+def _place(log: FileStore, index: LogIndex) -> tuple[Path, int]:
+    """The file of an entry, and where in it that begins."""
+    position = log.positions(index, index)[0]
+    paths = sorted((log.directory / "data").iterdir())
+    size = paths[0].stat().st_size
+    return paths[position // size], position % size
 
 
 def spoil(path: Path, how: str) -> None:
