@@ -61,6 +61,7 @@ class FakeNode:
     """The changes of members that were asked for."""
     change_error: DLedgerError | None = None
     configuration_index: int = -1
+    configuration_committed: bool = True
     change_id: int = 0
     peers: tuple[PeerStatus, ...] = ()
     conditions: tuple[Condition, ...] = ()
@@ -154,6 +155,7 @@ class FakeNode:
             peers=() if self.leader else self.peers,
             conditions=self.conditions,
             configuration_index=LogIndex(self.configuration_index),
+            configuration_committed=self.configuration_committed,
             change_id=self.change_id,
         )
 

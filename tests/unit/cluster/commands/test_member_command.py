@@ -188,6 +188,65 @@ def test_a_replacement_ends_when_the_other_one_is_gone(
     assert leader.changes[0].replaces == "n2"
 
 
+def test_a_replacement_goes_on_while_the_other_one_is_there(
+    group: FakeGroup, leader: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the new member votes first, and until the last step is committed."""
+
+    def votes() -> None:
+        become(leader, role=MemberRole.VOTER, promote=False)
+
+    def leaves() -> None:
+        leader.configuration_committed = False
+        become(leader, "n0", "n1", replaces="")
+
+    def committed() -> None:
+        leader.configuration_committed = True
+
+    left = [votes, leaves, committed]
+    on_each_pause(monkeypatch, *(lambda: left.pop(0)() for _ in tuple(left)))
+
+    result = run(group, "replace", "n2", "n4=10.0.0.4:20911")
+
+    assert (result.exit_code, left) == (0, [])
+    assert result.stdout.index("n4 is a voter now") < result.stdout.index("n2 was removed")
+
+
+def test_a_member_that_is_missing_for_the_moment_was_not_cancelled(
+    group: FakeGroup, leader: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who leads next may not have committed what it has."""
+    before: list[object] = []
+
+    def another_leader() -> None:
+        before.append(leader.members)
+        leader.configuration_committed = False
+        leader.members = tuple(one for one in leader.members if one.node_id != N4)
+
+    def votes() -> None:
+        leader.members = before.pop()  # type: ignore[assignment]  # they are its members
+        leader.configuration_committed = True
+        become(leader, role=MemberRole.VOTER, promote=False)
+
+    on_each_pause(monkeypatch, another_leader, votes)
+
+    result = run(group, "add", "n4=10.0.0.4:20911")
+
+    assert result.exit_code == 0, result.output
+
+
+def test_the_settings_of_a_new_node_name_its_group(group: FakeGroup, leader: FakeNode) -> None:
+    """Unless it is the one that a node has without that setting."""
+    assert "dLegerGroup" not in run(group, "add", "n3=10.0.0.3:20911", "--no-wait").stdout
+    for node in group.nodes:
+        node.group = "orders"
+
+    result = run(group, "add", "n4=10.0.0.4:20911", "--no-wait")
+
+    assert result.exit_code == 0, result.output
+    assert "  dLegerGroup=orders\n" in result.stdout
+
+
 @pytest.mark.parametrize("words", [["--learner"], ["--no-wait"]])
 def test_who_need_not_wait_does_not(words: list[str], group: FakeGroup, leader: FakeNode) -> None:
     """A learner that stays one is never promoted."""
@@ -273,9 +332,10 @@ def test_single_steps_say_what_is_left(
 
 def test_cancel_removes_learners_only(group: FakeGroup, leader: FakeNode) -> None:
     """Who mistypes the name of a voter keeps it."""
-    refused = run(group, "cancel", "n2")
-    assert (refused.exit_code, leader.changes) == (1, [])
-    assert "n2 is a voter" in refused.stderr
+    for words in (["cancel", "n2"], ["cancel", "n2", "--json"]):
+        refused = run(group, *words)
+        assert (refused.exit_code, leader.changes) == (1, [])
+        assert "n2 is a voter" in refused.stderr
     leader._change(MemberChange(ChangeKind.ADD, N4, 5, "h", 1))
 
     assert run(group, "cancel", "n4").exit_code == 0

@@ -620,6 +620,8 @@ def test_a_member_may_go_while_its_thread_reads_for_it_and_come_back() -> None:
         compare = PushCompare(load.term, 9, bench.log.last, 0)
         _say(bench, "n1", compare)
         assert (NodeId("n1"), compare) in bench.events
+        bench.driver.call(lambda _now: _set_peers(bench, "n1", "n2", "n3"))
+        assert old in bench.driver._workers()  # which ``stop`` joins
         go_on.set()
         wait_until(lambda: not old.is_alive, "the old thread's end")
     finally:

@@ -28,8 +28,10 @@ def configuration(index: int, *, change_id: int = 0) -> Configuration:
     members = (
         ClusterMember(NodeId("n1"), "10.0.0.1", 30911, number=0, uid=(1 << 64) - 1),
         ClusterMember(NodeId("n4"), "::1", 30911, MemberRole.LEARNER, 3, promote=True, replaces="n1"),
+        ClusterMember(NodeId("n5"), "h", 1, MemberRole.LEARNER, 4, promote=True),
+        ClusterMember(NodeId("n6"), "h", 2, number=5, uid=1, replaces="n1"),
     )
-    return Configuration(members, LogIndex(index), Term(2), 4, change_id)
+    return Configuration(members, LogIndex(index), Term(2), 6, change_id)
 
 
 def of_n0(uid: int, *parts: Any, lost: bool = False) -> SavedMembers:  # noqa: ANN401  # its fields in their order
@@ -158,6 +160,17 @@ def test_a_damaged_file_is_lost_until_a_configuration_is_known(
     assert opened(directory).lost
     found.save_committed(configuration(8), LogIndex(12))
     assert opened(directory) == of_n0(found.uid, configuration(8), LogIndex(12), HELD)
+
+
+def test_a_lost_file_whose_log_told_everything_is_lost_no_more(directory: Path) -> None:
+    """M3: nor at the next start, when the beginning of the log may have expired."""
+    (directory / MEMBERS_FILE).unlink()
+    file = MembersFile(FileSystem(), directory)
+    assert opened(directory).lost
+
+    file.settle()
+
+    assert opened(directory) == SavedMembers(file.uid)
 
 
 def test_a_missing_file_of_a_used_directory_is_lost(tmp_path: Path) -> None:

@@ -147,6 +147,9 @@ def test_what_is_remembered_is_bounded_in_number_and_in_characters() -> None:
     for number in range(100):
         filters.of(TAG, f"{number:03d}" + "x" * (EXPRESSION_CHARS_MAX - 3))
     assert len(filters) == FILTERS_CHARS_MAX // EXPRESSION_CHARS_MAX
+    for number in range(100):  # of those who do not say which kind it is
+        filters.of("", f"{number:03d}" + "x" * (EXPRESSION_CHARS_MAX - 3))
+    assert len(filters) == FILTERS_CHARS_MAX // EXPRESSION_CHARS_MAX
     for number in range(10):
         filters.of(SQL92, f"a = {number}".ljust(EXPRESSION_CHARS_MAX))
     assert len(filters) == FILTERS_CHARS_MAX // EXPRESSION_CHARS_MAX // SQL_CHARS

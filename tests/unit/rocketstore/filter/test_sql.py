@@ -145,6 +145,12 @@ def test_digits_of_other_scripts_are_java_s() -> None:
     assert not condition.matches({"a": "\N{MATHEMATICAL BOLD DIGIT ONE}"})
 
 
+def test_the_least_int_is_a_long_in_an_expression() -> None:
+    """Its digits are read before its sign: beside it, properties are read as ``Long``."""
+    assert SqlCondition("a > -2147483648").matches({"a": "3000000000"})
+    assert SqlCondition("a > -2147483647").result({"a": "3000000000"}) is None
+
+
 def test_zero_has_a_sign_beside_another_property() -> None:
     """Both are compared as ``Double``, in which -0.0 is less than 0.0."""
     assert SqlCondition("a < b").matches({"a": "-0", "b": "0"})

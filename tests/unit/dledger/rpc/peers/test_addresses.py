@@ -57,6 +57,16 @@ def test_a_configuration_says_who_the_members_are_and_where() -> None:
     assert addresses.first(N0) is None
 
 
+def test_what_is_not_committed_counts_here_and_is_told_to_nobody() -> None:
+    """M2, M12: a peer that has not heard of the first change is not kept apart because of it."""
+    addresses, _ = of_n0()
+
+    adopted(addresses, configuration(-1, n0=1, n1=2), configuration(9, n0=1, n3=4))
+    assert (addresses.peers, addresses.compared, addresses.committed) == ((N3,), (), None)
+    adopted(addresses, configuration(4, n0=1, n1=2), configuration(9, n0=1, n3=4))
+    assert (addresses.peers, addresses.committed) == ((N3,), configuration(4, n0=1, n1=2))
+
+
 def test_an_address_is_tried_beside_the_old_one_until_its_change_is_committed() -> None:
     """The member may have moved already, or not yet."""
     addresses, told = of_n0()

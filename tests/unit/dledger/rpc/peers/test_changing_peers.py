@@ -206,6 +206,16 @@ def test_a_leader_that_nobody_configured_is_found_by_asking_a_seed(nodes: Nodes)
     assert joiner.addresses.first(N1) == nodes.member(1)
 
 
+def test_who_waits_to_be_added_asks_at_once_where_the_others_are(nodes: Nodes) -> None:
+    """M12: before anybody has said anything to it."""
+    n0 = nodes.start(0, 1)
+    n0.adopt(nodes.configuration(4, 0, 1))
+
+    joiner = nodes.start(2, 0, joins=True)
+
+    wait_until(lambda: joiner.addresses.first(N1) is not None, "n1's address")
+
+
 def test_a_member_that_is_behind_finds_a_leader_that_it_has_never_heard_of(nodes: Nodes) -> None:
     """M7: it knows a configuration, and asks when it must speak to somebody else."""
     n0, n1 = nodes.start(0, 1), nodes.start(1, 0)
@@ -219,6 +229,20 @@ def test_a_member_that_is_behind_finds_a_leader_that_it_has_never_heard_of(nodes
 
     assert n1.addresses.peers == (N0,)
     assert set(n1.addresses.reachable) == {N0, N2}
+
+
+def test_strangers_take_no_member_s_client_address(nodes: Nodes) -> None:
+    """Those that have been heard are kept up to date, however many have come since."""
+    transport = nodes.start(0, 1).transport
+    transport.learn(N1, "h:1")
+    for number in range(1000):
+        transport.learn(NodeId(f"x{number}"), "h:9")
+
+    transport.learn(N1, "h:2")
+    transport.learn(NodeId("y"), "h:9")
+
+    assert transport.client_addresses[N1] == "h:2"
+    assert len(transport.client_addresses) <= 64
 
 
 def test_strangers_take_no_member_s_place(nodes: Nodes) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 
 from dledger.config import Member, ServerConfig
+from dledger.core.membership import Membership
 from dledger.errors import ResponseCode
+from dledger.members import ClusterMember, Configuration
 from dledger.prehistory import Prehistory
 from dledger.rpc.peers.addresses import PeerAddresses
 from dledger.rpc.peers.codec import HandshakeAnswer
 from dledger.rpc.peers.frames import Purpose
 from dledger.rpc.peers.identity import OldLogs, PeerIdentity
-from dledger.types import NodeId
+from dledger.types import LogIndex, NodeId, Term
 
 N0, N1 = NodeId("n0"), NodeId("n1")
 RECORD = Prehistory(begin=0, end=200, file_bytes=100, digests=(1, 2), kept_from=0)
@@ -50,3 +52,30 @@ def test_both_sides_of_a_handshake_note_the_same(theirs: Prehistory | None) -> N
     ((peer, said),) = ours
     assert (peer, others) == (N1, [(N0, said)])
     assert bool(said) == (theirs is None)
+
+
+@pytest.mark.parametrize(
+    ("asking", "asked", "code"),
+    [
+        (False, False, ResponseCode.UNEXPECTED_ARGUMENT),
+        (True, False, ResponseCode.SUCCESS),
+        (False, True, ResponseCode.SUCCESS),
+        (True, True, ResponseCode.SUCCESS),
+    ],
+)
+def test_members_are_compared_while_they_are_the_configured_ones_on_both_sides(
+    asking: bool, asked: bool, code: ResponseCode
+) -> None:
+    """M7: whoever is behind must hear the others, and be heard."""
+    members = (Member(N0, "h", 1), Member(NodeId("n7"), "h", 7))
+    other = PeerAddresses.of(ServerConfig(node_id=N0, members=members))
+    caller, host = PeerIdentity("c", "g", N0, other, 100, 50), identity(N1, [], None)
+    for one, changed in ((caller, asking), (host, asked)):
+        if changed:
+            committed = Configuration((ClusterMember(N0, "h", 1), ClusterMember(N1, "h", 2)), LogIndex(4), Term(1))
+            one.addresses.adopt(Membership(one.node_id, committed), frozenset())
+
+    answer = host.judge(caller.handshake(N1, "", Purpose.CONTROL), "")
+
+    assert answer.code is code
+    assert (answer.configuration is not None) is asked
