@@ -113,8 +113,6 @@ class PeerTransport:
         if self._pushes_bridge is None:
             self._pushes_bridge = bridge
         self._addresses.listen(self.set_peers)
-        if not self._addresses.peers:  # it has yet to join, and needs to know more than those that it was told
-            bridge.post(self._search.ask)
 
     def set_peers(self, peers: Reachable) -> None:
         """From now on there are links to these, made anew, moved to other addresses, or ended. Never waits."""
