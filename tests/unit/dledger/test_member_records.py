@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,11 +18,13 @@ from dledger.core.membership_payload import encode_configuration
 from dledger.errors import CorruptLogError
 from dledger.member_records import MemberRecords, had_peers
 from dledger.members import ClusterMember, Configuration
+from dledger.retention import Retention
 from dledger.store.file_store import FileStore
 from dledger.store.fs import FileSystem
 from dledger.store.members_file import MEMBERS_FILE, read_members
 from dledger.types import NO_INDEX, Boundary, HardState, LogIndex, Magic, NodeId, Position, Standing, Term
 from tests.crash.crash_fs import RecordingFs, crash_states
+from tests.support.solo import Solo
 from tests.support.sweeps import thinned
 from tests.unit.dledger.store.support import FakeClock, fill, open_store, small_config
 
@@ -246,6 +250,57 @@ def test_the_entry_of_a_configuration_stays_until_the_file_has_it(tmp_path: Path
 
 def _state(membership: Membership) -> Any:  # noqa: ANN401  # of a node, as far as it is looked at
     return SimpleNamespace(membership=membership)
+
+
+def test_what_damage_hid_is_in_force_once_it_is_mended(tmp_path: Path) -> None:
+    """M3: what is committed, and what is not."""
+    config = config_of(tmp_path)
+    solo = Solo()
+    with closing(opened(config)) as log:
+        fill(log, 3)
+        first, second = append(log, "n0", "n1", "n2"), append(log, "n0", "n2")
+        log.flush()
+        log.set_committed(first.index)
+        records = MemberRecords(config, log)
+        records._unread = True
+
+        assert records.read_on(solo.state)
+
+    membership = solo.state.membership
+    assert (membership.committed, membership.current) == (first, second)
+
+
+def test_the_file_knows_of_nothing_that_may_be_undone(tmp_path: Path) -> None:
+    """M3: what is committed alone, and up to where it is."""
+    config = config_of(tmp_path)
+    with closing(opened(config)) as log:
+        fill(log, 3)
+        first, second = append(log, "n0", "n1"), append(log, "n0")
+        membership = Membership(N0, first)
+        membership.adopt(second)
+
+        MemberRecords(config, log).keep(looking_at(membership, first.index))
+
+    saved = read_members(log.directory)
+    assert saved is not None
+    assert (saved.configuration, saved.clear_to) == (first, first.index)
+
+
+def test_retention_keeps_what_the_file_does_not_know_yet() -> None:
+    """M3: however old it is; and all may go of which the file knows."""
+    node, records, asked = Solo().node, Mock(), []
+
+    def retire(_protected: object, _room: object, may_go: Callable[[LogIndex], LogIndex], *_others: object) -> None:
+        asked.append(may_go(LogIndex(80)))
+
+    log, driver = Mock(committed_index=90, retire=retire), Mock(call=lambda action: action(0))
+    retention = Retention(config_of(Path()), node, log, driver, records)
+    retention._needed = LogIndex(90), None
+    for known in (LogIndex(39), LogIndex(80), None):
+        records.last_removable.return_value = known
+        retention.clean()
+
+    assert asked == [39, 80, 80]
 
 
 def test_who_had_peers_may_be_repaired_by_them(tmp_path: Path) -> None:

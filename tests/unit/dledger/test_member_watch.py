@@ -9,7 +9,7 @@ import pytest
 from dledger.conditions import ConditionKind, Conditions
 from dledger.config import Member, ServerConfig
 from dledger.core.membership import Membership, implicit_configuration
-from dledger.member_watch import GONE_MS, STUCK_MS, MemberWatch
+from dledger.member_watch import GONE_MS, STUCK_MS, MemberWatch, removal_index
 from dledger.members import ClusterMember, Configuration, MemberRole
 from dledger.rpc.ports import MemberStatus, NodeStatus, PeerStatus
 from dledger.types import NO_INDEX, LogIndex, NodeId
@@ -114,6 +114,25 @@ def test_a_change_that_is_not_committed_for_ten_seconds_is_stuck(watched: Watche
     assert "for 10 s: n2 did not" in watched.kinds(watched.status(match=8))[ConditionKind.CHANGE_STUCK]
     watched.appended(cluster(N0, N1, N2), committed=True)
     assert watched.kinds() == {}
+
+
+def test_other_news_of_the_members_put_nothing_off(watched: Watched) -> None:
+    """A member that has left is released, for example."""
+    watched.appended(cluster(N0, N1, N2), committed=False)
+    watched.clock.now_ms += STUCK_MS - 1
+    watched.watch.members_changed(watched.membership.copy())
+    watched.clock.now_ms += 1
+
+    assert ConditionKind.CHANGE_STUCK in watched.kinds()
+
+
+def test_the_last_removal_is_the_one_that_is_told() -> None:
+    """A member that missed both may hold the first."""
+    without = cluster(N1, N2, index=20)
+
+    told = [removal_index(N0, without, LogIndex(at), has_standing=True) for at in (NO_INDEX, 10, 30)]
+
+    assert told == [20, 20, 30]
 
 
 def test_each_change_has_its_own_ten_seconds(watched: Watched) -> None:

@@ -32,6 +32,7 @@ from dledger.errors import (
     TermChangedError,
     UnavailableError,
 )
+from dledger.members import ANY_CONFIGURATION
 from dledger.rpc.peers.transport import PeerTransport
 from dledger.types import NodeId, Role
 from tests.support.fake_group import FakeGroup, fake_group
@@ -484,6 +485,12 @@ def test_a_change_that_makes_no_sense_is_not_sent(kind: str, address: str) -> No
     """An address belongs to those who get one."""
     with pytest.raises(InvalidRequestError):
         member_change(kind, "n4", address)
+
+
+def test_a_change_may_be_decided_on_the_very_first_configuration() -> None:
+    """That of the entry 0; none means any."""
+    assert member_change("remove", "n4", expected_index=0).expected_index == 0
+    assert member_change("remove", "n4").expected_index == ANY_CONFIGURATION
 
 
 def test_a_removed_member_is_not_a_lost_one(client: DLedgerClient, group: FakeGroup) -> None:

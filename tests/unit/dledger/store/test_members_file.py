@@ -165,12 +165,12 @@ def test_a_damaged_file_is_lost_until_a_configuration_is_known(
 def test_a_lost_file_whose_log_told_everything_is_lost_no_more(directory: Path) -> None:
     """M3: nor at the next start, when the beginning of the log may have expired."""
     (directory / MEMBERS_FILE).unlink()
-    file = MembersFile(FileSystem(), directory)
+    file = MembersFile(FileSystem(), directory, "n0")
     assert opened(directory).lost
 
     file.settle()
 
-    assert opened(directory) == SavedMembers(file.uid)
+    assert opened(directory) == SavedMembers(file.uid, owner="n0")
 
 
 def test_a_missing_file_of_a_used_directory_is_lost(tmp_path: Path) -> None:

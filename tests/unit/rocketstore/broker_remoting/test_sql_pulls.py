@@ -79,6 +79,7 @@ def test_a_wrong_condition_is_refused_with_the_place(client: RemotingSocket) -> 
     for answer in (pull(client, "amount >"), client.ask(RequestCode.PULL_MESSAGE, pull_fields("g", "T"))):
         assert answer.code == AnswerCode.SUBSCRIPTION_PARSE_FAILED
         assert "wrong at character 9: found the end" in answer.remark
+    send(client, 1)
     for all_tags in ("*", ""):  # which mean every message only among tags
         assert pull(client, all_tags).code == AnswerCode.SUBSCRIPTION_PARSE_FAILED
 
