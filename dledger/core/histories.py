@@ -15,7 +15,7 @@ from contextlib import suppress
 from dledger.core.member_state import Leader, MemberState
 from dledger.core.messages import CommittedEntry, VoteResponse
 from dledger.errors import CorruptLogError
-from dledger.types import NO_ENTRY, EntryId, LogIndex, NodeId
+from dledger.types import NO_ENTRY, NO_INDEX, EntryId, LogIndex, NodeId
 
 
 def stated(state: MemberState) -> tuple[CommittedEntry, ...]:
@@ -46,6 +46,11 @@ def agree(state: MemberState, told: Iterable[CommittedEntry]) -> bool | None:
 def covers(state: MemberState, told: Iterable[CommittedEntry]) -> bool:
     """Whether this log contains everything that a voter has committed, with nothing else in its place (§5.4.3)."""
     return all(entry.index <= state.log.last.index and _holds(state, entry) is not False for entry in told)
+
+
+def last_held(state: MemberState, told: Iterable[CommittedEntry]) -> LogIndex:
+    """The last of a peer's committed entries that this log certainly holds: one that is damaged here may differ."""
+    return max((entry.index for entry in told if _holds(state, entry)), default=NO_INDEX)
 
 
 def _holds(state: MemberState, entry: CommittedEntry) -> bool | None:

@@ -407,8 +407,8 @@ class LeaderElector:
             if sender in state.membership.voters:
                 suspicion.on_refusal(state, role, sender, now_ms)
             return
-        if not state.membership.is_committed and response.committed:
-            state.learn_committed(response.committed[-1].index)  # then the voters before it are not needed (M6)
+        if not state.membership.is_committed:  # if it is elsewhere, the voters before it are not needed (M6)
+            state.learn_committed(histories.last_held(state, response.committed))
         forgot = state.membership.is_forgetful(sender, response.uid)  # M11
         standing = Standing.BLANK if forgot else response.standing
         role.ballots[sender] = Ballot(standing, response.boot_id, response.used)

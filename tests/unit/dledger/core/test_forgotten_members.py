@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from dledger.core.membership import Membership
 from dledger.core.messages import CommittedEntry, HeartbeatResponse, PushCompare, VoteResponse
 from dledger.core.standing import Ballot, Electorate, Victory, victory
+from dledger.errors import CorruptLogError
 from dledger.types import NO_INDEX, NO_TERM, EntryId, HardState, LogIndex, Role, Standing, Term
 from tests.support.cluster import N0, N1, N2, made_log
 from tests.support.members import NONE, configuration, put
@@ -114,3 +116,21 @@ def test_a_vote_tells_that_the_configuration_is_committed() -> None:
     solo.node.receive(N1, vote, solo.now_ms)
 
     assert solo.state.membership.is_committed
+
+
+def test_what_is_damaged_here_is_not_taken_for_what_others_have_committed() -> None:
+    """M6: another entry may be in its place; then this configuration is none, and would count for good."""
+    log = made_log(1, 1)
+    index = put(log, 1, "01")
+    log.flush()
+    solo = Solo(3, log=log)
+    solo.state.adopt(replace(configuration("01"), index=index))
+    solo.time_out()
+    log.damage[index] = CorruptLogError(Path("data"), 7, "a bad sector", "Repair it", index)
+
+    vote = VoteResponse(
+        Term(solo.state.term + 1), granted=True, pre_vote=True, committed=(CommittedEntry(LogIndex(index), 4711),)
+    )
+    solo.node.receive(N1, vote, solo.now_ms)
+
+    assert not solo.state.membership.is_committed
