@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Final
 
@@ -300,7 +301,17 @@ class Operators:
         friends = self.random.sample(others, self.random.randrange((len(voters) + 1) // 2)) if others else []
         learners = [node for node in simulation.group if node not in voters]
         simulation.hit("learners_side", leader)
-        simulation.nemesis.split([leader, *learners, *(node for node in friends if node is not leader)])
+        mine = [leader, *learners, *friends]
+        simulation.nemesis.split(mine)
+        if leader.core is None or self.random.random() < 0.5:
+            return
+        # The others elect a leader before the old one gives up: does anybody confirm that it leads?
+        for node in voters:
+            if node not in mine:
+                node.ask(partial(_lose, leader.name), node.boots)
+        for _ in range(8):
+            delay_us = int(self.random.random() * 1000 * simulation.options.election.election_timeout_ms_max)
+            simulation.scheduler.after(delay_us, simulation.clients.read, leader)
 
     def _strike(self, kind: str) -> None:
         simulation = self._simulation
@@ -335,3 +346,8 @@ class Operators:
                     simulation.hit(kind, node)
                     simulation.crash(node, nemesis.duration_us())
                     node.lose_file()
+
+
+def _lose(leader: NodeId, core: Node, now_ms: int) -> None:
+    """A follower takes its leader's process for gone."""
+    core.leader_lost(leader, core.state.term, now_ms, gone=True)

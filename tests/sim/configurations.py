@@ -82,13 +82,14 @@ class ConfigurationChecks:
             self._observe_new(node, one, committed)
         current = node.core.state.membership.current
         newest = log.configurations[-1] if log.configurations else self.before(log.begin.index)
-        if not current.members and not log.configurations:
+        if node.is_unread or (not current.members and not log.configurations):
             return  # it waits to be told
         if current.index != newest.index:
             ahead = current.index > newest.index and self.at(current.index) == current
             require(ahead, "another configuration is in force than the log's last", node.name, current, newest)
         elif current.index != NO_INDEX:
-            require(current == newest, "a configuration in force is not as in the log", node.name, current, newest)
+            right = current == newest or self.at(current.index) == current  # the log's entry is then to be cut off
+            require(right, "a configuration in force is not as in the log", node.name, current, newest)
 
     def _observe_new(self, node: SimNode, one: Configuration, committed: list[EntryId]) -> None:
         """A leader has appended a configuration (M1, D6)."""
@@ -97,7 +98,7 @@ class ConfigurationChecks:
         if state is None or not isinstance(state.role, Leader):
             return
         earlier = [other for other in node.log.configurations if other.index < one.index]
-        before = max([self.before(one.index - 1), *earlier], key=lambda other: other.index)
+        before = earlier[-1] if earlier else self.before(node.log.begin.index)
         place = before.index
         is_committed = place == NO_INDEX or (place < len(committed) and committed[place].term == before.term)
         require(is_committed, "two uncommitted configurations", node.name, before, one)

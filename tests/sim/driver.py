@@ -85,6 +85,8 @@ class SimNode:
         self.is_async = self._config.store.flush_mode is FlushMode.ASYNC
         self.forgetful = False
         """Its disk was lost or set back, and it has not had standing again since."""
+        self.is_unread = False
+        """Whether damage hides configurations in its log."""
         self.former: Life | None = None
         """The directory with which it was a member before."""
         self.file_is_lost = self.file_was_lost = False
@@ -108,8 +110,7 @@ class SimNode:
         self._observe = checker.observe_damaged if simulation.options.has("damage") else checker.observe
         self._pushes_max = 2 * self._config.replication.inflight_pushes_max + 16
         self._steps: dict[str, Callable[[int], int | None]] = {}
-        self._due_us: dict[str, int] = {}
-        self._stalled_until_us: dict[str, int] = {}
+        self._due_us, self._stalled_until_us = dict[str, int](), dict[str, int]()
         self._ahead_ms = 0
         self._resumes_in_disorder = simulation.options.is_new
         self._strikes_sender = simulation.options.has("crash_send") or simulation.options.has("pause_leader")
@@ -256,10 +257,12 @@ class SimNode:
             implicit = Configuration()
         clear_to = LogIndex(min(file.clear_to, log.committed_index))  # as ``MembersFile.hold_to`` at each opening
         self.file = file = replace(file, clear_to=clear_to)
-        onlooker = self._simulation.mender.onlooker
-        onlooker.looks = True  # else it waits for the repair of what it cannot read, and looks then
-        found = recover_membership(self.name, log, file.configuration, clear_to, implicit)
-        onlooker.looks = False
+        try:
+            found = recover_membership(self.name, log, file.configuration, clear_to, implicit)
+        except CorruptLogError:  # until all of it is there, it counts for nothing
+            self.is_unread = True
+            return Membership(self.name, file.configuration or implicit)
+        self.is_unread = False
         if file.is_lost and found.is_explicit:
             if not self.hard.voter:
                 return Membership(self.name, Configuration())
@@ -316,6 +319,11 @@ class SimNode:
         """What could not be read has been fetched."""
         if self.core is not None and not self.core.state.whole:
             self.core.state.whole = True
+            if self.is_unread:
+                found = self._recover()
+                if found.committed.index != NO_INDEX:
+                    self.core.state.install(found.committed)
+                self.core.state.adopt(found.current)
             self._settle()
 
     def doubt(self, reason: str) -> None:

@@ -278,6 +278,8 @@ def _changing(options: Options) -> Options:
     if random.random() < 0.5:
         kept = random.sample(faults, min(len(faults), random.choice((0, 2, 4))))
         faults = tuple(fault for fault in faults if fault in kept)
+    if random.random() < 0.3 and "expire" not in faults:
+        faults += ("expire",)
     size = random.choices((1, 2, 3, 4, 5), (8, 14, 48, 18, 12))[0]
     names = tuple(NodeId(f"n{number}") for number in range(size))
     return replace(

@@ -15,6 +15,7 @@ from dledger.config import ReplicationConfig, ServerConfig
 from dledger.core import leader_elector, standing
 from dledger.core.entry_pusher import EntryDispatcher, EntryHandler, QuorumAckChecker
 from dledger.core.leader_elector import LeaderElector
+from dledger.core.member_changes import MemberChanges
 from dledger.core.member_state import Candidate, Leader, MemberState
 from dledger.core.messages import (
     CheckedAppend,
@@ -329,6 +330,19 @@ def _of_the_current_alone(self: LeaderElector) -> Electorate:
     return Electorate(self._state.membership.voters)
 
 
+_not_now = MemberChanges._not_now
+
+
+def _before_its_own_entry(self: MemberChanges, leader: Leader) -> DLedgerError | None:
+    with patch.object(leader, "noop_index", NO_INDEX):
+        return _not_now(self, leader)
+
+
+def _while_another_waits(self: MemberChanges, leader: Leader) -> DLedgerError | None:
+    with patch.object(self._state.membership, "is_committed", new=True):
+        return _not_now(self, leader)
+
+
 _note_membership = MemberState._note_membership
 
 
@@ -370,6 +384,8 @@ PLANTS: Final[dict[str, tuple[Plant, ...]]] = {
     "repeated-answered-early": (Plant(ProducerTable, "plan", _repeated_is_committed),),
     "gaps-taken": (Plant(ProducerTable, "plan", _gaps_are_taken),),
     "no-adopted-term": (Plant(MemberState, "_adopt_term_of_log", _nothing),),
+    "members-before-an-own-entry": (Plant(MemberChanges, "_not_now", _before_its_own_entry),),
+    "two-changes-in-flight": (Plant(MemberChanges, "_not_now", _while_another_waits),),
     "members-when-committed": (
         Plant(MemberState, "adopt", _adopt_later),
         Plant(MemberState, "advance_commit", _adopt_what_is_committed),

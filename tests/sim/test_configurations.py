@@ -29,7 +29,7 @@ def member(name: str, in_force: Configuration, *others: Configuration) -> SimNod
     """A running member with these configurations in its log."""
     log = SimpleNamespace(configurations=list(others), begin=SimpleNamespace(index=-1))
     state = SimpleNamespace(membership=SimpleNamespace(current=in_force), commit_index=-1)
-    return cast("SimNode", SimpleNamespace(name=name, log=log, core=SimpleNamespace(state=state)))
+    return cast("SimNode", SimpleNamespace(name=name, log=log, is_unread=False, core=SimpleNamespace(state=state)))
 
 
 def checks(founders: Configuration) -> ConfigurationChecks:
