@@ -311,7 +311,11 @@ class Operators:
                 node.ask(partial(_lose, leader.name), node.boots)
         for _ in range(8):
             delay_us = int(self.random.random() * 1000 * simulation.options.election.election_timeout_ms_max)
-            simulation.scheduler.after(delay_us, simulation.clients.read, leader)
+            simulation.scheduler.after(delay_us, self._read, leader)
+
+    def _read(self, node: SimNode) -> None:
+        if node.core is not None and len(node.operations) < 30:
+            self._simulation.clients.read(node)
 
     def _strike(self, kind: str) -> None:
         simulation = self._simulation

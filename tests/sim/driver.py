@@ -250,10 +250,9 @@ class SimNode:
     def _recover(self) -> Membership:
         """What the server makes of its configuration, its directory and its members file."""
         file, log = self.file, self.log
-        is_empty = log.last.index == NO_INDEX and file.configuration is None
         unknown = file.is_lost and log.begin.index > NO_INDEX
         implicit = implicit_configuration(self._config)
-        if unknown or (self.joins and is_empty):
+        if unknown or self.joins:
             implicit = Configuration()
         clear_to = LogIndex(min(file.clear_to, log.committed_index))  # as ``MembersFile.hold_to`` at each opening
         self.file = file = replace(file, clear_to=clear_to)

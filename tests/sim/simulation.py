@@ -159,6 +159,7 @@ class Simulation:
 
     def _configuration_changed(self, leader: SimNode | None) -> None:
         """A leader has appended a configuration, or (None) one was committed."""
+        self.look_at_members()
         self.operators.observe(leader, committed=leader is None)
 
     def look_at_members(self) -> None:
