@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from dledger.core.node import Node
 from dledger.errors import DLedgerError, InvariantError, StaleConfigurationError
 from dledger.members import ANY_CONFIGURATION, ChangeKind, Configuration, MemberChange, MemberRole
-from dledger.types import LogIndex, NodeId
+from dledger.types import NO_INDEX, LogIndex, NodeId
 from tests.sim.members_file import Life
 from tests.sim.options import MEMBER_FAULTS
 from tests.sim.violations import require
@@ -223,6 +223,8 @@ class Operators:
         members = self._simulation.checker.members
         require(members.at(result.index) == result, "a change was said to be done and is not committed", change, result)
         require(result.change_id == change.change_id, "another change was said to be done", change, result)
+        # Asked for again, a change is done that had later steps by now.
+        result = next(one for one in members.committed if one.change_id == change.change_id)
         one = result.find(change.node_id)
         match change.kind:
             case ChangeKind.ADD:
@@ -269,7 +271,9 @@ class Operators:
         if not simulation.nemesis.is_striking or leader.core is None:
             return
         chance = self.random.random()
-        if self._has("leader_dies") and chance < 0.15:
+        if node is not None and self._has("forgotten_vote") and self.random.random() < 0.3:
+            self._cut_off(node)
+        elif self._has("leader_dies") and chance < 0.15:
             delay_us = int(self.random.random() * self.random.choice((1_000, 5_000, 100_000)))
             simulation.scheduler.after(delay_us, self._kill_for_long, leader, leader.boots)
         elif self._has("learners_side") and chance < 0.35:
@@ -280,6 +284,30 @@ class Operators:
             simulation.scheduler.after(
                 delay_us, simulation.nemesis.strike_leader, leader, leader.boots, "harass_change"
             )
+
+    def _cut_off(self, leader: SimNode) -> None:
+        """Nobody hears of a change for so long that its leader gives up; then one of its voters forgets, and is alone
+        with it: all but those whom the change removes or demotes (M6).
+        """
+        simulation = self._simulation
+        names = leader.log.configurations[-1].voters
+        others = [node for node in simulation.voters if node is not leader and node.name in names]
+        if not others:
+            return
+        simulation.hit("forgotten_vote", leader)
+        cut_us = 3000 * simulation.options.election.election_timeout_ms_max
+        simulation.nemesis.split([leader], cut_us)
+        simulation.nemesis.leave_alone(2 * cut_us)
+        simulation.scheduler.after(cut_us, self._forget, leader, self.random.choice(others), cut_us)
+
+    def _forget(self, leader: SimNode, voter: SimNode, for_us: int) -> None:
+        simulation = self._simulation
+        if simulation.nemesis.is_striking and simulation.nemesis.may_forget(voter):
+            simulation.hit("wipe", voter)
+            simulation.nemesis.wipe(voter)
+            names = [name for one in simulation.relevant[1:] for name in one.voters]
+            mine = [node for node in simulation.group if node in (leader, voter) or node.name in names]
+            simulation.nemesis.split(mine, for_us)
 
     def _kill_for_long(self, leader: SimNode, boot: int) -> None:
         """The leader is gone for so long that the others must get on without it."""
@@ -345,7 +373,8 @@ class Operators:
                         simulation.crash(node, nemesis.duration_us())
             case _:
                 node = self.random.choice(simulation.group)
-                explicit = node.file.configuration is not None
+                # With its log's begin gone it would wait for a leader, and could be the only one that may be elected.
+                explicit = node.file.configuration is not None and node.log.begin.index == NO_INDEX
                 if node.core is not None and node.hard.voter and explicit and nemesis.may_forget(node):
                     simulation.hit(kind, node)
                     simulation.crash(node, nemesis.duration_us())

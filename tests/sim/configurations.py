@@ -142,7 +142,7 @@ class ConfigurationChecks:
         require(not lacking, "elected without a majority, nor by all", node.name, term, f"lacking {lacking}")
 
     def observe_contact(self, node: SimNode) -> None:
-        """A leader that has just looked is in contact with a majority of the voters."""
+        """A leader that has just looked is in contact with a majority of the voters, which alone confirm reads (M7)."""
         core = node.core
         if core is None or not isinstance(core.state.role, Leader):
             return
@@ -152,6 +152,9 @@ class ConfigurationChecks:
         heard = sum(leader.supports[peer] and leader.contact_ms[peer] > limit_ms for peer in others)
         enough = heard + 1 >= current.quorum
         require(enough, "a leader without a majority of the voters in contact", node.name, leader.contact_ms, current)
+        answered = sorted((core.reads._answered.get(peer, 0) for peer in others), reverse=True)
+        confirmed = current.quorum == 1 or core.reads.confirmed_round <= answered[current.quorum - 2]
+        require(confirmed, "a round that no majority of the voters confirmed", node.name, answered, current)
 
     def observe_push(self, node: SimNode, target: NodeId, last_index: LogIndex) -> None:
         """A removal or demotion reaches its subject only once it is committed (M9)."""

@@ -76,6 +76,7 @@ MEMBER_FAULTS: Final = (
     "harass_change",
     "learners_side",
     "leader_dies",
+    "forgotten_vote",
 )
 """What is done to a group by those who change its members, and to it meanwhile, from ``MEMBER_WORLDS`` on."""
 _NO_MORE: Final = ""
