@@ -252,7 +252,7 @@ class SimNode:
         file, log = self.file, self.log
         unknown = file.is_lost and log.begin.index > NO_INDEX
         implicit = implicit_configuration(self._config)
-        if unknown or self.joins:
+        if unknown or (self.joins and not self.hard.voter):  # one that counts has not yet to join
             implicit = Configuration()
         clear_to = LogIndex(min(file.clear_to, log.committed_index))  # as ``MembersFile.hold_to`` at each opening
         self.file = file = replace(file, clear_to=clear_to)
