@@ -79,15 +79,6 @@ class Membership:
         return () if self.is_committed else self._history[-2].voters
 
     @property
-    def contacts(self) -> tuple[ClusterMember, ...]:
-        """The members with which this one speaks: its peers, and who is leaving.
-
-        A member's new address counts once it is committed; a new member's at once.
-        """
-        peers = (self.committed.find(peer) or self.current.find(peer) for peer in self.peers)
-        return (*(peer for peer in peers if peer is not None), *self.leaving)
-
-    @property
     def left(self) -> tuple[NodeId, ...]:
         """Those whose removal is committed, and who have not been released."""
         return tuple(self._left)

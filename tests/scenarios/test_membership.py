@@ -22,6 +22,7 @@ from dledger.errors import (
     StaleConfigurationError,
     TermChangedError,
     TooManyMembersError,
+    UnknownMemberError,
     WouldLoseQuorumError,
 )
 from dledger.members import ChangeKind, Configuration, MemberChange, MemberRole
@@ -325,6 +326,18 @@ def test_a_leader_that_only_learners_answer_steps_down() -> None:
     assert RoleReason.QUORUM_LOST in [change.reason for change in cluster[N0].role_changes]
 
 
+def test_leadership_is_handed_to_no_learner() -> None:
+    """It could not be elected, and appends would wait for that."""
+    cluster = _group(3, N3)
+    cluster.change(N0, ChangeKind.ADD, N3, promote=False)
+    cluster.advance(2000)
+
+    refused = cluster.transfer(N0, N3)
+
+    assert isinstance(refused.error, UnknownMemberError)
+    assert cluster.append(N0, b"x").value
+
+
 def test_a_demoted_voter_follows_on() -> None:
     """It loses its say, not its log; the leader hands over before it is demoted itself."""
     cluster = _group(3)
@@ -415,16 +428,23 @@ def test_a_learner_that_is_replaced_in_two_ways_is_refused() -> None:
     assert isinstance(_refusal(cluster, ChangeKind.ADD, N4, replaces="n2"), MemberExistsError)
 
 
+def _address(configuration: Configuration, node_id: NodeId) -> tuple[str, int]:
+    member = configuration.find(node_id)
+    assert member is not None
+    return member.host, member.port
+
+
 def test_an_address_changes_with_its_commit() -> None:
-    """Until then the member is spoken to where it was."""
+    """Until then others know it where it was, too."""
     cluster = _group(3)
     cluster.drop(PushAppend)
     cluster.change(N0, ChangeKind.UPDATE, N2, host="elsewhere", port=7)
     membership = cluster[N0].membership
-    assert [one.port for one in membership.contacts] == [20912, 20913]
+    assert _address(membership.committed, N2) == ("127.0.0.1", 20913)
+    assert _address(membership.current, N2) == ("elsewhere", 7)
     cluster.heal()
     cluster.advance(2000)
 
-    assert [(one.host, one.port) for one in membership.contacts] == [("127.0.0.1", 20912), ("elsewhere", 7)]
-    assert membership.current.find(N2) is not None
+    assert _address(membership.committed, N2) == ("elsewhere", 7)
+    assert _address(membership.committed, N1) == ("127.0.0.1", 20912)
     assert [one.role for one in membership.current.members] == [MemberRole.VOTER] * 3
