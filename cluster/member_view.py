@@ -16,7 +16,7 @@ _UNITS: Final = (("GiB", 1024 * MIB), ("MiB", MIB), ("KiB", 1024))
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class VoterTally:
     """How many voters there are, and how many of them may fail."""
 
     voters: int
@@ -36,9 +36,9 @@ class Tally:
         return f"majority {self.majority} of {_count(self.voters, 'voter')}; tolerates {failures}"
 
 
-def tally_of(status: NodeStatus) -> Tally:
+def tally_of(status: NodeStatus) -> VoterTally:
     """Of these members."""
-    return Tally(sum(one.role is MemberRole.VOTER for one in status.members))
+    return VoterTally(sum(one.role is MemberRole.VOTER for one in status.members))
 
 
 def find_member(status: NodeStatus, node_id: str) -> MemberStatus | None:
@@ -156,7 +156,7 @@ def _member_json(status: NodeStatus, member: MemberStatus) -> dict[str, object]:
 
 
 @dataclass(frozen=True, slots=True)
-class CatchUp:
+class CatchUpView:
     """How far a new member has come."""
 
     node_id: str
@@ -193,14 +193,14 @@ class CatchUp:
         }
 
 
-def catch_up_of(status: NodeStatus, node_id: str) -> CatchUp:
+def catch_up_of(status: NodeStatus, node_id: str) -> CatchUpView:
     """How far a new member has come, by the leader's status."""
     peer = find_peer(status, node_id)
     total = status.end_position - status.begin_position
     if peer is None:
-        return CatchUp(node_id, "", 0, total, 0, "")
+        return CatchUpView(node_id, "", 0, total, 0, "")
     done = max(0, total - peer.lag_bytes)
-    return CatchUp(node_id, peer.health, done, total, peer.rate, peer.not_ready)
+    return CatchUpView(node_id, peer.health, done, total, peer.rate, peer.not_ready)
 
 
 def size_text(size: int) -> str:

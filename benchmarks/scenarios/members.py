@@ -32,7 +32,7 @@ TRANSFER_GAP: Final = "members_transfer_gap"
 CATCH_UP: Final = "members_catch_up"
 
 
-class Load:
+class SteadyLoad:
     """Numbered entries at a steady rate, on a thread of its own, until ``stop``."""
 
     def __init__(self, client: DLedgerClient) -> None:
@@ -80,7 +80,7 @@ def measure_gaps(context: Context, names: frozenset[str]) -> Iterator[Figure]:
         group = stack.enter_context(LocalGroup(context.directory / "group-members"))
         admin = stack.enter_context(closing(group.client()))
         leader = group.leader()
-        with closing(group.client()) as client, Load(client) as load:
+        with closing(group.client()) as client, SteadyLoad(client) as load:
             time.sleep(context.settings.warmup_seconds)
             alone = time.perf_counter()
             time.sleep(context.settings.seconds)

@@ -224,7 +224,7 @@ def _change(
         terminal.print_json({"event": "done", **_configuration_json(made)})
         return
     click.echo(said)
-    click.echo(f"configuration {made.index}, {member_view.Tally(len(made.voters))}")
+    click.echo(f"configuration {made.index}, {member_view.VoterTally(len(made.voters))}")
 
 
 def make(client: DLedgerClient, change: MemberChange) -> Configuration:
@@ -362,7 +362,7 @@ class _Progress:
         self._next = 0.0
         self._width = 0
 
-    def progress(self, now: member_view.CatchUp) -> None:
+    def progress(self, now: member_view.CatchUpView) -> None:
         """How far the member has come."""
         if self._in_place:
             self._overwrite(str(now))

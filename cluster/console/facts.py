@@ -39,7 +39,7 @@ _STATES = {Role.LEADER: NodeState.LEADER, Role.FOLLOWER: NodeState.FOLLOWER, Rol
 
 
 @dataclass(frozen=True, slots=True)
-class Membership:
+class MembershipFacts:
     """What a member does in its group, and if the leader tells it, how far it is."""
 
     node: str
@@ -85,7 +85,7 @@ class NodeFacts:
     """For how long it has had this state in this term, as it says itself; -1: it does not tell."""
     configuration: int = -1
     """The entry that says who the members are; -1: the settings do."""
-    memberships: tuple[Membership, ...] = ()
+    memberships: tuple[MembershipFacts, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +130,9 @@ def facts_of_node(status: NodeStatus) -> NodeFacts:
     )
 
 
-def _membership(status: NodeStatus, member: MemberStatus) -> Membership:
+def _membership(status: NodeStatus, member: MemberStatus) -> MembershipFacts:
     peer = find_peer(status, member.node_id)
-    known = Membership(member.node_id, member.role.name.lower(), member.peer_address, intent_text(member))
+    known = MembershipFacts(member.node_id, member.role.name.lower(), member.peer_address, intent_text(member))
     if peer is None:
         return known
     percent = catch_up_of(status, member.node_id).percent

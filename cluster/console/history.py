@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Final, TypeVar
 
-from cluster.console.facts import BrokerFacts, Membership, NodeFacts, NodeState
+from cluster.console.facts import BrokerFacts, MembershipFacts, NodeFacts, NodeState
 from cluster.console.probe import Answer
 from dledger.conditions import Condition, ConditionKind
 
@@ -131,7 +131,7 @@ class History:
         self._seen_without_leader = False
         self._leader_seen_ms = 0
         self._lost_ms = 0
-        self._memberships: dict[str, Membership] = {}  # by node id; empty until a node of a group responded
+        self._memberships: dict[str, MembershipFacts] = {}  # by node id; empty until a node of a group responded
         self._configuration = 0, -2
         """The term of the leader that told them, and the configuration's index."""
         self._on_change = on_change
@@ -430,7 +430,7 @@ class History:
         return {**_lane_json(lane, end, lag), **belonging}
 
 
-def _member_sentence(node: str, before: Membership | None, after: Membership | None) -> str | None:
+def _member_sentence(node: str, before: MembershipFacts | None, after: MembershipFacts | None) -> str | None:
     """The event text of a change of the members."""
     if after is None:
         return f"{node} was removed from the group"

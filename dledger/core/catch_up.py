@@ -32,7 +32,7 @@ class _Place:
     rate: int
 
 
-class CatchUp:
+class PeerCatchUp:
     """One leadership's samples. Under the node's lock."""
 
     def __init__(self, state: MemberState, dispatchers: Mapping[NodeId, EntryDispatcher]) -> None:

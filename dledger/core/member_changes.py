@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from dledger.core.catch_up import RATE_MS, CatchUp
+from dledger.core.catch_up import RATE_MS, PeerCatchUp
 from dledger.core.entry_pusher import EntryDispatcher
 from dledger.core.member_state import Leader, MemberState
 from dledger.core.membership_payload import encode_configuration
@@ -76,7 +76,7 @@ class MemberChanges:
         self._state = state
         self._noops = noops
         self._dispatchers = dispatchers
-        self._catch_up = CatchUp(state, dispatchers)
+        self._catch_up = PeerCatchUp(state, dispatchers)
         self.hand_over: HandOver
         """Set by the node, whose elector transfers leadership."""
         self._term = NO_TERM

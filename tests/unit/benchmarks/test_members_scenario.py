@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import cast
 
-from benchmarks.scenarios.members import Load
+from benchmarks.scenarios.members import SteadyLoad
 from dledger.client import DLedgerClient
 
 
-def _load(moments: list[float]) -> Load:
-    load = Load(cast("DLedgerClient", None))
+def _load(moments: list[float]) -> SteadyLoad:
+    load = SteadyLoad(cast("DLedgerClient", None))
     load._acknowledged_at = moments
     return load
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.console import history as module
-from cluster.console.facts import BrokerFacts, Membership, NodeState
+from cluster.console.facts import BrokerFacts, MembershipFacts, NodeState
 from cluster.console.history import History
 from dledger.conditions import Condition, ConditionKind
 from dledger.errors import RequestTimeoutError, UnavailableError
@@ -372,10 +372,10 @@ def test_a_plain_broker_is_a_lane_of_its_own_kind() -> None:
 # --- the members ------------------------------------------------------------------------------------------------------
 
 
-def memberships(*nodes: str, learners: tuple[str, ...] = ()) -> tuple[Membership, ...]:
+def memberships(*nodes: str, learners: tuple[str, ...] = ()) -> tuple[MembershipFacts, ...]:
     """What a leader tells of them."""
-    voters = [Membership(one, "voter", f"{one}:1", "") for one in nodes]
-    return (*voters, *(Membership(one, "learner", f"{one}:1", "becomes a voter", percent=40) for one in learners))
+    voters = [MembershipFacts(one, "voter", f"{one}:1", "") for one in nodes]
+    return (*voters, *(MembershipFacts(one, "learner", f"{one}:1", "becomes a voter", percent=40) for one in learners))
 
 
 def leader_tells(history: History, index: int, *nodes: str, learners: tuple[str, ...] = (), term: int = 1) -> None:
