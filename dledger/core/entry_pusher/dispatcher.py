@@ -87,6 +87,10 @@ class EntryDispatcher:
         """The commit index that the follower's current process knows."""
         self._ended = False
 
+    def begin_after(self, epoch: int) -> None:
+        """Number its attempts after those of an earlier one for the same peer."""
+        self._epoch = epoch
+
     def end(self) -> None:
         """The peer is no member any more: its worker may call once more, but sends nothing."""
         self._ended = True

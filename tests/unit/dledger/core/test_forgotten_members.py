@@ -44,6 +44,22 @@ def test_one_that_catches_up_does_not_stand_for_election_as_of_an_old_configurat
     assert solo.role is not Role.LEADER
 
 
+def test_attempts_towards_one_that_was_removed_and_added_again_are_numbered_on() -> None:
+    """In the same term it takes lower numbers for attempts that were given up (world 400,147)."""
+    solo = Solo(3, log=made_log(1, committed=0))
+    solo.lead()
+    solo.dispatch(N2)
+    epoch = solo.node.dispatchers[N2].epoch
+
+    solo.state.install(configuration("01", index=1))
+    assert N2 not in solo.node.dispatchers
+    solo.state.install(configuration("01", "2", index=2))
+    (compare,) = solo.dispatch(N2)
+
+    assert isinstance(compare, PushCompare)
+    assert compare.epoch > epoch > 0
+
+
 def test_a_group_that_has_changed_its_members_is_not_founded() -> None:
     """M6: the only voter of an old configuration may be one that has lost everything."""
     ballots = {N0: Ballot(Standing.BLANK, 1, used=True)}
