@@ -11,6 +11,7 @@ from tests.sim.planted import PLANTS, run_planted
 
 FOUND_BY = {
     "ack-before-flush": 0,
+    "all-of-the-new-members": 400_000,
     "any-log-wins": 4,
     "asks-for-votes-once": 100_274,
     "campaign-in-old-term": 1,
@@ -19,11 +20,22 @@ FOUND_BY = {
     "expired-producers": 8,
     "forgotten-producers": 1,
     "leader-counts-unflushed": 0,
+    "learners-are-contact": 400_008,
+    "learners-confirm-reads": 400_000,
+    "learners-hold-entries": 400_000,
+    "learners-refuse-votes": 400_000,
+    "members-before-an-own-entry": 400_000,
+    "members-not-installed": 400_014,
+    "members-not-reverted": 400_000,
+    "members-when-committed": 400_000,
     "no-push-deadline": 1,
     "producers-of-what-is-committed": 1,
     "read-before-noop": 9,
+    "removal-sent-early": 400_000,
     "repeated-answered-early": 0,
     "stale-push": 196,
+    "two-changes-in-flight": 400_000,
+    "unknown-candidates-refused": 400_000,
 }
 """Planted bug to a seed that found it; a change of core or simulator may move that to one of the next."""
 SEEDS_TRIED = 300

@@ -15,7 +15,7 @@ from tests.sim.simulation import run_seed
 from tests.support.sweeps import thinned
 
 EVENTS = 4_000
-REGRESSIONS = (60, 272, 512, 1090, 3022, 3551, 20244, 51998, 100302)
+REGRESSIONS = (60, 272, 512, 1090, 3022, 3551, 20244, 51998, 100302, 400005, 400147)
 """Seeds that found a bug once, here or in the checker."""
 
 
@@ -38,6 +38,16 @@ def test_sim_what_real_clients_say_of_their_entries_is_so(block: int) -> None:
 
         assert result.failure is None, "\n".join((f"seed {seed}: {result.failure}", *result.tail))
         assert sum(count for kind, count in result.outcomes.items() if kind.startswith("sender"))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("block", range(4))
+def test_sim_members_come_and_go(block: int) -> None:
+    """Whoever counts is a function of the configuration: one voter at a time, whatever breaks meanwhile (M1 to M16)."""
+    for seed in thinned(range(options.MEMBER_WORLDS + block * 12, options.MEMBER_WORLDS + block * 12 + 12), 11):
+        result = run_seed(seed, EVENTS)
+
+        assert result.failure is None, "\n".join((f"seed {seed}: {result.failure}", *result.tail))
 
 
 @pytest.mark.parametrize("seed", REGRESSIONS)
