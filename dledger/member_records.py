@@ -74,7 +74,8 @@ class MemberRecords:
             if members.saved.lost and not counts:
                 # It was catching up when it lost the file: the last configuration that it holds may be an old one, and
                 # all voters of that are not enough to elect it (M10).
-                return Membership(self._config.node_id, Configuration())
+                found.distrust()
+                return found
             own = found.current.find(self._config.node_id)
             if own is not None and own.uid and counts:
                 members.recall(own.uid)

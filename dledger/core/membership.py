@@ -60,6 +60,8 @@ class Membership:
     def __init__(self, node_id: NodeId, committed: Configuration) -> None:
         self._node_id = node_id
         self._history = [committed]
+        self._unsure: list[Configuration] = []
+        """Those in the log of a member that cannot know whether they are the newest: they wait for a leader's word."""
         self._left: dict[NodeId, ClusterMember] = {}
         self._note_current()
 
@@ -76,7 +78,12 @@ class Membership:
     @property
     def previous_voters(self) -> tuple[NodeId, ...]:
         """The voters before the current configuration, unless that is known to be committed (M6)."""
-        return () if self.is_committed else self._history[-2].voters
+        return self._history[-2].voters if len(self._history) > 1 else ()
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether configurations of its log are not in force: see ``distrust``."""
+        return bool(self._unsure)
 
     @property
     def left(self) -> tuple[NodeId, ...]:
@@ -86,9 +93,19 @@ class Membership:
     def copy(self) -> Membership:
         """One that does not change with this one."""
         other = Membership(self._node_id, self.committed)
-        other._history, other._left = list(self._history), dict(self._left)
+        other._history, other._left, other._unsure = list(self._history), dict(self._left), list(self._unsure)
         other._note_current()
         return other
+
+    def distrust(self) -> None:
+        """Use none of those in the log: this member may have been catching up, through old ones (M10).
+
+        They are in force again, as far as they are newer, once a leader tells the newest committed one (``install``),
+        or that one of them is committed: it has told none before, so there is none.
+        """
+        self._unsure = [one for one in self._history if one.index != NO_INDEX]
+        self._history = [Configuration()]
+        self._note_current()
 
     def adopt(self, configuration: Configuration) -> bool:
         """Put an appended configuration in force; False if a newer one, or this one, is known already (M10)."""
@@ -103,6 +120,7 @@ class Membership:
 
         The newest committed one stays, even if it came with a new begin of the log and lies above the log's end.
         """
+        self._unsure = [one for one in self._unsure if one.index < from_index]
         kept = [self._history[0], *(one for one in self._history[1:] if one.index < from_index)]
         if len(kept) == len(self._history):
             return False
@@ -115,6 +133,9 @@ class Membership:
 
         Who is not in it any more is leaving until it is released (M9).
         """
+        if any(one.index <= index for one in self._unsure):
+            self._history[1:] = sorted([*self._unsure, *self._history[1:]], key=lambda one: one.index)
+            self._unsure = []
         known = sum(one.index <= index for one in self._history[1:])
         if not known:
             return False
@@ -127,7 +148,9 @@ class Membership:
         """Take over a committed configuration that came with a new begin of the log, however far ahead (M10)."""
         changed = configuration.index > self.committed.index
         if changed:
-            self._history = [configuration, *(one for one in self._history if one.index > configuration.index)]
+            known = sorted([*self._history, *self._unsure], key=lambda one: one.index)
+            self._history = [configuration, *(one for one in known if one.index > configuration.index)]
+            self._unsure = []
             self._note_current()
         return changed
 
@@ -152,7 +175,7 @@ class Membership:
     def _note_current(self) -> None:
         """Derive what every append and vote reads."""
         current = self.current
-        self.is_committed = len(self._history) == 1
+        self.is_committed = len(self._history) == 1 and not self._unsure
         """Whether the current configuration is known to be committed."""
         self.voters = frozenset(current.voters)
         self.quorum = current.quorum

@@ -82,7 +82,9 @@ class ConfigurationChecks:
             self._observe_new(node, one, committed)
         current = node.core.state.membership.current
         newest = log.configurations[-1] if log.configurations else self.before(log.begin.index)
-        if node.is_unread or (not current.members and not log.configurations):
+        if node.is_unread:
+            return
+        if not current.members and (not log.configurations or node.core.state.membership.is_unsure):
             return  # it waits to be told
         if current.index != newest.index:
             ahead = current.index > newest.index and self.at(current.index) == current

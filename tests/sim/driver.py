@@ -264,7 +264,8 @@ class SimNode:
         self.is_unread = False
         if file.is_lost and found.is_explicit:
             if not self.hard.voter:
-                return Membership(self.name, Configuration())
+                found.distrust()
+                return found
             own = found.current.find(self.name)
             if own is not None and own.uid:
                 self.file = replace(file, uid=own.uid)

@@ -107,3 +107,47 @@ def test_only_two_known_uids_that_differ_are_two_memories(known: int, told: int,
     membership = Membership(NodeId("n0"), members.configuration("012", n2=known))
     assert membership.is_forgetful(NodeId("n2"), told) is forgot
     assert not membership.is_forgetful(NodeId("n3"), told)
+
+
+def _unsure() -> Membership:
+    """Of a member that lost its file, and whose log holds two."""
+    membership = _membership()
+    membership.adopt(_configuration(5, "abcd"))
+    membership.adopt(_configuration(9, "abcde"))
+    membership.distrust()
+    return membership
+
+
+def test_what_a_log_says_waits_where_it_may_be_old() -> None:
+    """M10: nobody is a voter until a leader's word; and it goes with the log's end."""
+    membership = _unsure()
+    assert (membership.voters, membership.previous_voters) == (frozenset(), ())
+    assert membership.is_unsure
+    assert not membership.is_committed
+    assert membership.copy().is_unsure
+
+    membership.truncated(LogIndex(5))
+
+    assert not membership.is_unsure
+
+
+@pytest.mark.parametrize(("told", "voters"), [(5, "abcde"), (7, "abcde"), (20, "abf")])
+def test_what_is_newer_than_a_leaders_word_is_in_force_again(told: int, voters: str) -> None:
+    """M2: an entry of the log counts, whether or not it did when the word came; else it would never count here."""
+    membership = _unsure()
+
+    membership.install(_configuration(told, "abf"))
+
+    assert membership.voters == frozenset(voters)
+    assert (membership.is_committed, membership.is_unsure) == (told == 20, False)
+
+
+def test_one_that_is_committed_without_a_leaders_word_is_in_force_again() -> None:
+    """The leader knew of none that was committed before: so none is newer but those in the log."""
+    membership = _unsure()
+    assert not membership.commit(LogIndex(4))
+
+    assert membership.commit(LogIndex(6))
+
+    assert (membership.committed.index, membership.current.index) == (5, 9)
+    assert membership.previous_voters == ("a", "b", "c", "d")
