@@ -120,11 +120,19 @@ class Nemesis:
         others = [node for node in voters if node is not victim]
         if any(one.voters == (victim.name,) for one in simulation.relevant):
             return False
+        if any(self._knows_only(node, victim) for node in others):
+            return False
         sound = bool(others) and all(simulation.remembers(node) for node in others)
         # One that is to be promoted counts soon, whatever it remembers then.
         learners = [node for node in self._nodes if node is not victim and node not in voters]
         sound = sound and not any(node.forgetful or node.file_was_lost for node in learners)
         return sound and bool(simulation.checker.chain)
+
+    def _knows_only(self, node: SimNode, victim: SimNode) -> bool:
+        """Whether a member does not know yet that ``victim`` is no more the only voter: it may not lead without it."""
+        unknown = [one for one in node.log.configurations if one.index > node.log.committed_index]
+        before = self._simulation.checker.members.before(unknown[0].index - 1) if unknown else None
+        return before is not None and before.voters == (victim.name,)
 
     def strike_leader(self, node: SimNode, boot: int, kind: str = "harass_leader") -> None:
         """A leader dies, stands still or is cut off."""
