@@ -93,8 +93,8 @@ class MemberRecords:
             self._unread = False
             if found.committed.index != NO_INDEX:
                 state.install(found.committed)
-            if found.current.index > found.committed.index:
-                state.adopt(found.current)
+            for one in found.appended:  # all: the one before the last has a say in elections (M6)
+                state.adopt(one)
         return True
 
     def _recover(self) -> Membership:

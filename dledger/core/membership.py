@@ -76,6 +76,11 @@ class Membership:
         return self._history[0]
 
     @property
+    def appended(self) -> tuple[Configuration, ...]:
+        """Those after it, oldest first."""
+        return tuple(self._history[1:])
+
+    @property
     def previous_voters(self) -> tuple[NodeId, ...]:
         """The voters before the current configuration, unless that is known to be committed (M6)."""
         return self._history[-2].voters if len(self._history) > 1 else ()

@@ -252,6 +252,23 @@ def _state(membership: Membership) -> Any:  # noqa: ANN401  # of a node, as far 
     return SimpleNamespace(membership=membership)
 
 
+def test_all_that_damage_hid_is_in_force_once_it_is_mended(tmp_path: Path) -> None:
+    """M6: the voters before the last configuration count, too, where neither is known to be committed."""
+    config = config_of(tmp_path)
+    solo = Solo()
+    with closing(opened(config)) as log:
+        append(log, "n0", "n1", "n2", "n3")
+        append(log, "n0", "n1", "n3")
+        log.flush()
+        records = MemberRecords(config, log)
+        records._unread = True
+
+        assert records.read_on(solo.state)
+
+    assert solo.state.membership.voters == {N0, N1, "n3"}
+    assert solo.state.membership.previous_voters == (N0, N1, N2, "n3")
+
+
 def test_what_damage_hid_is_in_force_once_it_is_mended(tmp_path: Path) -> None:
     """M3: what is committed, and what is not."""
     config = config_of(tmp_path)
