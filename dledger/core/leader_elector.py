@@ -134,7 +134,7 @@ class LeaderElector:
             watermarks=tuple(state.remembered.items()),
         )
         for peer in state.membership.contact_ids:
-            readmission = self._readmissions.due(peer, state.commit_index)
+            readmission = self._readmissions.due(peer, max(state.commit_index, leader.held))
             doubted = leader.doubted.get(peer, 0)
             countersign = leader.countersigns.get(peer, 0)
             own = replace(common, readmission=readmission, doubted_boot_id=doubted, countersign=countersign)

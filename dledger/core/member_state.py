@@ -83,6 +83,8 @@ class Leader:
     """Whether linearizable reads wait for a round or for the commit index."""
     memories: dict[NodeId, tuple[int, int]] = field(default_factory=dict)
     """The process and the uid that each peer with standing has reported in this term."""
+    held: LogIndex = NO_INDEX
+    """The last entry that a majority of the voters holds, committed or not: see ``QuorumAckChecker``."""
     blank_boot_ids: dict[NodeId, int] = field(default_factory=dict)
     """The last process of each peer that was heard without standing in this term."""
 

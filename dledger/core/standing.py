@@ -118,7 +118,7 @@ def _blanks(ballots: Mapping[NodeId, Ballot], voters: frozenset[NodeId]) -> int:
 class _Waiting:
     boot_id: int
     index: LogIndex
-    needs_commit: bool
+    needs_majority: bool
 
 
 class Readmissions:
@@ -154,17 +154,21 @@ class Readmissions:
         if known is not None and known.boot_id == boot_id:
             return
         if self.is_elector(peer, boot_id):
-            self._waiting[peer] = _Waiting(boot_id, self._elected_index, needs_commit=False)
+            self._waiting[peer] = _Waiting(boot_id, self._elected_index, needs_majority=False)
         else:
-            self._waiting[peer] = _Waiting(boot_id, LogIndex(last_index + 1), needs_commit=True)
+            self._waiting[peer] = _Waiting(boot_id, LogIndex(last_index + 1), needs_majority=True)
 
     def needs_entry(self, last_index: LogIndex) -> bool:
         """Whether a peer waits for an entry that has not been appended yet."""
         return any(waiting.index > last_index for waiting in self._waiting.values())
 
-    def due(self, peer: NodeId, commit_index: LogIndex) -> Readmission | None:
-        """The readmission to send to a peer now, if any."""
+    def due(self, peer: NodeId, held: LogIndex) -> Readmission | None:
+        """The readmission to send to a peer now, if any; ``held``: what a majority without it has made durable.
+
+        That may not be committed: while a change that adds a voter is in flight, this takes a majority of the voters
+        before it, too, of which the peer may be needed itself. Once it holds the entry there is one.
+        """
         waiting = self._waiting.get(peer)
-        if waiting is None or (waiting.needs_commit and waiting.index > commit_index):
+        if waiting is None or (waiting.needs_majority and waiting.index > held):
             return None
         return Readmission(waiting.boot_id, waiting.index)

@@ -439,6 +439,24 @@ def test_an_empty_disk_that_a_person_vouches_for_elects_the_survivor_of_three() 
     assert cluster.same_logs()
 
 
+def test_a_voter_that_loses_its_disk_while_another_is_added_is_readmitted() -> None:
+    """M2, M11: the change is committed only once a majority of the two before holds it, which takes n1."""
+    cluster = _group(2, N2)
+    cluster.wipe(N1)
+    change = cluster.change(N0, ChangeKind.PROMOTE, N2)
+    cluster.advance(200)
+    assert change.pending
+    assert cluster.role(N0) is Role.LEADER
+
+    cluster.start(N1)
+    cluster.advance(1500)
+
+    assert cluster[N1].node.state.standing is Standing.FULL
+    assert change.value.voters == (N0, N1, N2)
+    assert cluster.leader() == N0
+    assert not cluster.append(N0, b"x").pending
+
+
 def test_another_directory_under_a_members_id_counts_for_nothing_until_it_is_readmitted() -> None:
     """M11: it is a memory of something else, however sure of itself."""
     cluster = _group(3, N3)

@@ -335,7 +335,7 @@ class QuorumAckChecker:
         match, counts = leader.match, leader.counts
         counted = [match[peer] if counts[peer] else NO_INDEX for peer in state.voting_peers]
         watermarks = sorted([state.durable_index, *counted], reverse=True)
-        held = watermarks[state.quorum - 1]
+        leader.held = held = watermarks[state.quorum - 1]
         if not state.membership.is_committed:
             held = self._held_during_change(leader, held)
         if held > state.commit_index and held >= leader.noop_index:  # an entry of its own term
