@@ -64,7 +64,14 @@ def member() -> None:
     """Show the members of a running group, and change them: one at a time, without stopping anything."""
 
 
-@member.command("list", short_help="Show the members.")
+@member.command(
+    "list",
+    short_help="Show the members.",
+    epilog="""\b
+Examples:
+  dledger member list
+  dledger member list --json | jq '.members[] | select(.role == "learner")'""",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @group_options
 def show(as_json: bool, target: GroupTarget) -> None:
@@ -142,7 +149,12 @@ def replace(old: str, place: tuple[str, str], no_wait: bool, as_json: bool, targ
     _add(target, place, learner=False, replaces=old, waits=not no_wait, as_json=as_json)
 
 
-@member.command(short_help="Make a learner a voter.")
+@member.command(
+    short_help="Make a learner a voter.",
+    epilog="""\b
+Examples:
+  dledger member promote n4""",
+)
 @click.argument("node")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @group_options
@@ -151,7 +163,12 @@ def promote(node: str, as_json: bool, target: GroupTarget) -> None:
     _change(target, ChangeKind.PROMOTE, node, "", as_json, f"{node} is a voter now")
 
 
-@member.command(short_help="Make a voter a learner.")
+@member.command(
+    short_help="Make a voter a learner.",
+    epilog="""\b
+Examples:
+  dledger member demote n3""",
+)
 @click.argument("node")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @group_options
@@ -162,7 +179,11 @@ def demote(node: str, as_json: bool, target: GroupTarget) -> None:
 
 @member.command(
     short_help="Remove a member.",
-    epilog="A leader hands over first. Refused if too few of the others could be reached: the group would stop.",
+    epilog="""\b
+Examples:
+  dledger member remove n3
+
+A leader hands over first. Refused if too few of the others could be reached: the group would stop.""",
 )
 @click.argument("node")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
@@ -172,7 +193,12 @@ def remove(node: str, as_json: bool, target: GroupTarget) -> None:
     _change(target, ChangeKind.REMOVE, node, "", as_json, f"{node} was removed: stop it, its directory is not needed")
 
 
-@member.command(short_help="Undo an addition.")
+@member.command(
+    short_help="Undo an addition.",
+    epilog="""\b
+Examples:
+  dledger member cancel n4""",
+)
 @click.argument("node")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @group_options
