@@ -58,6 +58,8 @@ HandOver = Callable[[int, Callable[[LeaderHint | DLedgerError], None] | None], N
 
 FAREWELL_MS: Final = 10_000
 """How long a leader tries to tell a removed member that its removal is committed."""
+WAITING_MAX: Final = 64
+"""How many repetitions of a request may wait for its change to be committed."""
 HAND_OVER_PAUSE_MS: Final = 10_000
 """The time between two attempts to hand over to somebody who can remove this leader."""
 _NODE_ID: Final = re.compile(r"[^-;:,\s]{1,64}")
@@ -100,6 +102,9 @@ class MemberChanges:
         self._begin_term(now_ms)
         current = state.membership.current
         if change.change_id and change.change_id == current.change_id:
+            if len(self._pending) >= WAITING_MAX:
+                self._finish(done, ChangeInProgressError(f"{WAITING_MAX} requests wait for this change: retry later"))
+                return
             self._pending.append(_Pending(current, done))
             self._finish_committed()
             return

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from dledger.core.member_changes import WAITING_MAX
 from dledger.core.membership_payload import decode_configuration
 from dledger.core.messages import PushAppend
 from dledger.core.outbox import RoleReason
@@ -247,6 +248,18 @@ def test_a_repeated_request_changes_nothing() -> None:
     assert first.value.index < again.value.index
     assert again.value.voters == (N0, N1, N2, N3)
     assert cluster[N0].log.last == before
+
+
+def test_only_so_many_repetitions_wait_for_a_change() -> None:
+    """M1: it may be a long time until it is committed, and a client that repeats itself must not fill the memory."""
+    cluster = _group(3)
+    cluster.isolate(N0)
+    waiting = [cluster.change(N0, ChangeKind.REMOVE, N2, change_id=77) for _ in range(WAITING_MAX)]
+
+    refused = cluster.change(N0, ChangeKind.REMOVE, N2, change_id=77)
+
+    assert isinstance(refused.error, ChangeInProgressError)
+    assert all(one.pending for one in waiting)
 
 
 def test_a_change_whose_leader_is_deposed_has_an_unknown_outcome() -> None:
