@@ -8,7 +8,7 @@ calls not applied is never in the log; and nothing is there twice (``Checker``).
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, deque
 from random import Random
 from typing import TYPE_CHECKING, Final
 
@@ -48,6 +48,12 @@ class Stream:
         self.has_refused = False
         """Then the server stores nothing without a number that comes after."""
         self.pending: list[Request] = []
+        self.arrived: deque[Request] = deque()
+        """Requests in their order, also if the member was paused again while they waited for it."""
+
+    def ask_next(self, core: Node, now_ms: int) -> None:
+        """Submit the first that has arrived."""
+        self.arrived.popleft().ask(core, now_ms)
 
 
 class Request:
@@ -67,7 +73,8 @@ class Request:
             stream.sender.later(stream.sender.end, stream)
             return
         node.operations.append(self)
-        node.ask(self.ask, stream.boots)
+        stream.arrived.append(self)
+        node.ask(stream.ask_next, stream.boots)
 
     def ask(self, core: Node, now_ms: int) -> None:
         """Submit it."""
