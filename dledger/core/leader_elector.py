@@ -402,13 +402,14 @@ class LeaderElector:
             # It held an entry of this very term, which it has forgotten: it may have led the term itself.
             state.become_follower(expected, None, now_ms)
             return
+        if not state.membership.is_committed:  # if it is elsewhere, the voters before it are not needed (M6)
+            state.learn_committed(histories.last_held(state, response.committed))
         if not response.granted or not histories.covers(state, response.committed):
             role.ballots.pop(sender, None)
             if sender in state.membership.voters:
                 suspicion.on_refusal(state, role, sender, now_ms)
+            self._lead_if_elected(now_ms)  # by others, if this one is not needed
             return
-        if not state.membership.is_committed:  # if it is elsewhere, the voters before it are not needed (M6)
-            state.learn_committed(histories.last_held(state, response.committed))
         forgot = state.membership.is_forgetful(sender, response.uid)  # M11
         standing = Standing.BLANK if forgot else response.standing
         role.ballots[sender] = Ballot(standing, response.boot_id, response.used)

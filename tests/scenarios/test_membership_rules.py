@@ -11,6 +11,7 @@ from dledger.core.membership import Membership
 from dledger.core.messages import (
     HeartbeatRequest,
     PushAppend,
+    PushCommit,
     PushCompare,
     PushInstall,
     PushResponse,
@@ -192,6 +193,27 @@ def test_unanimity_spans_the_configuration_before() -> None:
 
     assert cluster.bodies(N0) == [b"committed by n1 and n2"]
     assert cluster.same_logs()
+
+
+def test_a_refusal_tells_that_the_configuration_is_committed() -> None:
+    """M6: n0 leads {0, 1} after n2's demotion, and loses its disk before n1 knows that this is committed. n2, which
+    knows, holds more than n1 and so refuses; but nobody needs its vote any more.
+    """
+    cluster = _group(3)
+    demotion = cluster.change(N0, ChangeKind.DEMOTE, N2)
+    cluster.drop(PushCommit, PushAppend, sender=N0, target=N1)
+    cluster.advance_until(lambda: not demotion.pending)
+    cluster.append(N0, b"more")
+    cluster.advance(100)
+    assert not cluster[N1].membership.is_committed
+    assert cluster[N2].membership.is_committed
+    assert cluster[N2].log.last > cluster[N1].log.last
+
+    cluster.wipe(N0)
+    cluster.heal()
+    cluster.start(N0)
+
+    cluster.advance_until(lambda: cluster.leader() == N1)
 
 
 def test_unanimity_of_the_current_configuration_alone_would_lose_entries(monkeypatch: pytest.MonkeyPatch) -> None:
