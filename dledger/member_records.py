@@ -70,14 +70,11 @@ class MemberRecords:
             return Membership(self._config.node_id, base)
         members = self._log.members
         if (members.saved.lost or not members.uid) and found.is_explicit:
-            counts = self._log.hard_state.load().standing.counts
-            if members.saved.lost and not counts:
-                # It was catching up when it lost the file: the last configuration that it holds may be an old one, and
-                # all voters of that are not enough to elect it (M10).
+            if self._may_be_old():
                 found.distrust()
                 return found
             own = found.current.find(self._config.node_id)
-            if own is not None and own.uid and counts:
+            if own is not None and own.uid and self._log.hard_state.load().standing.counts:
                 members.recall(own.uid)
         if not self.problem:
             members.settle()
@@ -91,11 +88,20 @@ class MemberRecords:
             except CorruptLogError:
                 return False
             self._unread = False
+            if self._may_be_old():
+                state.hold_until_told(found)
+                return True
             if found.committed.index != NO_INDEX:
                 state.install(found.committed)
             for one in found.appended:  # all: the one before the last has a say in elections (M6)
                 state.adopt(one)
         return True
+
+    def _may_be_old(self) -> bool:
+        """Whether it was catching up when it lost the file: the last configuration that it holds may be an old one, and
+        all voters of that are not enough to elect it (M10).
+        """
+        return self._log.members.saved.lost and not self._log.hard_state.load().standing.counts
 
     def _recover(self) -> Membership:
         saved = self._log.members.saved

@@ -489,6 +489,11 @@ class MemberState:
                 self.removed_at = NO_INDEX
             self._membership_changed()
 
+    def hold_until_told(self, found: Membership) -> None:
+        """What damage hid is there now, and may be old: see ``Membership.hold_until_told``."""
+        self.membership.hold_until_told(found)
+        self._membership_changed()
+
     def truncated(self, from_index: LogIndex) -> None:
         """Entries from ``from_index`` on have been dropped, and what they put in force."""
         if self.membership.truncated(from_index):

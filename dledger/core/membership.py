@@ -112,6 +112,13 @@ class Membership:
         self._history = [Configuration()]
         self._note_current()
 
+    def hold_until_told(self, found: Membership) -> None:
+        """What the log turned out to hold is treated as ``distrust`` does, unless a leader has told more meanwhile."""
+        explicit = [one for one in (*found._history, *found._unsure) if one.index != NO_INDEX]
+        if explicit and not self.is_explicit:
+            self._history, self._unsure = [Configuration()], explicit
+            self._note_current()
+
     def adopt(self, configuration: Configuration) -> bool:
         """Put an appended configuration in force; False if a newer one, or this one, is known already (M10)."""
         if configuration.index <= self.current.index:

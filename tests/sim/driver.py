@@ -263,13 +263,17 @@ class SimNode:
             return Membership(self.name, file.configuration or implicit)
         self.is_unread = False
         if file.is_lost and found.is_explicit:
-            if not self.hard.voter:
+            if self._may_be_old():
                 found.distrust()
                 return found
             own = found.current.find(self.name)
             if own is not None and own.uid:
                 self.file = replace(file, uid=own.uid)
         return found
+
+    def _may_be_old(self) -> bool:
+        """Whether its log may end with an old configuration: see ``MemberRecords``."""
+        return self.file.is_lost and not self.hard.voter
 
     def stop(self, keep_unflushed: int) -> None:
         """Die here and now; ``keep_unflushed`` unflushed changes of the log survive."""
@@ -321,9 +325,14 @@ class SimNode:
             self.core.state.whole = True
             if self.is_unread:
                 found = self._recover()
+                if self._may_be_old():
+                    self.core.state.hold_until_told(found)
+                    self._settle()
+                    return
                 if found.committed.index != NO_INDEX:
                     self.core.state.install(found.committed)
-                self.core.state.adopt(found.current)
+                for one in found.appended:
+                    self.core.state.adopt(one)
             self._settle()
 
     def doubt(self, reason: str) -> None:

@@ -185,6 +185,40 @@ def test_damage_that_only_the_search_meets_is_left_to_its_repair(tmp_path: Path,
         assert len(records.damage) == 1
 
 
+@pytest.mark.parametrize("changed", [True, False])
+def test_what_damage_hid_from_one_without_standing_and_file_waits_for_a_leader(
+    tmp_path: Path, *, changed: bool
+) -> None:
+    """M10: it was catching up, so the last configuration in its log may be an old one. Where no member has ever been
+    changed, no leader has one to tell.
+    """
+    config = config_of(tmp_path)
+    config = replace(config, store=replace(config.store, recovery_verify_bytes=1))
+    with closing(opened(config)) as log:
+        fill(log, 3)
+        if changed:
+            append(log, "n0", "n2")
+        else:
+            log.append_as_leader(Term(1), [b""], Magic.NOOP)
+        path, at = _place(log, log.last.index)
+        fill(log, 30)
+        log.flush()
+        sound = path.read_bytes()
+    spoil(log.directory / MEMBERS_FILE, "missing")
+    path.write_bytes(sound[: at + 60] + b"\xff" + sound[at + 61 :])
+    solo = Solo()
+
+    with closing(opened(config)) as log:
+        records = MemberRecords(config, log)
+        solo.state.membership = records.find()
+        assert len(records.damage or log.damage_at_start) == 1
+        path.write_bytes(sound)
+        assert records.read_on(solo.state)
+
+    assert solo.state.membership.is_unsure is changed
+    assert solo.state.membership.voters == (set() if changed else {N0, N1})
+
+
 def _place(log: FileStore, index: LogIndex) -> tuple[Path, int]:
     """The file of an entry, and where in it that begins."""
     position = log.positions(index, index)[0]
