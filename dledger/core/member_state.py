@@ -233,9 +233,12 @@ class MemberState:
     def is_used(self) -> bool:
         """Whether this member knows of committed entries, or of flushed ones that it lost, or of a group that exists.
 
-        One that waits to be added knows: with its vote nobody who has lost everything begins another group (M12).
+        One that waits to be added knows, and one that was told a configuration (M10) and holds no entry yet: with its
+        vote nobody who has lost everything begins another group (M12).
         """
-        return self.commit_index != NO_INDEX or self.hard_state.lost or not self.membership.current.members
+        membership = self.membership
+        knows_group = membership.is_explicit or not membership.current.members
+        return knows_group or self.commit_index != NO_INDEX or self.hard_state.lost
 
     @property
     def own_ballot(self) -> Ballot:

@@ -514,6 +514,30 @@ def test_who_waits_to_be_added_founds_no_group() -> None:
     assert (state.term, cluster[N0].node.elector.pre_votes) == (0, 0)
 
 
+def test_who_was_told_a_configuration_founds_no_group_before_it_holds_an_entry() -> None:
+    """M12: {0, 1} grew to {0, 1, 2}. n1, of an empty disk, has heard that from COMPARE when n0 loses its disk, too."""
+    cluster = _group(2)
+    cluster.join(N2)
+    cluster.change(N0, ChangeKind.ADD, N2)
+    cluster.advance(5000)
+    assert cluster[N0].membership.committed.voters == (N0, N1, N2)
+    cluster.drop(PushAppend, target=N1)
+    cluster.drop(PushInstall, target=N1)
+    cluster.wipe(N1)
+    cluster.start(N1)
+    cluster.advance(1000)
+    assert cluster[N1].membership.current.voters == (N0, N1, N2)
+    assert cluster.commit(N1) == NO_INDEX
+
+    cluster.wipe(N0)
+    cluster.partition([N0, N1], [N2])
+    cluster.start(N0)
+    cluster.advance(60_000)
+
+    assert cluster[N0].node.elector.pre_votes > 0
+    assert cluster.leader() is None
+
+
 def test_a_change_needs_no_member_that_leaves() -> None:
     """M16: {0} commits with n0 alone as soon as it is durable there; n1, unaware, gets no vote."""
     cluster = _group(2)
