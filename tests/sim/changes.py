@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from dledger.core.node import Node
 from dledger.errors import DLedgerError, InvariantError, StaleConfigurationError
 from dledger.members import ANY_CONFIGURATION, ChangeKind, Configuration, MemberChange, MemberRole
-from dledger.types import NO_INDEX, LogIndex, NodeId
+from dledger.types import NO_ENTRY, NO_INDEX, EntryId, LogIndex, NodeId
 from tests.sim.members_file import Life
 from tests.sim.options import MEMBER_FAULTS
 from tests.sim.violations import require
@@ -161,7 +161,8 @@ class Operators:
         if not nodes or len(seen.members) >= MEMBERS_MAX:
             return None
         node = self.random.choice(nodes)
-        if node not in self._simulation.group and node.boots and not old_disk and self.random.random() < 0.7:
+        begins_anew = node not in self._simulation.group and node.boots and not old_disk and self.random.random() < 0.7
+        if begins_anew and self._may_begin_anew(node):
             self._new_life(node)
         delay_us = int(self.random.random() * self.random.choice((1_000, 300_000, 2_000_000)))
         self._simulation.scheduler.after(delay_us, self._simulation.boot, node)
@@ -188,6 +189,28 @@ class Operators:
         node.replace_disk()
         node.joins = True
         node.forgetful = False
+
+    def _may_begin_anew(self, node: SimNode) -> bool:
+        """Not if somebody who counted, and missed that the group of the two shrank, would be elected with its empty
+        directory: more than the rules bear (protocol.md, "Not covered" at M12).
+        """
+        others = [one for one in self._simulation.nodes if one is not node]
+        return not any(self._elects(one, Life(one.log, one.hard, one.file), node, NO_ENTRY) for one in others)
+
+    def _may_return(self, node: SimNode) -> bool:
+        """Whether the directory of its first membership may come back: the same from the other side."""
+        former = node.former
+        others = [one for one in self._simulation.nodes if one is not node]
+        return former is not None and not any(self._elects(node, former, one, one.log.last) for one in others)
+
+    def _elects(self, node: SimNode, life: Life, other: SimNode, last: EntryId) -> bool:
+        """Whether ``node``, with what ``life`` holds, takes itself and ``other`` for all voters, although the group has
+        gone on, and ``other``, whose log ends at ``last``, holds nothing newer.
+        """
+        told = [self._simulation.checker.members.committed[0], *life.log.configurations, life.file.configuration]
+        newest = max((one for one in told if one is not None), key=lambda one: one.index)
+        is_old = life.hard.voter and newest.index < self._simulation.checker.members.newest.index
+        return is_old and set(newest.voters) == {node.name, other.name} and last <= life.log.last
 
     def _expected(self, seen: Configuration) -> LogIndex:
         return seen.index if self.random.random() < 0.5 else ANY_CONFIGURATION
@@ -356,7 +379,7 @@ class Operators:
                     nemesis.wipe(learner)
             case "old_life":
                 # The disk of its first membership comes back, in place of the one that it has now.
-                twice = [node for node in voters if node.former is not None and nemesis.may_forget(node)]
+                twice = [node for node in voters if self._may_return(node) and nemesis.may_forget(node)]
                 if twice:
                     node = self.random.choice(twice)
                     simulation.hit(kind, node)

@@ -178,6 +178,12 @@ class SimNode:
         return self.core.state.membership.current
 
     @property
+    def knows_group(self) -> bool:
+        """Whether its directory or its configuration file tells that a group exists."""
+        told = self.joins or self.file.configuration is not None
+        return told or self.hard.voter or self.log.committed_index != NO_INDEX
+
+    @property
     def remembered(self) -> dict[NodeId, EntryId]:
         """What it knows others to have held, as it was saved last."""
         return self.file.remembered
@@ -299,9 +305,15 @@ class SimNode:
         self._take_first_conf()
 
     def _take_first_conf(self) -> None:
-        """Its directory tells no members; one that may be none does not begin a group."""
-        self._config = self._simulation.options.config_of(self.name)
-        self.joins = self._simulation.options.size == 1 or self.name in self._simulation.options.spares
+        """Its directory tells no members; one that may be none does not begin a group.
+
+        Nor do all with whom it began, once the directory of none of the others knows of a group: an operator gives
+        ``join`` to whoever lost its disk after a change of members (docs/operating.md, "Rules for wiped disks").
+        """
+        simulation = self._simulation
+        self._config = simulation.options.config_of(self.name)
+        others = [node for node in simulation.nodes if node is not self and node.name in simulation.options.names]
+        self.joins = self.name in simulation.options.spares or not any(node.knows_group for node in others)
 
     def replace_disk(self) -> None:
         """Come back, once started, with nothing."""
