@@ -192,8 +192,11 @@ class Operators:
 
     def _may_begin_anew(self, node: SimNode) -> bool:
         """Not if somebody who counted, and missed that the group of the two shrank, would be elected with its empty
-        directory: more than the rules bear (protocol.md, "Not covered" at M12).
+        directory: more than the rules bear (protocol.md, "Not covered" at M12). Nor while its directory counts as one
+        of the disks before the newest change (M6).
         """
+        if self._simulation.nemesis.is_needed_from_before(node):
+            return False
         others = [one for one in self._simulation.nodes if one is not node]
         return not any(self._elects(one, Life(one.log, one.hard, one.file), node, NO_ENTRY) for one in others)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dledger.core.messages import Message
 from dledger.core.node import Node
 from dledger.core.producers import needed_from
-from dledger.types import NO_ENTRY, LogIndex, NodeId
+from dledger.types import NO_ENTRY, NO_INDEX, LogIndex, NodeId
 from tests.sim.network import CALLS, PUSHES
 from tests.sim.newer_faults import NewerFaults
 
@@ -120,7 +120,7 @@ class Nemesis:
         others = [node for node in voters if node is not victim]
         if any(one.voters == (victim.name,) for one in simulation.relevant):
             return False
-        if any(self._knows_only(node, victim) for node in others):
+        if any(self._knows_only(node, victim) for node in others) or self.is_needed_from_before(victim):
             return False
         sound = bool(others) and all(simulation.remembers(node) for node in others)
         # One that is to be promoted counts soon, whatever it remembers then.
@@ -133,6 +133,24 @@ class Nemesis:
         unknown = [one for one in node.log.configurations if one.index > node.log.committed_index]
         before = self._simulation.checker.members.before(unknown[0].index - 1) if unknown else None
         return before is not None and before.voters == (victim.name,)
+
+    def is_needed_from_before(self, victim: SimNode) -> bool:
+        """Whether a majority of the voters before the newest configuration would have forgotten, and no voter that is
+        left knows that one to be committed, even after a crash: then they elect nobody, and wait for a person (M6).
+
+        So a member that was removed counts until then: its directory may not be emptied before another one is lost.
+        """
+        simulation = self._simulation
+        known = simulation.checker.members
+        newest, before = known.newest, known.before(known.newest.index - 1)
+        if newest.index == NO_INDEX or victim.name not in before.voters:
+            return False
+        saved = [node.file.configuration for node in simulation.voters if node is not victim and not node.file_is_lost]
+        if any(one is not None and one.index >= newest.index for one in saved):
+            return False
+        voters = [node for node in simulation.nodes if node.name in before.voters]
+        forgot = sum(node is victim or not simulation.remembers(node) for node in voters)
+        return forgot >= before.quorum
 
     def strike_leader(self, node: SimNode, boot: int, kind: str = "harass_leader") -> None:
         """A leader dies, stands still or is cut off."""

@@ -14,7 +14,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
 from dledger.core.member_state import Leader
-from dledger.types import LogIndex, NodeId
+from dledger.types import NO_INDEX, LogIndex, NodeId
 from tests.sim.checker import require
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ class Progress:
             well = all(sound[node.name] for node in members) and all(
                 self._is_linked(one.name, other.name) for one, other in combinations(members, 2)
             )
+            well = well and self._may_commit(members)
             commit = max(node.core.state.commit_index if node.core else LogIndex(-1) for node in members)
             gets_on = well and (commit > majority.commit or self._is_settled(members))
             self.got_on += gets_on
@@ -111,6 +112,19 @@ class Progress:
         if node.core is None or held_up or disk:
             return False
         return node.core.state.has_standing and self._simulation.remembers(node)
+
+    def _may_commit(self, members: tuple[SimNode, ...]) -> bool:
+        """Whether these can commit: who committed the newest configuration may have told nobody, and be gone.
+
+        If it has a new voter, that takes a majority of the voters before, too (M2): both of two that made a third one.
+        """
+        known = self._simulation.checker.members
+        newest, before = known.newest, known.before(known.newest.index - 1)
+        if newest.index == NO_INDEX or set(newest.voters) <= set(before.voters):
+            return True
+        states = [node.core.state for node in members if node.core is not None]
+        told = any(state.membership.committed.index >= newest.index for state in states)
+        return told or sum(node.name in before.voters for node in members) >= before.quorum
 
     def _is_linked(self, one: NodeId, other: NodeId) -> bool:
         network = self._simulation.network
