@@ -376,8 +376,10 @@ class Operators:
         nemesis, voters = simulation.nemesis, simulation.voters
         match kind:
             case "wipe_learner":
+                # One that was a voter before, too, may then have an empty directory under its id: as for a new life.
                 learners = [node for node in simulation.group if node not in voters and node.boots]
-                if learners and nemesis.may_forget(learner := self.random.choice(learners)):
+                learner = self.random.choice(learners) if learners else None
+                if learner is not None and nemesis.may_forget(learner) and self._may_begin_anew(learner):
                     simulation.hit(kind, learner)
                     nemesis.wipe(learner)
             case "old_life":
