@@ -102,7 +102,7 @@ def project(
     if profile:
         compose += ["--profile", profile]
     ports = published_ports(*files)
-    addresses = ",".join(f"127.0.0.1:{port}" for name, port in ports.items() if re.fullmatch(r"(N|LOG)\d", name))
+    addresses = ",".join(f"127.0.0.1:{port}" for name, port in ports.items() if re.fullmatch(r"N[012]|LOG\d", name))
     environment = {
         **{name: text for name, text in os.environ.items() if not name.startswith("DLEDGER_")},
         "DOCKER_HOST": client.url,

@@ -57,7 +57,8 @@ def test_a_group_survives_one_drill_after_the_other(docker_engine: EngineClient,
     rolls through the group, every node stops gracefully and the leader hands over: no message fails for long.
     """
     together = {*ONE_LEADER_EACH, "isolate-leader", "restart-all", "rolling-restart"}
-    assert set(DRILLS) == {*together, "fill-disk", "upgrade"}
+    of_processes = {"grow-and-shrink", "replace-node"}
+    assert set(DRILLS) == {*together, *of_processes, "fill-disk", "upgrade"}
 
     result = run(docker_engine, image, Drill("most-drills", "one after the other", most_drills))
 

@@ -62,8 +62,9 @@ def test_misconfigured_node_takes_no_part_and_harms_nobody(
     group: Swapped | Stranger = Swapped(directory) if kind == "node id" else Stranger(directory)
     if isinstance(group, Stranger) and kind == "members":
         group.common_words = ("--set", "cluster_id=one")
-    adopt(group).start_all()  # a group begins with all its members
+    adopt(group).start_all()  # a group begins with all its members, which must have heard of that
     group.leader()
+    group.wait_for(lambda all_: all(one.voter for one in all_.values()), "all have standing")
     group.stop(N2)
     shutil.rmtree(group.store_dir(N2))
     group.odd = True
