@@ -1,4 +1,4 @@
-"""What ``dledger member`` and the console say of a group's members, from the status of one of them, best the leader."""
+"""A group's members, as ``dledger member`` and the console show them, from one status, preferably the leader's."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _notes(member: MemberStatus, peer: PeerStatus) -> str:
 
 
 def intent_text(member: MemberStatus) -> str:
-    """What becomes of a learner by itself; empty: nothing."""
+    """The intent for a learner; empty: none."""
     if member.replaces:
         return f"replaces {member.replaces}"
     return "becomes a voter" if member.promote else ""

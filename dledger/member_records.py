@@ -1,4 +1,4 @@
-"""What a node knows of its group's members when it starts, and what of it must stay on its disk (M3)."""
+"""A node's knowledge of its group's members at its start, and the part of it that must stay on its disk (M3)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class MemberRecords:
         self._unread = False
         """Whether damage hid a part of the log that may hold configurations."""
         self.damage: tuple[CorruptLogError, ...] = ()
-        """Damage that ``find`` met and the opening of the log did not: for whoever mends it."""
+        """Damage that ``find`` met and the opening of the log did not: for its repair."""
 
     @property
     def uid(self) -> int:

@@ -22,7 +22,7 @@ def members_text(configuration: Configuration) -> str:
 
 
 def difference_text(old: Configuration, new: Configuration) -> str:
-    """What became different: ``+n4 (learner), -n3``."""
+    """The difference: ``+n4 (learner), -n3``."""
     found: list[str] = []
     for one in new.members:
         before = old.find(one.node_id)

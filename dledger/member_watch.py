@@ -1,4 +1,4 @@
-"""What can be wrong with a group's members, as conditions of a node. Decides nothing.
+"""Problems of a group's members, as conditions of a node. Decides nothing.
 
 Without threads of its own: it is told of new configurations and of vote requests, and looks at the node's status about
 once a second.

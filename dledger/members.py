@@ -18,7 +18,7 @@ MEMBERS_MAX: Final = VOTERS_MAX + LEARNERS_MAX
 
 
 class MemberRole(IntEnum):
-    """What a member does in the group; the numbers are those in the log and on the wire."""
+    """A member's part in the group; the numbers are those in the log and on the wire."""
 
     VOTER = 1
     """It counts for elections, commits, check-quorum and linearizable reads, while it has standing."""
@@ -80,7 +80,7 @@ class Configuration:
 
 
 class ChangeKind(StrEnum):
-    """What a request asks for."""
+    """The kinds of requests."""
 
     ADD = "add"
     """A learner, which becomes a voter when it has caught up unless ``MemberChange.promote`` is false."""
@@ -118,7 +118,7 @@ class MemberChange:
 
 @record(frozen=True, slots=True)
 class MemberProgress:
-    """What a leader knows of a member other than itself.
+    """A leader's knowledge of another member.
 
     ``rate`` in bytes per second. ``not_ready``: why a learner cannot become a voter now, empty if it can.
     """

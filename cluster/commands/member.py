@@ -120,7 +120,7 @@ Examples:
   dledger member add n4=10.0.0.4:20911              waits until n4 votes; start n4 meanwhile, as is printed first
   dledger member add n4=10.0.0.4:20911 --learner    it only follows: a copy that never counts
 
-The address is the one for the other members (the port of peers). Whoever leads carries the change on, also if this
+The address is the one for the other members (the port of peers). Any leader carries the change on, also if this
 command is interrupted: `dledger member cancel n4` undoes it.""",
 )
 @click.argument("place", callback=_place, metavar="ID=HOST:PORT")
@@ -316,7 +316,7 @@ def _add(
 
 
 def _print_settings(before: NodeStatus, node: str, address: str) -> None:
-    """What a new node's conf file needs, so that it can be started at once."""
+    """The lines that a new node's conf file needs, so that it can be started at once."""
     peers = ";".join([*(f"{one.node_id}-{one.peer_address}" for one in before.members), f"{node}-{address}"])
     lines = [("dLegerGroup", before.group)] if before.group != "default" or before.is_broker else []
     lines += [("dLegerPeers", peers), ("dLegerSelfId", node), ("dLegerJoin", "true")]

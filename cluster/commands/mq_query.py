@@ -119,7 +119,7 @@ sql_option = click.option(
 
 
 def expression_of(tags: str, sql: str | None) -> str | Sql:
-    """What ``--tags`` and ``--sql`` ask for. Raises ``UsageError``."""
+    """The filter that ``--tags`` and ``--sql`` ask for. Raises ``UsageError``."""
     from rocketstore.client import Sql
 
     if sql is None:

@@ -85,7 +85,7 @@ def open_stopped(directory: Path, data_dirs: tuple[Path, ...]) -> FileStore:
 
 
 def description(directory: Path, store: FileStore) -> list[str]:
-    """What it holds, and whether it counts, in lines."""
+    """Its content, and whether it counts, in lines."""
     state, last = store.hard_state.load(), store.last
     held = f"entries {store.begin.index + 1} to {last.index}" if last.index > store.begin.index else "no entries"
     vote = f", in which it voted for {state.vote}" if state.vote else ""

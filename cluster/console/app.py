@@ -382,7 +382,7 @@ def _event(text: str) -> str:
 
 
 class _Asked(NamedTuple):
-    """What a page asks to be done; ``new`` and ``address``: of the member that replaces ``node``."""
+    """A change that a page asks for; ``new`` and ``address``: of the member that replaces ``node``."""
 
     action: Action
     node: NodeId | None

@@ -40,14 +40,14 @@ _STATES = {Role.LEADER: NodeState.LEADER, Role.FOLLOWER: NodeState.FOLLOWER, Rol
 
 @dataclass(frozen=True, slots=True)
 class MembershipFacts:
-    """What a member does in its group, and if the leader tells it, how far it is."""
+    """A member's part in its group, and if the leader tells it, how far it is."""
 
     node: str
     role: str
     """``voter`` or ``learner``."""
     peer_address: str
     intent: str
-    """What becomes of a learner by itself, in words; empty: nothing."""
+    """The intent for a learner, in words; empty: none."""
     health: str = ""
     percent: int = -1
     """How much of the leader's log a learner has; -1: unknown."""

@@ -258,7 +258,7 @@ class History:
         return address in self._given and than not in self._given
 
     def _see_members(self, facts: NodeFacts, now_ms: int) -> bool:
-        """Take over who the members are, from a leader or from whoever knows newer ones; add events for changes."""
+        """Take over who the members are, from a leader or from a node that knows newer ones; add events for changes."""
         term, index = self._configuration
         leads = facts.state is NodeState.LEADER and facts.term >= term
         if not facts.memberships or not (leads or facts.configuration > index):

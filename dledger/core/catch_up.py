@@ -88,7 +88,7 @@ class PeerCatchUp:
         return ""
 
     def progress(self, leader: Leader, now_ms: int) -> tuple[MemberProgress, ...]:
-        """What is known of each peer."""
+        """The progress of each peer."""
         learners = self._state.membership.current.learners
         found = []
         for peer in self._state.peers:

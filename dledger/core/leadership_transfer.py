@@ -188,7 +188,7 @@ class LeadershipTransfer:
         return min(transfer.due_ms, now_ms + state.election.heartbeat_interval_ms)
 
     def abandon(self, error: DLedgerError) -> None:
-        """The node stops: whoever waits for a transfer gets ``error``."""
+        """The node stops: a caller that waits for a transfer gets ``error``."""
         transfer, self._transfer = self._transfer, None
         if transfer is not None:
             self._finish(transfer.done, error)

@@ -1,7 +1,7 @@
 """Changes of a group's members, on its leader: one configuration at a time (M1), on request and as earlier ones intend.
 
 A configuration says what is still to be done: which learner becomes a voter when it has caught up, and which voter
-leaves for it. So whoever leads carries it on, and nobody has to wait for it. A leader never appends a configuration
+leaves for it. So any leader carries it on, and nobody has to wait for it. A leader never appends a configuration
 without itself as a voter: it transfers leadership, and the next leader appends it.
 """
 
@@ -123,7 +123,7 @@ class MemberChanges:
                 self._pending.append(_Pending(appended, done))
 
     def progress(self, now_ms: int) -> tuple[MemberProgress, ...]:
-        """What this member knows, as the leader, of the others; empty if it does not lead."""
+        """The progress of the others; empty unless this member leads."""
         leader = self._state.role
         return self._catch_up.progress(leader, now_ms) if isinstance(leader, Leader) else ()
 

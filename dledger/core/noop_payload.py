@@ -26,7 +26,7 @@ HEAD_BYTES: Final = _HEAD.size
 
 
 class PayloadKind(IntEnum):
-    """What a payload tells."""
+    """The kinds of payloads."""
 
     SNAPSHOT = 1
     """All producers (``dledger.core.producer_payload``)."""

@@ -98,7 +98,7 @@ def encode_registration(registration: Registration) -> bytes:
 
 
 def decode_payload(body: bytes) -> Payload | None:
-    """What a NOOP's body tells of producers; None if nothing. Raises ``UnreadablePayloadError``."""
+    """The producers' payload in a NOOP's body; None if there is none. Raises ``UnreadablePayloadError``."""
     found = find_payload(body)
     if found is None:
         return None

@@ -91,7 +91,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What carries out a node's effects, always outside its lock."""
+    """The callbacks that carry out a node's effects, always outside its lock."""
 
     save: Callable[[HardState], None]
     """Returns only when a hard state is durable."""

@@ -1,4 +1,4 @@
-"""What consumers want of a topic: their subscriptions as filters, and which of them this broker serves."""
+"""Consumers' subscriptions as filters, and which of them this broker serves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every filter of messages offers, and one cache for them: consumers send theirs with every pull.
+"""The interface of message filters, and one cache for them: consumers send theirs with every pull.
 
 A consumer's subscription is of a kind: ``TAG`` (``tags``) or ``SQL92`` (``sql``). No filter means all messages.
 """

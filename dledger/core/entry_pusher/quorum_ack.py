@@ -360,7 +360,7 @@ class QuorumAckChecker:
         return min(held, held_before, LogIndex(first - 1))
 
     def _held_by(self, leader: Leader, voters: Sequence[NodeId]) -> LogIndex:
-        """What a majority of these holds."""
+        """The last entry that a majority of these holds."""
         state, match, counts = self._state, leader.match, leader.counts
         own = {state.node_id: state.durable_index}
         known = [own[one] if one in own else match[one] if counts[one] else NO_INDEX for one in voters]

@@ -493,7 +493,7 @@ def _role(value: str) -> Role:
 
 
 def encode_member_role(role: MemberRole) -> str:
-    """What a member does in the group, as a word."""
+    """A member's part in the group, as a word."""
     return role.name.lower()
 
 

@@ -1,6 +1,6 @@
 """A node's identity towards its peers, and the messages it accepts: same cluster, group, addressee and old log.
 
-Whoever has these may connect, member or not: this member may be behind, and not know a new one yet (M7). While the
+Any node with these may connect, member or not: this member may be behind, and not know a new one yet (M7). While the
 members are the configured ones on both sides, they must be the same: two groups may have one name.
 """
 

@@ -67,7 +67,7 @@ class Subscriptions:
         return bool(self.group) and self.options.ordered and not self.options.broadcast
 
     def wanted(self, topic: str) -> Expression:
-        """What is wanted of a topic. Raises ``ConfigError``."""
+        """The filter for a topic. Raises ``ConfigError``."""
         return Expression.of(self.expressions.get(topic, "*"))
 
     def pull_settings(self, topic: str) -> PullSettings:

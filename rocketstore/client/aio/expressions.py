@@ -34,7 +34,7 @@ Topics = Mapping[str, str | Sql] | Mapping[str, str] | Mapping[str, Sql] | Seque
 
 @record(frozen=True, slots=True)
 class Expression:
-    """What is wanted, as brokers are told; made by ``of``."""
+    """A filter as brokers are told it; made by ``of``."""
 
     kind: str = TAG
     text: str = "*"
