@@ -118,7 +118,7 @@ def test_peers_that_make_each_other_hurry_are_no_load(monkeypatch: pytest.Monkey
     monkeypatch.setattr(PeerLink, "_connect", fail)
     took_s = loops.run(run())
 
-    assert took_s >= 9 * PAUSE_S_MIN
+    assert took_s >= 9 * PAUSE_S_MIN - 1e-6  # a loop may be early by its clock's resolution
 
 
 class _Wire(asyncio.Transport):
