@@ -22,6 +22,7 @@ from rocketstore.broker.measurements import ServiceCounters
 from rocketstore.broker.offsets import Offsets
 from rocketstore.broker.pull import PullService
 from rocketstore.broker.readers import ReadThreads, RecordReader
+from rocketstore.broker.reading import QueueReading
 from rocketstore.broker.retries import Retries
 from rocketstore.broker.schedule import ScheduleService
 from rocketstore.broker.sending import Sending
@@ -104,7 +105,8 @@ class Broker:
         store.add_arrival_listener(waiting.arrived)
         store.pace.is_awaited = lambda: len(waiting) > 0
         self.filters: Final = SubscriptionFilters(self.live, readers)
-        self.pulling: Final = PullService(self.live, store, self.topics, waiting, readers, clock, self.filters)
+        self.reading: Final = QueueReading(store, readers)
+        self.pulling: Final = PullService(self.live, self.topics, self.reading, waiting, clock, self.filters)
         retries = Retries(self.live, state, mastership, self.topics, self.sending, self.records, store_host)
         self.groups: Final = Groups(self.live, state, mastership, retries, self.topics.news, self.changes, conditions)
         most = config.groups_max * config.access.account_share_percent // 100

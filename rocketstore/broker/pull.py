@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -11,13 +10,12 @@ from dledger.clock import Clock
 from dledger.rpc.clients.answers import Leases
 from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.long_polling import WaitingPulls
-from rocketstore.broker.readers import ReadThreads
+from rocketstore.broker.reading import QueueReading, ReadLimits
 from rocketstore.broker.subscriptions import ALL, SubscriptionFilters
 from rocketstore.broker.topics import Topics
 from rocketstore.config import MIB
 from rocketstore.filter.filters import TAG, MessageFilter
 from rocketstore.state.changes import check_name
-from rocketstore.store.message_store import MessageStore
 from rocketstore.types import GetMessageStatus, GetResult
 
 PULL_BYTES_DEFAULT: Final = MIB
@@ -62,8 +60,7 @@ class _Wish:
     pull: Pull
     filter: MessageFilter | None
     wait_ms: int
-    max_messages: int
-    max_bytes: int
+    limits: ReadLimits
     begin_offset: int
     """Messages before it belong to a deleted topic of the same name."""
 
@@ -74,18 +71,16 @@ class PullService:
     def __init__(
         self,
         live: LiveConfig,
-        store: MessageStore,
         topics: Topics,
+        reading: QueueReading,
         waiting: WaitingPulls,
-        readers: ReadThreads,
         clock: Clock,
         filters: SubscriptionFilters,
     ) -> None:
         self._live = live
-        self._store = store
         self._topics = topics
+        self._reading = reading
         self.waiting: Final = waiting
-        self._readers = readers
         self._clock = clock
         self._filters = filters
 
@@ -98,7 +93,7 @@ class PullService:
         wish = self._wish(pull, await self._filters.of(pull.kind, pull.expression))
         if pull.offset < wish.begin_offset:
             begin = wish.begin_offset
-            end = await self._readers.run(self._store.max_offset, pull.topic, pull.queue_id)
+            end = await self._reading.end(pull.topic, pull.queue_id)
             return GetResult(GetMessageStatus.OFFSET_TOO_SMALL, begin, begin, max(end, begin))
         if not wish.wait_ms:
             return await self._get(wish, pull.offset, leases)
@@ -135,10 +130,10 @@ class PullService:
         if pull.kind not in ("", TAG) or pull.expression not in ALL:  # a filter may have to read much
             return None
         wish = self._wish(pull, None)
-        end = self._store.max_offset(pull.topic, pull.queue_id)
-        if not wish.begin_offset <= pull.offset < end or not leases.take_at_once(wish.max_bytes):
+        end = self._reading.end_at_once(pull.topic, pull.queue_id)
+        if not wish.begin_offset <= pull.offset < end or not leases.take_at_once(wish.limits.size_bytes):
             return None
-        result = self._get_at_once(wish, pull.offset)
+        result = self._reading.at_once(pull.topic, pull.queue_id, pull.offset, wish.limits, pull.group)
         return None if result is None or not result.records else self._answer(wish, result, leases)
 
     def _check(self, pull: Pull) -> None:
@@ -153,36 +148,18 @@ class PullService:
             pull,
             wanted,
             0 if self.waiting.closed else min(pull.wait_ms, wait_ms_max),
-            pull.max_messages or PULL_MESSAGES_DEFAULT,
-            min(pull.max_bytes or PULL_BYTES_DEFAULT, config.pull_bytes_max),
+            ReadLimits(
+                pull.max_messages or PULL_MESSAGES_DEFAULT,
+                min(pull.max_bytes or PULL_BYTES_DEFAULT, config.pull_bytes_max),
+            ),
             self._topics.begin_offset(pull.topic, pull.queue_id),
         )
 
     async def _get(self, wish: _Wish, offset: int, leases: Leases) -> GetResult:
-        await leases.take(wish.max_bytes)  # before reading the log
-        result = self._get_at_once(wish, offset)
-        if result is None:
-            result = await self._readers.run(
-                self._store.get,
-                wish.pull.topic,
-                wish.pull.queue_id,
-                offset,
-                max_count=wish.max_messages,
-                max_bytes=wish.max_bytes,
-                matches_tags=_matches_code(wish.filter),
-                matches_record=wish.filter.matches_record if wish.filter else None,
-                group=wish.pull.group,
-            )
+        await leases.take(wish.limits.size_bytes)  # before reading the log
+        topic, queue_id = wish.pull.topic, wish.pull.queue_id
+        result = await self._reading.read(topic, queue_id, offset, wish.filter, wish.limits, wish.pull.group)
         return self._answer(wish, result, leases)
-
-    def _get_at_once(self, wish: _Wish, offset: int) -> GetResult | None:
-        """The answer, if it takes no read thread: a filter may have to read much."""
-        if wish.filter is not None:
-            return None
-        pull, count, size = wish.pull, wish.max_messages, wish.max_bytes
-        return self._store.get_at_once(
-            pull.topic, pull.queue_id, offset, max_count=count, max_bytes=size, group=pull.group
-        )
 
     @staticmethod
     def _answer(wish: _Wish, result: GetResult, leases: Leases) -> GetResult:
@@ -190,10 +167,6 @@ class PullService:
         if result.min_offset >= wish.begin_offset:
             return result
         return replace(result, min_offset=wish.begin_offset)
-
-
-def _matches_code(wanted: MessageFilter | None) -> Callable[[int], bool] | None:
-    return None if wanted is None or wanted.codes is None else wanted.codes.__contains__
 
 
 def _with_progress(result: GetResult, asked_offset: int, offset: int) -> GetResult:
