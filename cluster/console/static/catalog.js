@@ -90,11 +90,6 @@ function lagCell(lag) {
   return h("span", { class: lag > 0 ? "lagging" : null }, format.count(lag));
 }
 
-function close(table, name) {
-  table.open.delete(name);
-  table.redraw();
-}
-
 /** Look again at what is open, while it can be seen. */
 function refreshOpen() {
   if (document.hidden || state.connection !== "live" || document.querySelector("dialog[open]") !== null) return;
@@ -128,7 +123,7 @@ const fillTopic = (place, name) => fill(place, "/api/topic", name, (found) => {
     found.all_groups > groups.length ? `The first ${groups.length} of ${found.all_groups} groups that consume it.` : "",
   ];
   table.append(...left.filter(Boolean).map((words) => h("p", { class: "quiet" }, words)));
-  return h("div", {}, changes.topicTools(found, () => close(lists.topics.table, name)), table);
+  return h("div", {}, changes.topicTools(found, lists.topics), table);
 });
 
 function progress(committed, queue) {
@@ -142,5 +137,5 @@ const fillGroup = (place, name) => fill(place, "/api/group", name, (found) => {
     found.rows.map((row) => [row.topic, String(row.queue), row.committed < 0 ? "–" : format.count(row.committed), format.count(row.max_offset), lagCell(row.lag)]),
   );
   if (found.all_rows > found.rows.length) table.append(h("p", { class: "quiet" }, `The first ${found.rows.length} of ${format.count(found.all_rows)} queues.`));
-  return h("div", {}, changes.groupTools(found, () => close(lists.groups.table, name)), table);
+  return h("div", {}, changes.groupTools(found, lists.groups), table);
 });

@@ -32,23 +32,23 @@ export function render() {
   bars.messages.hidden = !can("send");
 }
 
-/** The buttons of one topic, as `/api/topic` has it. `close` closes its row, before the topic is deleted. */
-export function topicTools(topic, close) {
+/** The buttons of one topic, as `/api/topic` has it, which is a row of `list`. */
+export function topicTools(topic, list) {
   const name = topic.name;
   return h("p", { class: "tools" },
     can("send") ? tool("Send a message…", `Send a message to ${name}`, () => sendMessage(name)) : null,
     can("put-topic") ? tool("Change…", `Change topic ${name}`, () => changeTopic(topic)) : null,
-    can("delete-topic") ? tool("Delete…", `Delete topic ${name}`, () => remove("delete-topic", name, close, "tab-topics"), true) : null);
+    can("delete-topic") ? tool("Delete…", `Delete topic ${name}`, () => remove("delete-topic", name, list, "tab-topics"), true) : null);
 }
 
 /** The same of one consumer group, as `/api/group` has it. */
-export function groupTools({ name, rows, all_rows: all, dead_letters: dead }, close) {
+export function groupTools({ name, rows, all_rows: all, dead_letters: dead }, list) {
   const topics = all > rows.length ? [] : rows.map((row) => row.topic); // too many to choose from
   return h("p", { class: "tools" },
     tool("Members", `Members of ${name}`, () => showMembers(name)),
     tool(dead ? `Dead letters (${format.count(dead)})` : "Dead letters", `Dead letters of ${name}`, () => showDeadLetters(name)),
     can("reset-offsets") ? tool("Reset offsets…", `Reset the offsets of ${name}`, () => resetOffsets(name, topics), true) : null,
-    can("delete-group") ? tool("Delete…", `Delete group ${name}`, () => remove("delete-group", name, close, "tab-groups"), true) : null);
+    can("delete-group") ? tool("Delete…", `Delete group ${name}`, () => remove("delete-group", name, list, "tab-groups"), true) : null);
 }
 
 // --- messages --------------------------------------------------------------------------------------------------------
@@ -113,16 +113,17 @@ function changeTopic({ name, write_queues: write, read_queues: read, permission 
   });
 }
 
-async function remove(what, name, close, tab) {
+async function remove(what, name, list, tab) {
   const goBack = wayBack();
   const work = (fields) => {
-    if (fields.confirmed) close();
+    if (fields.confirmed) list.table.close(name);
     return change(what, fields);
   };
   try {
     const answer = await askedFirst(work, { name });
     if (answer === null) goBack();
     else {
+      list.drop(name);
       toast(answer.message, false);
       $(tab).focus();
     }

@@ -7,6 +7,7 @@ import { state } from "./store.js";
 import { Table } from "./table.js";
 
 const SEARCH_MS = 150;
+const DROPPED_MS = 5000; // by then the console has looked again
 const ASK_MS = 5000; // the console looks most often at what was asked for within ten seconds
 
 export class List {
@@ -21,6 +22,7 @@ export class List {
     this.wanted = { search: "", page: 0, internal: false, ...about.order };
     this.told = { loaded: false, error: "", seen_ms: 0, version: -1 };
     this.found = null;
+    this.dropped = new Map();
     this.problem = "";
     this.table = new Table(about.columns, this.wanted, () => this.turn(0));
     this.table.element.hidden = true;
@@ -54,6 +56,24 @@ export class List {
     this.told = told;
     if (isNew) this.ask();
     this.render();
+  }
+
+  /**
+   * This was deleted here: its row goes now, not when the console has looked, or the rows below would move up when
+   * somebody is about to click on one of them.
+   */
+  drop(name) {
+    this.dropped.set(name, Date.now() + DROPPED_MS);
+    this.table.open.delete(name);
+    this.render();
+  }
+
+  /** The rows found, without those that are about to go. */
+  rows() {
+    const rows = this.found?.rows ?? [];
+    const listed = new Set(rows.map((row) => row.name));
+    for (const [name, until] of this.dropped) if (!listed.has(name) || until < Date.now()) this.dropped.delete(name);
+    return rows.filter((row) => !this.dropped.has(row.name));
   }
 
   /** It may have come into view. */
@@ -92,7 +112,7 @@ export class List {
   }
 
   render() {
-    const rows = this.found?.rows ?? [];
+    const rows = this.rows();
     const figures = JSON.stringify(rows, (name, value) => (name === "seen_ms" ? undefined : value));
     if (figures !== this.figures) this.table.render(rows); // drawing the same anew would end a selection of text
     this.figures = figures;

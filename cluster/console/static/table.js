@@ -74,6 +74,11 @@ export class Table {
     if (focused !== undefined) this.body.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
   }
 
+  close(name) {
+    this.open.delete(name);
+    this.redraw();
+  }
+
   /** A button that opens and closes the row. `fill(place)` is called when it opens. */
   expander(name, label, fill) {
     const isOpen = this.open.has(name);
