@@ -170,7 +170,7 @@ drill: $(STAMP) ## Kill the leader of a group of containers under load; 0 only i
 compose-check: $(STAMP) ## The image and compose.yaml, tried from the host (needs Docker, or root and docker.io)
 	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/compose/test_image.py tests/compose/test_compose.py tests/compose/test_compose_tls.py
 
-proto: $(STAMP) ## Generate dledger/pb from proto/
+proto: $(STAMP) ## Generate dledger/pb and rocketstore/pb from proto/
 	PYTHON=$(BIN)/python proto/generate.sh
 
 screenshots: $(STAMP) ## The pictures in docs/images, from a real demo and a real group in chromium

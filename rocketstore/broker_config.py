@@ -70,9 +70,11 @@ class BrokerConfig:
     listen_port: Port = 10911
     """Port for clients, of RocketMQ's remoting protocol; 0: any free port (plain broker only)."""
     grpc_server_port: Annotated[int | None, Range(0, 65535)] = None
-    """Port for gRPC (health, reflection, and the log service of a member of a group); 0: none. Unset: ``listen_port`` +
-    2.
+    """Port for gRPC: RocketMQ 5's clients, health, reflection, and the log service of a member of a group; 0: none.
+    Unset: ``listen_port`` + 2.
     """
+    grpc_clients_max: Positive = 10_000
+    """Maximum of RocketMQ 5's clients that are connected at once."""
     vip_port: Annotated[int | None, Range(0, 65535)] = None
     """Second port of the same kind as ``listen_port``, which RocketMQ's brokers have for some clients and for slaves;
     0: none. Unset: ``listen_port`` - 2, and if that port is taken, the broker does without.

@@ -1,7 +1,7 @@
 """The part of a broker on its event loop: its ports for clients, and its words to name servers and other brokers.
 
-``listenPort`` and the VIP port are RocketMQ's remoting, ``grpcServerPort`` is gRPC: health, reflection, and the log
-service of a member of a group.
+``listenPort`` and the VIP port are RocketMQ's remoting, ``grpcServerPort`` is gRPC: RocketMQ 5's clients, health,
+reflection, and the log service of a member of a group.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from rocketstore.broker_config import HA_PORT_OFFSET, BrokerConfig
 from rocketstore.broker_remoting.registration import MASTER_ID, NameServerRegistration
 from rocketstore.broker_remoting.service import RemotingService
 from rocketstore.broker_remoting.successor import SuccessorWatch
+from rocketstore.grpc.service import SERVICE, GatewayService
 from rocketstore.ha.service import HaService
 from rocketstore.ha.slave_sync import SlaveSync
 from rocketstore.remoting.bodies.ha import HA_PORT
@@ -80,6 +81,7 @@ class BrokerPorts:
         self._remoting: RemotingService | None = None
         self._acceptor: RemotingAcceptor | None = None
         self._grpc: GrpcServer | None = None
+        self._gateway: GatewayService | None = None
         self._dialled: list[RemotingClient] = []
 
     # -- for any thread ------------------------------------------------------------------------------------------------
@@ -203,9 +205,12 @@ class BrokerPorts:
                 share_percent=config.access.account_share_percent,
                 conditions=self._served.conditions,
             )
-            streams_max = config.streams_max  # of health and reflection, which are all it serves
-            server_options = options.server_options(config.limits, options.FRAMING_BYTES, streams_max)
-            server = GrpcServer(connections, server_options, 2 * streams_max, broker.shares.quotas, "streams_max")
+            waiting_max = config.pulls_waiting_max + config.grpc_clients_max + config.streams_max
+            bytes_max = options.request_bytes_for(config.store.max_message_size)
+            server_options = options.server_options(config.limits, bytes_max, waiting_max)
+            server = GrpcServer(connections, server_options, 2 * waiting_max, broker.shares.quotas, "streams_max")
+        self._gateway = gateway = GatewayService(broker, server.connections)
+        server.add(SERVICE, gateway.grpc_methods())
         await server.start(config.bind_host, port, self._served.tls, describes_itself=self._served.guard is None)
         self._grpc = server
         if node is not None:
@@ -251,6 +256,8 @@ class BrokerPorts:
             await self._remoting.close(grace_s)
         if self._grpc is not None:
             await self._grpc.stop(grace_s)
+        if self._gateway is not None:
+            await self._gateway.close()
         if self.broker is not None:
             await self.broker.close()
         if self._acceptor is not None:

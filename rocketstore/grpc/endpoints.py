@@ -1,0 +1,49 @@
+"""The addresses in routes: the client's own access point, in its order, as a client names a connection by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from dledger.access.addresses import parse_address as parse_ip
+from dledger.values import parse_address
+from rocketstore.pb import definition_pb2 as pb
+
+ADDRESSES_MAX: Final = 64
+"""Of one access point."""
+
+
+class AccessPoints:
+    """On the loop. ``members``: the addresses for gRPC of members that serve; ``down``: of those that do not."""
+
+    def __init__(self, members: Callable[[], Mapping[str, str]], down: Callable[[], frozenset[str]]) -> None:
+        self._members = members
+        self._down = down
+
+    def of(self, given: pb.Endpoints) -> pb.Endpoints:
+        """Where a client shall make its calls: at its own addresses, without members that are down; without any
+        address of its own, at all members. Any member serves any call, and the order does not change with the leader:
+        each change costs a client its connections.
+        """
+        if not given.addresses:
+            return self._own()
+        down = self._down()
+        kept = [one for one in given.addresses[:ADDRESSES_MAX] if f"{one.host}:{one.port}" not in down]
+        return pb.Endpoints(scheme=given.scheme, addresses=kept or given.addresses[:ADDRESSES_MAX])
+
+    def _own(self) -> pb.Endpoints:
+        found = pb.Endpoints(scheme=pb.IPv4)
+        for address in sorted(self._members().values()):
+            host, port = parse_address(address)
+            found.addresses.add(host=host, port=port)
+        if found.addresses:
+            found.scheme = scheme_of(found.addresses[0].host)
+        return found
+
+
+def scheme_of(host: str) -> pb.AddressScheme:
+    """Whether it is an address of version 4 or 6, or a name."""
+    try:
+        return pb.IPv4 if parse_ip(host).version == 4 else pb.IPv6
+    except ValueError:
+        return pb.DOMAIN_NAME

@@ -1,0 +1,295 @@
+"""The clients of the gateway: their settings, what they publish, and where their streams of commands end.
+
+A client's calls may come in at any member, and its stream of commands ends at one of them, or at none for a while: some
+clients do not open it again for minutes after a connection is lost. So everything that a call needs is in the group's
+replicated tables, and what is kept here only adds to it: whom to ask about a transaction, and whose messages are
+released when a client is gone. The leader hears of the clients of other members with each heartbeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
+
+from dledger.access.guard import AccessGuard
+from dledger.remoting.codes import Language
+from rocketstore.broker.clients import (
+    CLIENT_ID_CHARS_MAX,
+    ConsumingClient,
+    HalfCheck,
+    Heartbeat,
+    Subscription,
+)
+from rocketstore.broker.groups import Groups
+from rocketstore.broker.permissions import PUB, topic_need
+from rocketstore.grpc.calls import GatewayCall, name_of
+from rocketstore.grpc.codes import RejectedError
+from rocketstore.pb import definition_pb2 as pb
+from rocketstore.pb import service_pb2 as pbs
+from rocketstore.types import ConsumeType
+
+CLIENTS_MAX: Final = 65_536
+"""Known at once; of one owner, ``account_share_percent`` of them."""
+TOPICS_MAX: Final = 1024
+"""That one client publishes to; of those beyond, the one not sent to for longest is forgotten."""
+COMMANDS_MAX: Final = 64
+"""Commands that wait until a client's stream takes them; others are not sent."""
+FOREIGN_COMMANDS_MAX: Final = 1024
+"""Commands on their way to streams that end at other members."""
+_LANGUAGES: Final = {
+    pb.JAVA: Language.JAVA,
+    pb.CPP: Language.CPP,
+    pb.DOT_NET: Language.DOTNET,
+    pb.GOLANG: Language.GO,
+    pb.RUST: Language.RUST,
+    pb.PYTHON: Language.PYTHON,
+    pb.PHP: Language.PHP,
+}
+
+TellMember = Callable[[str, str, bytes], Awaitable[bool]]
+"""Have a member (by node id) write a command, as bytes, to a client's stream; returns whether it did."""
+OrphanOf = Callable[[HalfCheck], pbs.TelemetryCommand]
+
+
+class CommandStream:
+    """The commands for one open stream, in order."""
+
+    def __init__(self, end: Callable[[str], None]) -> None:
+        self.queue: Final[asyncio.Queue[bytes]] = asyncio.Queue(COMMANDS_MAX)
+        self.end: Final = end
+        """Close it, with a reason."""
+
+    def put(self, command: bytes) -> bool:
+        """Returns whether there was room."""
+        if self.queue.full():
+            return False
+        self.queue.put_nowait(command)
+        return True
+
+
+class GatewayClient:
+    """One client, by its id."""
+
+    def __init__(self, client_id: str, owner: str) -> None:
+        self.client_id: Final = client_id
+        self.owner: Final = owner
+        """Whose limits it counts for."""
+        self.settings: pb.Settings | None = None
+        """As it gave them last; None as long as it has given none here."""
+        self.topics: OrderedDict[str, None] = OrderedDict()
+        """That it publishes to."""
+        self.group = ""
+        """In which it consumes."""
+        self.stream: CommandStream | None = None
+        """If it ends here."""
+        self.member = ""
+        """The node id of the other member at which its stream ends, as far as known."""
+        self.host, self.port = "", 0
+        self.account = ""
+        """Its access key, as of its last call; empty without access control."""
+        self.trusted = False
+        """Whether its address may do everything."""
+
+    def publish(self, topics: Iterable[str]) -> bool:
+        """Note that it publishes to these topics; returns whether one is new."""
+        known = self.topics
+        is_new = False
+        for topic in topics:
+            if topic in known:
+                known.move_to_end(topic)
+                continue
+            is_new = True
+            known[topic] = None
+            if len(known) > TOPICS_MAX:
+                known.popitem(last=False)
+        return is_new
+
+
+class GatewayLink:
+    """A client of the gateway among those of groups. Links of one client are equal."""
+
+    __slots__ = ("_client", "_registry")
+
+    def __init__(self, registry: Registry, client: GatewayClient) -> None:
+        self._registry = registry
+        self._client = client
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, GatewayLink) and other._client is self._client
+
+    def __hash__(self) -> int:
+        return hash(self._client)
+
+    @property
+    def host(self) -> str:
+        """The client's IP address."""
+        return self._client.host
+
+    @property
+    def address(self) -> str:
+        """The client's address, of its last call."""
+        return f"{self._client.host}:{self._client.port}"
+
+    def may_send(self, topic: str) -> bool:
+        """Whether its account may send to a topic."""
+        return self._registry.may_send(self._client, topic)
+
+    def members_changed(self, group: str) -> bool:  # noqa: ARG002  # the port's
+        """Clients of the gateway do not divide queues among themselves: nothing to tell."""
+        return True
+
+    def check_half(self, check: HalfCheck) -> bool:
+        """Ask it what became of a transaction."""
+        return self._registry.ask(self._client, check)
+
+    def close(self, reason: str) -> None:
+        """It has been silent for too long."""
+        self._registry.forget(self._client.client_id, reason)
+
+
+class Registry:
+    """On the loop."""
+
+    def __init__(
+        self,
+        groups: Groups,
+        guard: AccessGuard | None,
+        share_percent: int,
+        tell_member: TellMember,
+        orphan_of: OrphanOf,
+    ) -> None:
+        self._groups = groups
+        self._guard = guard
+        self._share = max(1, CLIENTS_MAX * share_percent // 100)
+        self._tell_member = tell_member
+        self._orphan_of = orphan_of
+        self._clients: dict[str, GatewayClient] = {}
+        self._owners: Counter[str] = Counter()
+        self._tasks: set[asyncio.Task[bool]] = set()
+        self._gone: tuple[Callable[[str, str], None], ...] = ()
+
+    def __len__(self) -> int:
+        """How many clients are known."""
+        return len(self._clients)
+
+    @property
+    def streams(self) -> int:
+        """How many streams of commands end here."""
+        return sum(one.stream is not None for one in self._clients.values())
+
+    def add_gone_listener(self, listener: Callable[[str, str], None]) -> None:
+        """Call it with client id and consumer group when a client is gone."""
+        self._gone = (*self._gone, listener)
+
+    async def close(self) -> None:
+        """Tell nobody anything any more."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # -- what clients say ----------------------------------------------------------------------------------------------
+
+    def find(self, client_id: str) -> GatewayClient | None:
+        """A known client."""
+        return self._clients.get(client_id)
+
+    def heard(self, call: GatewayCall) -> GatewayClient:
+        """The client that makes a call. Raises ``RejectedError`` if there is no room for another one."""
+        found = self._clients.get(call.client_id)
+        owner = call.quota.owner
+        if found is None or found.owner != owner:
+            if len(call.client_id) > CLIENT_ID_CHARS_MAX:
+                raise RejectedError(pb.BAD_REQUEST, f"a client id has at most {CLIENT_ID_CHARS_MAX} characters")
+            if len(self._clients) >= CLIENTS_MAX or self._owners[owner] >= self._share:
+                why = "too many clients of this account or address (account_share_percent)"
+                raise RejectedError(pb.TOO_MANY_REQUESTS, f"{why}, or of all: at most {CLIENTS_MAX}")
+            if found is not None:
+                self.forget(call.client_id, "another account or address uses its client id")
+            found = self._clients[call.client_id] = GatewayClient(call.client_id, owner)
+            self._owners[owner] += 1
+        found.host, found.port = call.host, call.port
+        if call.caller is not None:
+            found.trusted = call.caller.account.admin
+            found.account = call.caller.account.access_key
+        return found
+
+    def give_settings(self, client: GatewayClient, settings: pb.Settings) -> None:
+        """Take a client's settings. Raises ``RejectedError`` for names in namespaces."""
+        client.settings = settings
+        client.publish(name_of(one) for one in settings.publishing.topics[:TOPICS_MAX])
+        if settings.HasField("subscription"):
+            client.group = name_of(settings.subscription.group)
+
+    async def join(self, client: GatewayClient) -> None:
+        """Show a client among those of its groups; a producer's group is the topic it sends to. Raises ``Refusal``."""
+        settings = client.settings
+        consumers: tuple[ConsumingClient, ...] = ()
+        language, version = Language.OTHER, 0
+        if settings is not None:
+            language = _LANGUAGES.get(settings.user_agent.language, Language.OTHER)
+        if client.group:
+            subscriptions = () if settings is None else tuple(map(_subscription, settings.subscription.subscriptions))
+            kind = ConsumeType.CONSUME_PASSIVELY
+            consumers = (ConsumingClient(client.group, kind, subscriptions=subscriptions),)
+        beat = Heartbeat(client.client_id, tuple(client.topics), consumers, language, version)
+        if consumers or client.topics:
+            await self._groups.join(GatewayLink(self, client), client.owner, beat)
+
+    def forget(self, client_id: str, reason: str) -> None:
+        """A client is gone: its messages are released, its stream ends."""
+        client = self._clients.pop(client_id, None)
+        if client is None:
+            return
+        self._owners[client.owner] -= 1
+        if not self._owners[client.owner]:
+            del self._owners[client.owner]
+        self._groups.clients.closed(GatewayLink(self, client))
+        if client.stream is not None:
+            client.stream.end(reason)
+        for listener in self._gone:
+            listener(client_id, client.group)
+
+    # -- what clients are told -----------------------------------------------------------------------------------------
+
+    def may_send(self, client: GatewayClient, topic: str) -> bool:
+        """Whether a client's account may send to a topic now."""
+        guard = self._guard
+        if guard is None or client.trusted:
+            return True
+        account = guard.rules.accounts.get(client.account)
+        return account is not None and (account.admin or bool(account.topic(topic) & topic_need(topic, PUB).permission))
+
+    def tell(self, client_id: str, command: bytes) -> bool:
+        """Write a command to a client's stream, if it ends here; returns whether it will be written."""
+        client = self._clients.get(client_id)
+        return client is not None and client.stream is not None and client.stream.put(command)
+
+    def ask(self, client: GatewayClient, check: HalfCheck) -> bool:
+        """Ask a producer what became of a transaction, wherever its stream ends; whether it probably hears of it."""
+        if client.stream is None and not client.member:
+            return False
+        command = self._orphan_of(check).SerializeToString()
+        if client.stream is not None:
+            return client.stream.put(command)
+        if len(self._tasks) >= FOREIGN_COMMANDS_MAX:
+            return False
+        task = asyncio.get_running_loop().create_task(self._tell_foreign(client, command))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return True
+
+    async def _tell_foreign(self, client: GatewayClient, command: bytes) -> bool:
+        member = client.member
+        told = await self._tell_member(member, client.client_id, command)
+        if not told and client.member == member:
+            client.member = ""
+        return told
+
+
+def _subscription(entry: pb.SubscriptionEntry) -> Subscription:
+    expression = entry.expression.expression or "*"
+    kind = "SQL92" if entry.expression.type == pb.SQL else "TAG"
+    tags = tuple(part.strip() for part in expression.split("||") if part.strip()) if kind == "TAG" else ()
+    return Subscription(entry.topic.name, expression, () if tags == ("*",) else tags, kind=kind)

@@ -1,0 +1,75 @@
+"""QueryRoute: the queues of a topic, and where a client shall make its calls."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rocketstore.broker.broker import Broker
+from rocketstore.broker.topics import SeenTopic
+from rocketstore.broker_config import PERMISSION_READ, PERMISSION_WRITE
+from rocketstore.grpc.calls import GatewayCall, name_of
+from rocketstore.grpc.codes import OK, RejectedError
+from rocketstore.grpc.endpoints import AccessPoints
+from rocketstore.message.checks import check_client_topic
+from rocketstore.pb import definition_pb2 as pb
+from rocketstore.pb import service_pb2 as pbs
+
+MASTER_ID: Final = 0
+"""Clients send to brokers of this number only; whichever member they reach passes on what is the leader's."""
+ALL_TYPES: Final = (pb.NORMAL, pb.FIFO, pb.DELAY, pb.TRANSACTION, pb.PRIORITY)
+
+
+class Routes:
+    """On the loop."""
+
+    def __init__(self, broker: Broker, points: AccessPoints) -> None:
+        self._broker = broker
+        self._points = points
+
+    async def query(self, _: GatewayCall, request: pbs.QueryRouteRequest) -> pbs.QueryRouteResponse:
+        """QueryRoute. A topic that a send would create has the route that it would have then."""
+        topic = self.topic(name_of(request.topic))
+        broker = self.broker(request.endpoints)
+        answer = pbs.QueryRouteResponse(status=OK)
+        answer.message_queues.extend(self.queues(topic, broker))
+        return answer
+
+    def topic(self, name: str) -> SeenTopic:
+        """A topic as clients see it. Raises ``RejectedError``, ``Refusal``."""
+        if problem := check_client_topic(name):
+            raise RejectedError(pb.ILLEGAL_TOPIC, problem)
+        topics, config = self._broker.topics, self._broker.config
+        found = topics.seen(name)
+        if found is not None:
+            return found
+        if not config.auto_create_topic_enable:
+            self._broker.mastership.require_caught_up()
+            raise RejectedError(pb.TOPIC_NOT_FOUND, f"topic {name} does not exist: create it first")
+        queues = config.default_topic_queue_nums
+        return SeenTopic(name, queues, queues, config.broker_permission)
+
+    def broker(self, endpoints: pb.Endpoints) -> pb.Broker:
+        """This broker, which is all members of its group, for a client that knows it by these addresses."""
+        return pb.Broker(name=self._broker.config.name, id=MASTER_ID, endpoints=self._points.of(endpoints))
+
+    def queues(self, topic: SeenTopic, broker: pb.Broker) -> list[pb.MessageQueue]:
+        """All queues of a topic."""
+        return [self.queue(topic, queue_id, broker) for queue_id in range(max(topic.read_queues, topic.write_queues))]
+
+    def queue(self, topic: SeenTopic, queue_id: int, broker: pb.Broker) -> pb.MessageQueue:
+        """One queue; -1 stands for any."""
+        reads = bool(topic.permission & PERMISSION_READ) and queue_id < topic.read_queues
+        writes = bool(topic.permission & PERMISSION_WRITE) and queue_id < topic.write_queues
+        permission = {
+            (True, True): pb.READ_WRITE,
+            (True, False): pb.READ,
+            (False, True): pb.WRITE,
+            (False, False): pb.NONE,
+        }[reads, writes]
+        return pb.MessageQueue(
+            topic=pb.Resource(name=topic.name),
+            id=queue_id,
+            permission=permission,
+            broker=broker,
+            accept_message_types=ALL_TYPES,
+        )

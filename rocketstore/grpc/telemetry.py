@@ -1,0 +1,132 @@
+"""Telemetry, Heartbeat and NotifyClientTermination: settings, and the commands that the server gives its clients."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, Awaitable, Callable
+from contextlib import suppress
+from typing import Final
+
+from rocketstore.broker.broker import Broker
+from rocketstore.grpc import settings as wanted
+from rocketstore.grpc.calls import GatewayCall, name_of
+from rocketstore.grpc.codes import OK, RejectedError
+from rocketstore.grpc.registry import CommandStream, GatewayClient, Registry
+from rocketstore.pb import definition_pb2 as pb
+from rocketstore.pb import service_pb2 as pbs
+
+FIRST_DELAY_S: Final = 0.1
+REPEAT_DELAY_S: Final = 0.3
+"""For clients that do not listen yet when they ask, and then wait for ever."""
+_LATE_LISTENERS: Final = frozenset({pb.NODE_JS})
+_CONSUMERS: Final = frozenset({pb.PUSH_CONSUMER, pb.SIMPLE_CONSUMER})
+_KNOWN_TYPES: Final = _CONSUMERS | {pb.PRODUCER}
+
+Write = Callable[[bytes], Awaitable[None]]
+Announce = Callable[[GatewayCall, pb.Settings], Awaitable[None]]
+"""Tell the leader of a client's settings, if that is another member."""
+
+
+class Telemetry:
+    """On the loop."""
+
+    def __init__(self, broker: Broker, registry: Registry, announce: Announce) -> None:
+        self._broker = broker
+        self._registry = registry
+        self._announce = announce
+
+    # -- the stream ----------------------------------------------------------------------------------------------------
+
+    async def serve(self, call: GatewayCall, requests: AsyncIterable[pbs.TelemetryCommand], write: Write) -> None:
+        """Serve one stream until the client, or we, end it. Raises ``ANSWERED``."""
+        task = asyncio.current_task()
+        client = self._registry.heard(call)
+        reasons: list[str] = []
+
+        def end(reason: str) -> None:
+            reasons.append(reason)
+            if task is not None:
+                task.cancel()
+
+        stream = CommandStream(end)
+        if client.stream is not None:  # its connection is lost, and the old stream has not noticed
+            client.stream.end("the client has opened another stream")
+        client.stream, client.member = stream, ""
+        writer = asyncio.ensure_future(_write_all(stream, write))
+        try:
+            async for command in requests:
+                if command.HasField("settings"):
+                    await self._settle(call, client, stream, command.settings)
+        except asyncio.CancelledError:
+            if not reasons or task is None:
+                raise
+            task.uncancel()
+            raise RejectedError(pb.FORBIDDEN, f"the stream was closed: {reasons[0]}") from None
+        finally:
+            if client.stream is stream:
+                client.stream = None
+            writer.cancel()
+            with suppress(asyncio.CancelledError):
+                await writer
+
+    async def _settle(
+        self, call: GatewayCall, client: GatewayClient, stream: CommandStream, given: pb.Settings
+    ) -> None:
+        """Take a client's settings, and answer with those that it shall use."""
+        if given.client_type not in _KNOWN_TYPES:
+            raise RejectedError(pb.UNRECOGNIZED_CLIENT_TYPE, "a client is a producer, a push or a simple consumer")
+        self._registry.give_settings(client, given)
+        await self._registry.join(client)
+        answer = self.settings_of(given)
+        command = pbs.TelemetryCommand(status=OK, settings=answer).SerializeToString()
+        if given.user_agent.language in _LATE_LISTENERS:
+            loop = asyncio.get_running_loop()
+            loop.call_later(FIRST_DELAY_S, stream.put, command)
+            loop.call_later(REPEAT_DELAY_S, stream.put, command)
+        else:
+            stream.put(command)
+        await self._announce(call, given)
+
+    def settings_of(self, given: pb.Settings) -> pb.Settings:
+        """The settings that a client shall use."""
+        config = self._broker.config
+        body_bytes_max = config.store.max_message_size
+        body_bytes_max -= min(wanted.BODY_BYTES_SPARE, body_bytes_max // 64)
+        return wanted.merged(given, body_bytes_max=body_bytes_max, is_fifo=False)
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+
+    async def heartbeat(self, call: GatewayCall, request: pbs.HeartbeatRequest) -> pbs.HeartbeatResponse:
+        """Heartbeat, also of a client whose settings are not known here: it need not open its stream again."""
+        client = self._heard(call)
+        if request.client_type in _CONSUMERS and request.HasField("group"):
+            client.group = name_of(request.group)
+        await self._registry.join(client)
+        return pbs.HeartbeatResponse(status=OK)
+
+    async def settings_told(self, call: GatewayCall, given: pb.Settings) -> pbs.HeartbeatResponse:
+        """Another member has a client's settings."""
+        client = self._heard(call)
+        self._registry.give_settings(client, given)
+        await self._registry.join(client)
+        return pbs.HeartbeatResponse(status=OK)
+
+    def _heard(self, call: GatewayCall) -> GatewayClient:
+        client = self._registry.heard(call)
+        if call.via.has_stream:
+            client.member = call.via.member
+        return client
+
+    async def terminated(
+        self, call: GatewayCall, _: pbs.NotifyClientTerminationRequest
+    ) -> pbs.NotifyClientTerminationResponse:
+        """NotifyClientTermination."""
+        client = self._registry.find(call.client_id)
+        if client is not None and client.owner == call.quota.owner:
+            self._registry.forget(call.client_id, "it said that it ends")
+        return pbs.NotifyClientTerminationResponse(status=OK)
+
+
+async def _write_all(stream: CommandStream, write: Write) -> None:
+    while True:
+        await write(await stream.queue.get())

@@ -1,0 +1,112 @@
+"""Settings over Telemetry, heartbeats, and the end of clients."""
+
+from __future__ import annotations
+
+import time
+
+import grpc
+import pytest
+
+from rocketstore.grpc.telemetry import FIRST_DELAY_S
+from rocketstore.pb import definition_pb2 as pb
+from rocketstore.pb import service_pb2 as pbs
+from tests.support.waiting import wait_until
+from tests.unit.rocketstore.grpc.harness import (
+    GatewayClient,
+    GatewayHarness,
+    consumer_settings,
+    producer_settings,
+)
+
+
+def test_a_producer_gets_its_settings_with_what_the_server_decides(client: GatewayClient) -> None:
+    """A status and settings in one command: with either missing, clients do not start. The largest body stays below
+    4 MiB with room for properties, for clients that receive no more than that at once.
+    """
+    command = client.telemetry(producer_settings("T")).next()
+    assert command.status.code == pb.OK
+    settings = command.settings
+    assert 0 < settings.publishing.max_body_size < 4 * 1024 * 1024
+    assert [one.name for one in settings.publishing.topics] == ["T"]
+    assert settings.backoff_policy.max_attempts == 3
+    assert settings.backoff_policy.HasField("exponential_backoff")
+    assert not settings.metric.on
+
+
+@pytest.mark.parametrize(
+    ("language", "strategy"), [(pb.PYTHON, "customized_backoff"), (pb.NODE_JS, "exponential_backoff")]
+)
+def test_consumers_get_the_backoff_that_their_language_understands(
+    client: GatewayClient, language: pb.Language, strategy: str
+) -> None:
+    """With the other kind, Python would repeat each second, and Node at once and only one time."""
+    command = client.telemetry(consumer_settings("G", "T", language=language)).next()
+    policy = command.settings.backoff_policy
+    assert policy.WhichOneof("strategy") == strategy
+    assert policy.max_attempts == 17
+    assert command.settings.subscription.long_polling_timeout.seconds >= 1
+    assert command.settings.subscription.long_polling_timeout.nanos == 0
+    assert command.settings.subscription.receive_batch_size == 32
+
+
+def test_node_hears_its_settings_late_and_twice(client: GatewayClient) -> None:
+    """G4: with several topics its client asks before it listens, and would wait for ever."""
+    began = time.monotonic()
+    stream = client.telemetry(producer_settings("T", language=pb.NODE_JS))
+    first = stream.next()
+    assert time.monotonic() - began >= FIRST_DELAY_S * 0.9
+    assert stream.next() == first
+
+
+def test_a_client_is_a_member_of_its_groups_until_it_ends(broker: GatewayHarness, client: GatewayClient) -> None:
+    """Administrators see it; a producer's group is its topic, by which it is asked about transactions."""
+    client.telemetry(producer_settings("T")).next()
+    clients = broker.groups.clients
+    assert [one.client_id for one in clients.producers("T")] == ["client-1"]
+    answer = client.call(
+        "NotifyClientTermination", pbs.NotifyClientTerminationRequest(), pbs.NotifyClientTerminationResponse
+    )
+    assert answer.status.code == pb.OK
+    assert list(clients.producers("T")) == []
+    assert broker.gateway.registry.find("client-1") is None
+
+
+def test_heartbeats_do_without_settings(broker: GatewayHarness, client: GatewayClient) -> None:
+    """G2: some clients do not open their stream again for minutes after a connection was lost."""
+    assert client.heartbeat(pb.PUSH_CONSUMER, "G").code == pb.OK
+    group = broker.groups.clients.consumers("G")
+    assert group is not None
+    assert group.ids == ("client-1",)
+
+
+def test_a_new_stream_takes_the_place_of_the_old_one(broker: GatewayHarness, client: GatewayClient) -> None:
+    """A client that has lost its connection opens another one before the server notices."""
+    old = client.telemetry(producer_settings("T"))
+    old.next()
+    new = client.telemetry(producer_settings("T"))
+    assert new.next().status.code == pb.OK
+    assert old.next().status.code == pb.FORBIDDEN
+    with pytest.raises(grpc.RpcError):
+        old.next()
+    assert broker.gateway.registry.tell("client-1", pbs.TelemetryCommand().SerializeToString())
+    assert new.next() == pbs.TelemetryCommand()
+
+
+def test_a_stream_that_ends_leaves_the_client_known(broker: GatewayHarness, client: GatewayClient) -> None:
+    """Its calls go on at another connection, or at another member."""
+    stream = client.telemetry(producer_settings("T"))
+    stream.next()
+    stream.close()
+    wait_until(lambda: broker.gateway.registry.streams == 0, "the stream has ended")
+    found = broker.gateway.registry.find("client-1")
+    assert found is not None
+    assert found.stream is None
+
+
+def test_a_client_of_no_known_kind_is_told_so(client: GatewayClient) -> None:
+    """Clients look at the status of gRPC here: it ends the stream."""
+    stream = client.telemetry(pb.Settings(client_type=pb.PULL_CONSUMER))
+    assert stream.next().status.code == pb.UNRECOGNIZED_CLIENT_TYPE
+    with pytest.raises(grpc.RpcError) as ended:
+        stream.next()
+    assert ended.value.code() is grpc.StatusCode.INVALID_ARGUMENT
