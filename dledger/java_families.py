@@ -392,8 +392,7 @@ FAMILIES: Final = (
     _family(
         "kinds of queues and messages of RocketMQ 5",
         Idleness.UNSUPPORTED,
-        "There are no light, batched, static or compacted queues and no message types, and replies are "
-        "delivered but not stored.",
+        "There are no light, batched, static or compacted queues, and replies are delivered but not stored.",
         """
         autoMessageVersionOnTopicLen compactionCqMappedFileSize compactionMappedFileSize
         compactionScheduleInternal compactionThreadNum enableCompaction enableLmq enableLmqStats

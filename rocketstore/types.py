@@ -106,13 +106,15 @@ class PutMessageStatus(StrEnum):
     OS_PAGECACHE_BUSY = "OS_PAGECACHE_BUSY"
     UNKNOWN_ERROR = "UNKNOWN_ERROR"
     NO_PERMISSION = "NO_PERMISSION"
-    """Never returned by a store, as the next five: the broker's access control or a setting refused the message."""
+    """Never returned by a store, as the next six: the broker's access control or a setting refused the message."""
     TOPIC_NOT_FOUND = "TOPIC_NOT_FOUND"
     TOPIC_NOT_CREATED = "TOPIC_NOT_CREATED"
     """By sending to it, this time."""
     NOT_WRITABLE = "NOT_WRITABLE"
     """The topic, or the broker, does not allow writes."""
     QUEUE_NOT_FOUND = "QUEUE_NOT_FOUND"
+    WRONG_MESSAGE_TYPE = "WRONG_MESSAGE_TYPE"
+    """The topic is for messages of another type."""
     FLOW_CONTROL = "FLOW_CONTROL"
     """Too much of this client, or of all, is under way: send it again later."""
     OUT_OF_ORDER_SEQUENCE = "OUT_OF_ORDER_SEQUENCE"
@@ -121,6 +123,19 @@ class PutMessageStatus(StrEnum):
     """Ours: the producer is unknown, or no longer known."""
     TOO_MANY_PRODUCERS = "TOO_MANY_PRODUCERS"
     """Ours: no room for another producer."""
+
+
+class MessageType(StrEnum):
+    """The type of messages that a topic takes, by RocketMQ's names: UNSPECIFIED and MIXED take all of them."""
+
+    UNSPECIFIED = "UNSPECIFIED"
+    NORMAL = "NORMAL"
+    FIFO = "FIFO"
+    """With a message group (sharding key), in whose order they are consumed."""
+    DELAY = "DELAY"
+    TRANSACTION = "TRANSACTION"
+    MIXED = "MIXED"
+    PRIORITY = "PRIORITY"
 
 
 class GetMessageStatus(StrEnum):

@@ -15,6 +15,8 @@ class RefusalKind(Enum):
     """The request is wrong: repeating it does not help."""
     ILLEGAL_MESSAGE = "illegal message"
     """Likewise, because of a message in it."""
+    WRONG_MESSAGE_TYPE = "wrong message type"
+    """Likewise, because the topic is for messages of another type."""
     WRONG_FILTER = "wrong filter"
     """Likewise, because of a subscription's expression."""
     NO_TOPIC = "no topic"
@@ -47,6 +49,7 @@ _KINDS: Final = {
     PutMessageStatus.TOPIC_NOT_FOUND: RefusalKind.NO_TOPIC,
     PutMessageStatus.TOPIC_NOT_CREATED: RefusalKind.NO_TOPIC,
     PutMessageStatus.QUEUE_NOT_FOUND: RefusalKind.NO_QUEUE,
+    PutMessageStatus.WRONG_MESSAGE_TYPE: RefusalKind.WRONG_MESSAGE_TYPE,
     PutMessageStatus.FLOW_CONTROL: RefusalKind.TOO_MANY,
 }
 

@@ -40,10 +40,11 @@ from rocketstore.message.checks import (
     check_message,
     check_timed,
 )
+from rocketstore.message.kinds import ANY_TYPE, type_problem
 from rocketstore.message.message import SYS_FLAG_TRANSACTION, Message
 from rocketstore.state.changes import TopicConfig
 from rocketstore.store.message_store import MessageStore
-from rocketstore.types import PutMessageStatus, PutResult
+from rocketstore.types import MessageType, PutMessageStatus, PutResult
 
 CREATE_S_MAX: Final = 1.2
 """How long a message may wait for its topic: RocketMQ's clients hang up after 3 s, and lose everything under way."""
@@ -57,7 +58,9 @@ GATHER_BYTES_MAX: Final = 64 * KIB
 """and only up to this size: more would hardly make each cheaper."""
 NOTHING_DENIED: Final[Mapping[str, PutResult]] = {}
 _ILLEGAL: Final = frozenset({PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIES_SIZE_EXCEEDED})
-_PLACELESS: Final = frozenset({PutMessageStatus.QUEUE_NOT_FOUND, PutMessageStatus.NOT_WRITABLE})
+_PLACELESS: Final = frozenset(
+    {PutMessageStatus.QUEUE_NOT_FOUND, PutMessageStatus.NOT_WRITABLE, PutMessageStatus.WRONG_MESSAGE_TYPE}
+)
 
 SendDone = Callable[[Sequence[PutResult]], None]
 """Called once, on the loop, with one result per message."""
@@ -219,7 +222,8 @@ class Sending:
             message = messages[0]
             topic = find(message.topic)
             queues = 0 if topic is None else self._writable_queues(message.topic, topic)
-            if self._is_usual(message, queues, self._live.now.store):
+            is_usual = self._is_usual(message, queues, self._live.now.store)
+            if is_usual and topic is not None and not type_problem(topic.message_type, message):
                 self._accept(send)
                 return
         topics = {name: find(name) for name in {one.topic for one in messages}}
@@ -258,14 +262,18 @@ class Sending:
         """
         refused: dict[int, PutResult] = {}
         batch, denied = send.batch, NOTHING_DENIED if send.caller is None else send.caller.denied
-        name, queues, chosen = "", 0, -1
+        name, queues, chosen, expected = "", 0, -1, None
         config = self._live.now.store
         for at, message in enumerate(batch.messages):
             if message.topic != name:
                 name = message.topic
                 queues = self._writable_queues(name, topics[name])
+                expected = _expected_type(topics[name])
             if denied and name in denied:
                 refused[at] = denied[name]
+                continue
+            if expected is not None and (wrong := type_problem(expected, message)):
+                refused[at] = _refusal(PutMessageStatus.WRONG_MESSAGE_TYPE, wrong)
                 continue
             if self._is_usual(message, queues, config):
                 continue  # everything below costs ten times as much
@@ -278,10 +286,7 @@ class Sending:
                     chosen = message.queue_id  # a batch of RocketMQ's is for one queue
                 if problem is None and message.sys_flag & SYS_FLAG_TRANSACTION:
                     problem = self._begin(send, message, at)
-            if problem is None:
-                illegal = check_body(message, config) or check_keys(message, config.message_keys_max)
-                if illegal := illegal or check_timed(message):
-                    problem = _refusal(PutMessageStatus.MESSAGE_ILLEGAL, illegal)
+            problem = problem or _illegal(message, config)
             if problem is not None:
                 refused[at] = problem
         return refused
@@ -555,6 +560,17 @@ class _Gathered:
 def _fit(one: _Send, other: _Send) -> bool:
     """Whether they may be stored together."""
     return one.batch.wait == other.batch.wait and one.batch.together == other.batch.together
+
+
+def _expected_type(topic: TopicConfig | None) -> MessageType | None:
+    """None: messages of any type."""
+    return None if topic is None or topic.message_type in ANY_TYPE else topic.message_type
+
+
+def _illegal(message: Message, config: MessageStoreConfig) -> PutResult | None:
+    """Why it may be stored nowhere."""
+    why = check_body(message, config) or check_keys(message, config.message_keys_max) or check_timed(message)
+    return _refusal(PutMessageStatus.MESSAGE_ILLEGAL, why) if why else None
 
 
 def _refusal(status: PutMessageStatus, reason: str) -> PutResult:

@@ -20,7 +20,7 @@ from rocketstore.message.checks import check_client_topic
 from rocketstore.message.record import CorruptRecordError, decode_record
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import TopicConfig
-from rocketstore.types import HIDDEN_TOPICS, SCHEDULE_TOPIC, PutMessageStatus, PutResult
+from rocketstore.types import HIDDEN_TOPICS, SCHEDULE_TOPIC, MessageType, PutMessageStatus, PutResult
 
 CURSORS_MAX: Final = 65_536
 """Topics for which the round-robin position is remembered."""
@@ -38,6 +38,7 @@ class SeenTopic(NamedTuple):
     permission: int
     order: bool = False
     sys_flag: int = 0
+    message_type: MessageType = MessageType.UNSPECIFIED
 
 
 class TopicNews:
@@ -101,7 +102,9 @@ class Topics:
 
     def _seen(self, one: TopicConfig) -> SeenTopic:
         permission = one.permission & (self._live.now.broker_permission | INHERIT)
-        return SeenTopic(one.name, one.read_queues, one.write_queues, permission, one.order, one.sys_flag)
+        return SeenTopic(
+            one.name, one.read_queues, one.write_queues, permission, one.order, one.sys_flag, one.message_type
+        )
 
     # -- administration ------------------------------------------------------------------------------------------------
 

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import threading
 
+from dledger.errors import InvalidRequestError
 from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import Frame
 from rocketstore.broker.broker import Broker
 from rocketstore.broker_remoting.administration import Administration
-from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupList, SubscriptionGroupTable
+from rocketstore.remoting.bodies.groups import (
+    CustomizedRetryPolicy,
+    ExponentialRetryPolicy,
+    GroupRetryPolicy,
+    SubscriptionGroupConfig,
+    SubscriptionGroupList,
+    SubscriptionGroupTable,
+)
 from rocketstore.remoting.bodies.topics import DataVersion
 from rocketstore.remoting.headers import DeleteGroupHeader, GroupConfigHeader, read_header
+from rocketstore.state.attributes import ExponentialRetryDelays, FixedRetryDelays, RetryPolicy
 from rocketstore.state.changes import GroupConfig
 
 
@@ -77,7 +86,30 @@ def _config_of(data: SubscriptionGroupConfig) -> GroupConfig:
         data.broker_id,
         data.which_broker_when_consume_slowly,
         data.notify_consumer_ids_changed_enable,
+        data.consume_message_orderly,
+        _policy_of(data.group_retry_policy),
     )
+
+
+def _policy_of(data: GroupRetryPolicy | None) -> RetryPolicy | None:
+    """Raises ``InvalidRequestError``."""
+    if data is None:
+        return None
+    if data.type == "EXPONENTIAL":
+        found = data.exponential_retry_policy
+        return None if found is None else ExponentialRetryDelays(found.initial, found.max, found.multiplier)
+    if data.type != "CUSTOMIZED":
+        raise InvalidRequestError(f"groupRetryPolicy: type {data.type[:64]!r}: use CUSTOMIZED or EXPONENTIAL")
+    return None if data.customized_retry_policy is None else FixedRetryDelays(data.customized_retry_policy.next)
+
+
+def _data_of_policy(policy: RetryPolicy | None) -> GroupRetryPolicy | None:
+    if policy is None:
+        return None
+    if isinstance(policy, FixedRetryDelays):
+        return GroupRetryPolicy(customized_retry_policy=CustomizedRetryPolicy(policy.delays_ms))
+    delays = ExponentialRetryPolicy(policy.initial_ms, policy.max_ms, policy.multiplier)
+    return GroupRetryPolicy("EXPONENTIAL", exponential_retry_policy=delays)
 
 
 def _data_of(group: GroupConfig) -> SubscriptionGroupConfig:
@@ -91,4 +123,6 @@ def _data_of(group: GroupConfig) -> SubscriptionGroupConfig:
         group.broker_id,
         group.broker_id_when_slow,
         group.notify_changes,
+        group.ordered,
+        _data_of_policy(group.retry_policy),
     )

@@ -15,6 +15,7 @@ from rocketstore.types import Outcome
 CODES: Final = {
     RefusalKind.INVALID: AnswerCode.SYSTEM_ERROR,
     RefusalKind.ILLEGAL_MESSAGE: AnswerCode.MESSAGE_ILLEGAL,
+    RefusalKind.WRONG_MESSAGE_TYPE: AnswerCode.MESSAGE_ILLEGAL,
     RefusalKind.WRONG_FILTER: AnswerCode.SUBSCRIPTION_PARSE_FAILED,
     RefusalKind.NO_TOPIC: AnswerCode.TOPIC_NOT_EXIST,
     RefusalKind.NO_QUEUE: AnswerCode.SYSTEM_ERROR,

@@ -15,7 +15,9 @@ from rocketstore.broker_remoting.topic_table import TopicTable, topic_data
 from rocketstore.remoting.bodies.routes import TopicList
 from rocketstore.remoting.bodies.topics import TopicConfigData, TopicConfigList
 from rocketstore.remoting.headers import PutTopicHeader, TopicHeader, read_header
+from rocketstore.state.attributes import changed_type, parse_changes
 from rocketstore.state.changes import TopicConfig
+from rocketstore.types import MessageType
 
 SINGLE_TAG: Final = "SINGLE_TAG"
 
@@ -41,6 +43,7 @@ class TopicRequests:
             header.topic_filter_type,
             header.topic_sys_flag,
             header.order,
+            parse_changes(header.attributes),
         )
         return await self._put(frame, [topic])
 
@@ -71,21 +74,25 @@ class TopicRequests:
         return frame.answer(body=TopicList(tuple(sorted(system_topics(self._broker.config)))).encode())
 
     async def _put(self, frame: Frame, topics: Sequence[TopicConfigData]) -> Frame:
-        await self._broker.topics.put([_config_of(one) for one in topics])
+        await self._broker.topics.put([self._config_of(one) for one in topics])
         await self._announce()
         return frame.answer()
 
+    def _config_of(self, wanted: TopicConfigData) -> TopicConfig:
+        """Attributes that the request does not name stay as they are.
 
-def _config_of(wanted: TopicConfigData) -> TopicConfig:
-    """Raises ``Refusal`` and ``InvalidRequestError``."""
-    if wanted.topic_filter_type != SINGLE_TAG:
-        why = f"topicFilterType {wanted.topic_filter_type[:64]!r} is not supported: use {SINGLE_TAG}"
-        raise Refusal(RefusalKind.INVALID, why)
-    return TopicConfig(
-        wanted.topic_name,
-        wanted.read_queue_nums,
-        wanted.write_queue_nums,
-        wanted.perm,
-        wanted.order,
-        wanted.topic_sys_flag,
-    )
+        Raises ``Refusal`` and ``InvalidRequestError``.
+        """
+        if wanted.topic_filter_type != SINGLE_TAG:
+            why = f"topicFilterType {wanted.topic_filter_type[:64]!r} is not supported: use {SINGLE_TAG}"
+            raise Refusal(RefusalKind.INVALID, why)
+        now = self._broker.topics.find(wanted.topic_name)
+        return TopicConfig(
+            wanted.topic_name,
+            wanted.read_queue_nums,
+            wanted.write_queue_nums,
+            wanted.perm,
+            wanted.order,
+            wanted.topic_sys_flag,
+            changed_type(MessageType.UNSPECIFIED if now is None else now.message_type, wanted.attributes),
+        )

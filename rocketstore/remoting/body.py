@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from functools import cache
 from types import UnionType
@@ -36,10 +36,13 @@ class AtMost(NamedTuple):
 
 
 class _EmptyIsNull(NamedTuple):
-    """Marks a text for which Java writes null if it is empty."""
+    """Marks a field that is left out if it is empty or false: a text for which Java writes null, and fields that older
+    releases do not have.
+    """
 
 
-NullableText = Annotated[str, _EmptyIsNull()]
+EMPTY_IS_NULL: Final = _EmptyIsNull()
+NullableText = Annotated[str, EMPTY_IS_NULL]
 
 
 class Body:
@@ -97,17 +100,19 @@ def _refused(name: str, expected: str, value: object) -> RequestError:
 
 @cache
 def _converter(hint: Any) -> _Converter:  # noqa: ANN401  # whatever type a field has
-    notes: tuple[object, ...] = ()
-    if get_origin(hint) is Annotated:
-        hint, *rest = get_args(hint)
-        notes = tuple(rest)
+    if get_origin(hint) is not Annotated:
+        return _plain_converter(hint, ())
+    hint, *notes = get_args(hint)
+    found = _plain_converter(hint, notes)
+    return found._replace(write=lambda value: found.write(value) or None) if EMPTY_IS_NULL in notes else found
+
+
+def _plain_converter(hint: Any, notes: Sequence[object]) -> _Converter:  # noqa: ANN401  # whatever type a field has
     count = next((note.limit for note in notes if isinstance(note, AtMost)), ITEMS_MAX)
     if hint is int:
         return _Converter(_integer(next(note.width for note in notes if isinstance(note, Bits))), _same)
     if hint is str:
-        return _Converter(
-            _text, (lambda text: text or None) if any(isinstance(note, _EmptyIsNull) for note in notes) else _same
-        )
+        return _Converter(_text, _same)
     if hint is bool:
         return _Converter(_boolean, _same)
     if hint is float:

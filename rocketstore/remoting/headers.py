@@ -380,6 +380,8 @@ class PutTopicHeader:
     topic_filter_type: str
     order: bool
     topic_sys_flag: Int32 = 0
+    attributes: str = ""
+    """RocketMQ 5's: ``+name=value`` and ``-name``, with commas between them."""
 
 
 @record(frozen=True, slots=True)

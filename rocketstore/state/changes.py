@@ -15,13 +15,16 @@ version is not malformed: it has a meaning that this version does not know and m
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, assert_never
+from typing import Any, Final, NamedTuple, TypeVar, assert_never
 
 from dledger.errors import InvalidRequestError
 from rocketstore.message.checks import check_group_name, check_topic
+from rocketstore.state.attributes import RetryPolicy, message_type_of, policy_from_json, policy_json
+from rocketstore.types import MessageType
 
+_T = TypeVar("_T")
 STATE_VERSION: Final = 3
 """The newest that this program knows."""
 _FIRST_VERSION: Final = 1
@@ -69,6 +72,8 @@ class TopicConfig:
     """Whether clients shall keep the order over all queues; for RocketMQ's programs, nothing here looks at it."""
     sys_flag: int = 0
     """RocketMQ's marks of units, likewise."""
+    message_type: MessageType = MessageType.UNSPECIFIED
+    """What may be sent to it."""
 
     def __post_init__(self) -> None:
         check_name(self.name, "topic")
@@ -113,6 +118,12 @@ class GroupConfig:
     """The same, while they are far behind."""
     notify_changes: bool = True
     """Whether consumers are told when one comes or goes."""
+    ordered: bool = False
+    """Whether the messages of a queue are consumed in order, also by consumers that share it (RocketMQ 5)."""
+    retry_policy: RetryPolicy | None = None
+    """How long a message that could not be consumed waits, for RocketMQ 5's clients; None: the delay levels from the
+    third on.
+    """
 
     def __post_init__(self) -> None:
         check_name(self.name, "group")
@@ -121,6 +132,7 @@ class GroupConfig:
             self.consume_from_min_enable,
             self.consume_broadcast_enable,
             self.notify_changes,
+            self.ordered,
         ):
             _bool(flag)
         _check_range(self.retry_queues, "retry queues", 0, TOPIC_QUEUES_MAX)
@@ -354,9 +366,11 @@ def _change_json(change: Change) -> dict[str, object]:
             }
             if topic.order or topic.sys_flag:
                 found |= {"order": topic.order, "sys_flag": topic.sys_flag}
+            if topic.message_type is not MessageType.UNSPECIFIED:
+                found["type"] = topic.message_type.value
             return found
         case PutGroup(group):
-            return {
+            found = {
                 "op": "put_group",
                 "name": group.name,
                 "enable": group.consume_enable,
@@ -367,7 +381,11 @@ def _change_json(change: Change) -> dict[str, object]:
                 "broker": group.broker_id,
                 "broker_slow": group.broker_id_when_slow,
                 "notify": group.notify_changes,
+                "ordered": group.ordered,
             }
+            if group.retry_policy is not None:
+                found["retry_policy"] = policy_json(group.retry_policy)
+            return found
         case DeleteTopic(name, ends, waits):
             found = {"op": "delete_topic", "name": name, "ends": ends}
             if waits:
@@ -387,10 +405,11 @@ def _change_from_json(value: object) -> Change:
     fields = _fields(value)
     match fields.get("op"):
         case "put_topic":
-            _check_fields(fields, {"op", "name", "read", "write", "perm"}, {"order", "sys_flag"})
+            _check_fields(fields, {"op", "name", "read", "write", "perm"}, {"order", "sys_flag", "type"})
             read, write, permission = (_int(fields[name]) for name in ("read", "write", "perm"))
             order, sys_flag = _bool(fields.get("order", False)), _int(fields.get("sys_flag", 0))
-            return PutTopic(TopicConfig(_text(fields["name"]), read, write, permission, order, sys_flag))
+            kind = _strictly(message_type_of, fields.get("type", MessageType.UNSPECIFIED))
+            return PutTopic(TopicConfig(_text(fields["name"]), read, write, permission, order, sys_flag, kind))
         case "put_group":
             return PutGroup(_group_from_json(fields))
         case "delete_topic":
@@ -412,20 +431,30 @@ def _change_from_json(value: object) -> Change:
 
 def _group_from_json(fields: Mapping[str, Any]) -> GroupConfig:
     flags, numbers = (
-        ("enable", "from_min", "broadcast", "notify"),
+        ("enable", "from_min", "broadcast", "notify", "ordered"),
         ("retry_queues", "retry_max", "broker", "broker_slow"),
     )
-    _check_fields(fields, {"op", "name", *flags, *numbers})
-    enable, from_min, broadcast, notify = (_bool(fields[name]) for name in flags)
+    _check_fields(fields, {"op", "name", *flags, *numbers}, {"retry_policy"})
+    enable, from_min, broadcast, notify, ordered = (_bool(fields[name]) for name in flags)
     retry_queues, retry_max, broker, broker_slow = (_int(fields[name]) for name in numbers)
     name = _text(fields["name"])
-    return GroupConfig(name, enable, from_min, broadcast, retry_queues, retry_max, broker, broker_slow, notify)
+    policy = _strictly(policy_from_json, fields["retry_policy"]) if "retry_policy" in fields else None
+    return GroupConfig(
+        name, enable, from_min, broadcast, retry_queues, retry_max, broker, broker_slow, notify, ordered, policy
+    )
 
 
 def _full_from_json(value: object) -> FullPart:
     fields = _fields(value)
     _check_fields(fields, {"id", "part", "parts", "upto"})
     return FullPart(_text(fields["id"]), _int(fields["part"]), _int(fields["parts"]), _int(fields["upto"]))
+
+
+def _strictly(convert: Callable[[object], _T], value: object) -> _T:
+    try:
+        return convert(value)
+    except InvalidRequestError as error:
+        raise MalformedStateError(f"state message: {error}") from error
 
 
 def _dump(value: object) -> bytes:

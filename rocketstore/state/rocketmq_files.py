@@ -28,6 +28,13 @@ from typing import Any, Final, NamedTuple
 
 from dledger.errors import InvalidRequestError
 from dledger.store.fs import FileSystem, make_dirs_durably, read_whole, replace_durably
+from rocketstore.state.attributes import (
+    MESSAGE_TYPE,
+    message_type_of,
+    policy_of_rocketmq,
+    rocketmq_policy,
+    topic_attributes,
+)
 from rocketstore.state.changes import (
     OFFSETS_MAX,
     Change,
@@ -41,7 +48,7 @@ from rocketstore.state.changes import (
     TopicConfig,
 )
 from rocketstore.state.tables import Tables
-from rocketstore.types import HIDDEN_TOPICS
+from rocketstore.types import HIDDEN_TOPICS, MessageType
 
 TOPICS: Final = "topics.json"
 GROUPS: Final = "subscriptionGroup.json"
@@ -56,11 +63,13 @@ _NEW_GROUP: Final[Mapping[str, object]] = {
     "consumeBroadcastEnable": True,
     "consumeEnable": True,
     "consumeFromMinEnable": True,
+    "consumeMessageOrderly": False,
     "notifyConsumerIdsChangedEnable": True,
     "retryMaxTimes": 16,
     "retryQueueNums": 1,
     "whichBrokerWhenConsumeSlowly": 1,
 }
+_POLICY: Final = "groupRetryPolicy"
 _Content = Mapping[str, Any]  # Any: values of any shape, whose use raises what the reader catches
 
 _BARE_KEY: Final = re.compile(r"([{,]\s*)(-?\d+)(\s*:)")
@@ -296,13 +305,23 @@ def _topics(content: _Content, skip: _Skip) -> Iterator[Change]:
 def _topic(name: str, topic: _Content) -> TopicConfig:
     order, sys_flag = bool(topic.get("order", False)), topic.get("topicSysFlag", 0)
     permission = 0 if _is_of_batches(topic) else topic["perm"]
-    return TopicConfig(name, topic["readQueueNums"], topic["writeQueueNums"], permission, order, sys_flag)
+    read_queues, write_queues, kind = topic["readQueueNums"], topic["writeQueueNums"], _type_of(topic)
+    return TopicConfig(name, read_queues, write_queues, permission, order, sys_flag, kind)
+
+
+def _type_of(topic: _Content) -> MessageType:
+    found = _attributes_of(topic).get(MESSAGE_TYPE)
+    return MessageType.UNSPECIFIED if found is None else message_type_of(found)
+
+
+def _attributes_of(topic: object) -> _Content:
+    attributes = topic.get("attributes") if isinstance(topic, dict) else None
+    return attributes if isinstance(attributes, dict) else {}
 
 
 def _is_of_batches(topic: object) -> bool:
     """Whether RocketMQ 5 stores many messages of this topic in one record, which nothing here takes apart."""
-    attributes = topic.get("attributes") if isinstance(topic, dict) else None
-    return isinstance(attributes, dict) and attributes.get("queue.type") == "BatchCQ"
+    return _attributes_of(topic).get("queue.type") == "BatchCQ"
 
 
 def _is_possible(name: str, topic: _Content) -> bool:
@@ -338,22 +357,26 @@ def group_of_rocketmq(name: str, found: _Content) -> GroupConfig:
         values["brokerId"],
         values["whichBrokerWhenConsumeSlowly"],
         values["notifyConsumerIdsChangedEnable"],
+        values["consumeMessageOrderly"],
+        policy_of_rocketmq(values.get(_POLICY)),
     )
 
 
 def rocketmq_of_group(group: GroupConfig) -> dict[str, object]:
     """The same as RocketMQ's JSON has it."""
-    return {
+    found = {
         "brokerId": group.broker_id,
         "consumeBroadcastEnable": group.consume_broadcast_enable,
         "consumeEnable": group.consume_enable,
         "consumeFromMinEnable": group.consume_from_min_enable,
+        "consumeMessageOrderly": group.ordered,
         "groupName": group.name,
         "notifyConsumerIdsChangedEnable": group.notify_changes,
         "retryMaxTimes": group.retry_times_max,
         "retryQueueNums": group.retry_queues,
         "whichBrokerWhenConsumeSlowly": group.broker_id_when_slow,
     }
+    return found if group.retry_policy is None else found | {_POLICY: rocketmq_policy(group.retry_policy)}
 
 
 def _consumer_offsets(content: _Content, skip: _Skip) -> Iterator[Change]:
@@ -476,6 +499,7 @@ class RocketmqFiles:
                 "topicName": topic.name,
                 "topicSysFlag": topic.sys_flag,
                 "writeQueueNums": topic.write_queues,
+                **_attributes_member(topic, known),
             }
             for topic in tables.topics.values()
         }
@@ -491,7 +515,7 @@ class RocketmqFiles:
     def _groups(self, tables: Tables) -> _Content:
         known = self._known_of(GROUPS, "subscriptionGroupTable")
         found = {
-            name: {**_NEW_GROUP, **_entry(known, name), "groupName": name, **_settings_of(tables, name)}
+            name: {**_NEW_GROUP, **_kept_of(tables, name, known), "groupName": name, **_settings_of(tables, name)}
             for name in tables.groups
         }
         return {"subscriptionGroupTable": dict(sorted(found.items()))}
@@ -504,6 +528,19 @@ class RocketmqFiles:
             found = None if read is None else read.content.get(table)
             known = self._known[name] = found if isinstance(found, dict) else {}
         return known
+
+
+def _attributes_member(topic: TopicConfig, known: _Content) -> Mapping[str, object]:
+    """A topic's attributes for the file, which RocketMQ 4 does not know; those without meaning here are preserved."""
+    before = _attributes_of(known.get(topic.name))
+    found = {name: one for name, one in before.items() if name != MESSAGE_TYPE} | topic_attributes(topic.message_type)
+    return {"attributes": found} if found or before else {}
+
+
+def _kept_of(tables: Tables, group: str, known: _Content) -> Mapping[str, object]:
+    """What the file said of a group, except what its settings have replaced."""
+    found = _entry(known, group)
+    return {name: one for name, one in found.items() if name != _POLICY} if group in tables.group_configs else found
 
 
 def _settings_of(tables: Tables, group: str) -> Mapping[str, object]:

@@ -177,7 +177,7 @@ CODES: Final[Mapping[Code, Supported]] = {
     Code.ADD_WRITE_PERM_OF_BROKER: _by_name_server(),
     Code.GET_ALL_PRODUCER_INFO: _by_broker(),
     Code.DELETE_EXPIRED_COMMITLOG: _by_broker(),
-    Code.GET_TOPIC_CONFIG: _by_broker("RocketMQ 5's; topics have no attributes"),
+    Code.GET_TOPIC_CONFIG: _by_broker("RocketMQ 5's"),
     Code.GET_SUBSCRIPTIONGROUP_CONFIG: _by_broker("RocketMQ 5's; without the settings that 4.9 does not have"),
     Code.LITE_PULL_MESSAGE: _by_broker("RocketMQ 5's `PULL_MESSAGE` of consumers that poll; the same"),
     Code.GET_BROKER_HA_STATUS: _by_broker("RocketMQ 5's; transfer speeds are 0; code 1 in a group, which has no HA"),

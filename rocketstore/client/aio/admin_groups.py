@@ -53,7 +53,14 @@ class GroupAdmin(AdminRequests):
         code = Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
         tables = await self._read_all("", code, SubscriptionGroupTable, self._deadline())
         found = [
-            GroupInfo(name, one.retry_max_times, one.consume_enable, one.consume_broadcast_enable, broker)
+            GroupInfo(
+                name,
+                one.retry_max_times,
+                one.consume_enable,
+                one.consume_broadcast_enable,
+                broker,
+                one.consume_message_orderly,
+            )
             for broker, table in tables.items()
             for name, one in table.subscription_group_table.items()
         ]
@@ -68,6 +75,7 @@ class GroupAdmin(AdminRequests):
             consume_enable=group.is_enabled,
             consume_broadcast_enable=group.may_broadcast,
             retry_max_times=group.retries_max,
+            consume_message_orderly=group.is_ordered,
         )
         await self._change(group.broker, Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, config.encode())
 

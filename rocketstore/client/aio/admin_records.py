@@ -26,7 +26,9 @@ class BrokerStatus:
 class TopicInfo:
     """A topic at one broker: its numbers of queues, and RocketMQ's permission bits (4 read, 2 write).
 
-    ``broker`` is the broker's name; to put a topic at all of them, leave it empty.
+    ``broker`` is the broker's name; to put a topic at all of them, leave it empty. ``message_type``: the type of
+    messages that it takes, by RocketMQ 5's names (NORMAL, FIFO, DELAY, TRANSACTION, PRIORITY; UNSPECIFIED or MIXED:
+    any); empty: any, and when a topic is put, as it is.
     """
 
     name: str
@@ -34,6 +36,7 @@ class TopicInfo:
     write_queues: int = 4
     permission: int = PERMISSION_READ | PERMISSION_WRITE
     broker: str = ""
+    message_type: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,8 @@ class GroupInfo:
     is_enabled: bool = True
     may_broadcast: bool = True
     broker: str = ""
+    is_ordered: bool = False
+    """Whether RocketMQ 5's clients get the messages of a queue in order, however many share it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,10 @@ from rocketstore.client.aio.outgoing import CREATING_TOPIC
 from rocketstore.message.checks import check_client_topic
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.bodies.routes import TopicList
-from rocketstore.remoting.bodies.topics import TopicConfigTable
+from rocketstore.remoting.bodies.topics import TopicConfigData, TopicConfigTable
 from rocketstore.remoting.codes import RequestCode as Code
 from rocketstore.remoting.headers import PutTopicHeader, TopicHeader
+from rocketstore.state.attributes import MESSAGE_TYPE
 
 
 class TopicAdmin(AdminRequests):
@@ -28,7 +29,7 @@ class TopicAdmin(AdminRequests):
             lists = await self._read_all("", Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, TopicList, deadline)
             hidden = {name for one in lists.values() for name in one.topic_list} | {CREATING_TOPIC}
         found = [
-            TopicInfo(name, one.read_queue_nums, one.write_queue_nums, one.perm, broker)
+            _info(one, broker)
             for broker, table in tables.items()
             for name, one in table.topic_config_table.items()
             if name not in hidden
@@ -41,7 +42,9 @@ class TopicAdmin(AdminRequests):
         return [TopicInfo(name, one.read_queues, one.write_queues, one.permission, one.broker) for one in route.parts]
 
     async def put_topic(self, topic: TopicInfo) -> None:
-        """Create a topic, or change its numbers of queues and its permission; at all brokers unless it names one."""
+        """Create a topic, or change its numbers of queues, its permission and its type; at all brokers unless it names
+        one. RocketMQ 4 knows no types.
+        """
         if problem := check_client_topic(topic.name):
             raise ConfigError([problem])
         header = PutTopicHeader(
@@ -52,6 +55,7 @@ class TopicAdmin(AdminRequests):
             topic.permission,
             "SINGLE_TAG",
             False,
+            attributes=f"+{MESSAGE_TYPE}={topic.message_type}" if topic.message_type else "",
         )
         await self._change(topic.broker, Code.UPDATE_AND_CREATE_TOPIC, header)
         self._cluster.routes.now_exists(topic.name)
@@ -75,3 +79,8 @@ class TopicAdmin(AdminRequests):
     async def offset_at(self, queue: MessageQueue, start: Start) -> int:
         """A queue's first offset, its end, or the offset of the first message stored at a time or later."""
         return await self._offset_at(queue, start, self._deadline())
+
+
+def _info(one: TopicConfigData, broker: str) -> TopicInfo:
+    kind = one.attributes.get(MESSAGE_TYPE, "")
+    return TopicInfo(one.topic_name, one.read_queue_nums, one.write_queue_nums, one.perm, broker, kind)

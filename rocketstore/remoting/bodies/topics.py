@@ -12,7 +12,7 @@ from dledger.records import record
 from dledger.remoting.errors import RequestError
 from dledger.remoting.fastjson import dumps, loads
 from dledger.remoting.frame import FRAME_BYTES_MAX
-from rocketstore.remoting.body import ITEMS_MAX, AtMost, Body, read
+from rocketstore.remoting.body import EMPTY_IS_NULL, ITEMS_MAX, AtMost, Body, read
 from rocketstore.remoting.codes import VERSION_REGISTER_BODY
 from rocketstore.remoting.headers import Int32, Int64
 
@@ -21,8 +21,10 @@ FILTER_SERVERS_MAX: Final = 1024
 PUT_AT_ONCE_MAX: Final = 1024
 """Topics, or groups, that one request may create or change."""
 PUT_BYTES_MAX: Final = 1024 * 1024
+ATTRIBUTES_MAX: Final = 64
 _LENGTH: Final = struct.Struct(">i")
 _PARTS_OF_TOPIC: Final = 5
+"""RocketMQ 5 adds the attributes, in JSON, which may contain blanks."""
 _LEVEL: Final = 9
 _CRC_MASK: Final = (1 << 31) - 1
 
@@ -46,6 +48,8 @@ class TopicConfigData(Body):
     topic_filter_type: str = "SINGLE_TAG"
     topic_sys_flag: Int32 = 0
     order: bool = False
+    attributes: Annotated[Mapping[str, str], AtMost(ATTRIBUTES_MAX), EMPTY_IS_NULL] = field(default_factory=dict)
+    """RocketMQ 5's. In a request to change a topic, names begin with ``+`` to set one and ``-`` to remove it."""
 
 
 @record(frozen=True, slots=True)
@@ -93,7 +97,7 @@ class RegisterBrokerBody(Body):
         return cls.decode_compressed(body) if compressed else cls.decode(body)
 
     def encode_compressed(self) -> bytes:
-        """RocketMQ's compact form, which lacks ``order`` and ``topic_sys_flag``."""
+        """RocketMQ 4's compact form, which lacks ``order``, ``topic_sys_flag`` and the attributes."""
         topics = self.topics.topic_config_table.values()
         parts = [
             _block(self.topics.data_version.encode()),
@@ -158,10 +162,10 @@ class _Blocks:
     def topics(self, count: int) -> Iterator[TopicConfigData]:
         for _ in range(count):
             try:
-                parts = self.block().decode().split(" ")
+                parts = self.block().decode().split(" ", _PARTS_OF_TOPIC)
             except UnicodeDecodeError as error:
                 raise RequestError("malformed registration: a topic that is not UTF-8") from error
-            if len(parts) != _PARTS_OF_TOPIC:
+            if len(parts) < _PARTS_OF_TOPIC:
                 raise RequestError(f"malformed registration: a topic of {len(parts)} parts, not {_PARTS_OF_TOPIC}")
             yield _topic(parts)
 
@@ -175,7 +179,7 @@ class _Blocks:
 
 
 def _topic(parts: list[str]) -> TopicConfigData:
-    name, read_queues, write_queues, perm, filter_type = parts
+    name, read_queues, write_queues, perm, filter_type, *attributes = parts
     return read(
         TopicConfigData,
         {
@@ -184,5 +188,6 @@ def _topic(parts: list[str]) -> TopicConfigData:
             "writeQueueNums": write_queues,
             "perm": perm,
             "topicFilterType": filter_type,
+            "attributes": loads(attributes[0].encode()) if attributes and attributes[0] else {},
         },
     )

@@ -10,7 +10,8 @@ from rocketstore.broker_config import BrokerConfig
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
-from rocketstore.types import PutMessageStatus, PutResult
+from rocketstore.state.changes import TopicConfig
+from rocketstore.types import MessageType, PutMessageStatus, PutResult
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness
 
@@ -76,3 +77,32 @@ def test_messages_for_a_topic_that_was_just_made_follow_those_that_waited_for_it
         assert client.answer_to(first).code == AnswerCode.SUCCESS
         wait_until(lambda: bool(second), "both are stored")
         assert [decode_record(one.record).body for one in broker.store.log.records] == [b"first", b"second"]
+
+
+TYPED = {
+    MessageType.NORMAL: "",
+    MessageType.FIFO: "__SHARDINGKEY\x01customer-7",
+    MessageType.DELAY: "DELAY\x013",
+    MessageType.PRIORITY: "_SYS_MSG_PRIORITY_\x012",
+}
+
+
+@pytest.mark.parametrize("expected", [*TYPED, MessageType.UNSPECIFIED, MessageType.MIXED])
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_topic_takes_messages_of_its_type_only(expected: MessageType, alone: bool) -> None:
+    """Others are refused in RocketMQ's words, each by itself; a topic without type takes all."""
+    results: list[PutResult] = []
+    with RemotingHarness() as broker:
+        broker.state.table["T"] = TopicConfig("T", message_type=expected)
+        messages = [Message("T", b"x", queue_id=0, property_string=text.encode()) for text in TYPED.values()]
+        for some in [[one] for one in messages] if alone else [messages]:
+            batch = SendBatch(some, len(some))
+            broker.on_loop(lambda batch=batch: broker.broker.sending.submit(None, batch, results.extend))  # type: ignore[misc]
+        wait_until(lambda: len(results) == len(TYPED), "answers")
+    takes_all = expected not in TYPED
+    for found, result in zip(TYPED, results, strict=True):
+        if takes_all or found is expected:
+            assert result.status is PutMessageStatus.PUT_OK
+        else:
+            why = f"TopicMessageType validate failed, the expected type is {expected}, but actual type is {found}"
+            assert (result.status, result.outcome, result.reason) == ("WRONG_MESSAGE_TYPE", "not_applied", why)

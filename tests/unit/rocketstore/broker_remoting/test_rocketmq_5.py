@@ -6,14 +6,15 @@ import json
 
 import pytest
 
-from dledger.remoting.codes import AnswerCode
+from dledger.remoting.codes import OUTCOME_FIELD, AnswerCode
 from rocketstore.broker.ports import GroupView
 from rocketstore.message.record import decode_record
 from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig
 from rocketstore.remoting.bodies.topics import TopicConfigData
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.state.attributes import ExponentialRetryDelays, FixedRetryDelays, RetryPolicy
 from rocketstore.state.changes import GroupConfig, TopicConfig
-from rocketstore.types import BrokerRole
+from rocketstore.types import BrokerRole, MessageType
 from tests.support.remoting import RemotingSocket, pull_fields
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness
@@ -88,6 +89,78 @@ def test_a_group_is_told_by_itself(broker: RemotingHarness, client: RemotingSock
     client.ask(RequestCode.UPDATE_BROKER_CONFIG, None, b"autoCreateSubscriptionGroup=false")
     unknown = client.ask(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": "new"})
     assert unknown.code == AnswerCode.SUBSCRIPTION_GROUP_NOT_EXIST
+
+
+def test_a_topics_type_is_set_kept_and_removed_as_mqadmin_does_it(
+    broker: RemotingHarness, client: RemotingSocket
+) -> None:
+    """A change that does not name it leaves it; a send of another type is refused with the code of illegal messages."""
+    put = {"topic": "T5", "defaultTopic": "TBW102", "readQueueNums": 4, "writeQueueNums": 4, "perm": 6}
+    put |= {"topicFilterType": "SINGLE_TAG", "order": "false"}
+
+    def attributes_after(attributes: str) -> dict[str, str]:
+        assert client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, {**put, "attributes": attributes}).code == 0
+        told = client.ask(RequestCode.GET_TOPIC_CONFIG, {"topic": "T5"})
+        return dict(TopicConfigData.decode(told.body).attributes)
+
+    assert attributes_after("+message.type=FIFO,+queue.type=SimpleCQ") == {"message.type": "FIFO"}
+    assert attributes_after("") == {"message.type": "FIFO"}
+    refused = client.answer_to(client.begin_send("T5", b"no group"))
+    assert (refused.code, "the expected type is FIFO, but actual type is NORMAL" in refused.remark) == (
+        AnswerCode.MESSAGE_ILLEGAL,
+        True,
+    )
+    assert attributes_after("-message.type") == {}
+    assert client.answer_to(client.begin_send("T5", b"any")).code == AnswerCode.SUCCESS
+    assert broker.state.table["T5"].message_type is MessageType.UNSPECIFIED
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        "message.type=FIFO",
+        "+message.type",
+        "+message.type=LITE",
+        "+queue.type=BatchCQ",
+        "+unknown=1",
+        "-message.type=1",
+    ],
+)
+def test_attributes_that_no_topic_has_here_are_refused(
+    broker: RemotingHarness, client: RemotingSocket, attributes: str
+) -> None:
+    body = topics_body("T5", attributes=dict([attributes.split("=")]) if "=" in attributes else {attributes: ""})
+    put = {"topic": "T5", "defaultTopic": "TBW102", "readQueueNums": 4, "writeQueueNums": 4, "perm": 6}
+    put |= {"topicFilterType": "SINGLE_TAG", "order": "false", "attributes": attributes}
+    answer = client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, put)
+    assert (answer.code, answer.fields[OUTCOME_FIELD]) == (AnswerCode.SYSTEM_ERROR, "not_applied")
+    if not attributes.startswith("-"):
+        assert client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, None, body).code == AnswerCode.SYSTEM_ERROR
+    assert "T5" not in broker.state.table
+
+
+@pytest.mark.parametrize(
+    ("policy", "stored"),
+    [
+        ({"type": "CUSTOMIZED", "customizedRetryPolicy": {"next": [1000, 5000]}}, FixedRetryDelays((1000, 5000))),
+        (
+            {"type": "EXPONENTIAL", "exponentialRetryPolicy": {"initial": 1000, "max": 9000, "multiplier": 2}},
+            ExponentialRetryDelays(1000, 9000, 2),
+        ),
+        ({"type": "CUSTOMIZED"}, None),
+    ],
+)
+def test_a_groups_order_and_retry_policy_are_stored_and_told(
+    broker: RemotingHarness, client: RemotingSocket, policy: dict[str, object], stored: RetryPolicy | None
+) -> None:
+    """In the JSON of RocketMQ 5, where delays are milliseconds."""
+    wanted = {"groupName": "g5", "consumeMessageOrderly": True, "groupRetryPolicy": policy}
+    body = json.dumps(wanted).encode()
+    assert client.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body).code == 0
+    assert broker.state.configs["g5"] == GroupConfig("g5", ordered=True, retry_policy=stored)
+    told = json.loads(client.ask(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": "g5"}).body)
+    assert told["consumeMessageOrderly"] is True
+    assert told.get("groupRetryPolicy") == (policy if stored else None)
 
 
 def topics_body(*names: str, **others: object) -> bytes:

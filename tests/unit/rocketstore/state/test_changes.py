@@ -7,6 +7,7 @@ import json
 import pytest
 
 from dledger.errors import InvalidRequestError
+from rocketstore.state.attributes import ExponentialRetryDelays, FixedRetryDelays
 from rocketstore.state.changes import (
     Change,
     CommitOffsets,
@@ -28,6 +29,7 @@ from rocketstore.state.changes import (
     split_full,
 )
 from rocketstore.state.tables import Tables
+from rocketstore.types import MessageType
 
 CHANGES: tuple[Change, ...] = (
     PutTopic(TopicConfig("Orders", 4, 2, 6)),
@@ -45,6 +47,11 @@ NEWER: tuple[Change, ...] = (
 )
 
 
+ATTRIBUTES: tuple[Change, ...] = (
+    PutTopic(TopicConfig("Orders", 4, 4, message_type=MessageType.FIFO)),
+    PutGroup(GroupConfig("group", ordered=True, retry_policy=FixedRetryDelays((1000, 5000)))),
+    PutGroup(GroupConfig("other", retry_policy=ExponentialRetryDelays(1000, 60_000, 2))),
+)
 NEWEST: tuple[Change, ...] = (DeleteTopic("Old", ((0, 7),), (QueueOffset("SCHEDULE_TOPIC_XXXX", 2, 9),)),)
 
 
@@ -52,6 +59,34 @@ def test_changes_come_back_as_they_were_written() -> None:
     body = join_changes(encode_change(change) for change in CHANGES)
 
     assert decode_state(body) == StateMessage(CHANGES)
+
+
+def test_attributes_of_topics_and_groups_come_back_as_they_were_written() -> None:
+    """The type of messages, the order, and both kinds of retry delays."""
+    body = join_changes(encode_change(change) for change in ATTRIBUTES)
+    assert decode_state(body) == StateMessage(ATTRIBUTES)
+    tables = Tables(ATTRIBUTES)
+    assert tuple(Tables(tables.as_changes()).as_changes()) == tuple(tables.as_changes())
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"type": "LITE"},
+        {"type": 7},
+        {"op": "put_group", "retry_policy": {"delays": []}},
+        {"op": "put_group", "retry_policy": {"delays": [1, True]}},
+        {"op": "put_group", "retry_policy": {"initial": 5, "max": 4, "multiplier": 2}},
+        {"op": "put_group", "retry_policy": {"initial": 5, "max": 9, "multiplier": 0}},
+        {"op": "put_group", "retry_policy": []},
+    ],
+)
+def test_attributes_that_nobody_writes_make_the_message_malformed(changed: dict[str, object]) -> None:
+    """Else members of different versions would understand different things."""
+    whole = ATTRIBUTES[0] if changed.get("op") is None else ATTRIBUTES[1]
+    one = json.loads(encode_change(whole).data) | changed
+    with pytest.raises(MalformedStateError):
+        decode_state(json.dumps({"v": 3, "changes": [one]}).encode())
 
 
 def test_what_an_older_version_knows_is_written_for_it() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from dledger.store.fs import FileSystem
+from rocketstore.state.attributes import ExponentialRetryDelays
 from rocketstore.state.changes import (
     OFFSETS_MAX,
     CommitOffsets,
@@ -32,6 +33,7 @@ from rocketstore.state.rocketmq_files import (
 )
 from rocketstore.state.snapshot import SNAPSHOT_FILE, BrokerSnapshot, read_snapshot, write_snapshot
 from rocketstore.state.tables import Tables
+from rocketstore.types import MessageType
 from tests.crash.crash_fs import NO_SPACE, FailingFs
 from tests.unit.rocketstore.state.conftest import Member
 
@@ -283,6 +285,33 @@ def test_settings_of_topics_and_groups_come_over_and_go_back(tmp_path: Path) -> 
     assert (topic["order"], topic["topicSysFlag"]) == (False, 0)
     group = read(tmp_path, "subscriptionGroup.json")["subscriptionGroupTable"]["readers"]
     assert (group["retryMaxTimes"], group["consumeEnable"], group["retryQueueNums"]) == (16, True, 1)
+
+
+def test_attributes_of_rocketmq_5_come_over_and_go_back(tmp_path: Path) -> None:
+    """A topic's type, the order and the retry policy of a group; other attributes are kept."""
+    known = {"perm": 6, "readQueueNums": 4, "writeQueueNums": 4, "topicName": "Orders"}
+    known |= {"attributes": {"message.type": "FIFO", "cleanup.policy": "DELETE"}}
+    policy = {"type": "EXPONENTIAL", "exponentialRetryPolicy": {"initial": 1000, "max": 9000, "multiplier": 2}}
+    group = {"groupName": "readers", "consumeMessageOrderly": True, "groupRetryPolicy": policy}
+    as_rocketmq_writes(tmp_path, "topics.json", {"topicConfigTable": {"Orders": known}})
+    as_rocketmq_writes(tmp_path, "subscriptionGroup.json", {"subscriptionGroupTable": {"readers": group}})
+    tables = Tables(read_rocketmq_files(tmp_path).changes)
+    delays = ExponentialRetryDelays(1000, 9000, 2)
+    assert tables.topics["Orders"] == TopicConfig("Orders", 4, 4, 6, message_type=MessageType.FIFO)
+    assert tables.group_configs["readers"] == GroupConfig("readers", ordered=True, retry_policy=delays)
+
+    files = RocketmqFiles(FileSystem(), tmp_path)
+    files.write(tables, 1000)
+    assert read(tmp_path, "topics.json")["topicConfigTable"]["Orders"]["attributes"] == known["attributes"]
+    written = read(tmp_path, "subscriptionGroup.json")["subscriptionGroupTable"]["readers"]
+    assert (written["consumeMessageOrderly"], written["groupRetryPolicy"]) == (True, policy)
+
+    tables.apply(PutTopic(TopicConfig("Orders", 4, 4, 6)))
+    tables.apply(PutGroup(GroupConfig("readers")))
+    files.write(tables, 2000)
+    assert read(tmp_path, "topics.json")["topicConfigTable"]["Orders"]["attributes"] == {"cleanup.policy": "DELETE"}
+    written = read(tmp_path, "subscriptionGroup.json")["subscriptionGroupTable"]["readers"]
+    assert (written["consumeMessageOrderly"], written.get("groupRetryPolicy")) == (False, None)
 
 
 def test_what_has_no_place_here_is_kept_for_the_way_back(tmp_path: Path) -> None:

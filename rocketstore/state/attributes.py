@@ -1,0 +1,163 @@
+"""Attributes of topics and groups that RocketMQ 5 added: the type of a topic's messages, and a group's retry delays.
+
+As RocketMQ's tools exchange them, a topic's attributes are texts by name, and a change of them puts ``+`` before the
+name of one that is set and ``-`` before one that is removed: ``+message.type=FIFO,-reserve.time``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dledger.errors import InvalidRequestError
+from rocketstore.types import MessageType
+
+MESSAGE_TYPE: Final = "message.type"
+_ONLY: Final = {"queue.type": "SimpleCQ", "cleanup.policy": "DELETE"}
+"""Attributes of RocketMQ's with the one value that topics have here."""
+CHANGES_CHARS_MAX: Final = 4096
+DELAYS_MAX: Final = 64
+DELAY_MS_MAX: Final = 40 * 86_400_000
+MULTIPLIER_MAX: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class FixedRetryDelays:
+    """Before the first repetition of a message, before the second, and so on; the last one holds for all later ones."""
+
+    delays_ms: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.delays_ms) <= DELAYS_MAX:
+            raise InvalidRequestError(f"a retry policy has 1 to {DELAYS_MAX} delays, not {len(self.delays_ms)}")
+        for delay in self.delays_ms:
+            _check(delay, "delay of a retry policy, in ms", 0, DELAY_MS_MAX)
+
+    def delay_ms(self, deliveries: int) -> int:
+        """How long a message waits that was delivered so often, at least once."""
+        return self.delays_ms[min(deliveries, len(self.delays_ms)) - 1]
+
+
+@dataclass(frozen=True, slots=True)
+class ExponentialRetryDelays:
+    """The first delay, and by how much each is longer than the one before, up to the longest."""
+
+    initial_ms: int
+    max_ms: int
+    multiplier: int
+
+    def __post_init__(self) -> None:
+        _check(self.initial_ms, "first delay of a retry policy, in ms", 0, DELAY_MS_MAX)
+        _check(self.max_ms, "longest delay of a retry policy, in ms", self.initial_ms, DELAY_MS_MAX)
+        _check(self.multiplier, "multiplier of a retry policy", 1, MULTIPLIER_MAX)
+
+    def delay_ms(self, deliveries: int) -> int:
+        """How long a message waits that was delivered so often, at least once."""
+        delay = self.initial_ms
+        for _ in range(deliveries - 1):
+            if delay >= self.max_ms or self.multiplier == 1 or not delay:
+                break
+            delay *= self.multiplier
+        return min(delay, self.max_ms)
+
+
+RetryPolicy = FixedRetryDelays | ExponentialRetryDelays
+
+
+def policy_json(policy: RetryPolicy) -> dict[str, object]:
+    """For a state message."""
+    if isinstance(policy, FixedRetryDelays):
+        return {"delays": list(policy.delays_ms)}
+    return {"initial": policy.initial_ms, "max": policy.max_ms, "multiplier": policy.multiplier}
+
+
+def policy_from_json(value: object) -> RetryPolicy:
+    """Raises ``InvalidRequestError``."""
+    if isinstance(value, dict) and value.keys() == {"delays"} and isinstance(value["delays"], list):
+        return FixedRetryDelays(tuple(value["delays"]))
+    if isinstance(value, dict) and value.keys() == {"initial", "max", "multiplier"}:
+        return ExponentialRetryDelays(value["initial"], value["max"], value["multiplier"])
+    raise InvalidRequestError(f"a retry policy of neither delays nor initial, max and multiplier: {value!r:.200}")
+
+
+def rocketmq_policy(policy: RetryPolicy) -> dict[str, object]:
+    """As the field ``groupRetryPolicy`` of RocketMQ's JSON has it."""
+    if isinstance(policy, FixedRetryDelays):
+        return {"type": "CUSTOMIZED", "customizedRetryPolicy": {"next": list(policy.delays_ms)}}
+    delays = {"initial": policy.initial_ms, "max": policy.max_ms, "multiplier": policy.multiplier}
+    return {"type": "EXPONENTIAL", "exponentialRetryPolicy": delays}
+
+
+def policy_of_rocketmq(found: object) -> RetryPolicy | None:
+    """The same the other way round; None: the broker's own delays. Raises ``InvalidRequestError``."""
+    if not isinstance(found, dict):
+        if found is None:
+            return None
+        raise InvalidRequestError(f"groupRetryPolicy: an object, not {found!r:.200}")
+    delays: Any  # whatever it holds: its use tells
+    match found.get("type", "CUSTOMIZED"):
+        case "CUSTOMIZED":
+            delays = found.get("customizedRetryPolicy")
+            return None if delays is None else policy_from_json({"delays": _member(delays, "next")})
+        case "EXPONENTIAL":
+            delays = found.get("exponentialRetryPolicy")
+            if delays is None:
+                return None
+            return policy_from_json({name: _member(delays, name) for name in ("initial", "max", "multiplier")})
+        case other:
+            raise InvalidRequestError(f"groupRetryPolicy: type {other!r:.64}: use CUSTOMIZED or EXPONENTIAL")
+
+
+def _member(found: object, name: str) -> object:
+    return found.get(name) if isinstance(found, dict) else None
+
+
+def parse_changes(text: str) -> dict[str, str]:
+    """Changes of attributes from one text, by name with its sign; raises ``InvalidRequestError``."""
+    if len(text) > CHANGES_CHARS_MAX:
+        raise InvalidRequestError(f"attributes: {len(text)} characters, at most {CHANGES_CHARS_MAX} are allowed")
+    found: dict[str, str] = {}
+    for one in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = (part.strip() for part in one.partition("="))
+        if not (name.startswith("+") and equals and value) and not (name.startswith("-") and not equals):
+            raise InvalidRequestError(f"attribute {one!r:.100}: write +name=value to set one, -name to remove one")
+        if name in found:
+            raise InvalidRequestError(f"attribute {name!r:.100} is named twice")
+        found[name] = value
+    return found
+
+
+def changed_type(now: MessageType, changes: Mapping[str, str]) -> MessageType:
+    """A topic's type of messages after such changes. Raises ``InvalidRequestError`` for attributes that nobody knows,
+    or that ask for what no topic has here.
+    """
+    for signed, value in changes.items():
+        sign, name = signed[:1], signed[1:]
+        if sign not in ("+", "-") or name not in (MESSAGE_TYPE, *_ONLY):
+            known = ", ".join((MESSAGE_TYPE, *_ONLY))
+            raise InvalidRequestError(f"attribute {signed!r:.100}: use + or - and one of {known}")
+        if name == MESSAGE_TYPE:
+            now = message_type_of(value) if sign == "+" else MessageType.UNSPECIFIED
+        elif sign == "+" and value != _ONLY[name]:
+            raise InvalidRequestError(f"attribute {name}={value!r:.100} is not supported: use {_ONLY[name]}")
+    return now
+
+
+def topic_attributes(message_type: MessageType) -> dict[str, str]:
+    """A topic's attributes as RocketMQ's tools read them."""
+    return {} if message_type is MessageType.UNSPECIFIED else {MESSAGE_TYPE: message_type.value}
+
+
+def message_type_of(value: object) -> MessageType:
+    """The type of this name. Raises ``InvalidRequestError``."""
+    try:
+        return MessageType(str(value))
+    except ValueError as error:
+        names = ", ".join(MessageType)
+        raise InvalidRequestError(f"{MESSAGE_TYPE} {value!r:.100}: use one of {names}") from error
+
+
+def _check(value: object, what: str, least: int, most: int) -> None:
+    if type(value) is not int or not least <= value <= most:
+        raise InvalidRequestError(f"{what}: {value!r:.64} is no whole number from {least} to {most}")
