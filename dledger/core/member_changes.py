@@ -61,7 +61,7 @@ FAREWELL_MS: Final = 10_000
 WAITING_MAX: Final = 64
 """How many repetitions of a request may wait for its change to be committed."""
 HAND_OVER_PAUSE_MS: Final = 10_000
-"""The time between two attempts to hand over to somebody who can remove this leader."""
+"""The time between two transfers to somebody who can remove this leader: each refuses appends for a while."""
 _NODE_ID: Final = re.compile(r"[^-;:,\s]{1,64}")
 
 
@@ -277,8 +277,9 @@ class MemberChanges:
             if self._state.node_id in wanted.voters:
                 self._append(leader, wanted)
             elif now_ms >= self._hand_over_due_ms:
-                self._hand_over_due_ms = now_ms + HAND_OVER_PAUSE_MS
                 self.hand_over(now_ms, None)
+                if leader.transferring:  # else it was refused, and no append had to wait
+                    self._hand_over_due_ms = now_ms + HAND_OVER_PAUSE_MS
             return
         if self._known_memories(leader, current, new_only=True) != current.members:
             self._append(leader, current)

@@ -120,19 +120,44 @@ def test_one_that_is_replaced_and_was_demoted_meanwhile_leaves_first() -> None:
     assert (current.voters, current.learners) == ((N0, N1), (N3,))
 
 
-def test_a_leader_that_is_replaced_tries_to_hand_over_every_ten_seconds() -> None:
+def test_a_leader_that_is_replaced_hands_over_every_ten_seconds() -> None:
     """Each attempt refuses appends for a while."""
     solo = _leader(4)
-    attempts: list[int] = []
-    solo.node.changes.hand_over = lambda now_ms, _done: attempts.append(now_ms)
     _put(solo, "0123", n3={"replaces": "n0"})
 
-    _pass(solo, 9_000)
-    assert len(attempts) == 1
-    _pass(solo, 2_000)
+    begun = _transfers_begun(solo, 9_000)
+    assert len(begun) == 1
+    begun += _transfers_begun(solo, 2_000)
 
-    assert len(attempts) == 2
+    assert len(begun) == 2
     assert solo.state.membership.is_committed
+
+
+def test_a_leader_that_nobody_can_succeed_now_hands_over_as_soon_as_somebody_can() -> None:
+    """What was refused at once made no append wait, so the next attempt need not be late."""
+    solo = _leader(4)
+    _put(solo, "0123", n3={"replaces": "n0"})
+    solo.leader_role.disk_full |= {N1: True, N2: True, N3: True}
+    assert _transfers_begun(solo, 500, disk_full=True) == []
+
+    begun = _transfers_begun(solo, 500)
+
+    assert len(begun) == 1
+
+
+def _transfers_begun(solo: Solo, ms: int, *, disk_full: bool = False) -> list[int]:
+    """When the leader begins to transfer leadership, while time passes in which all are heard."""
+    begun: list[int] = []
+    before = solo.leader_role.transferring
+    for _ in range(ms // 50):
+        solo.tick(50)
+        for peer in solo.state.peers:
+            solo.beat(peer, disk_full=disk_full)
+        solo.take()
+        if solo.leader_role.transferring and not before:
+            begun.append(solo.now_ms)
+        before = solo.leader_role.transferring
+    return begun
 
 
 def test_a_demoted_voter_replaces_nobody_any_more() -> None:
