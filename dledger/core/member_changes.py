@@ -261,6 +261,8 @@ class MemberChanges:
     def _say_farewell(self, now_ms: int) -> None:
         """Speak with a removed member until it knows that its removal is committed, or for some time (M9)."""
         membership = self._state.membership
+        for back in self._farewells.keys() - set(membership.left):
+            del self._farewells[back]
         for peer in membership.left:
             due_ms, index = self._farewells.setdefault(peer, (now_ms + FAREWELL_MS, membership.committed.index))
             if now_ms >= due_ms or self._dispatchers[peer].commit_told >= index:

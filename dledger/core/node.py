@@ -87,8 +87,10 @@ class Node:
         self.dispatchers: dict[NodeId, EntryDispatcher] = {}
         """Of all members with which this one speaks; changes as they do, under the lock."""
         self._replication = replication
-        self._epochs: dict[NodeId, int] = {}
-        """Of members that are gone: one that comes back in the same term takes earlier attempts for given up."""
+        self._epoch = 0
+        """The highest of members that are gone: one that comes back in the same term takes earlier attempts for given
+        up.
+        """
         self._make_dispatchers()
         self.state.on_membership = self._make_dispatchers
         self.changes = MemberChanges(self.state, self.noops, self.dispatchers)
@@ -102,11 +104,11 @@ class Node:
         for peer in contacts:
             if peer not in self.dispatchers:
                 self.dispatchers[peer] = EntryDispatcher(self.state, peer, self._replication)
-                self.dispatchers[peer].begin_after(self._epochs.pop(peer, 0))
+                self.dispatchers[peer].begin_after(self._epoch)
         for gone in self.dispatchers.keys() - set(contacts):
             dispatcher = self.dispatchers.pop(gone)
             dispatcher.end()
-            self._epochs[gone] = dispatcher.epoch
+            self._epoch = max(self._epoch, dispatcher.epoch)
 
     # -- user requests; others go to ``quorum_ack`` (appends), ``reads`` and ``elector`` (transfers) -------------------
 

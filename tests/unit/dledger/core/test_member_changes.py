@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from dledger.core.membership_payload import encode_configuration
 from dledger.core.messages import HeartbeatResponse
 from dledger.errors import TermChangedError, WouldLoseQuorumError
@@ -214,23 +216,44 @@ def test_another_leaders_configuration_is_no_success() -> None:
     assert isinstance(outcome.error, TermChangedError)
 
 
-def test_a_farewell_of_an_earlier_term_shortens_no_later_one() -> None:
-    """M9: a member that was added and removed again has ten seconds from then on."""
+@pytest.mark.parametrize("by_another", [True, False])
+def test_an_earlier_farewell_shortens_no_later_one(*, by_another: bool) -> None:
+    """M9: a member that was added again, perhaps by another leader meanwhile, and removed has ten seconds from then."""
     solo = _leader(3)
     solo.streaming(N2)
     _put(solo, "01")
     solo.tick()
     assert N2 in solo.node.dispatchers
-    solo.hear(N1, solo.state.term + 1)
-    solo.lead()
-    _acknowledge(solo)
-    _put(solo, "012")
-    _pass(solo, 11_000)
+    if by_another:
+        solo.hear(N1, solo.state.term + 1)
+        index = solo.log.append_as_leader(solo.state.term, [b"x"]).last_index
+        solo.state.adopt(configuration("012", index=index, term=solo.state.term))
+        solo.state.advance_commit(index)
+        solo.now_ms += 11_000
+        solo.lead()
+        _acknowledge(solo)
+    else:
+        _put(solo, "012")
+        _pass(solo, 11_000)
 
     _put(solo, "01")
     solo.tick()
 
     assert N2 in solo.node.dispatchers
+
+
+def test_attempts_towards_a_member_that_comes_back_are_numbered_on() -> None:
+    """Within one term it takes those with earlier numbers for given up (world 400,147)."""
+    solo = _leader(3)
+    solo.streaming(N2)
+    before = solo.node.dispatchers[N2].epoch
+    _put(solo, "01")
+    _pass(solo, 11_000)
+    assert N2 not in solo.node.dispatchers
+
+    _put(solo, "012")
+
+    assert solo.node.dispatchers[N2].epoch >= before > 0
 
 
 def test_a_memory_is_recorded_once_it_has_been_readmitted() -> None:
