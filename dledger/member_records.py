@@ -88,7 +88,7 @@ class MemberRecords:
             except CorruptLogError:
                 return False
             self._unread = False
-            if self._may_be_old():
+            if self._may_be_old() and not state.membership.is_explicit:  # no leader has told more meanwhile
                 state.hold_until_told(found)
                 return True
             if found.committed.index != NO_INDEX:
@@ -125,8 +125,18 @@ class MemberRecords:
 
     def keep(self, look: Callable[[Callable[[Node], _Known]], _Known]) -> None:
         """Record everything, as far as it has changed; ``look`` reads from the node under its lock."""
-        committed, clear_to, remembered = look(_known)
+        committed, clear_to, remembered = look(self._known)
         self._log.members.save_all(_explicit(committed), clear_to, remembered)
+
+    def _known(self, node: Node) -> _Known:
+        """Together: every configuration that is committed up to the entry is the one named, or older.
+
+        While some of the log wait for a leader's word, or for their repair, another start must find them again.
+        """
+        state = node.state
+        hidden = self._unread or state.membership.is_unsure
+        clear_to = NO_INDEX if hidden else state.commit_index
+        return state.membership.committed, clear_to, dict(state.remembered)
 
     def last_removable(self, state: MemberState) -> LogIndex | None:
         """The last entry that may be removed; None: all may. Of a newer configuration the file must know first (M3)."""
@@ -136,12 +146,6 @@ class MemberRecords:
 
 
 _Known = tuple[Configuration, LogIndex, dict[NodeId, EntryId]]
-
-
-def _known(node: Node) -> _Known:
-    """Together: every configuration that is committed up to the entry is the one named, or older."""
-    state = node.state
-    return state.membership.committed, state.commit_index, dict(state.remembered)
 
 
 def _explicit(configuration: Configuration) -> Configuration | None:

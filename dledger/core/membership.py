@@ -113,9 +113,9 @@ class Membership:
         self._note_current()
 
     def hold_until_told(self, found: Membership) -> None:
-        """What the log turned out to hold is treated as ``distrust`` does, unless a leader has told more meanwhile."""
+        """What the log turned out to hold is treated as ``distrust`` does."""
         explicit = [one for one in (*found._history, *found._unsure) if one.index != NO_INDEX]
-        if explicit and not self.is_explicit:
+        if explicit:
             self._history, self._unsure = [Configuration()], explicit
             self._note_current()
 
@@ -128,15 +128,15 @@ class Membership:
         return True
 
     def truncated(self, from_index: LogIndex) -> bool:
-        """Undo what the log no longer holds; returns whether another configuration is in force now.
+        """Undo what the log no longer holds; returns whether that was a configuration.
 
         The newest committed one stays, even if it came with a new begin of the log and lies above the log's end.
         """
+        known = len(self._history) + len(self._unsure)
         self._unsure = [one for one in self._unsure if one.index < from_index]
-        kept = [self._history[0], *(one for one in self._history[1:] if one.index < from_index)]
-        if len(kept) == len(self._history):
+        self._history = [self._history[0], *(one for one in self._history[1:] if one.index < from_index)]
+        if len(self._history) + len(self._unsure) == known:
             return False
-        self._history = kept
         self._note_current()
         return True
 

@@ -337,7 +337,7 @@ class SimNode:
             self.core.state.whole = True
             if self.is_unread:
                 found = self._recover()
-                if self._may_be_old():
+                if self._may_be_old() and not self.core.state.membership.is_explicit:
                     self.core.state.hold_until_told(found)
                     self._settle()
                     return
@@ -472,7 +472,7 @@ class SimNode:
         self.file = replace(
             self.file,
             configuration=configuration,
-            clear_to=state.commit_index,
+            clear_to=self.file.clear_to if self.is_unread else state.commit_index,
             remembered=dict(state.remembered),
             is_lost=False,
         )

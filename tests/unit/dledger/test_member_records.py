@@ -219,6 +219,66 @@ def test_what_damage_hid_from_one_without_standing_and_file_waits_for_a_leader(
     assert solo.state.membership.voters == (set() if changed else {N0, N1})
 
 
+def test_what_damage_hid_is_in_force_above_what_a_leader_told_meanwhile(tmp_path: Path) -> None:
+    """M2: also at one without standing whose file was lost and cannot be written again, on a full disk."""
+    config = config_of(tmp_path)
+    config = replace(config, store=replace(config.store, recovery_verify_bytes=1))
+    with closing(opened(config)) as log:
+        fill(log, 3)
+        told = append(log, "n0", "n1", "n2")
+        fill(log, 3)
+        newest = append(log, "n0", "n2")
+        path, at = _place(log, told.index)
+        fill(log, 30)
+        log.flush()
+        sound = path.read_bytes()
+    spoil(log.directory / MEMBERS_FILE, "missing")
+    path.write_bytes(sound[: at + 60] + b"\xff" + sound[at + 61 :])
+    solo = Solo()
+
+    with closing(opened(config)) as log:
+        records = MemberRecords(config, log)
+        solo.state.membership = records.find()
+        solo.state.install(told)
+        path.write_bytes(sound)
+        assert records.read_on(solo.state)
+
+    membership = solo.state.membership
+    assert (membership.committed, membership.current) == (told, newest)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_what_waits_in_the_log_is_found_again_at_the_next_start(tmp_path: Path, *, damaged: bool) -> None:
+    """M3: configurations that wait for a leader's word, or for their repair, are not known up to the commit index."""
+    config = config_of(tmp_path)
+    config = replace(config, store=replace(config.store, recovery_verify_bytes=1))
+    with closing(opened(config)) as log:
+        if damaged:
+            remembers(log)
+        fill(log, 3)
+        wanted = append(log, "n0", "n2")
+        fill(log, 30)
+        log.flush()
+        log.set_committed(log.last.index)
+        path, at = _place(log, wanted.index)
+        sound = path.read_bytes()
+    if damaged:
+        path.write_bytes(sound[: at + 60] + b"\xff" + sound[at + 61 :])
+    else:
+        spoil(log.directory / MEMBERS_FILE, "missing")
+
+    for _ in range(2):
+        with closing(opened(config)) as log:
+            records = MemberRecords(config, log)
+            membership = records.find()
+            assert (membership.is_unsure, len(records.damage)) == (not damaged, damaged)
+            records.keep(looking_at(membership, log.committed_index))
+
+    if damaged:
+        path.write_bytes(sound)
+        assert found(config).committed == wanted
+
+
 def _place(log: FileStore, index: LogIndex) -> tuple[Path, int]:
     """The file of an entry, and where in it that begins."""
     position = log.positions(index, index)[0]

@@ -128,7 +128,7 @@ def test_what_a_log_says_waits_where_it_may_be_old() -> None:
 
     membership.truncated(LogIndex(5))
 
-    assert not membership.is_unsure
+    assert (membership.is_unsure, membership.is_committed) == (False, True)
 
 
 @pytest.mark.parametrize(("told", "voters"), [(5, "abcde"), (7, "abcde"), (20, "abf")])
