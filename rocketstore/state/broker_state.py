@@ -47,6 +47,7 @@ from rocketstore.state.changes import (
 from rocketstore.state.files import StateFiles
 from rocketstore.state.full_states import RETRY_MS, FullStates, is_past
 from rocketstore.state.limits import LimitChecks, StateLimits
+from rocketstore.state.pop_state import PopState
 from rocketstore.state.publisher import StateDone, StatePublisher
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import (
@@ -145,6 +146,8 @@ class BrokerState:
         )
         self.limits: Final = LimitChecks(self._settings.limits, conditions or Conditions("state", self._clock))
         """Limits on what may be created; its methods are called under the applier's lock."""
+        self.pop: Final = PopState(self._applier, self.limits, self._change)
+        """What groups were given singly."""
         store.add_arrival_listener(self._on_arrival)
         store.keep_for(self._files.needed_from)
 
@@ -401,7 +404,7 @@ class BrokerState:
         """Delete a group, its offsets, what it has to try again and its dead letters, as RocketMQ's ``deleteSubGroup``:
         a group of this name made later begins anew.
         """
-        names = [f"{RETRY_PREFIX}{group}", f"{DEAD_PREFIX}{group}"]
+        names = [f"{RETRY_PREFIX}{group}", *self.pop.retry_topics(group), f"{DEAD_PREFIX}{group}"]
         changes: list[Change] = [self._deletion(name) for name in names if self.topic(name) is not None]
         changes.append(DeleteGroup(group))
         results: list[PutResult] = []

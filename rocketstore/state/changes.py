@@ -2,7 +2,7 @@
 
 A message's body is JSON: ``{"v": 1, "changes": [...]}``, each change an object with ``"op"``. ``v`` is the oldest
 version that knows everything in it: 2 for a group's settings and for a topic's ``order`` and ``sys_flag``, 3 for what
-waited when a topic was deleted, otherwise 1.
+waited when a topic was deleted and for pop, otherwise 1.
 So a cluster of two versions works as long as nobody uses what the older one does not know. A published full state is
 one or more such messages, one after the other, each with ``"full": {"id", "part", "parts", "upto"}``: the changes of
 all its parts, applied to empty tables, give the state before queue offset ``upto``.
@@ -21,10 +21,13 @@ from typing import Any, Final, NamedTuple, TypeVar, assert_never
 
 from dledger.errors import InvalidRequestError
 from rocketstore.message.checks import check_group_name, check_topic
+from rocketstore.pop.rows import ROWS_MAX, check_row, row_from_json, row_json
+from rocketstore.pop.tables import PopRow
 from rocketstore.state.attributes import RetryPolicy, message_type_of, policy_from_json, policy_json
 from rocketstore.types import MessageType
 
 _T = TypeVar("_T")
+_V = TypeVar("_V")
 STATE_VERSION: Final = 3
 """The newest that this program knows."""
 _FIRST_VERSION: Final = 1
@@ -226,7 +229,22 @@ class SetDelayOffsets:
             _check_range(offset, "offset", 0, OFFSET_MAX)
 
 
-Change = PutTopic | DeleteTopic | PutGroup | CommitOffsets | DeleteGroup | SetDelayOffsets
+@dataclass(frozen=True, slots=True)
+class PopRows:
+    """What groups were given singly, and what of it is settled: one tick of ``rocketstore.pop``."""
+
+    rows: tuple[PopRow, ...]
+    epoch: int = 0
+    """In a full state: the highest generation there ever was."""
+
+    def __post_init__(self) -> None:
+        _check_range(len(self.rows), "pop rows in one change", 0, ROWS_MAX)
+        _check_range(self.epoch, "pop epoch", 0, OFFSET_MAX)
+        for row in self.rows:
+            _strictly(check_row, row)
+
+
+Change = PutTopic | DeleteTopic | PutGroup | CommitOffsets | DeleteGroup | SetDelayOffsets | PopRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +304,8 @@ def encode_change(change: Change) -> EncodedChange:
 def _version_of(change: Change) -> int:
     match change:
         case DeleteTopic(waits=waits) if waits:
+            return STATE_VERSION
+        case PopRows():
             return STATE_VERSION
         case PutGroup():
             return _SETTINGS_VERSION
@@ -397,6 +417,9 @@ def _change_json(change: Change) -> dict[str, object]:
             return {"op": "delete_group", "group": name}
         case SetDelayOffsets(delays):
             return {"op": "delay", "offsets": delays}
+        case PopRows(rows, epoch):
+            found = {"op": "pop", "rows": [row_json(row) for row in rows]}
+            return found | {"epoch": epoch} if epoch else found
         case _:
             assert_never(change)
 
@@ -425,6 +448,10 @@ def _change_from_json(value: object) -> Change:
         case "delay":
             _check_fields(fields, {"op", "offsets"})
             return SetDelayOffsets(_int_pairs(fields["offsets"]))
+        case "pop":
+            _check_fields(fields, {"op", "rows"}, {"epoch"})
+            rows = tuple(_strictly(row_from_json, row) for row in _list(fields["rows"]))
+            return PopRows(rows, _int(fields.get("epoch", 0)))
         case unknown:
             raise MalformedStateError(f"state message: unknown change {unknown!r}")
 
@@ -450,7 +477,7 @@ def _full_from_json(value: object) -> FullPart:
     return FullPart(_text(fields["id"]), _int(fields["part"]), _int(fields["parts"]), _int(fields["upto"]))
 
 
-def _strictly(convert: Callable[[object], _T], value: object) -> _T:
+def _strictly(convert: Callable[[_V], _T], value: _V) -> _T:
     try:
         return convert(value)
     except InvalidRequestError as error:

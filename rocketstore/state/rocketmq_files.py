@@ -41,6 +41,7 @@ from rocketstore.state.changes import (
     CommitOffsets,
     DeleteTopic,
     GroupConfig,
+    PopRows,
     PutGroup,
     PutTopic,
     QueueOffset,
@@ -149,7 +150,7 @@ def newer_changes(
     found = {name: one for name in _READERS if (one := _news(directory / name, taken, edits=edits)) is not None}
     if not found:
         return None
-    replaced = tuple(kind for name, kind in _REPLACED.items() if name in found)
+    replaced = tuple(kind for name, kinds in _REPLACED.items() if name in found for kind in kinds)
     kept = [change for change in known if isinstance(change, DeleteTopic) or not isinstance(change, replaced)]
     if CONSUMER_OFFSETS in found:  # which says nothing of groups without offsets
         kept += [CommitOffsets(one.group, ()) for one in known if isinstance(one, CommitOffsets)]
@@ -442,10 +443,10 @@ _READERS: Final[Mapping[str, Callable[[_Content, _Skip], Iterator[Change]]]] = {
     CONSUMER_OFFSETS: _consumer_offsets,
     DELAY_OFFSETS: _delay_offsets,
 }
-_REPLACED: Final[Mapping[str, type[Change]]] = {
-    TOPICS: PutTopic,
-    CONSUMER_OFFSETS: CommitOffsets,
-    DELAY_OFFSETS: SetDelayOffsets,
+_REPLACED: Final[Mapping[str, tuple[type[Change], ...]]] = {
+    TOPICS: (PutTopic,),
+    CONSUMER_OFFSETS: (CommitOffsets, PopRows),
+    DELAY_OFFSETS: (SetDelayOffsets,),
 }
 """The kinds of changes that each RocketMQ file replaces completely."""
 

@@ -12,8 +12,10 @@ Not thread-safe; ``BrokerState`` guards them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import assert_never
+from typing import Final, assert_never
 
+from rocketstore.pop.rows import ROWS_MAX
+from rocketstore.pop.tables import Place, PopTables
 from rocketstore.state.changes import (
     OFFSETS_MAX,
     Change,
@@ -21,6 +23,7 @@ from rocketstore.state.changes import (
     DeleteGroup,
     DeleteTopic,
     GroupConfig,
+    PopRows,
     PutGroup,
     PutTopic,
     QueueOffset,
@@ -28,6 +31,9 @@ from rocketstore.state.changes import (
     TopicConfig,
 )
 from rocketstore.types import SCHEDULE_TOPIC
+
+_ROWS_AT_ONCE: Final = min(32, ROWS_MAX)
+"""In a full state, of which a message has about 128 KiB: a window has 1.5 KiB if it is a busy one."""
 
 
 class Tables:
@@ -46,6 +52,8 @@ class Tables:
         """The same names: (topic, queue id) of the broker's own queues to the first offset there of which a message may
         be for a topic of this name again.
         """
+        self.pop = PopTables()
+        """What groups were given singly; a window's commit is the group's offset there."""
         self.topic_changes = 0
         """How often a topic was put or deleted: whoever shows them need not look at all of them again and again."""
         self.queue_count = 0
@@ -70,12 +78,22 @@ class Tables:
                 self.groups.setdefault(config.name, {})
                 self.group_configs[config.name] = config
             case CommitOffsets(group, offsets, reset):
-                self._commit(self.groups.setdefault(group, {}), offsets, reset)
+                self._commit(group, offsets, reset)
             case DeleteGroup(group):
+                self.pop.delete_group(group)
                 self.offset_count -= len(self.groups.pop(group, ()))
                 self.group_configs.pop(group, None)
             case SetDelayOffsets(delays):
                 self.delay_offsets.update(delays)
+            case PopRows(rows, epoch):
+                for row in rows:
+                    noted, key = self.groups.get(row.place.group, {}), (row.place.topic, row.place.queue_id)
+                    offset = self.pop.apply(row, noted.get(key))
+                    if offset is not None:
+                        self.groups.setdefault(row.place.group, noted)
+                        self.offset_count += key not in noted
+                        noted[key] = offset
+                self.pop.epoch = max(self.pop.epoch, epoch)
             case _:
                 assert_never(change)
 
@@ -91,6 +109,10 @@ class Tables:
             made.delay_offsets[level] = max(offset, made.delay_offsets.get(level, 0))
         made.begins = {name: dict(begins) for name, begins in self.begins.items()}
         made.waits = {name: dict(waits) for name, waits in self.waits.items()}
+        for place, window in self.pop.windows.items():
+            if made.groups.get(place.group, {}).get((place.topic, place.queue_id)) == window.commit:
+                made.pop.windows[place] = window
+        made.pop.epoch = self.pop.epoch
         made.topic_changes = self.topic_changes + (made.topics != self.topics)
         return made
 
@@ -115,6 +137,7 @@ class Tables:
         made.delay_offsets = dict(self.delay_offsets)
         made.begins = {name: dict(begins) for name, begins in self.begins.items()}
         made.waits = {name: dict(waits) for name, waits in self.waits.items()}
+        made.pop = self.pop.copy()
         made.topic_changes = self.topic_changes
         made.queue_count, made.offset_count = self.queue_count, self.offset_count
         return made
@@ -134,6 +157,11 @@ class Tables:
             yield PutGroup(config)
         if self.delay_offsets:
             yield SetDelayOffsets(tuple(self.delay_offsets.items()))
+        rows = self.pop.as_rows()
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            yield PopRows(tuple(rows[start : start + _ROWS_AT_ONCE]))
+        if self.pop.epoch:
+            yield PopRows((), self.pop.epoch)
 
     def forget_begins(self, is_past: Callable[[str, int, int], bool]) -> None:
         """Remove begins of queues that start there anyway because earlier messages have expired."""
@@ -174,6 +202,7 @@ class Tables:
                 if offset > (end := end_of(topic, queue_id)):
                     noted[topic, queue_id] = end
                     found.append(f"group {group} in {topic} queue {queue_id} continues at {end}, not at {offset}")
+        self.pop.put_back(end_of)
         for level, offset in self.delay_offsets.items():
             if offset > (end := end_of(SCHEDULE_TOPIC, level - 1)):
                 self.delay_offsets[level] = end
@@ -199,15 +228,17 @@ class Tables:
         for topic, queue_id, end in waits:
             known = self.waits.setdefault(name, {})
             known[topic, queue_id] = max(end, known.get((topic, queue_id), 0))
+        self.pop.delete_topic(name)
         for noted in self.groups.values():
             for key in [key for key in noted if key[0] == name]:
                 del noted[key]
                 self.offset_count -= 1
 
-    def _commit(self, noted: dict[tuple[str, int], int], offsets: Iterable[QueueOffset], reset: bool) -> None:
+    def _commit(self, group: str, offsets: Iterable[QueueOffset], reset: bool) -> None:
+        noted = self.groups.setdefault(group, {})
         before = len(noted)
         for topic, queue_id, offset in offsets:
             key = (topic, queue_id)
             if reset or offset > noted.get(key, -1):
-                noted[key] = offset
+                noted[key] = self.pop.moved(Place(group, topic, queue_id), offset, reset=reset)
         self.offset_count += len(noted) - before

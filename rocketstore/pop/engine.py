@@ -1,0 +1,685 @@
+"""The leader's side of pop: what is given out to whom, until when, and what comes again. Pure: it reads no clock, waits
+for nothing and writes nothing.
+
+One side that does (``rocketstore.broker``) drives it, on one thread, and nothing here takes long:
+
+* a topic of a group is loaded once (``load``) per leadership, when somebody first asks: the engine raises
+  ``NotLoadedError`` until then, and again after the group or topic was deleted;
+* a receive: ``begin``; then, while ``next_read`` names a place, read there and tell ``took``; if there are messages
+  ``finish``, and answer when it is done; if there are none ``finish`` too, or wait until the topic has new messages or
+  is among ``woken``, and ``begin`` again. A client that is gone: ``cancel``, at any time;
+* ``ack``, ``change`` and ``dead_letter`` return operations, which may be done at once;
+* *after every call* look at ``take_done``, ``take_copies``, ``take_woken`` and ``take_tick``. A tick is written as one
+  change of the state (``PopRows``), and ``ticked`` is called with what became of it. ``ticked`` may be called again
+  only for another tick;
+* at ``due_ms``: ``expire``, and look again;
+* when leadership ends: ``close``, and a new engine for the next one.
+
+``now_ms`` is wall-clock time, ms since 1970, that never goes back and does not jump while the engine lives: the time
+when it was made, plus what has passed by a monotonic clock. Other members must agree with it to within ``SKEW_MS``.
+
+The rules are P1 to P13 of docs/pop.md.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from dledger.errors import DLedgerError
+from rocketstore.pop.fifo import attempts_so_far, covers, is_locked, next_batch, relock
+from rocketstore.pop.handles import Handle, InvalidHandleError, decode_handle, encode_handle
+from rocketstore.pop.journal import Journal
+from rocketstore.pop.lease_book import LeaseBook
+from rocketstore.pop.operations import (
+    Changing,
+    Copy,
+    CopyResult,
+    Delivery,
+    Found,
+    Leased,
+    Loading,
+    Origin,
+    Pending,
+    PopView,
+    Read,
+    Settling,
+    Tick,
+    Verdict,
+    Wish,
+)
+from rocketstore.pop.queue import INVISIBLE_MS_MAX, UNKNOWN, Lease, Queue
+from rocketstore.pop.tables import LEASE_MS_MAX, PARKED_MAX, FifoLock, Parked, Place, Window
+
+COPIES_MAX: Final = 256
+"""Copies of one topic of a group that are stored and whose originals are not settled: so many messages of the retry
+topic a new leader looks at (``Loading.copied``).
+"""
+LEASES_MAX: Final = 262_144
+PARKED_TOTAL_MAX: Final = 100_000
+RETRIES_PERCENT: Final = 20
+"""How often the retry topic comes before the others (P7)."""
+GIVEN_BACK_MS: Final = 1000
+"""After a client is gone, or an answer did not reach it, its messages are visible again."""
+COPY_AGAIN_MS: Final = 1000
+AUTO_RENEW_MS_MAX: Final = 3 * 3_600_000
+
+
+class NotLoadedError(DLedgerError):
+    """Raised when ``load`` must be called first, for a group and a topic."""
+
+    def __init__(self, group: str, topic: str) -> None:
+        super().__init__(f"topic {topic} is not loaded for group {group}")
+        self.group = group
+        self.topic = topic
+
+
+class _Topic:
+    """A topic of a group."""
+
+    def __init__(self, group: str, topic: str, retry_topic: str) -> None:
+        self.group: Final = group
+        self.topic: Final = topic
+        self.retry_topic: Final = retry_topic
+        self.due: deque[tuple[Queue, int, Lease]] = deque()
+        """Leases that have ended, whose messages are to be copied."""
+        self.copying: set[Origin] = set()
+        """Originals of copies that may be stored, until they are settled."""
+
+    @property
+    def retries(self) -> Place:
+        return Place(self.group, self.retry_topic, 0)
+
+
+class PopEngine:
+    """See the module."""
+
+    def __init__(self, view: PopView, choose: Callable[[int], int]) -> None:
+        """``choose(n)``: any number from 0 to below n."""
+        self._view = view
+        self._choose = choose
+        self._topics: dict[tuple[str, str], _Topic] = {}
+        self._topic_of: dict[Place, _Topic] = {}
+        self._queues: dict[Place, Queue] = {}
+        self._book = LeaseBook()
+        self._journal = Journal(view, self._applied, self._void)
+        self._dead: dict[Origin, Settling] = {}
+        self._copies: list[Copy] = []
+        self._woken: set[tuple[str, str]] = set()
+        self._generation = 0
+        self._now_ms = 0
+
+    # -- topics --------------------------------------------------------------------------------------------------------
+
+    def is_loaded(self, group: str, topic: str) -> bool:
+        """Whether ``load`` was called since there was the group, and the topic."""
+        return (group, topic) in self._topics
+
+    def load(self, loading: Loading, now_ms: int) -> Pending:
+        """Take a topic up; done when its windows are there (P9), before which no receive may be answered, not even that
+        there is nothing. To be repeated when the topic has got more queues.
+        """
+        self._now_ms = now_ms
+        key = loading.group, loading.topic
+        topic = self._topics.get(key)
+        if topic is None:
+            topic = self._topics[key] = _Topic(*key, loading.retry_topic)
+        is_known = any(self._view.offset(*key, queue_id) >= 0 for queue_id in loading.queues)
+        starts = {} if loading.retry_begin is None else {topic.retries: loading.retry_begin}
+        for queue_id, (begin, start) in loading.queues.items():
+            starts[Place(*key, queue_id)] = begin if is_known else start
+        for place, start in starts.items():
+            if place not in self._queues:
+                self._open(topic, place, start)
+        for origin in loading.copied:
+            queue = self._queues.get(origin.place)
+            if queue is not None and origin.place in starts and queue.generation == origin.generation:
+                self._found_copy(topic, queue, origin)
+        pending = Pending()
+        self._journal.commit(pending, [self._queues[place] for place in starts if self._queues[place].window is None])
+        return pending
+
+    def _found_copy(self, topic: _Topic, queue: Queue, origin: Origin) -> None:
+        """A copy that an earlier leader has stored: if its original is not settled yet, it is now."""
+        lease = queue.leases.get(origin.offset)
+        is_open = origin.offset < queue.cursor and not queue.is_settled(origin.offset)
+        is_copying = lease is not None and lease.copying
+        if (is_open or (lease is not None and lease.parked)) and not is_copying:
+            topic.copying.add(origin)
+            self._settle_copied(queue, origin.offset)
+
+    def _open(self, topic: _Topic, place: Place, start: int) -> Queue:
+        """Take up one window, which begins at the group's offset or at ``start`` if there is none yet."""
+        window = self._view.pop_window(place)
+        if window is not None:
+            ordered = self._view.pop_rules(place.group).ordered
+            queue = Queue.inherited(place, window, self._now_ms, ordered=ordered)
+            for offset, lease in list(queue.leases.items()):
+                del queue.leases[offset]
+                self._book.add(queue, offset, lease)
+        else:
+            self._generation = max(self._generation, self._view.pop_epoch()) + 1
+            offset = self._view.offset(*place)
+            queue = Queue(place, self._generation, offset if offset >= 0 else start)
+        self._queues[place] = queue
+        self._topic_of[place] = topic
+        self._journal.add(queue)
+        return queue
+
+    def _queue(self, place: Place) -> Queue | None:
+        """The queue with the window as it is now; None if the group or the topic is gone."""
+        queue = self._queues.get(place)
+        if queue is None:
+            return None
+        window = self._view.pop_window(place)
+        if window is queue.window:
+            return queue
+        if window is None or window.generation != queue.generation:
+            self._void(queue)
+            return self._queues.get(place)
+        self._applied(queue, window)
+        return queue
+
+    def _applied(self, queue: Queue, window: Window) -> None:
+        settled = queue.refresh(window)
+        if settled:
+            topic = self._topic_of[queue.place]
+            topic.copying.difference_update(Origin(queue.place, one, queue.generation) for one in settled)
+            self._start_copies(topic)
+
+    def _void(self, queue: Queue) -> None:
+        """Somebody else has moved or removed the window: begin anew with what there is; if there is nothing, the whole
+        topic has to be loaded again.
+        """
+        place = queue.place
+        if self._queues.get(place) is not queue:
+            return
+        topic = self._forget(queue)
+        if self._view.pop_window(place) is not None or self._view.offset(*place) >= 0:
+            self._open(topic, place, 0)
+        elif self._topics.pop((topic.group, topic.topic), None) is not None:
+            for other in [one for one in self._queues.values() if self._topic_of[one.place] is topic]:
+                self._forget(other)
+        self._wake(topic)
+
+    def _forget(self, queue: Queue) -> _Topic:
+        self._book.drop_all(queue)
+        self._journal.forget(queue)
+        queue.is_void = True
+        del self._queues[queue.place]
+        topic = self._topic_of.pop(queue.place)
+        topic.copying = {one for one in topic.copying if one.place != queue.place}
+        for origin in [one for one in self._dead if one.place == queue.place]:
+            self._journal.end(self._dead.pop(origin), Verdict.INVALID_HANDLE)
+        return topic
+
+    # -- receives ------------------------------------------------------------------------------------------------------
+
+    def begin(self, wish: Wish, now_ms: int) -> Delivery:
+        """Start a receive. Raises ``NotLoadedError``."""
+        self._now_ms = now_ms
+        topic = self._topic(wish.group, wish.topic)
+        places = [Place(wish.group, wish.topic, one) for one in wish.queue_ids]
+        if any(one not in self._queues or self._queues[one].window is None for one in places):
+            raise NotLoadedError(wish.group, wish.topic)
+        if not wish.by_priority and places:
+            first = self._choose(len(places))
+            places = places[first:] + places[:first]
+        if wish.with_retries and topic.retries in self._queues:
+            ordered = self._view.pop_rules(wish.group).ordered
+            at = 0 if not ordered and self._choose(100) < RETRIES_PERCENT else len(places)
+            places.insert(at, topic.retries)
+        return Delivery(wish, places[::-1])
+
+    def next_read(self, delivery: Delivery, now_ms: int) -> Read | None:
+        """Where to look for messages next; None if there is enough, or nothing more to look at.
+
+        A batch of an ordered group is of one queue (P8).
+        """
+        self._now_ms = now_ms
+        ordered = self._view.pop_rules(delivery.wish.group).ordered
+        while delivery.places and delivery.room > 0 and not (ordered and delivery.messages):
+            queue = self._queue(delivery.places.pop())
+            if queue is None:
+                continue
+            read = self._read(queue, delivery, ordered=ordered)
+            if read is not None:
+                queue.reader = delivery.reading = read
+                return read
+        return None
+
+    def _read(self, queue: Queue, delivery: Delivery, *, ordered: bool) -> Read | None:
+        wish = delivery.wish
+        if queue.reader is not None:
+            queue.passed_over = True
+            return None
+        if ordered:
+            again = next_batch(queue, wish.attempt_id, delivery.room, self._now_ms)
+            if again is None:
+                return None
+            if again:
+                return Read(queue.place, again[0], len(again), again)
+        elif queue.lock is not None:
+            self._unlock(queue)
+        room = min(queue.room, LEASES_MAX - self._book.count)
+        if not ordered and self._invisible_ms(wish) > LEASE_MS_MAX:
+            parked = sum(one.parked for one in queue.leases.values())
+            room = min(room, PARKED_MAX - parked, PARKED_TOTAL_MAX - self._book.parked)
+        if room <= 0:
+            delivery.full = queue.passed_over = True
+            return None
+        return Read(queue.place, queue.cursor, min(room, delivery.room))
+
+    def _unlock(self, queue: Queue) -> None:
+        """The group is not ordered any more: its batches are ordinary leases, and what was behind them comes again."""
+        queue.lock = None
+        for offset in queue.open_offsets():
+            lease = queue.leases.get(offset) or Lease(self._now_ms, UNKNOWN, 0)
+            self._book.add(queue, offset, lease)
+            queue.leased_until_ms = max(queue.leased_until_ms, min(lease.visible_at_ms, self._now_ms + LEASE_MS_MAX))
+
+    def took(
+        self, delivery: Delivery, found: Sequence[Found], next_offset: int, now_ms: int, *, begin: int = 0
+    ) -> None:
+        """What was found at the place of ``next_read``: messages that pass the filter, in order.
+
+        All others from there to ``next_offset`` do not pass it, or are not there any more, and are settled for the
+        group; so are all before ``begin``, the queue's first message. What was read after ``count_max`` messages must
+        not be told.
+        """
+        self._now_ms = now_ms
+        read, delivery.reading = delivery.reading, None
+        queue = self._queue(read.place) if read is not None else None
+        if read is None or queue is None or queue.reader is not read:
+            return  # the offsets were reset meanwhile
+        queue.reader = None
+        self._wake_passed_over(queue)
+        for offset in queue.skip_to(begin):
+            self._book.drop(queue, offset)
+        if read.only:
+            self._took_again(delivery, queue, read, found)
+        else:
+            self._took_new(delivery, queue, found, next_offset)
+        self._journal.add(queue)
+
+    def _took_new(self, delivery: Delivery, queue: Queue, found: Sequence[Found], next_offset: int) -> None:
+        ordered = self._view.pop_rules(queue.place.group).ordered
+        number = queue.next_number() if found else 0
+        before = len(delivery.messages)
+        for offset, attempt in found:
+            if offset < queue.cursor:
+                continue
+            queue.settle_up_to(offset)
+            if offset > queue.cursor or queue.room <= 0 or delivery.room <= 0:
+                break
+            queue.cursor = offset + 1
+            self._lease(delivery, queue, offset, 1 if ordered else attempt, number, ordered=ordered)
+        else:
+            queue.settle_up_to(next_offset)
+        if ordered and len(delivery.messages) > before:
+            self._lock(delivery, queue, 1, number)
+
+    def _took_again(self, delivery: Delivery, queue: Queue, read: Read, found: Sequence[Found]) -> None:
+        """A batch that was out before: to the same attempt as it is, otherwise as a new delivery."""
+        there = {one.offset for one in found}
+        if is_locked(queue, self._now_ms):
+            lock, attempt_id = queue.lock, delivery.wish.attempt_id
+            if lock is not None and attempt_id and lock.attempt_id == attempt_id:
+                out = [(one, queue.leases[one]) for one in read.only if one in there and one in queue.leases]
+                delivery.messages += [self._leased(queue, one, lease) for one, lease in out if not lease.copying]
+            return  # otherwise somebody has prolonged a lease meanwhile
+        for offset in read.only:
+            if offset not in there:
+                self._book.drop(queue, offset)
+                queue.settle(offset)
+        wanted = [one for one in read.only if one in there and not queue.is_settled(one)]
+        if not wanted:
+            return
+        attempt = attempts_so_far(queue, wanted[0]) + 1
+        number = queue.next_number()
+        for offset in wanted:
+            self._lease(delivery, queue, offset, attempt, number, ordered=True)
+        self._lock(delivery, queue, attempt, number)
+
+    def _lock(self, delivery: Delivery, queue: Queue, attempt: int, number: int) -> None:
+        first, last = delivery.messages[0].offset, delivery.messages[-1].offset
+        until_ms = delivery.messages[-1].visible_at_ms
+        queue.lock = FifoLock(delivery.wish.attempt_id, first, last, until_ms, attempt, number)
+
+    def _lease(
+        self, delivery: Delivery, queue: Queue, offset: int, attempt: int, number: int, *, ordered: bool
+    ) -> None:
+        """Give a message out."""
+        wish = delivery.wish
+        invisible_ms = self._invisible_ms(wish)
+        lease = Lease(self._now_ms + invisible_ms, attempt, number)
+        if wish.auto_renew:
+            lease.client_id, lease.renew_until_ms = wish.client_id, self._now_ms + AUTO_RENEW_MS_MAX
+        if not ordered and invisible_ms > LEASE_MS_MAX:
+            lease.parked = True
+            queue.park(offset, Parked(lease.visible_at_ms, attempt, number))
+        elif not ordered:
+            queue.leased_until_ms = max(queue.leased_until_ms, lease.visible_at_ms)
+        self._book.add(queue, offset, lease)
+        delivery.messages.append(self._leased(queue, offset, lease))
+
+    def _leased(self, queue: Queue, offset: int, lease: Lease) -> Leased:
+        handle = self._handle(queue, offset, lease.attempt, lease.number)
+        return Leased(queue.place, offset, lease.attempt, handle, lease.visible_at_ms, queue.generation, lease.number)
+
+    def finish(self, delivery: Delivery, now_ms: int) -> None:
+        """The receive gets no more: it is done when all its messages are reserved (P1)."""
+        self._now_ms = now_ms
+        for place in {one.place for one in delivery.messages}:
+            self._queue(place)
+        delivery.messages = [one for one in delivery.messages if self._lease_of(one) is not None]
+        places = {one.place for one in delivery.messages}
+        self._journal.commit(delivery, [self._queues[one] for one in places if one in self._queues])
+
+    def cancel(self, delivery: Delivery, now_ms: int) -> None:
+        """Its client gets no answer: the messages are soon visible again, and that was no attempt."""
+        self._now_ms = now_ms
+        read, delivery.reading = delivery.reading, None
+        queue = self._queues.get(read.place) if read is not None else None
+        if queue is not None and queue.reader is read:
+            queue.reader = None
+            self._wake_passed_over(queue)
+        self._journal.end(delivery, Verdict.FAILED)
+        self._give_back(delivery.messages)
+        delivery.messages = []
+
+    def _lease_of(self, message: Leased) -> Lease | None:
+        """The lease, if it is still that of this delivery."""
+        queue = self._queues.get(message.place)
+        lease = queue.leases.get(message.offset) if queue and queue.generation == message.generation else None
+        return lease if lease is not None and lease.number == message.number and not lease.copying else None
+
+    def _give_back(self, messages: Sequence[Leased]) -> None:
+        """Messages that nobody got."""
+        for message in messages:
+            lease = self._lease_of(message)
+            if lease is None:
+                continue
+            queue = self._queues[message.place]
+            lease.renew_until_ms = 0
+            if queue.lock is None:
+                lease.attempt = max(lease.attempt - 1, 0)
+            self._end_lease(queue, message.offset, lease, self._now_ms + GIVEN_BACK_MS, suspended=True)
+
+    # -- handles -------------------------------------------------------------------------------------------------------
+
+    def ack(self, group: str, topic: str, handle: str, now_ms: int) -> Settling:
+        """A message is consumed: done when it is settled (P2). Raises ``NotLoadedError``."""
+        self._now_ms = now_ms
+        settling = Settling()
+        found = self._named(group, topic, handle)
+        if found is None:
+            self._journal.end(settling, Verdict.INVALID_HANDLE)
+            return settling
+        queue, said, lease = found
+        if said.offset not in queue.acked:
+            queue.acked.add(said.offset)
+            self._settle(queue, said.offset, lease)
+        self._journal.commit(settling, [queue])
+        return settling
+
+    def change(
+        self, group: str, topic: str, handle: str, duration_ms: int, now_ms: int, *, suspend: bool = False
+    ) -> Changing:
+        """A message is to be visible again after another time from now (P6). Raises ``NotLoadedError``."""
+        self._now_ms = now_ms
+        changing = Changing()
+        found = self._named(group, topic, handle)
+        if found is None or found[1].offset in found[0].acked:
+            self._journal.end(changing, Verdict.INVALID_HANDLE)
+            return changing
+        queue, said, lease = found
+        long = duration_ms > LEASE_MS_MAX and not covers(queue.lock, said.offset)
+        if long and (lease is None or not lease.parked) and not self._has_room_to_park(queue):
+            self._journal.end(changing, Verdict.FULL)
+            return changing
+        if lease is None:
+            lease = Lease(now_ms, said.attempt, said.number)
+            self._book.add(queue, said.offset, lease)
+        if lease.attempt == UNKNOWN:
+            lease.attempt = said.attempt
+        lease.number, lease.renew_until_ms = queue.next_number(), 0
+        if suspend and queue.lock is None:
+            lease.attempt = max(said.attempt - 1, 0)
+        if long:
+            self._book.park(lease)
+        self._end_lease(queue, said.offset, lease, now_ms + min(duration_ms, INVISIBLE_MS_MAX), suspended=suspend)
+        changing.handle = self._handle(queue, said.offset, said.attempt, lease.number)
+        changing.visible_at_ms = lease.visible_at_ms
+        self._journal.commit(changing, [queue])
+        return changing
+
+    def dead_letter(self, group: str, topic: str, handle: str, now_ms: int) -> Settling:
+        """A message is to be stored with the dead letters: done when it is, and settled. Raises ``NotLoadedError``."""
+        self._now_ms = now_ms
+        settling = Settling()
+        found = self._named(group, topic, handle)
+        if found is None or found[1].offset in found[0].acked:
+            self._journal.end(settling, Verdict.INVALID_HANDLE)
+            return settling
+        queue, said, lease = found
+        if lease is None:
+            lease = Lease(now_ms, said.attempt, said.number)
+            self._book.add(queue, said.offset, lease)
+        self._dead[self._copy(queue, said.offset, lease, forced=True)] = settling
+        return settling
+
+    def client_gone(self, client_id: str, now_ms: int) -> None:
+        """What is prolonged for a client is soon visible again."""
+        self._now_ms = now_ms
+        for queue, offset in self._book.of_client(client_id):
+            lease = queue.leases[offset]
+            if not lease.copying:
+                lease.renew_until_ms = 0
+                end_ms = min(lease.visible_at_ms, now_ms + GIVEN_BACK_MS)
+                self._end_lease(queue, offset, lease, end_ms)
+
+    def _named(self, group: str, topic: str, text: str) -> tuple[Queue, Handle, Lease | None] | None:
+        """The message that a handle names, if it is not settled and no newer handle of it is known (P5).
+
+        Or if it is settled by an ack that is not yet applied.
+        """
+        try:
+            said = decode_handle(text)
+        except InvalidHandleError:
+            return None
+        if said.group != group:
+            return None
+        there = self._topic(group, said.topic)
+        if topic not in (there.topic, there.retry_topic):
+            return None
+        queue = self._queue(there.retries if said.is_retry else Place(group, said.topic, said.queue_id))
+        if queue is None or said.generation != queue.generation or said.offset >= queue.cursor:
+            return None
+        lease = queue.leases.get(said.offset)
+        if lease is None:
+            is_open = said.offset in queue.acked or not queue.is_settled(said.offset)
+            return (queue, said, None) if is_open else None
+        return None if lease.copying or said.number < lease.number else (queue, said, lease)
+
+    def _handle(self, queue: Queue, offset: int, attempt: int, number: int) -> str:
+        topic, place = self._topic_of[queue.place], queue.place
+        is_retry = place == topic.retries
+        said = Handle(place.group, topic.topic, is_retry, place.queue_id, offset, attempt, number, queue.generation)
+        return encode_handle(said)
+
+    # -- leases that end -----------------------------------------------------------------------------------------------
+
+    def due_ms(self) -> int | None:
+        """When to call ``expire``, or ``take_tick``; None: not before something else happens."""
+        dues = [one for one in (self._book.due_ms(), self._journal.due_ms()) if one is not None]
+        return min(dues, default=None)
+
+    def expire(self, now_ms: int) -> None:
+        """End or prolong the leases that are due."""
+        self._now_ms = now_ms
+        for queue, offset, lease in self._book.due(now_ms):
+            if lease.visible_at_ms < lease.renew_until_ms:
+                end_ms = min(max(now_ms + LEASE_MS_MAX, lease.visible_at_ms), lease.renew_until_ms)
+                self._end_lease(queue, offset, lease, end_ms)
+            elif self._view.pop_rules(queue.place.group).ordered and not lease.parked:
+                self._end_batch(queue)
+            else:
+                topic = self._topic_of[queue.place]
+                topic.due.append((queue, offset, lease))
+                self._start_copies(topic)
+
+    def copied(self, copy: Copy, result: CopyResult, now_ms: int) -> None:
+        """What became of a copy; see ``Copy``."""
+        self._now_ms = now_ms
+        origin = copy.origin
+        queue = self._queue(origin.place)
+        dead = self._dead.pop(origin, None)
+        lease = queue.leases.get(origin.offset) if queue and queue.generation == origin.generation else None
+        if queue is None or lease is None or not lease.copying:
+            if dead is not None:
+                self._journal.end(dead, Verdict.INVALID_HANDLE)
+            return  # the offsets were reset meanwhile
+        if result is not CopyResult.NOT_STORED:
+            if dead is None and queue.lock is not None:
+                queue.lock = queue.lock._replace(attempt=0)
+            self._settle_copied(queue, origin.offset)
+            if dead is not None:
+                self._journal.commit(dead, [queue])
+            return
+        lease.copying = False
+        topic = self._topic_of[queue.place]
+        topic.copying.discard(origin)
+        self._end_lease(queue, origin.offset, lease, now_ms + COPY_AGAIN_MS)
+        if dead is not None:
+            self._journal.end(dead, Verdict.FAILED)
+        self._start_copies(topic)
+
+    def _end_batch(self, queue: Queue) -> None:
+        """A lease of an ordered group has ended: when all of its batch have, it may be given out again.
+
+        If that was often enough, its first message is dead; those behind it begin anew, because it kept them back.
+        """
+        if is_locked(queue, self._now_ms):
+            return
+        first = next(queue.open_offsets(), None)
+        lease = queue.leases.get(first) if first is not None else None
+        most = self._view.pop_rules(queue.place.group).attempts_max
+        if first is None or lease is None or not most or attempts_so_far(queue, first) < most:
+            self._wake(self._topic_of[queue.place])
+            return
+        self._copy(queue, first, lease, forced=True)
+
+    def _start_copies(self, topic: _Topic) -> None:
+        while topic.due and len(topic.copying) < COPIES_MAX:
+            queue, offset, lease = topic.due.popleft()
+            if queue.leases.get(offset) is lease and not lease.copying and lease.visible_at_ms <= self._now_ms:
+                self._copy(queue, offset, lease)
+
+    def _copy(self, queue: Queue, offset: int, lease: Lease, *, forced: bool = False) -> Origin:
+        topic = self._topic_of[queue.place]
+        origin = Origin(queue.place, offset, queue.generation)
+        most = self._view.pop_rules(queue.place.group).attempts_max
+        lease.copying = True
+        topic.copying.add(origin)
+        self._copies.append(Copy(origin, topic.topic, lease.attempt, most, forced))
+        return origin
+
+    def _end_lease(self, queue: Queue, offset: int, lease: Lease, end_ms: int, *, suspended: bool = False) -> None:
+        """Have a lease end at another time, and note what a later leader has to know of it."""
+        lease.visible_at_ms = end_ms
+        self._book.moved(queue, offset, lease)
+        if lease.parked:
+            queue.park(offset, Parked(end_ms, max(lease.attempt, 0), lease.number))
+        elif covers(queue.lock, offset):
+            relock(queue, suspended=suspended)
+        else:
+            queue.leased_until_ms = max(queue.leased_until_ms, end_ms)
+        self._journal.add(queue)
+
+    def _settle(self, queue: Queue, offset: int, lease: Lease | None) -> None:
+        was_locked = queue.lock is not None
+        if lease is not None and lease.parked:
+            queue.parks[offset] = None
+        else:
+            queue.settle(offset)
+        self._book.drop(queue, offset)
+        self._journal.add(queue)
+        self._wake_passed_over(queue)
+        if was_locked and not is_locked(queue, self._now_ms):
+            self._wake(self._topic_of[queue.place])
+
+    def _settle_copied(self, queue: Queue, offset: int) -> None:
+        queue.copied.add(offset)
+        self._settle(queue, offset, queue.leases.get(offset))
+
+    # -- what has happened ---------------------------------------------------------------------------------------------
+
+    def take_tick(self, now_ms: int) -> Tick | None:
+        """The next change to write, if one is due and none is under way."""
+        self._now_ms = now_ms
+        return self._journal.take(now_ms)
+
+    def ticked(self, tick: Tick, failure: object, now_ms: int) -> None:
+        """``failure`` None: the tick is applied. Anything else becomes the failure of the operations that waited for it
+        and is told them; what they wanted is written again with the next tick, as long as this leadership lasts.
+        """
+        self._now_ms = now_ms
+        self._journal.ticked(tick, failure)
+
+    def take_done(self, now_ms: int) -> list[Pending]:
+        """The operations that are done since the last call: answer their clients.
+
+        Deliveries lack what was visible again before they were done: that was no attempt.
+        """
+        self._now_ms = now_ms
+        done, self._journal.done = self._journal.done, []
+        for one in done:
+            if isinstance(one, Delivery) and one.messages:
+                late = [m for m in one.messages if one.verdict is not Verdict.OK or m.visible_at_ms <= now_ms]
+                if late:
+                    one.messages = [m for m in one.messages if m not in late]
+                    self._give_back(late)
+        return done
+
+    def take_copies(self) -> list[Copy]:
+        """Messages to be stored again."""
+        copies, self._copies = self._copies, []
+        return copies
+
+    def take_woken(self) -> set[tuple[str, str]]:
+        """Groups and topics of which there may be messages that were locked, or in a queue that was full or read by
+        another receive: look again for those who wait.
+        """
+        woken, self._woken = self._woken, set()
+        return woken
+
+    def close(self, failure: object) -> list[Pending]:
+        """Leadership has ended: the operations that are not done, which now are, with this failure."""
+        self._journal.close(failure)
+        for one in self._dead.values():
+            self._journal.end(one, Verdict.FAILED, failure)
+        self._dead = {}
+        done, self._journal.done = self._journal.done, []
+        return done
+
+    def _topic(self, group: str, topic: str) -> _Topic:
+        found = self._topics.get((group, topic))
+        if found is None:
+            raise NotLoadedError(group, topic)
+        return found
+
+    def _invisible_ms(self, wish: Wish) -> int:
+        return LEASE_MS_MAX if wish.auto_renew else max(1, min(wish.invisible_ms, INVISIBLE_MS_MAX))
+
+    def _has_room_to_park(self, queue: Queue) -> bool:
+        return sum(one.parked for one in queue.leases.values()) < PARKED_MAX and self._book.parked < PARKED_TOTAL_MAX
+
+    def _wake(self, topic: _Topic) -> None:
+        self._woken.add((topic.group, topic.topic))
+
+    def _wake_passed_over(self, queue: Queue) -> None:
+        if queue.passed_over:
+            queue.passed_over = False
+            self._wake(self._topic_of[queue.place])

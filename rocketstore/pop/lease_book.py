@@ -1,0 +1,86 @@
+"""All leases of one leader by the time when something is to be done about them, and by client."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from itertools import count
+from typing import Final
+
+from rocketstore.pop.queue import Lease, Queue
+from rocketstore.pop.tables import LEASE_MS_MAX
+
+RENEW_MS: Final = 20_000
+"""A lease that is prolonged is so this long after it was last."""
+_STALE_MIN: Final = 1024
+
+
+class LeaseBook:
+    """The leases are in their queues; each goes in and out through this."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.parked = 0
+        self._heap: list[tuple[int, int, Queue, int, Lease]] = []
+        self._order = count()
+        self._clients: dict[str, set[tuple[Queue, int]]] = {}
+
+    def add(self, queue: Queue, offset: int, lease: Lease) -> None:
+        """A message is given out; an older lease of it ends."""
+        self.drop(queue, offset)
+        queue.leases[offset] = lease
+        self.count += 1
+        self.parked += lease.parked
+        if lease.client_id:
+            self._clients.setdefault(lease.client_id, set()).add((queue, offset))
+        self.moved(queue, offset, lease)
+
+    def drop(self, queue: Queue, offset: int) -> None:
+        """A lease ends, if there is one."""
+        lease = queue.leases.pop(offset, None)
+        if lease is None:
+            return
+        self.count -= 1
+        self.parked -= lease.parked
+        theirs = self._clients.get(lease.client_id)
+        if theirs is not None:
+            theirs.discard((queue, offset))
+            if not theirs:
+                del self._clients[lease.client_id]
+
+    def drop_all(self, queue: Queue) -> None:
+        """All leases of a queue end."""
+        for offset in list(queue.leases):
+            self.drop(queue, offset)
+
+    def park(self, lease: Lease) -> None:
+        """It is noted singly from now on."""
+        self.parked += not lease.parked
+        lease.parked = True
+
+    def moved(self, queue: Queue, offset: int, lease: Lease) -> None:
+        """It ends at another time."""
+        if len(self._heap) > 4 * self.count + _STALE_MIN:
+            self._heap = [one for one in self._heap if one[2].leases.get(one[3]) is one[4]]
+            heapq.heapify(self._heap)
+        heapq.heappush(self._heap, (_event_ms(lease), next(self._order), queue, offset, lease))
+
+    def due_ms(self) -> int | None:
+        """When ``due`` may have something."""
+        return self._heap[0][0] if self._heap else None
+
+    def due(self, now_ms: int) -> Iterator[tuple[Queue, int, Lease]]:
+        """Leases that have ended, or are to be prolonged; each is told once unless it is ``moved``."""
+        while self._heap and self._heap[0][0] <= now_ms:
+            _, _, queue, offset, lease = heapq.heappop(self._heap)
+            if queue.leases.get(offset) is lease and not lease.copying and _event_ms(lease) <= now_ms:
+                yield queue, offset, lease
+
+    def of_client(self, client_id: str) -> list[tuple[Queue, int]]:
+        """The leases that are prolonged for a client."""
+        return list(self._clients.get(client_id, ()))
+
+
+def _event_ms(lease: Lease) -> int:
+    end = lease.visible_at_ms
+    return min(end, end - LEASE_MS_MAX + RENEW_MS) if lease.renew_until_ms > end else end

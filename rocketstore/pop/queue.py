@@ -1,0 +1,207 @@
+"""One window as its leader sees it: what is applied, and what is to become of it.
+
+The *plan* is ahead of the applied window by what has happened since. ``row`` is the difference: it is computed from
+scratch each time, so a row that was not stored, or nobody knows whether, needs no undoing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from rocketstore.pop.operations import Pending, Read
+from rocketstore.pop.tables import (
+    LEASE_MS_MAX,
+    WINDOW_MAX,
+    Parked,
+    Place,
+    PopRow,
+    Window,
+    advanced,
+    zeros,
+)
+
+SKEW_MS: Final = 1000
+"""How much longer than noted a new leader takes a lease to last: clocks of members differ (P3)."""
+INVISIBLE_MS_MAX: Final = 12 * 3_600_000
+NUMBERS_AHEAD: Final = 1 << 20
+"""Numbers of handles that one row permits."""
+UNKNOWN: Final = -1
+"""Of a lease's attempts: the record tells."""
+
+
+class Lease:
+    """A message that was given out and is not settled."""
+
+    __slots__ = ("attempt", "client_id", "copying", "number", "parked", "renew_until_ms", "visible_at_ms")
+
+    def __init__(self, visible_at_ms: int, attempt: int, number: int, *, parked: bool = False) -> None:
+        self.visible_at_ms = visible_at_ms
+        self.attempt = attempt
+        """Deliveries so far that count, with this one; ``UNKNOWN`` if an earlier leader gave it out."""
+        self.number = number
+        """Of its newest handle; 0 if only an earlier leader knew."""
+        self.parked = parked
+        self.client_id = ""
+        self.renew_until_ms = 0
+        """Until when the leader prolongs it; 0: it does not."""
+        self.copying = False
+        """Its copy is being stored: from then on the original is as good as settled."""
+
+
+class Queue:
+    """The plan for one window. ``window`` None: it is being made, beginning at ``start``."""
+
+    def __init__(self, place: Place, generation: int, start: int, window: Window | None = None) -> None:
+        self.place: Final = place
+        self.generation: Final = generation
+        self.window = window
+        self.is_void = False
+        """Whether another one is in its place."""
+        self._empty = Window(generation, start, start)
+        known = window or self._empty
+        self.base = known.commit
+        """The planned ``Window.commit``."""
+        self.done = known.settled
+        """The planned ``Window.settled``."""
+        self.cursor = known.reserved
+        """The next message to give out; the planned ``Window.reserved``."""
+        self.leased_until_ms = known.leased_until_ms
+        self.numbers = known.numbers
+        self._next_number = max(known.numbers, 1)
+        self.lock = known.fifo
+        """Of ordered groups: the newest batch, until all of it is settled in the plan."""
+        self.leases: Final[dict[int, Lease]] = {}
+        """By offset."""
+        self.parks: Final[dict[int, Parked | None]] = {}
+        """What is to be parked, or (None) no longer, and is not yet applied."""
+        self.acked: Final[set[int]] = set()
+        """Settled in the plan by consumers, and not yet applied."""
+        self.copied: Final[set[int]] = set()
+        """Settled in the plan because their copies are stored, and not yet applied."""
+        self.waiters: list[Pending] = []
+        """Operations that wait for the next row."""
+        self.reader: Read | None = None
+        """What a receive is reading."""
+        self.passed_over = False
+        """Whether another receive left it out because of ``reader``, or because the window was full."""
+
+    @classmethod
+    def inherited(cls, place: Place, window: Window, now_ms: int, *, ordered: bool) -> Queue:
+        """What a new leader makes of a window: all that may be out is leased for as long as it can be (P3).
+
+        Times far ahead are those of a clock that was wrong.
+        """
+        queue = cls(place, window.generation, window.commit, window)
+        until_ms = min(window.leased_until_ms, now_ms + LEASE_MS_MAX) + SKEW_MS
+        lock = window.fifo
+        for offset in window.open_offsets():
+            if lock is not None and lock.first <= offset <= lock.last:
+                end_ms = min(lock.until_ms, now_ms + INVISIBLE_MS_MAX) + SKEW_MS
+                queue.leases[offset] = Lease(end_ms, lock.attempt, lock.number)
+            elif lock is None or not ordered:  # what is behind a batch was not given out with it
+                queue.leases[offset] = Lease(until_ms, UNKNOWN, 0)
+        for offset, parked in window.parked.items():
+            end_ms = min(parked.visible_at_ms, now_ms + INVISIBLE_MS_MAX) + SKEW_MS
+            queue.leases[offset] = Lease(end_ms, parked.attempt, parked.number, parked=True)
+        return queue
+
+    @property
+    def applied(self) -> Window:
+        """The window as far as it is applied."""
+        return self.window or self._empty
+
+    @property
+    def room(self) -> int:
+        """How many offsets from ``cursor`` on fit into the window."""
+        return WINDOW_MAX - (self.cursor - self.base)
+
+    def is_settled(self, offset: int) -> bool:
+        """Whether a message is settled or parked in the plan."""
+        return offset < self.base or bool(self.done >> (offset - self.base) & 1)
+
+    def open_offsets(self) -> Iterator[int]:
+        """What was given out, and is neither settled nor parked in the plan, in order."""
+        return zeros(self.done, self.base, self.cursor)
+
+    def next_number(self) -> int:
+        """A number for handles, higher than all before, which counts once a row permits it."""
+        number = self._next_number
+        self._next_number += 1
+        if number >= self.numbers:
+            self.numbers = number + NUMBERS_AHEAD
+        return number
+
+    def settle(self, offset: int) -> None:
+        """Note a message as settled in the plan."""
+        if offset >= self.base:
+            self.base, self.done = advanced(self.base, self.done | 1 << (offset - self.base))
+        if self.lock is not None and self.lock.last < self.base:
+            self.lock = None
+
+    def settle_up_to(self, end: int) -> None:
+        """Settle everything from ``cursor`` on, as far as the window reaches, and set ``cursor`` there.
+
+        If nothing before is open, the window moves, so nothing limits it.
+        """
+        if self.base == self.cursor:
+            self.base = self.cursor = max(end, self.cursor)
+            return
+        end = min(end, self.base + WINDOW_MAX)
+        if end > self.cursor:
+            self.done |= ((1 << (end - self.cursor)) - 1) << (self.cursor - self.base)
+            self.cursor = end
+
+    def skip_to(self, begin: int) -> list[int]:
+        """Settle everything below ``begin``, because it has expired; returns the offsets of the leases that end so."""
+        if begin <= self.base:
+            return []
+        gone = [offset for offset, lease in self.leases.items() if offset < begin and not lease.parked]
+        self.base, self.done = advanced(begin, self.done >> (begin - self.base))
+        self.cursor = max(self.cursor, self.base)
+        if self.lock is not None and self.lock.last < self.base:
+            self.lock = None
+        return gone
+
+    def park(self, offset: int, parked: Parked) -> None:
+        """Note a message as invisible for long."""
+        self.parks[offset] = parked
+        self.settle(offset)
+
+    def row(self) -> PopRow | None:
+        """What is to be written; None if the plan is applied."""
+        at = self.applied
+        fresh = self.done & ~(at.settled >> (self.base - at.commit))
+        low = (fresh & -fresh).bit_length() - 1 if fresh else 0
+        lock = self.lock if self.lock != at.fifo else None
+        row = PopRow(
+            self.place,
+            self.generation,
+            -1 if self.window is not None else at.commit,
+            self.base if self.base > at.commit else 0,
+            self.cursor if self.cursor > at.reserved else 0,
+            self.leased_until_ms if self.leased_until_ms > at.leased_until_ms else 0,
+            self.numbers if self.numbers > at.numbers else 0,
+            self.base + low if fresh else 0,
+            fresh >> low,
+            tuple((offset, parked) for offset, parked in self.parks.items() if parked is not None),
+            tuple(offset for offset, parked in self.parks.items() if parked is None),
+            lock,
+        )
+        return None if row == PopRow(self.place, self.generation) else row
+
+    def refresh(self, window: Window) -> list[int]:
+        """Take over a newer applied window of the same generation; returns whose copies' originals are settled now."""
+        self.window = window
+        for offset, parked in list(self.parks.items()):
+            if window.parked.get(offset) == parked:
+                del self.parks[offset]
+        if self.acked:
+            self.acked.difference_update([one for one in self.acked if self._is_applied(one)])
+        settled = [one for one in self.copied if self._is_applied(one)] if self.copied else []
+        self.copied.difference_update(settled)
+        return settled
+
+    def _is_applied(self, offset: int) -> bool:
+        window = self.applied
+        return window.is_settled(offset) and offset not in window.parked

@@ -1,0 +1,267 @@
+"""What is replicated of pop: for each group and queue, which messages were given out, and which of them are settled.
+
+A leader changes a ``Window`` only by rows of the log (``PopRow``), and answers clients once they are applied: every
+later leader knows each message that may have been given out, and each that is settled. Leases themselves are in the
+leader's memory; ``leased_until_ms`` bounds them all, and the exceptions, which are few, are in the table.
+
+Rows say what shall be, not what to add: one that is applied twice, or after another one that says more, does no harm.
+So a leader that does not know whether one was stored writes it again. A row counts only for the *generation* of the
+window that it was made for. A window that is made or moved by anybody else has another one, which no window of the
+queue had before.
+
+Windows are immutable: whoever has one may read it on any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+WINDOW_MAX: Final = 8192
+"""Messages between the first one that is not settled and the last one given out (P10)."""
+PARKED_MAX: Final = 1024
+"""Messages of one queue that are noted singly."""
+LEASE_MS_MAX: Final = 60_000
+"""``leased_until_ms`` is at most so far ahead; longer leases are noted singly."""
+
+NO_PARKED: Final[Mapping[int, Parked]] = MappingProxyType({})
+
+
+class Place(NamedTuple):
+    """A queue as one group sees it; ``topic`` may be the group's retry topic."""
+
+    group: str
+    topic: str
+    queue_id: int
+
+
+class Parked(NamedTuple):
+    """A message that is invisible for long, so that the commit offset passes it meanwhile."""
+
+    visible_at_ms: int
+    attempt: int
+    """Deliveries so far that count."""
+    number: int
+    """Of its newest handle."""
+
+
+class FifoLock(NamedTuple):
+    """The newest batch of an ordered group; nothing else of the queue is given out before all of it is settled, or the
+    lock ends.
+    """
+
+    attempt_id: str
+    first: int
+    last: int
+    """Offsets of its messages: those from ``first`` to ``last`` that are not settled."""
+    until_ms: int
+    attempt: int
+    """Deliveries so far that count, of each of them."""
+    number: int
+    """Of its handles."""
+
+
+class PopRow(NamedTuple):
+    """What one window becomes. Zeros, empty values and None say nothing."""
+
+    place: Place
+    generation: int
+    opens_at: int = -1
+    """Make the window, beginning at this offset, unless there is one."""
+    begin: int = 0
+    """Everything below is settled."""
+    reserved: int = 0
+    """Everything below may have been given out."""
+    leased_until_ms: int = 0
+    numbers: int = 0
+    """Handles may have any number below."""
+    settled_from: int = 0
+    settled: int = 0
+    """A bitmap: bit i stands for the offset ``settled_from`` + i."""
+    parked: tuple[tuple[int, Parked], ...] = ()
+    """By offset; to the window they are settled."""
+    unparked: tuple[int, ...] = ()
+    fifo: FifoLock | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The state of one queue for one group."""
+
+    generation: int
+    commit: int
+    """Everything below is settled or parked; the group's offset, too."""
+    reserved: int
+    settled: int = 0
+    """A bitmap: bit i stands for the offset ``commit`` + i; bits are below ``reserved``, and the lowest is 0."""
+    leased_until_ms: int = 0
+    """No ordinary lease ends later; ms since 1970 by the leader's clock, as all times here."""
+    numbers: int = 0
+    parked: Mapping[int, Parked] = field(default_factory=lambda: NO_PARKED)
+    fifo: FifoLock | None = None
+    """None if all of it is settled."""
+
+    def is_settled(self, offset: int) -> bool:
+        """Whether a message counts as settled, or is parked."""
+        return offset < self.commit or bool(self.settled >> (offset - self.commit) & 1)
+
+    def open_offsets(self) -> Iterator[int]:
+        """What may have been given out and is neither settled nor parked, in order."""
+        return zeros(self.settled, self.commit, self.reserved)
+
+    def with_row(self, row: PopRow) -> Window:
+        """The window after a row of the same generation."""
+        begin = max(self.commit, row.begin)
+        reserved = max(self.reserved, row.reserved, begin)
+        bits = self.settled >> (begin - self.commit) | _shifted(row.settled, row.settled_from - begin)
+        parked = self.parked
+        if row.parked or row.unparked:
+            noted = dict(parked) | dict(row.parked)
+            for offset, _ in row.parked:
+                bits |= 1 << (offset - begin) if offset >= begin else 0
+            for offset in row.unparked:
+                noted.pop(offset, None)
+            parked = MappingProxyType(noted) if noted else NO_PARKED
+        bits &= (1 << (reserved - begin)) - 1
+        commit, bits = advanced(begin, bits)
+        fifo = row.fifo or self.fifo
+        return Window(
+            self.generation,
+            commit,
+            reserved,
+            bits,
+            max(self.leased_until_ms, row.leased_until_ms),
+            max(self.numbers, row.numbers),
+            parked,
+            fifo if fifo is not None and fifo.last >= commit else None,
+        )
+
+    def moved_to(self, offset: int, generation: int) -> Window:
+        """The window after somebody else committed ``offset``, which is higher: what is parked stays so."""
+        there = self.with_row(PopRow(_NOWHERE, self.generation, begin=offset))
+        return replace(there, generation=generation)
+
+    def cut(self, end: int, generation: int) -> Window:
+        """The window without the messages from ``end`` on."""
+        commit = min(self.commit, end)
+        return replace(
+            self,
+            generation=generation,
+            commit=commit,
+            reserved=end,
+            settled=self.settled & ((1 << (end - commit)) - 1),
+            parked=MappingProxyType({offset: one for offset, one in self.parked.items() if offset < end}),
+            fifo=self.fifo if self.fifo is not None and self.fifo.first < end else None,
+        )
+
+    def as_row(self, place: Place) -> PopRow:
+        """The row that makes this window."""
+        return PopRow(
+            place,
+            self.generation,
+            self.commit,
+            reserved=self.reserved,
+            leased_until_ms=self.leased_until_ms,
+            numbers=self.numbers,
+            settled_from=self.commit,
+            settled=self.settled,
+            parked=tuple(self.parked.items()),
+            fifo=self.fifo,
+        )
+
+
+_NOWHERE: Final = Place("", "", 0)
+
+
+class PopTables:
+    """All windows. Not thread-safe, as the tables that it is part of."""
+
+    def __init__(self) -> None:
+        self.windows: dict[Place, Window] = {}
+        self.epoch = 0
+        """The highest generation there ever was."""
+
+    def apply(self, row: PopRow, committed: int | None) -> int | None:
+        """Apply a row; ``committed`` is the group's offset in the queue, if it has one. Returns what that is then; None
+        if the row does not count. Never fails.
+        """
+        window = self.windows.get(row.place)
+        if window is None:
+            if row.opens_at < 0 or row.generation <= self.epoch or committed not in (None, row.opens_at):
+                return None
+            window = Window(row.generation, row.opens_at, row.opens_at)
+            self.epoch = row.generation
+        elif window.generation != row.generation:
+            return None
+        self.windows[row.place] = window = window.with_row(row)
+        return window.commit
+
+    def moved(self, place: Place, offset: int, *, reset: bool) -> int:
+        """Somebody else committed ``offset``. After a reset the window is gone, with what was parked (P12).
+
+        Returns the group's offset then, which may be higher: the next messages may be settled.
+        """
+        window = self.windows.get(place)
+        if window is None:
+            return offset
+        if reset or offset < window.commit:
+            del self.windows[place]
+            return offset
+        self.epoch += 1
+        self.windows[place] = window = window.moved_to(offset, self.epoch)
+        return window.commit
+
+    def delete_group(self, group: str) -> None:
+        """Forget what a group was given (P12)."""
+        self.windows = {place: one for place, one in self.windows.items() if place.group != group}
+
+    def delete_topic(self, topic: str) -> None:
+        """Forget what was given of a topic (P12)."""
+        self.windows = {place: one for place, one in self.windows.items() if place.topic != topic}
+
+    def parked_of(self, group: str) -> int:
+        """How many messages of a group are parked (P11)."""
+        return sum(len(one.parked) for place, one in self.windows.items() if place.group == group)
+
+    def put_back(self, end_of: Callable[[str, int], int]) -> None:
+        """Cut windows that reach beyond their queue's end, after a power cut truncated the log: other messages will be
+        there.
+        """
+        for place, window in self.windows.items():
+            end = end_of(place.topic, place.queue_id)
+            if window.reserved > end:
+                self.epoch += 1
+                self.windows[place] = window.cut(end, self.epoch)
+
+    def as_rows(self) -> list[PopRow]:
+        """The rows that make these windows in empty tables with the groups' offsets; ``epoch`` is not in them."""
+        ordered = sorted(self.windows.items(), key=lambda item: item[1].generation)
+        return [window.as_row(place) for place, window in ordered]
+
+    def copy(self) -> PopTables:
+        """A fast copy."""
+        made = PopTables()
+        made.windows = self.windows.copy()
+        made.epoch = self.epoch
+        return made
+
+
+def advanced(base: int, bits: int) -> tuple[int, int]:
+    """``base`` moved over the ones at the low end of ``bits``, and the rest of these."""
+    ones = (~bits & (bits + 1)).bit_length() - 1
+    return base + ones, bits >> ones
+
+
+def zeros(bits: int, base: int, end: int) -> Iterator[int]:
+    """The offsets from ``base`` to below ``end`` whose bits are 0, in order."""
+    left = ~bits & ((1 << max(end - base, 0)) - 1)
+    while left:
+        low = left & -left
+        yield base + low.bit_length() - 1
+        left ^= low
+
+
+def _shifted(bits: int, by: int) -> int:
+    return bits << by if by >= 0 else bits >> -by

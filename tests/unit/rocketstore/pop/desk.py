@@ -1,0 +1,153 @@
+"""An engine over tables in memory: what it writes is applied when a test says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rocketstore.pop.engine import PopEngine
+from rocketstore.pop.operations import (
+    Bounds,
+    Copy,
+    CopyResult,
+    Delivery,
+    Found,
+    Leased,
+    Loading,
+    Origin,
+    Pending,
+    PopRules,
+    Tick,
+    Verdict,
+    Wish,
+)
+from rocketstore.pop.tables import Place, PopTables, Window
+
+GROUP, TOPIC, RETRY = "group", "T", "%RETRY%group_T"
+QUEUE = Place(GROUP, TOPIC, 0)
+RETRIES = Place(GROUP, RETRY, 0)
+
+
+class Desk:
+    """Two queues of a topic and its retry topic; a message's record is the attempt that it says."""
+
+    def __init__(self, *, rules: PopRules | None = None, queues: int = 1) -> None:
+        self.tables = PopTables()
+        self.offsets: dict[Place, int] = {}
+        self.rules = rules or PopRules()
+        self.queues: dict[Place, list[int]] = {Place(GROUP, TOPIC, one): [] for one in range(queues)}
+        self.dead: list[Origin] = []
+        self.origins: list[Origin] = []
+        self.copies: list[Copy] = []
+        self.done: list[Pending] = []
+        self.now_ms = 1_000_000
+        self.engine = PopEngine(self, lambda _count: 0)
+
+    # -- what the engine sees
+
+    def pop_window(self, place: Place) -> Window | None:
+        return self.tables.windows.get(place)
+
+    def pop_epoch(self) -> int:
+        return self.tables.epoch
+
+    def offset(self, group: str, topic: str, queue_id: int) -> int:
+        return self.offsets.get(Place(group, topic, queue_id), -1)
+
+    def pop_rules(self, _group: str) -> PopRules:
+        return self.rules
+
+    # -- what tests do
+
+    def send(self, count: int, queue_id: int = 0) -> None:
+        self.queues[Place(GROUP, TOPIC, queue_id)] += [1] * count
+
+    def window(self, place: Place = QUEUE) -> Window:
+        return self.tables.windows[place]
+
+    def load(self) -> None:
+        bounds = {one.queue_id: Bounds(0, 0) for one in self.queues if one.topic == TOPIC}
+        retry = 0 if RETRIES in self.queues else None
+        self.engine.load(Loading(GROUP, TOPIC, RETRY, bounds, retry, self.origins), self.now_ms)
+        self.settle()
+
+    def begin(self, count: int = 32, **more: object) -> Delivery:
+        """A receive, as far as the answer depends on a tick."""
+        queue_ids = [one.queue_id for one in self.queues if one.topic == TOPIC]
+        wish = Wish(GROUP, TOPIC, queue_ids, count, 60_000)._replace(**more)  # type: ignore[arg-type]  # fields by name
+        delivery = self.engine.begin(wish, self.now_ms)
+        while (read := self.engine.next_read(delivery, self.now_ms)) is not None:
+            there = self.queues[read.place]
+            wanted = [one for one in read.only or range(read.offset, len(there)) if one < len(there)][: read.count_max]
+            end = wanted[-1] + 1 if wanted else read.offset
+            self.engine.took(delivery, [Found(one, there[one]) for one in wanted], end, self.now_ms)
+        self.engine.finish(delivery, self.now_ms)
+        self.look()
+        return delivery
+
+    def receive(self, count: int = 32, **more: object) -> Sequence[Leased]:
+        """A receive that is answered."""
+        delivery = self.begin(count, **more)
+        self.settle()
+        assert delivery.verdict is Verdict.OK
+        return delivery.messages
+
+    def ack(self, message: Leased) -> Verdict | None:
+        acked = self.engine.ack(GROUP, TOPIC, message.handle, self.now_ms)
+        self.settle()
+        return acked.verdict
+
+    def tick(self) -> Tick | None:
+        """The next tick, not yet applied."""
+        self.now_ms += 5
+        return self.engine.take_tick(self.now_ms)
+
+    def apply(self, tick: Tick) -> None:
+        """A tick is in the log."""
+        for row in tick.rows:
+            offset = self.tables.apply(row, self.offsets.get(row.place))
+            if offset is not None:
+                self.offsets[row.place] = offset
+
+    def settle(self) -> None:
+        """Apply what the engine writes, until it writes nothing."""
+        while (tick := self.tick()) is not None:
+            self.apply(tick)
+            self.engine.ticked(tick, None, self.now_ms)
+            self.look()
+        self.look()
+
+    def look(self) -> None:
+        self.done += self.engine.take_done(self.now_ms)
+        self.copies += self.engine.take_copies()
+
+    def later(self, ms: int) -> None:
+        """Time passes; copies are stored."""
+        self.now_ms += ms
+        self.engine.expire(self.now_ms)
+        self.settle()
+
+    def store_copies(self) -> None:
+        """Store the copies that are wanted."""
+        copies, self.copies = self.copies, []
+        for copy in copies:
+            self.store(copy)
+            self.engine.copied(copy, CopyResult.STORED, self.now_ms)
+        self.load()
+        self.settle()
+
+    def store(self, copy: Copy) -> None:
+        """A copy gets into the log."""
+        said = self.queues[copy.origin.place][copy.origin.offset]
+        self.origins.append(copy.origin)
+        if copy.is_dead(said):
+            self.dead.append(copy.origin)
+        else:
+            self.queues.setdefault(RETRIES, []).append(copy.next_attempt(said))
+
+    def fail_over(self, *, ms: int = 0) -> None:
+        """Another leader."""
+        self.engine.close("gone")
+        self.copies = []
+        self.now_ms += ms
+        self.engine = PopEngine(self, lambda _count: 0)
+        self.load()

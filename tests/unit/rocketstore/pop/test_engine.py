@@ -1,0 +1,130 @@
+"""What is given out, what may be answered when, and what comes again: rules P1 to P9."""
+
+from __future__ import annotations
+
+from rocketstore.pop.operations import PopRules, Verdict
+from tests.unit.rocketstore.pop.desk import GROUP, QUEUE, RETRIES, TOPIC, Desk
+
+
+def _loaded(messages: int = 3, rules: PopRules | None = None, queues: int = 1) -> Desk:
+    desk = Desk(rules=rules, queues=queues)
+    desk.load()
+    desk.send(messages)
+    return desk
+
+
+def test_a_receive_is_answered_when_its_messages_are_reserved() -> None:
+    """P1."""
+    desk = _loaded()
+    delivery = desk.begin()
+    tick = desk.tick()
+    assert tick is not None
+    assert not delivery.is_done
+    desk.apply(tick)
+    desk.engine.ticked(tick, None, desk.now_ms)
+    desk.look()
+    assert delivery.verdict is Verdict.OK
+    assert [one.offset for one in delivery.messages] == [0, 1, 2]
+    assert desk.window().reserved == 3
+    assert desk.window().leased_until_ms >= delivery.messages[0].visible_at_ms
+
+
+def test_an_ack_is_answered_when_it_is_applied_and_commit_moves_over_what_is_settled() -> None:
+    """P2."""
+    desk = _loaded()
+    first, second, third = desk.receive()
+    assert desk.ack(second) is Verdict.OK
+    assert (desk.window().commit, desk.window().settled) == (0, 0b10)
+    acked = desk.engine.ack(GROUP, TOPIC, first.handle, desk.now_ms)
+    assert not acked.is_done
+    desk.settle()
+    assert acked.verdict is Verdict.OK
+    assert desk.offsets[QUEUE] == desk.window().commit == 2
+    assert desk.ack(first) is Verdict.INVALID_HANDLE
+    assert desk.ack(third) is Verdict.OK
+
+
+def test_a_lease_that_ends_is_copied_before_it_is_settled_and_comes_again() -> None:
+    """P4."""
+    desk = _loaded(1)
+    (message,) = desk.receive()
+    desk.later(59_000)
+    assert not desk.copies
+    desk.later(2_000)
+    assert len(desk.copies) == 1
+    assert desk.window().commit == 0
+    assert desk.ack(message) is Verdict.INVALID_HANDLE
+    desk.store_copies()
+    assert desk.window().commit == 1
+    (again,) = desk.receive()
+    assert (again.place, again.attempt) == (RETRIES, 2)
+    assert desk.ack(again) is Verdict.OK
+    assert desk.ack(message) is Verdict.INVALID_HANDLE
+
+
+def test_a_new_leader_takes_what_is_not_settled_as_leased_and_accepts_old_handles() -> None:
+    """P3, P5."""
+    desk = _loaded()
+    messages = desk.receive()
+    assert desk.ack(messages[0]) is Verdict.OK
+    desk.fail_over()
+    assert not desk.receive()
+    assert desk.ack(messages[0]) is Verdict.INVALID_HANDLE
+    assert desk.ack(messages[2]) is Verdict.OK
+    desk.later(62_000)
+    assert [one.origin.offset for one in desk.copies] == [1]
+    desk.store_copies()
+    assert [one.attempt for one in desk.receive()] == [2]
+
+
+def test_a_copy_of_an_earlier_leader_is_not_made_again() -> None:
+    """P4: it failed between the copy and the settlement."""
+    desk = _loaded(1)
+    (message,) = desk.receive()
+    desk.later(61_000)
+    desk.store(desk.copies.pop())
+    desk.fail_over()
+    assert desk.window().commit == 1
+    assert desk.ack(message) is Verdict.INVALID_HANDLE
+    desk.later(120_000)
+    assert not desk.copies
+    assert len(desk.receive()) == 1
+
+
+def test_a_changed_lease_has_a_new_handle_and_a_long_one_does_not_hold_the_offset() -> None:
+    """P6."""
+    desk = _loaded(1)
+    (message,) = desk.receive()
+    changed = desk.engine.change(GROUP, TOPIC, message.handle, 3_600_000, desk.now_ms)
+    assert not changed.is_done
+    desk.settle()
+    assert changed.verdict is Verdict.OK
+    assert (desk.window().commit, list(desk.window().parked)) == (1, [0])
+    assert desk.ack(message) is Verdict.INVALID_HANDLE
+    desk.fail_over()
+    desk.later(3_500_000)
+    assert not desk.copies
+    acked = desk.engine.ack(GROUP, TOPIC, changed.handle, desk.now_ms)
+    desk.settle()
+    assert acked.verdict is Verdict.OK
+    assert not desk.window().parked
+
+
+def test_an_ordered_group_gets_one_batch_at_a_time() -> None:
+    """P8."""
+    desk = _loaded(4, PopRules(ordered=True))
+    batch = desk.receive(2, attempt_id="a")
+    assert [one.offset for one in batch] == [0, 1]
+    assert not desk.receive(2, attempt_id="b")
+    assert desk.receive(2, attempt_id="a") == batch
+    desk.fail_over()
+    assert not desk.receive(2, attempt_id="b")
+    assert [one.handle for one in desk.receive(2, attempt_id="a")] == [one.handle for one in batch]
+    assert desk.ack(batch[0]) is Verdict.OK
+    desk.later(62_000)
+    assert not desk.copies
+    (again,) = desk.receive(2, attempt_id="b")
+    assert (again.offset, again.attempt) == (1, 2)
+    assert desk.ack(batch[1]) is Verdict.INVALID_HANDLE
+    assert desk.ack(again) is Verdict.OK
+    assert [one.offset for one in desk.receive(2, attempt_id="c")] == [2, 3]
