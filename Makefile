@@ -100,7 +100,7 @@ $(VENV)/.installed-soak: $(STAMP)
 	touch $@
 
 soak: $(VENV)/.installed-soak ## Tests of minutes: Spark clusters, processes killed again and again (PYTEST_ARGS=-x)
-	$(BIN)/python -m pytest -m soak -o faulthandler_timeout=900 -o timeout=3600 $(PYTEST_ARGS) tests
+	$(BIN)/python -m pytest -m soak -o faulthandler_timeout=2400 -o timeout=3600 $(PYTEST_ARGS) tests
 
 test-spark-matrix: $(STAMP) ## The tests of Spark with each version that is meant to work (SPARK_VERSIONS="4.2.1 4.3.0")
 	@for version in $(SPARK_VERSIONS); do \
