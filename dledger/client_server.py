@@ -140,7 +140,8 @@ class ClientServer:
                 _LOG.warning("no port of gRPC: client port + 2 is another member's on this host; set grpcServerPort")
             return
         server = self.grpc_server(f"dledger-connections-{config.node_id}")
-        await server.start(config.client_bind_host, port, self._tls, describes_itself=self._guard is None)
+        credentials = None if self._tls is None else self._tls.client_server_credentials()
+        await server.start(config.client_bind_host, port, credentials, describes_itself=self._guard is None)
         self._grpc = server
 
     async def _end(self) -> None:

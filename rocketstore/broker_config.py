@@ -75,6 +75,15 @@ class BrokerConfig:
     """
     grpc_clients_max: Positive = 10_000
     """Maximum of RocketMQ 5's clients that are connected at once."""
+    grpc_tls_mode: TlsServerMode | None = None
+    """Whether gRPC's clients use TLS: ``enforcing`` (they must; the default with certificates), ``permissive`` (they
+    may; others send plaintext over the network; the default with ``grpc_self_signed``), ``disabled`` (they must not).
+    """
+    grpc_self_signed: bool = False
+    """Without certificates: accept TLS at gRPC's port with a certificate that is made at the start. RocketMQ's clients
+    for Java, Go, C# and C++ use TLS unless told otherwise, and believe any certificate, so it protects from who listens
+    on the network, and from nobody else.
+    """
     vip_port: Annotated[int | None, Range(0, 65535)] = None
     """Second port of the same kind as ``listen_port``, which RocketMQ's brokers have for some clients and for slaves;
     0: none. Unset: ``listen_port`` - 2, and if that port is taken, the broker does without.
@@ -230,6 +239,17 @@ class BrokerConfig:
         found += self._further_port_problems()
         if self.tls_server_mode is TlsServerMode.ENFORCING and not self.effective_security.has_tls:
             found.append("tls_server_mode=enforcing requires a certificate: also set tls_cert_path and the others")
+        if self.grpc_self_signed and self.effective_security.has_tls:
+            found.append(
+                "grpc_self_signed=true is for a broker without certificates: omit it, or tls_cert_path and the others"
+            )
+        if self.grpc_tls_mode in (TlsServerMode.ENFORCING, TlsServerMode.PERMISSIVE) and not (
+            self.grpc_self_signed or self.effective_security.has_tls
+        ):
+            found.append(
+                f"grpc_tls_mode={self.grpc_tls_mode} requires a certificate: also set tls_cert_path and the others, or "
+                "grpc_self_signed=true"
+            )
         try:
             _ = self.name_servers
         except ValueError as error:

@@ -14,19 +14,22 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import NamedTuple
 
+import grpc
+
 from dledger.access.guard import AccessGuard
 from dledger.clock import Clock
 from dledger.conditions import Conditions
 from dledger.errors import ConfigError
 from dledger.remoting.acceptor import RemotingAcceptor
 from dledger.remoting.client import RemotingClient
-from dledger.rpc import options, tls
+from dledger.rpc import options, self_signed, tls
 from dledger.rpc.bridge import LoopBridge, Report
 from dledger.rpc.clients.connections import Connections
 from dledger.rpc.clients.grpc_server import GrpcServer
 from dledger.rpc.listening import listen_for_clients
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.server import DLedgerServer
+from dledger.types import TlsServerMode
 from dledger.values import address_text, host_of
 from rocketstore.broker.broker import Broker, ClientShares, LoopTools, Storage
 from rocketstore.broker.hosts import resolve
@@ -211,10 +214,29 @@ class BrokerPorts:
             server = GrpcServer(connections, server_options, 2 * waiting_max, broker.shares.quotas, "streams_max")
         self._gateway = gateway = GatewayService(broker, server.connections)
         server.add(SERVICE, gateway.grpc_methods())
-        await server.start(config.bind_host, port, self._served.tls, describes_itself=self._served.guard is None)
+        credentials, both = self._grpc_credentials()
+        await server.start(
+            config.bind_host,
+            port,
+            credentials,
+            describes_itself=self._served.guard is None,
+            plaintext_s_max=config.effective_limits.handshake_ms_max / 1000 if both else 0,
+        )
         self._grpc = server
         if node is not None:
             node.grpc_port = server.port
+
+    def _grpc_credentials(self) -> tuple[grpc.ServerCredentials | None, bool]:
+        """None: plaintext only; and whether that is accepted besides TLS."""
+        config, keeper, mode = self._config, self._served.tls, self._config.grpc_tls_mode
+        if mode is TlsServerMode.DISABLED:
+            return None, False
+        if keeper is not None:
+            return keeper.client_server_credentials(), mode is TlsServerMode.PERMISSIVE
+        if not config.grpc_self_signed:
+            return None, False
+        made = self_signed.credentials(host_of(self.address))
+        return made, mode is not TlsServerMode.ENFORCING
 
     def _serve_remoting(self, broker: Broker) -> RemotingService:
         """RocketMQ's clients, and the name servers that tell them of this broker."""

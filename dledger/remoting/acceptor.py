@@ -20,7 +20,7 @@ from dledger.remoting.errors import FrameError
 from dledger.remoting.frame import LENGTH_BYTES, PREFIX_BYTES, decode, encode
 from dledger.remoting.strangers import GrpcRefusal
 from dledger.rpc import tls
-from dledger.rpc.acceptor import FIRST_BYTES_MAX, Acceptor, Arrival
+from dledger.rpc.acceptor import FIRST_BYTES_MAX, TLS_HANDSHAKE, Acceptor, Arrival, peek
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.types import TlsServerMode
 
@@ -30,7 +30,6 @@ TLS_SHUTDOWN_TIMEOUT_S: Final = 5.0
 REASONS_MAX: Final = 32
 """The limit of distinct refusals logged: anyone may connect, and fill logs."""
 _FRAME: Final = 0x00
-_TLS_HANDSHAKE: Final = 0x16
 _HTTP2: Final = "h2"
 
 
@@ -64,13 +63,13 @@ class RemotingAcceptor:
         self._acceptor.open(listening)
 
     async def _identify(self, arrival: Arrival) -> None:
-        first = await _peek(arrival.link)
+        first = await peek(arrival.link)
         if first == _FRAME:
             if self._tls is not None and self._mode is TlsServerMode.ENFORCING:
                 await self._refuse_plaintext(arrival)
             else:
                 await self._take(arrival, None)
-        elif first != _TLS_HANDSHAKE:
+        elif first != TLS_HANDSHAKE:
             await self._refuse_stranger(arrival)
         elif self._tls is None:
             self._refuse(f"it uses TLS, and this {self._whose} does not: set tls_cert_path and the others")
@@ -204,30 +203,6 @@ class _Sealed(asyncio.Protocol):
         """The refused connection has ended."""
         if self._refused is not None:
             self._refused[2].cancel()
-
-
-async def _peek(link: socket.socket) -> int:
-    """The first byte, left unread. Raises ``EOFError`` if the connection ends before."""
-    loop = asyncio.get_running_loop()
-    while True:
-        readable = loop.create_future()
-        loop.add_reader(link, _tell, readable)
-        try:
-            await readable
-        finally:
-            loop.remove_reader(link)
-        try:
-            head = link.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            continue
-        if not head:
-            raise EOFError("connection closed")
-        return head[0]
-
-
-def _tell(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
 
 
 def _abort(taking: asyncio.Task[tuple[asyncio.Transport, asyncio.Protocol]]) -> None:

@@ -21,6 +21,8 @@ UNKNOWN_MAX: Final = 256
 """The limit of unidentified connections; one more closes the oldest of the host with the most."""
 FIRST_BYTES_MAX: Final = 64 * 1024
 """The limit of bytes read from a refused connection, so that its end is no reset."""
+TLS_HANDSHAKE: Final = 0x16
+"""The first byte of whoever begins TLS."""
 _ACCEPT_PAUSE_S: Final = 0.1
 
 
@@ -129,3 +131,27 @@ class Acceptor:
         arrival.end()
         if not task.cancelled() and (error := task.exception()) is not None:
             _LOG.error("a connection to the %s port was lost", self._whose, exc_info=error)
+
+
+async def peek(link: socket.socket) -> int:
+    """The first byte, left unread. Raises ``EOFError`` if the connection ends before."""
+    loop = asyncio.get_running_loop()
+    while True:
+        readable = loop.create_future()
+        loop.add_reader(link, _tell, readable)
+        try:
+            await readable
+        finally:
+            loop.remove_reader(link)
+        try:
+            head = link.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            continue
+        if not head:
+            raise EOFError("connection closed")
+        return head[0]
+
+
+def _tell(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

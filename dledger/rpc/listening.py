@@ -17,7 +17,7 @@ _TURNS_UNTIL_CONNECTED: Final = 2
 GRPC_ADVICE: Final = "set grpcServerPort to another port, or to 0 for none"
 
 
-def listen(host: str, port: int, whose: str) -> list[socket.socket]:
+def listen(host: str, port: int, whose: str, advice: str = "") -> list[socket.socket]:
     """Listen on every address of ``host`` (``localhost`` has two), on the same port. Raises ``ConfigError``."""
     listening: list[socket.socket] = []
     try:
@@ -35,13 +35,13 @@ def listen(host: str, port: int, whose: str) -> list[socket.socket]:
     except OSError as error:
         for one in listening:
             one.close()
-        raise ConfigError([bind_problem(host, port, whose)]) from error
+        raise ConfigError([bind_problem(host, port, whose, advice)]) from error
     return listening
 
 
-def listen_for_clients(host: str, port: int, whose: str) -> list[socket.socket]:
+def listen_for_clients(host: str, port: int, whose: str, advice: str = "") -> list[socket.socket]:
     """``listen``, where ``0.0.0.0`` includes the addresses of IPv6, as gRPC takes it. Raises ``ConfigError``."""
-    return listen("::" if host == "0.0.0.0" and socket.has_dualstack_ipv6() else host, port, whose)
+    return listen("::" if host == "0.0.0.0" and socket.has_dualstack_ipv6() else host, port, whose, advice)
 
 
 def bind_problem(host: str, port: int, whose: str, advice: str = "") -> str:

@@ -26,9 +26,9 @@ REFUSALS: Final = (AccessDeniedError, SessionsFullError, TooManyWaitsError)
 """The errors that a guard raises and ``refusal_of`` understands."""
 
 
-def admit(guard: AccessGuard, quotas: Quotas, method: str, context: Context, body: bytes | None) -> Caller:
+def admit(guard: AccessGuard, quotas: Quotas, method: str, context: Context, peer: str, body: bytes | None) -> Caller:
     """Authenticate and authorize a call; ``body`` None: a stream of requests. Raises ``REFUSALS``."""
-    return guard.admit(method, context.invocation_metadata() or (), context.peer(), body, quotas)
+    return guard.admit(method, context.invocation_metadata() or (), peer, body, quotas)
 
 
 def _always() -> bool:

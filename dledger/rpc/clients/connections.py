@@ -21,7 +21,7 @@ import stat
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
@@ -108,6 +108,8 @@ class Connections:
         self._wake = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=name)
+        self.client_of: Callable[[str], str] = str
+        """gRPC's name of the client behind what it takes for one, where connections are relayed."""
 
     def watch(self, port: int, calls_max: int) -> None:
         """Watch the connections to this port, whose server accepts ``calls_max`` calls at once; call it once."""
@@ -127,7 +129,7 @@ class Connections:
     @contextmanager
     def call(self, context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[Connection]:  # Any: of any messages
         """Wraps the handler of a call. Raises ``TooManyWaitsError`` if the client's address has too many."""
-        peer = context.peer()
+        peer = self.client_of(context.peer())
         one = self._known.get(peer)
         if one is None or (one.hung_up and not one.calls):  # a new client on the same port is another connection
             one = self._new(peer)

@@ -23,9 +23,10 @@ from dledger.errors import InvalidRequestError, InvariantError, told
 from dledger.rpc import options
 from dledger.rpc.clients.aio_server import Methods, add_methods, aio_server
 from dledger.rpc.clients.connections import Connection, Connections
+from dledger.rpc.clients.first_byte import PRIVATE_HOST, FirstByteRelay
 from dledger.rpc.fields import parse
+from dledger.rpc.listening import GRPC_ADVICE, listen_for_clients
 from dledger.rpc.options import Options
-from dledger.rpc.tls_keeper import TlsKeeper
 
 ASKED_BYTES_MAX: Final = 1024
 """The longest request to health and reflection."""
@@ -49,6 +50,7 @@ class GrpcServer:
         self._setting = setting
         self._statuses = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in grpc-stubs
         self._services: list[str] = []
+        self._relay: FirstByteRelay | None = None
         self.port = 0
         """Once started."""
 
@@ -57,21 +59,44 @@ class GrpcServer:
         self._services.append(service)
         add_methods(self._server, service, methods)
 
-    async def start(self, host: str, port: int, tls_keeper: TlsKeeper | None, *, describes_itself: bool) -> None:
+    async def start(
+        self,
+        host: str,
+        port: int,
+        credentials: grpc.ServerCredentials | None,
+        *,
+        describes_itself: bool,
+        plaintext_s_max: float = 0,
+    ) -> None:
         """Serve there; ``port`` 0: any free one. Raises ``ConfigError``.
 
         ``describes_itself``: by reflection, to everybody, because tools that use it cannot sign; health is open to
-        everybody in any case, for monitoring.
+        everybody in any case, for monitoring. ``plaintext_s_max``: not 0: accept plaintext besides TLS, from whoever
+        sends its first byte within so many seconds.
         """
         self._add_health()
         for name in ("", *self._services):
             await self._statuses.set(name, health_pb2.HealthCheckResponse.SERVING)
         if describes_itself:
             self._add_reflection()
-        credentials = tls_keeper.client_server_credentials() if tls_keeper is not None else None
-        self.port = options.bind(self._server, host, port, "gRPC", credentials)
-        await self._server.start()
+        if credentials is not None and plaintext_s_max:
+            await self._start_both(host, port, credentials, plaintext_s_max)
+        else:
+            self.port = options.bind(self._server, host, port, "gRPC", credentials)
+            await self._server.start()
         self.connections.watch(self.port, self._calls_max)
+
+    async def _start_both(
+        self, host: str, port: int, credentials: grpc.ServerCredentials, first_byte_s_max: float
+    ) -> None:
+        listening = listen_for_clients(host, port, "gRPC", GRPC_ADVICE)
+        self.port = listening[0].getsockname()[1]
+        tls_port = options.bind(self._server, PRIVATE_HOST, 0, "private TLS", credentials)
+        plaintext_port = options.bind(self._server, PRIVATE_HOST, 0, "private gRPC")
+        self._relay = FirstByteRelay("gRPC", tls_port, plaintext_port, first_byte_s_max)
+        self.connections.client_of = self._relay.client_of
+        await self._server.start()
+        self._relay.open(listening)
 
     async def announce_end(self) -> None:
         """Tell whoever asks for its health that it stops."""
@@ -79,7 +104,11 @@ class GrpcServer:
 
     async def stop(self, grace_s: float) -> None:
         """Accept nothing more, and cancel what is under way after ``grace_s``. Idempotent."""
+        if self._relay is not None:
+            self._relay.stop_listening()
         await self._server.stop(grace_s or None)
+        if self._relay is not None:
+            await self._relay.close()
         self.connections.close()
 
     def _add_health(self) -> None:

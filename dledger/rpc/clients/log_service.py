@@ -206,7 +206,8 @@ class LogService:
         if guard is None:
             quota = quota_at(connection.host, connection.peer, requests.quotas)
             return Call(context, connection, quota, None, requests.room)
-        caller = access_gate.admit(guard, requests.quotas, options.method(options.LOG_SERVICE, name), context, body)
+        method, peer = options.method(options.LOG_SERVICE, name), connection.peer
+        caller = access_gate.admit(guard, requests.quotas, method, context, peer, body)
         requests.require(guard, caller, _operation(name), name)
         return Call(context, connection, caller.quota, caller, requests.room)
 

@@ -11,13 +11,16 @@ from pathlib import Path
 
 import grpc
 import pytest
+from cryptography import x509
 from grpc_health.v1 import health_pb2
 
 from cluster import certs
 from cluster.local.group import free_ports
+from dledger.config import SecurityConfig
 from dledger.errors import ConfigError
 from dledger.rpc import tls
 from dledger.rpc.clients import connections
+from dledger.types import TlsServerMode
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.server import BrokerServer
@@ -121,7 +124,7 @@ def test_each_port_has_its_own_protocol(tmp_path: Path) -> None:
     [("", False, True), ("enforcing", False, True), ("permissive", True, True), ("disabled", True, False)],
 )
 def test_tls_is_used_as_it_was_told(tmp_path: Path, mode: str, plain: bool, sealed: bool) -> None:
-    """RocketMQ's ``tls.server.mode`` is about remoting; with certificates, gRPC has TLS, and clients show one."""
+    """RocketMQ's ``tls.server.mode`` is about remoting; with certificates, gRPC has TLS too, and clients show one."""
     settings = {"tls.server.mode": mode} if mode else {}
     with serving(tmp_path, settings, secured=True) as served:
         assert served.remoting() is plain
@@ -139,11 +142,63 @@ def test_clients_need_no_certificate_if_that_was_said(tmp_path: Path) -> None:
         assert served.grpc(tls_as="") is grpc.StatusCode.OK
 
 
-def test_limits_of_connections_hold_for_each_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("mode", "plain", "sealed"),
+    [("", False, True), ("enforcing", False, True), ("permissive", True, True), ("disabled", True, False)],
+)
+def test_grpc_uses_tls_as_it_was_told(tmp_path: Path, mode: str, plain: bool, sealed: bool) -> None:
+    """``grpc_tls_mode``: one port takes TLS, plaintext or both; a certificate that is asked for is asked for always."""
+    status = {True: grpc.StatusCode.OK, False: grpc.StatusCode.UNAVAILABLE}
+    with serving(tmp_path, {"grpc_tls_mode": mode} if mode else {}, secured=True) as served:
+        assert served.grpc() is status[plain]
+        assert served.grpc(tls_as="client") is status[sealed]
+        assert served.grpc(tls_as="") is grpc.StatusCode.UNAVAILABLE
+        assert not served.remoting()
+
+
+@pytest.mark.parametrize(("mode", "plain"), [("", True), ("permissive", True), ("enforcing", False)])
+def test_a_certificate_of_its_own_is_for_who_believes_any(tmp_path: Path, mode: str, plain: bool) -> None:
+    """``grpc_self_signed``: TLS works without certificates that somebody made, and remoting is as before."""
+    settings = {"grpc_self_signed": "true"} | ({"grpc_tls_mode": mode} if mode else {})
+    with serving(tmp_path, settings) as served:
+        assert served.grpc() is (grpc.StatusCode.OK if plain else grpc.StatusCode.UNAVAILABLE)
+        assert served.remoting()
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.set_alpn_protocols(["h2"])
+        where = ("127.0.0.1", served.server.grpc_port)
+        with socket.create_connection(where, TIMEOUT_S) as link, context.wrap_socket(link) as sealed:
+            assert sealed.selected_alpn_protocol() == "h2"
+            shown = x509.load_der_x509_certificate(sealed.getpeercert(binary_form=True) or b"")
+    names = shown.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert "localhost" in names.get_values_for_type(x509.DNSName)
+
+
+def test_settings_of_grpcs_tls_that_contradict_each_other_are_told() -> None:
+    """With what to do."""
+    file = Path("a.pem")
+    certificates = SecurityConfig(tls_cert_path=file, tls_key_path=file, tls_trust_cert_path=file)
+    for config, advice in (
+        (BrokerConfig(grpc_tls_mode=TlsServerMode.ENFORCING), "or grpc_self_signed=true"),
+        (BrokerConfig(grpc_tls_mode=TlsServerMode.PERMISSIVE), "or grpc_self_signed=true"),
+        (BrokerConfig(grpc_self_signed=True, security=certificates), "for a broker without certificates"),
+    ):
+        (problem,) = config.problems()
+        assert problem.startswith("grpc_")
+        assert advice in problem
+    assert BrokerConfig(grpc_self_signed=True).problems() == []
+    assert BrokerConfig(grpc_tls_mode=TlsServerMode.DISABLED).problems() == []
+
+
+@pytest.mark.parametrize("relayed", [False, True])
+def test_limits_of_connections_hold_for_each_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, relayed: bool
+) -> None:
     """Of one address no more than its share stay at gRPC's; who speaks remoting is not counted there."""
     monkeypatch.setattr(connections, "GRACE_S", 0.1)
     monkeypatch.setattr(connections, "LOOK_INTERVAL_S", 0.1)
-    with serving(tmp_path, {"connections_max": "8"}) as served, ExitStack() as held:
+    settings = {"connections_max": "8", "grpc_self_signed": str(relayed).lower()}
+    with serving(tmp_path, settings) as served, ExitStack() as held:
         busy = held.enter_context(RemotingSocket(served.server.port))
         links = [held.enter_context(Http2Link("127.0.0.1", served.server.grpc_port)) for _ in range(14)]
         for link in links:

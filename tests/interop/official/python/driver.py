@@ -12,8 +12,19 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TextIO
 
-from rocketmq import ClientConfiguration, ConsumeResult, Credentials, FilterExpression, Message, MessageListener
-from rocketmq import Producer, PushConsumer, SimpleConsumer, TransactionChecker, TransactionResolution
+from rocketmq import (
+    ClientConfiguration,
+    ConsumeResult,
+    Credentials,
+    FilterExpression,
+    Message,
+    MessageListener,
+    Producer,
+    PushConsumer,
+    SimpleConsumer,
+    TransactionChecker,
+    TransactionResolution,
+)
 from rocketmq.grpc_protocol import FilterType
 
 ALWAYS: Final = -1
