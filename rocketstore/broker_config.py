@@ -84,6 +84,8 @@ class BrokerConfig:
     for Java, Go, C# and C++ use TLS unless told otherwise, and believe any certificate, so it protects from who listens
     on the network, and from nobody else.
     """
+    grpc_empty_bodies: bool = False
+    """Whether RocketMQ 5's clients may send messages without a body, which RocketMQ refuses by default."""
     vip_port: Annotated[int | None, Range(0, 65535)] = None
     """Second port of the same kind as ``listen_port``, which RocketMQ's brokers have for some clients and for slaves;
     0: none. Unset: ``listen_port`` - 2, and if that port is taken, the broker does without.

@@ -85,6 +85,7 @@ class BrokerPorts:
         self._acceptor: RemotingAcceptor | None = None
         self._grpc: GrpcServer | None = None
         self._gateway: GatewayService | None = None
+        self._to_members: RemotingClient
         self._dialled: list[RemotingClient] = []
 
     # -- for any thread ------------------------------------------------------------------------------------------------
@@ -148,6 +149,8 @@ class BrokerPorts:
         with ExitStack() as opened:
             listening = self._listen(opened)
             self.broker = broker = await self._broker(bridge)
+            self._to_members = self._client_of_members()
+            self._dialled = [self._to_members]
             await self._serve_grpc(broker)
             opened.pop_all()
         self._remoting = self._serve_remoting(broker)
@@ -212,7 +215,7 @@ class BrokerPorts:
             bytes_max = options.request_bytes_for(config.store.max_message_size)
             server_options = options.server_options(config.limits, bytes_max, waiting_max)
             server = GrpcServer(connections, server_options, 2 * waiting_max, broker.shares.quotas, "streams_max")
-        self._gateway = gateway = GatewayService(broker, server.connections)
+        self._gateway = gateway = GatewayService(broker, server.connections, self._to_members)
         server.add(SERVICE, gateway.grpc_methods())
         credentials, both = self._grpc_credentials()
         await server.start(
@@ -241,7 +244,7 @@ class BrokerPorts:
     def _serve_remoting(self, broker: Broker) -> RemotingService:
         """RocketMQ's clients, and the name servers that tell them of this broker."""
         config, (storage, node, replication, *_) = self._config, self._served
-        to_members = self._client_of_members()
+        to_members = self._to_members
         to_name_servers = RemotingClient(tls=_name_server_tls(config), lost=lambda address: registration.lost(address))
         self._dialled = [to_members, to_name_servers]
         ha_address = address_text(host_of(self.address), config.store.ha_listen_port or self.port + HA_PORT_OFFSET)
@@ -256,7 +259,8 @@ class BrokerPorts:
                 self._slave_sync = SlaveSync(storage.state, to_members, replication.master, lambda: registration.master)
                 self._slave_sync.start(self._report)
         log = None if node is None else node.log_handlers
-        service = RemotingService(broker, to_members, registration.announce, self._runtime, log)
+        calls = {} if self._gateway is None else self._gateway.relay.handlers()
+        service = RemotingService(broker, to_members, registration.announce, self._runtime, log, calls)
         registration.start()
         return service
 
@@ -268,6 +272,8 @@ class BrokerPorts:
         """Tell name servers who leads now."""
         if self._registration is not None:
             self._registration.wake()
+        if self._gateway is not None:
+            self._gateway.role_changed()
 
     # -- closing -------------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.long_polling import WaitingPulls
 from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.measurements import ServiceCounters
+from rocketstore.broker.member_hosts import MemberHosts
 from rocketstore.broker.offsets import Offsets
 from rocketstore.broker.pull import PullService
 from rocketstore.broker.readers import ReadThreads, RecordReader
@@ -96,6 +97,8 @@ class Broker:
         self.loop: Final = loop
         self.shares: Final = shares
         self.store_host: Final = store_host
+        self.member_hosts: Final = MemberHosts(mastership, readers)
+        """``start`` it where requests are passed on."""
         self.records: Final = RecordReader(store, readers)
         self.changes: Final = StateChanges(bridge, mastership)
         self.topics: Final = Topics(self.live, state, mastership, self.changes)
@@ -154,4 +157,5 @@ class Broker:
         """Tell and ask no clients any more."""
         self.groups.close()
         self.offsets.close()
+        await self.member_hosts.close()
         await self._checks.close()

@@ -8,10 +8,7 @@ master is known.
 from __future__ import annotations
 
 import asyncio
-import logging
-import socket
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Final
 
 from dledger.remoting.acl import ACCESS_KEY
@@ -22,11 +19,10 @@ from dledger.remoting.errors import FrameError
 from dledger.remoting.frame import FLAG_ONEWAY, Frame
 from dledger.remoting.server import LITTLE, Answer, Direct, Handler
 from dledger.remoting.shares import HostShares
-from dledger.values import host_of, parse_address
+from dledger.values import parse_address
 from rocketstore.broker.broker import Broker
 from rocketstore.remoting.codes import RequestCode
 
-_log = logging.getLogger(__name__)
 FORWARDED: Final = frozenset(
     {
         RequestCode.SEND_MESSAGE,
@@ -52,8 +48,6 @@ TIMEOUT_S: Final = 2.8
 """Clients give up after 3 s."""
 UNDER_WAY_MAX: Final = 4096
 """Of all clients together; one host may have ``account_share_percent`` of them."""
-MEMBERS_INTERVAL_S: Final = 10.0
-"""How often the members' names are looked up."""
 
 
 class Forwarding:
@@ -66,9 +60,8 @@ class Forwarding:
         self._client = client
         self._tasks: set[asyncio.Task[None]] = set()
         self._shares = HostShares(UNDER_WAY_MAX, UNDER_WAY_MAX * broker.config.access.account_share_percent // 100)
-        self._member_hosts: frozenset[str] = frozenset()
         if broker.store.log.is_replicated:
-            self._tasks.add(asyncio.get_running_loop().create_task(self._look_up_members()))
+            broker.member_hosts.start()
 
     def direct(self, take: Direct) -> Direct:
         """``take``, at the master."""
@@ -96,7 +89,7 @@ class Forwarding:
     def origin_of(self, connection: RemotingConnection, frame: Frame) -> Place:
         """Where a request came from, also if another member has passed it on."""
         text = frame.fields.get(BORN_HOST)
-        if text is None or connection.place.host not in self._member_hosts:
+        if text is None or connection.place.host not in self._broker.member_hosts.known:
             return connection.place
         try:
             return Place(*parse_address(text))
@@ -121,23 +114,6 @@ class Forwarding:
             return ""  # it was passed on already
         view = broker.mastership.view()
         return view.leader_address if view.leader != broker.config.node_id else ""
-
-    async def _look_up_members(self) -> None:
-        """From which addresses a request may say that it was passed on."""
-        while True:
-            try:
-                self._member_hosts = await self._addresses_of_members()
-            except Exception:  # noqa: BLE001  # what was known stays; without this task it would never change again
-                _log.exception("the addresses of the group's members cannot be looked up; retrying")
-            await asyncio.sleep(MEMBERS_INTERVAL_S)
-
-    async def _addresses_of_members(self) -> frozenset[str]:
-        found: set[str] = set()
-        for name in {host_of(one) for one in self._broker.mastership.view().members.values() if one}:
-            with suppress(OSError, UnicodeError):  # no such name, now or ever
-                places = await self._broker.loop.readers.run(socket.getaddrinfo, name, None, type=socket.SOCK_STREAM)
-                found.update(str(place[4][0]) for place in places)
-        return frozenset(found)
 
     async def _forward_direct(self, connection: RemotingConnection, frame: Frame) -> None:
         answer: Answer = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 from dledger.errors import PendingFullError
@@ -68,7 +69,7 @@ class RemotingService:
     """Create it on the loop's thread. ``client`` asks other programs.
 
     ``announce`` returns once name servers know of topics that changed, or soon. ``log``: of a replicated log, which is
-    read here, too.
+    read here, too. ``member_calls``: handlers of other protocols' calls that members pass on, which check access.
     """
 
     def __init__(
@@ -78,8 +79,10 @@ class RemotingService:
         announce: Callable[[], Awaitable[None]] = tell_nobody,
         replication: Callable[[], dict[str, str]] = dict,
         log: LogHandlers | None = None,
+        member_calls: Mapping[int, Handler] = MappingProxyType({}),
     ) -> None:
         self._log = log
+        self._checked_by_others = _LOG_CODES | member_calls.keys()
         config, percent = broker.config, broker.config.access.account_share_percent
         self._conditions = broker.loop.conditions
         self._forwarding = forwarding = Forwarding(broker, client)
@@ -127,7 +130,10 @@ class RemotingService:
             f"broker {config.name}",
             Handlers(
                 direct={number: forwarding.direct(take) for number, take in direct.items()} | dict(log_direct),
-                awaited=allowed | {number: decoder.in_turn(allowed[number]) for number in _IN_TURN} | dict(log_awaited),
+                awaited=allowed
+                | {number: decoder.in_turn(allowed[number]) for number in _IN_TURN}
+                | dict(log_awaited)
+                | dict(member_calls),
                 closed=self._closed,
                 refusal_of=self._refusal_of,
                 admit=self._admit,
@@ -170,8 +176,10 @@ class RemotingService:
         return access.awaited(code, forwarding.awaited(handler))
 
     def _admit(self, connection: RemotingConnection, frame: Frame) -> None:
-        """Those of the log check for themselves who may do what; without a log, there is no such request."""
-        if frame.code not in _LOG_CODES:
+        """Those of the log, and of other protocols, check for themselves who may do what; without a log, there is no
+        such request.
+        """
+        if frame.code not in self._checked_by_others:
             self.access.admit(connection, frame)
 
     def _groups_of(self, connection: RemotingConnection) -> Iterable[str]:

@@ -79,7 +79,7 @@ NOBODY: Final = Via()
 class GatewayCall:
     """One call: who makes it, where from, and until when it must be answered (``deadline``, in the loop's time)."""
 
-    __slots__ = ("caller", "deadline", "headers", "host", "method", "port", "quota", "via")
+    __slots__ = ("caller", "deadline", "headers", "host", "may_be_repeated", "method", "port", "quota", "via")
 
     def __init__(
         self,
@@ -98,6 +98,8 @@ class GatewayCall:
         """The caller is None without access control."""
         self.deadline = deadline
         self.via = via
+        self.may_be_repeated = False
+        """Whether a leader before this one may have carried it out: nobody has heard what became of it there."""
 
     @property
     def client_id(self) -> str:

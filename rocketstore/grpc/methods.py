@@ -19,6 +19,8 @@ class Place(Enum):
     LEADER = auto()
     BOTH = auto()
     """Here, and the leader hears of it."""
+    PASSED = auto()
+    """Here; only other members call it."""
 
 
 class Method(NamedTuple):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import Final
 
 from dledger.access.guard import AccessGuard
@@ -24,10 +25,10 @@ from rocketstore.broker.clients import (
 )
 from rocketstore.broker.groups import Groups
 from rocketstore.broker.permissions import PUB, topic_need
+from rocketstore.broker.refusal import Refusal
 from rocketstore.grpc.calls import GatewayCall, name_of
 from rocketstore.grpc.codes import RejectedError
 from rocketstore.pb import definition_pb2 as pb
-from rocketstore.pb import service_pb2 as pbs
 from rocketstore.types import ConsumeType
 
 CLIENTS_MAX: Final = 65_536
@@ -50,7 +51,8 @@ _LANGUAGES: Final = {
 
 TellMember = Callable[[str, str, bytes], Awaitable[bool]]
 """Have a member (by node id) write a command, as bytes, to a client's stream; returns whether it did."""
-OrphanOf = Callable[[HalfCheck], pbs.TelemetryCommand]
+QuestionOf = Callable[[HalfCheck], bytes]
+"""The command that asks a producer what became of a transaction."""
 
 
 class CommandStream:
@@ -158,13 +160,13 @@ class Registry:
         guard: AccessGuard | None,
         share_percent: int,
         tell_member: TellMember,
-        orphan_of: OrphanOf,
+        question_of: QuestionOf,
     ) -> None:
         self._groups = groups
         self._guard = guard
         self._share = max(1, CLIENTS_MAX * share_percent // 100)
         self._tell_member = tell_member
-        self._orphan_of = orphan_of
+        self._question_of = question_of
         self._clients: dict[str, GatewayClient] = {}
         self._owners: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[bool]] = set()
@@ -222,6 +224,20 @@ class Registry:
         if settings.HasField("subscription"):
             client.group = name_of(settings.subscription.group)
 
+    async def published(self, call: GatewayCall, topic: str) -> None:
+        """A client sends to a topic, so it may be asked about transactions there, whether or not it said so before."""
+        client = self._clients.get(call.client_id)
+        if client is None or client.owner != call.quota.owner:
+            try:
+                client = self.heard(call)
+            except RejectedError:  # that there is no room to remember it is no reason to refuse its message
+                return
+        if call.via.has_stream:
+            client.member = call.via.member
+        if client.publish((topic,)):
+            with suppress(Refusal):
+                await self.join(client)
+
     async def join(self, client: GatewayClient) -> None:
         """Show a client among those of its groups; a producer's group is the topic it sends to. Raises ``Refusal``."""
         settings = client.settings
@@ -270,7 +286,7 @@ class Registry:
         """Ask a producer what became of a transaction, wherever its stream ends; whether it probably hears of it."""
         if client.stream is None and not client.member:
             return False
-        command = self._orphan_of(check).SerializeToString()
+        command = self._question_of(check)
         if client.stream is not None:
             return client.stream.put(command)
         if len(self._tasks) >= FOREIGN_COMMANDS_MAX:

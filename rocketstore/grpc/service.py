@@ -5,31 +5,42 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import grpc
 from google.protobuf.message import Message
 
 from dledger.access.addresses import place_of
+from dledger.remoting.client import RemotingClient
+from dledger.remoting.errors import RequestError
 from dledger.rpc.clients.aio_server import Methods
 from dledger.rpc.clients.connections import Connection, Connections
 from dledger.rpc.fields import parse
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.permissions import Operation, needs
+from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.grpc.access import GatewayAccess
-from rocketstore.grpc.calls import GatewayCall, Headers
+from rocketstore.grpc.calls import SPARE_S, GatewayCall, Headers
 from rocketstore.grpc.codes import ANSWERED, RejectedError, is_limit, status_of
 from rocketstore.grpc.endpoints import AccessPoints
 from rocketstore.grpc.methods import Method, Place
 from rocketstore.grpc.registry import Registry
+from rocketstore.grpc.relay import LOOK_INTERVAL_S, MovedError, PassedCall, Relay
 from rocketstore.grpc.routes import Routes
+from rocketstore.grpc.sends import Sends
 from rocketstore.grpc.telemetry import Telemetry
+from rocketstore.grpc.transactions import Transactions
 from rocketstore.pb import definition_pb2 as pb
 from rocketstore.pb import service_pb2 as pbs
 
 _LOG: Final = logging.getLogger("rocketstore")
 SERVICE: Final = "apache.rocketmq.v2.MessagingService"
 TELEMETRY: Final = "Telemetry"
+SETTINGS: Final = "Settings"
+"""Between members only: a client's settings have come in."""
+TELL_S_MAX: Final = 1.0
+"""How long the leader may take to hear of a client."""
 CALL_S_MAX: Final = 30.0
 """Of a call without a deadline."""
 COMMAND_BYTES_MAX: Final = 1024 * 1024
@@ -41,21 +52,23 @@ _Context = grpc.aio.ServicerContext[Any, Any]  # Any: bytes, or the messages of 
 class GatewayService:
     """Create it on the loop's thread."""
 
-    def __init__(self, broker: Broker, connections: Connections) -> None:
+    def __init__(self, broker: Broker, connections: Connections, client: RemotingClient) -> None:
+        """``client`` asks other members."""
         self._broker = broker
         self._connections = connections
         self._access = GatewayAccess(broker)
-        config = broker.config
+        self._transactions = Transactions(broker)
         self.registry: Final = Registry(
             broker.groups,
             broker.shares.guard,
-            config.access.account_share_percent,
-            _tell_nobody,
-            lambda _: pbs.TelemetryCommand(),
+            broker.config.access.account_share_percent,
+            lambda *command: self.relay.tell_member(*command),
+            self._transactions.question,
         )
-        points = AccessPoints(dict, frozenset)
-        self.routes: Final = Routes(broker, points)
-        self._telemetry = Telemetry(broker, self.registry, self._announce)
+        self.relay: Final = Relay(broker, client, self._serve_passed, self.registry.tell)
+        self.routes: Final = Routes(broker, AccessPoints(dict, frozenset))
+        self.sends: Final = Sends(broker, self.registry, lambda _message, _stored: "")
+        self._telemetry = Telemetry(broker, self.registry, self._announce, self._access.require)
         self._table = self._methods()
 
     def _methods(self) -> dict[str, Method]:
@@ -75,6 +88,25 @@ class GatewayService:
                 telemetry.terminated,
                 Place.BOTH,
             ),
+            "SendMessage": Method(
+                pbs.SendMessageRequest,
+                pbs.SendMessageResponse,
+                self.sends.send,
+                needs=lambda asked: needs(Operation.SEND, topics={one.topic.name for one in asked.messages}),
+            ),
+            "EndTransaction": Method(
+                pbs.EndTransactionRequest,
+                pbs.EndTransactionResponse,
+                self._transactions.end,
+                needs=lambda asked: needs(Operation.SEND, topics=[asked.topic.name]),
+            ),
+            SETTINGS: Method(
+                pb.Settings,
+                pbs.HeartbeatResponse,
+                telemetry.settings_told,
+                Place.PASSED,
+                telemetry.needs_of,
+            ),
         }
 
     def grpc_methods(self) -> Methods:
@@ -83,14 +115,23 @@ class GatewayService:
             TELEMETRY: grpc.stream_stream_rpc_method_handler(self._stream)
         }
         for name, method in self._table.items():
+            if method.place is Place.PASSED:
+                continue
             if method.streams:
                 found[name] = grpc.unary_stream_rpc_method_handler(self._streaming(name, method))
             else:
                 found[name] = grpc.unary_unary_rpc_method_handler(self._unary(name, method))
         return found
 
+    def role_changed(self) -> None:
+        """This broker leads now, or does not any more."""
+        if self._broker.mastership.is_master:
+            self.sends.leads()
+
     async def close(self) -> None:
-        """Nothing is asked of clients any more."""
+        """Nothing is asked of clients any more, and nothing of the leader."""
+        await self.relay.close()
+        await self.sends.close()
         await self.registry.close()
 
     # -- calls ---------------------------------------------------------------------------------------------------------
@@ -130,16 +171,89 @@ class GatewayService:
 
     async def _carry_out(self, name: str, method: Method, call: GatewayCall, data: bytes) -> Sequence[bytes]:
         """The encoded answers. Raises ``ANSWERED``."""
-        return await self._here(name, method, call, data)
+        if method.place is Place.LEADER:
+            return await self._at_leader(name, method, call, data)
+        answers = await self._here(name, method, call, data)
+        if method.place is Place.BOTH:
+            await self._tell_leader(call, data)
+        return answers
+
+    async def _at_leader(self, name: str, method: Method, call: GatewayCall, data: bytes) -> Sequence[bytes]:
+        """Have the leader carry out a call, whoever that is in the time that the call has. Raises ``ANSWERED``."""
+        reason = "no leader is known"
+        try:
+            async with asyncio.timeout(max(0.0, call.remaining_s())):
+                while True:
+                    try:
+                        if self._broker.mastership.is_master:
+                            return await self._here(name, method, call, data)
+                        if leader := self.relay.leader():
+                            return await self._passed_on(leader, call, data)
+                    except MovedError as error:
+                        reason = str(error)
+                        call.may_be_repeated |= error.may_be_done
+                    await asyncio.sleep(LOOK_INTERVAL_S)
+        except TimeoutError:
+            code = pb.SLAVE_PERSISTENCE_TIMEOUT if call.may_be_repeated else pb.HA_NOT_AVAILABLE
+            raise RejectedError(code, f"the call could not be carried out in time: {reason}") from None
+
+    async def _passed_on(self, leader: str, call: GatewayCall, data: bytes) -> Sequence[bytes]:
+        """Let it count for its sender while it is here. Raises ``ANSWERED``, ``MovedError``."""
+        if call.quota.is_full:
+            raise call.quota.full_error()
+        call.quota.take(1, len(data))
+        try:
+            return await self.relay.ask(leader, call, data, has_stream=self._has_stream(call))
+        finally:
+            call.quota.give(1, len(data))
+
+    async def _tell_leader(self, call: GatewayCall, data: bytes) -> None:
+        """The leader, if that is another member, hears of a client; if it cannot, it will at the next heartbeat."""
+        leader = "" if self._broker.mastership.is_master else self.relay.leader()
+        if leader:
+            with suppress(MovedError, RejectedError, TimeoutError):
+                async with asyncio.timeout(min(TELL_S_MAX, max(0.0, call.remaining_s()))):
+                    await self.relay.ask(leader, call, data, has_stream=self._has_stream(call))
+
+    def _has_stream(self, call: GatewayCall) -> bool:
+        client = self.registry.find(call.client_id)
+        return client is not None and client.stream is not None
 
     async def _here(self, name: str, method: Method, call: GatewayCall, data: bytes) -> Sequence[bytes]:
+        """Raises ``ANSWERED``, and ``MovedError`` if it is the leader's and this broker is none."""
         request = parse(method.request, data)
         self._access.require(call.caller, name, method.needs(request))
-        if method.place is Place.LEADER:
-            self._broker.mastership.require()
-        answer = await method.handle(call, request)
+        try:
+            answer = await method.handle(call, request)
+        except Refusal as error:
+            if method.place is Place.LEADER and self._is_moved(error):
+                raise MovedError(str(error), may_be_done=error.outcome == "unknown") from None
+            raise
         answers: Sequence[Message] = answer if method.streams else (answer,)
         return [one.SerializeToString() for one in answers]
+
+    def _is_moved(self, error: Refusal) -> bool:
+        """Whether another member may do what this one refuses, now or soon."""
+        if not self._broker.store.log.is_replicated:
+            return False
+        return error.kind is RefusalKind.UNAVAILABLE or error.outcome == "unknown"
+
+    async def _serve_passed(self, passed: PassedCall, data: bytes) -> Sequence[bytes]:
+        """A call that another member has passed on."""
+        name, origin = passed.method, passed.origin
+        method = self._table.get(name)
+        if method is None:
+            raise RequestError(f"no member passes on {name[:64]!r}")
+        try:
+            admitted = self._access.admit(name, passed.headers, passed.peers)
+            deadline = asyncio.get_running_loop().time() + min(passed.remaining_s, 2 * CALL_S_MAX) + SPARE_S
+            call = GatewayCall(name, passed.headers, (origin.host, origin.port), admitted, deadline, passed.via)
+            call.may_be_repeated = passed.may_be_repeated
+            if method.place is Place.LEADER and not self._broker.mastership.is_master:
+                raise MovedError("this member does not lead", may_be_done=False)
+            return await self._here(name, method, call, data)
+        except ANSWERED as error:
+            return [self._refused(method, error)]
 
     def _refused(self, method: Method, error: Exception) -> bytes:
         if is_limit(error):
@@ -168,10 +282,12 @@ class GatewayService:
 
     async def _announce(self, call: GatewayCall, given: pb.Settings) -> None:
         """Tell the leader of a client's settings."""
+        told = GatewayCall(SETTINGS, call.headers, (call.host, call.port), (call.caller, call.quota), _soon())
+        await self._tell_leader(told, given.SerializeToString())
 
 
-async def _tell_nobody(_member: str, _client_id: str, _command: bytes) -> bool:
-    return False
+def _soon() -> float:
+    return asyncio.get_running_loop().time() + TELL_S_MAX + SPARE_S
 
 
 async def _commands(requests: AsyncIterable[bytes]) -> AsyncIterator[pbs.TelemetryCommand]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Awaitable, Callable
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Final
 
+from dledger.access.guard import Caller
 from rocketstore.broker.broker import Broker
+from rocketstore.broker.permissions import Need, Operation, needs
 from rocketstore.grpc import settings as wanted
 from rocketstore.grpc.calls import GatewayCall, name_of
 from rocketstore.grpc.codes import OK, RejectedError
@@ -25,13 +27,16 @@ _KNOWN_TYPES: Final = _CONSUMERS | {pb.PRODUCER}
 Write = Callable[[bytes], Awaitable[None]]
 Announce = Callable[[GatewayCall, pb.Settings], Awaitable[None]]
 """Tell the leader of a client's settings, if that is another member."""
+Require = Callable[[Caller | None, str, Iterable[Need]], None]
+"""Raises ``AccessDeniedError`` unless a caller has these permissions."""
 
 
 class Telemetry:
     """On the loop."""
 
-    def __init__(self, broker: Broker, registry: Registry, announce: Announce) -> None:
+    def __init__(self, broker: Broker, registry: Registry, announce: Announce, require: Require) -> None:
         self._broker = broker
+        self._require = require
         self._registry = registry
         self._announce = announce
 
@@ -75,6 +80,7 @@ class Telemetry:
         """Take a client's settings, and answer with those that it shall use."""
         if given.client_type not in _KNOWN_TYPES:
             raise RejectedError(pb.UNRECOGNIZED_CLIENT_TYPE, "a client is a producer, a push or a simple consumer")
+        self._require(call.caller, call.method, self.needs_of(given))
         self._registry.give_settings(client, given)
         await self._registry.join(client)
         answer = self.settings_of(given)
@@ -86,6 +92,14 @@ class Telemetry:
         else:
             stream.put(command)
         await self._announce(call, given)
+
+    @staticmethod
+    def needs_of(given: pb.Settings) -> tuple[Need, ...]:
+        """The permissions for what a client wants to do. Raises ``Refusal`` for names that are too long."""
+        if given.HasField("subscription"):
+            topics = [one.topic.name for one in given.subscription.subscriptions]
+            return needs(Operation.JOIN, topics, [given.subscription.group.name])
+        return needs(Operation.SEND, [one.name for one in given.publishing.topics])
 
     def settings_of(self, given: pb.Settings) -> pb.Settings:
         """The settings that a client shall use."""

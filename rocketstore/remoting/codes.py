@@ -116,3 +116,13 @@ class OwnCode(IntEnum):
     FETCH_OFFSETS = 20102
     COMMIT_OFFSETS = 20103
     COMMIT_POSITION = 20104
+
+
+class MemberCode(IntEnum):
+    """Request codes of ours between the members of a group, 20110 to 20119."""
+
+    GATEWAY_CALL = 20110
+    """From member to leader: a call of a client that uses gRPC."""
+    GATEWAY_CANCEL = 20111
+    GATEWAY_COMMAND = 20112
+    """From leader to member: a command for a client whose stream ends there."""

@@ -72,6 +72,8 @@ class ServedFakeStore(FakeStore):
     ) -> list[bytes]:
         self.unique_queries.append(unique)
         found = [one.record for one in self.log.records if one.head.topic == topic]
+        if unique:
+            return [one for one in found if key == decode_record(one).unique_key][:max_num]
         return [one for one in found if key in decode_record(one).keys][:max_num]
 
     def index_end(self) -> IndexEnd:

@@ -48,7 +48,7 @@ def a_master(rules: str) -> RemotingHarness:
 
 def wait_for_members(master: RemotingHarness) -> None:
     """Until their addresses are known."""
-    wait_until(lambda: "127.0.0.1" in master.remoting._forwarding._member_hosts, "the members' addresses are known")
+    wait_until(lambda: "127.0.0.1" in master.broker.member_hosts.known, "the members' addresses are known")
 
 
 def passed_on(client: RemotingSocket, key: tuple[str, str] | None, born_host: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -150,31 +149,3 @@ def test_a_master_that_hangs_up_leaves_the_outcome_open(
     master.stop()
     refused = client.send()
     assert refused.code in (AnswerCode.SERVICE_NOT_AVAILABLE, AnswerCode.SYSTEM_ERROR)
-
-
-def test_a_defect_in_looking_up_members_does_not_end_it(
-    slave: RemotingHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A member that moves would never be believed again. What is known stays."""
-    monkeypatch.setattr(forwarding, "MEMBERS_INTERVAL_S", 0.01)
-    passing = slave.remoting._forwarding
-    look_up, fails = passing._addresses_of_members, True
-
-    async def sometimes() -> frozenset[str]:
-        if fails:
-            raise RuntimeError("a defect")
-        return await look_up() | {"192.0.2.7"}
-
-    monkeypatch.setattr(passing, "_addresses_of_members", sometimes)
-    passing._member_hosts = frozenset({"192.0.2.1"})
-
-    async def start() -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(passing._look_up_members())
-        passing._tasks.add(task)
-        return task
-
-    slave.bridge.run(start())
-    wait_until(lambda: any("looked up" in one.message for one in caplog.records), "it has failed")
-    assert passing._member_hosts == {"192.0.2.1"}
-    fails = False
-    wait_until(lambda: "192.0.2.7" in passing._member_hosts, "it goes on")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,10 +13,14 @@ import grpc
 from google.protobuf.message import Message
 
 from dledger.access.quota import Limits, Quotas
+from dledger.remoting.client import RemotingClient
 from dledger.rpc import options
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.clients.connections import Connections
 from dledger.rpc.clients.grpc_server import GrpcServer
+from dledger.rpc.listening import stop_serving
+from rocketstore.broker.ports import GroupView
+from rocketstore.broker_remoting.service import RemotingService
 from rocketstore.grpc.service import SERVICE, GatewayService
 from rocketstore.pb import definition_pb2 as pb
 from rocketstore.pb import service_pb2 as pbs
@@ -29,7 +34,11 @@ WAIT_S: Final = 10.0
 class GatewayHarness(Harness):
     """``dial`` gives a client."""
 
+    member_host = "127.0.0.1"
+    """Where the group's members are."""
+
     async def _serve(self, bridge: LoopBridge) -> None:
+        self.view = GroupView("LEADER", 3, "n0", f"{self.member_host}:1", {"n0": f"{self.member_host}:1"})
         await super()._serve(bridge)
         self.broker.storage.transactions.start()
         limits = self.config.limits
@@ -38,14 +47,22 @@ class GatewayHarness(Harness):
         server_options = options.server_options(limits, bytes_max, 1000)
         quotas = Quotas(Limits(1000, 1 << 20, 100), owner_percent=50)
         self.server = GrpcServer(connections, server_options, 1000, quotas, "streams_max")
-        self.gateway = GatewayService(self.broker, connections)
+        self.client = RemotingClient()
+        self.gateway = GatewayService(self.broker, connections, self.client)
+        calls = self.gateway.relay.handlers()
+        self.remoting = RemotingService(self.broker, self.client, member_calls=calls)
+        self._listening = await asyncio.get_running_loop().create_server(self.remoting.server.protocol, "127.0.0.1", 0)
+        self.remoting_port = self._listening.sockets[0].getsockname()[1]
         self.server.add(SERVICE, self.gateway.grpc_methods())
         await self.server.start("127.0.0.1", 0, None, describes_itself=True)
 
     async def _end(self, grace_s: float | None) -> None:
         self.broker.stop_waiting()
+        await stop_serving(self._listening)
+        await self.remoting.close(grace_s or 0)
         await self.server.stop(grace_s or 0)
         await self.gateway.close()
+        await self.client.close()
         self.broker.storage.transactions.stop()
         await super()._end(grace_s)
 
@@ -110,6 +127,21 @@ class GatewayClient:
         """Heartbeat."""
         request = pbs.HeartbeatRequest(client_type=kind, group=pb.Resource(name=group) if group else None)
         return self.call("Heartbeat", request, pbs.HeartbeatResponse).status
+
+    def send(self, *messages: pb.Message, timeout_s: float = WAIT_S) -> pbs.SendMessageResponse:
+        """SendMessage."""
+        request = pbs.SendMessageRequest(messages=messages)
+        return self.call("SendMessage", request, pbs.SendMessageResponse, timeout_s)
+
+
+def message(
+    body: bytes = b"body", topic: str = "T", message_id: str = "01", kind: pb.MessageType = pb.NORMAL, **system: object
+) -> pb.Message:
+    """A message as a client sends it; ``system``: further properties of the protocol's."""
+    properties = pb.SystemProperties(message_id=message_id, message_type=kind, body_encoding=pb.IDENTITY)
+    properties.born_timestamp.seconds = 1_700_000_000
+    properties.MergeFrom(pb.SystemProperties(**system))  # type: ignore[arg-type]  # whatever its fields are
+    return pb.Message(topic=pb.Resource(name=topic), body=body, system_properties=properties)
 
 
 class CommandsOfServer:

@@ -1,0 +1,260 @@
+"""Messages of the protocol as records of the store, and back: RocketMQ 4's clients read what is sent here."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Mapping
+from typing import Final
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from rocketstore.broker.hosts import host_address, host_text
+from rocketstore.broker.transactions.messages import PROPERTY_CHECK_IMMUNITY
+from rocketstore.grpc.calls import GatewayCall, name_of
+from rocketstore.grpc.checks import (
+    RECOVERY_S_MAX,
+    RESERVED,
+    check_body,
+    check_message_group,
+    check_message_id,
+    check_properties,
+    check_topic_name,
+)
+from rocketstore.grpc.codes import RejectedError
+from rocketstore.message.message import (
+    PROPERTY_KEYS,
+    PROPERTY_PRODUCER_GROUP,
+    PROPERTY_TAGS,
+    PROPERTY_TIMER_DELIVER_MS,
+    PROPERTY_TIMER_OUT_MS,
+    PROPERTY_TRANSACTION,
+    PROPERTY_UNIQUE_KEY,
+    SYS_FLAG_COMPRESSED,
+    SYS_FLAG_PREPARED,
+    HostAddress,
+    Message,
+)
+from rocketstore.message.record import decode_record
+from rocketstore.pb import definition_pb2 as pb
+
+PROPERTY_MESSAGE_GROUP: Final = "__SHARDINGKEY"
+PROPERTY_TRACE_CONTEXT: Final = "TRACE_CONTEXT"
+PROPERTY_PRIORITY: Final = "_SYS_MSG_PRIORITY_"
+PROPERTY_DEAD_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
+PROPERTY_DEAD_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
+PRIORITY_MAX: Final = 2**31 - 1
+_GZIP: Final = b"\x1f\x8b"
+_GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
+_ZLIB_OR_GZIP: Final = 32 + zlib.MAX_WBITS
+_TYPES: Final = frozenset({pb.NORMAL, pb.FIFO, pb.DELAY, pb.TRANSACTION, pb.PRIORITY})
+
+
+def type_of(message: pb.Message) -> pb.MessageType:
+    """The type of a message that is sent. Raises ``RejectedError`` if its properties contradict that."""
+    system = message.system_properties
+    given = system.message_type
+    if given not in _TYPES:
+        raise RejectedError(pb.NOT_IMPLEMENTED, f"message type {given}: lite topics and the like are not served")
+    found = pb.NORMAL
+    if system.message_group:
+        found = pb.FIFO
+    elif system.HasField("delivery_timestamp"):
+        found = pb.DELAY
+    elif system.HasField("priority"):
+        found = pb.PRIORITY
+    if given == pb.TRANSACTION and found == pb.NORMAL:
+        found = pb.TRANSACTION
+    if found != given:
+        names = pb.MessageType.Name
+        raise RejectedError(
+            pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+            f"a message of type {names(given)} has the properties of type {names(found)}",
+        )
+    return given
+
+
+def to_store(
+    call: GatewayCall, given: pb.Message, store_host: HostAddress, body_bytes_max: int, *, may_be_empty: bool
+) -> Message:
+    """A message as it is stored, of no queue yet. Raises ``RejectedError``."""
+    topic = check_topic_name(name_of(given.topic))
+    system, body = given.system_properties, given.body
+    kind = type_of(given)
+    check_message_id(system.message_id)
+    check_properties(given.user_properties, system.tag, system.keys)
+    check_body(body, body_bytes_max, may_be_empty=may_be_empty)
+    if system.HasField("body_digest"):
+        _check_digest(body, system.body_digest)
+    if system.body_encoding == pb.GZIP:
+        body = _unpacked(body, _GZIP_WINDOW, body_bytes_max)
+    properties = {name: value for name, value in given.user_properties.items() if value}
+    if system.tag:
+        properties[PROPERTY_TAGS] = system.tag
+    if system.keys:
+        properties[PROPERTY_KEYS] = " ".join(system.keys)
+    if system.trace_context:
+        properties[PROPERTY_TRACE_CONTEXT] = system.trace_context
+    flag = 0
+    if kind != pb.NORMAL:
+        properties |= _of_type(kind, topic, system)
+        flag = SYS_FLAG_PREPARED if kind == pb.TRANSACTION else 0
+    properties[PROPERTY_UNIQUE_KEY] = system.message_id
+    text = "\x02".join([f"{name}\x01{value}" for name, value in properties.items()])
+    return Message(
+        topic,
+        body,
+        -1,
+        {},
+        0,
+        flag,
+        max(0, to_ms(system.born_timestamp)),
+        host_address(call.host, call.port),
+        store_host,
+        property_string=text.encode(),
+    )
+
+
+def _of_type(kind: pb.MessageType, topic: str, system: pb.SystemProperties) -> dict[str, str]:
+    """The properties that make it one of its type; a producer's group is the topic that it sends to."""
+    match kind:
+        case pb.FIFO:
+            check_message_group(system.message_group)
+            return {PROPERTY_MESSAGE_GROUP: system.message_group}
+        case pb.DELAY:
+            due_ms = to_ms(system.delivery_timestamp)
+            if due_ms <= 0:
+                raise RejectedError(pb.ILLEGAL_DELIVERY_TIME, "the delivery timestamp is no time since 1970")
+            return {PROPERTY_TIMER_DELIVER_MS: str(due_ms)}
+        case pb.PRIORITY:
+            if not 0 <= system.priority <= PRIORITY_MAX:
+                raise RejectedError(pb.BAD_REQUEST, f"priority {system.priority}: at least 0")
+            return {PROPERTY_PRIORITY: str(system.priority)}
+    found = {PROPERTY_TRANSACTION: "true", PROPERTY_PRODUCER_GROUP: topic}
+    if system.HasField("orphaned_transaction_recovery_duration"):
+        seconds = system.orphaned_transaction_recovery_duration.seconds
+        if not 0 <= seconds <= RECOVERY_S_MAX:
+            raise RejectedError(
+                pb.BAD_REQUEST, f"a producer is asked about a transaction after 0 to {RECOVERY_S_MAX} s, not {seconds}"
+            )
+        found[PROPERTY_CHECK_IMMUNITY] = str(seconds)
+    return found
+
+
+# -- to clients --------------------------------------------------------------------------------------------------------
+
+
+def to_client(record: bytes, body_bytes_max: int, *, topic: str = "") -> pb.Message:
+    """A stored record as a client gets it, without what a delivery adds; ``topic``: in the place of its own.
+
+    Raises ``CorruptRecordError``.
+    """
+    message = decode_record(record)
+    properties = message.properties
+    body, encoding = _readable(message, body_bytes_max)
+    found = pb.Message(topic=pb.Resource(name=topic or message.topic), body=body)
+    for name, value in properties.items():
+        if name not in RESERVED:
+            found.user_properties[name] = value
+    system = found.system_properties
+    system.message_id = message.unique_key
+    system.message_type = _type_of_stored(message)
+    system.body_encoding = encoding
+    system.body_digest.type = pb.MD5
+    system.body_digest.checksum = hashlib.md5(body, usedforsecurity=False).hexdigest().upper()
+    set_ms(system.born_timestamp, message.born_timestamp)
+    set_ms(system.store_timestamp, message.store_timestamp)
+    system.born_host, system.store_host = host_text(message.born_host), host_text(message.store_host)
+    system.queue_id, system.queue_offset = message.queue_id, message.queue_offset
+    if message.tags:
+        system.tag = message.tags
+    system.keys.extend(message.keys)
+    _set_optional(system, properties)
+    return found
+
+
+def _set_optional(system: pb.SystemProperties, properties: Mapping[str, str]) -> None:
+    if group := properties.get(PROPERTY_MESSAGE_GROUP):
+        system.message_group = group
+    if context := properties.get(PROPERTY_TRACE_CONTEXT):
+        system.trace_context = context
+    if (priority := _number(properties.get(PROPERTY_PRIORITY))) >= 0:
+        system.priority = min(priority, PRIORITY_MAX)
+    due_ms = _number(properties.get(PROPERTY_TIMER_DELIVER_MS) or properties.get(PROPERTY_TIMER_OUT_MS))
+    if due_ms >= 0:
+        set_ms(system.delivery_timestamp, due_ms)
+    if dead := properties.get(PROPERTY_DEAD_TOPIC):
+        system.dead_letter_queue.topic = dead
+        system.dead_letter_queue.message_id = properties.get(PROPERTY_DEAD_ID, "")
+
+
+def _type_of_stored(message: Message) -> pb.MessageType:
+    properties = message.properties
+    if PROPERTY_TRANSACTION in properties:
+        return pb.TRANSACTION
+    if PROPERTY_TIMER_DELIVER_MS in properties or PROPERTY_TIMER_OUT_MS in properties or message.delay_level:
+        return pb.DELAY
+    if PROPERTY_MESSAGE_GROUP in properties:
+        return pb.FIFO
+    return pb.PRIORITY if PROPERTY_PRIORITY in properties else pb.NORMAL
+
+
+def _readable(message: Message, bytes_max: int) -> tuple[bytes, pb.Encoding]:
+    """A body in an encoding that clients know: RocketMQ 4's producers compress in another one."""
+    body = message.body
+    if not message.sys_flag & SYS_FLAG_COMPRESSED:
+        return body, pb.IDENTITY
+    if body.startswith(_GZIP):
+        return body, pb.GZIP
+    try:
+        return _unpacked(body, _ZLIB_OR_GZIP, 16 * bytes_max), pb.IDENTITY
+    except RejectedError:
+        return body, pb.IDENTITY
+
+
+def _unpacked(body: bytes, window: int, bytes_max: int) -> bytes:
+    """Raises ``RejectedError``."""
+    unpacker = zlib.decompressobj(window)
+    try:
+        found = unpacker.decompress(body, bytes_max + 1)
+    except zlib.error as error:
+        raise RejectedError(pb.MESSAGE_CORRUPTED, f"the body cannot be decompressed: {error}") from None
+    if len(found) > bytes_max:
+        raise RejectedError(
+            pb.MESSAGE_BODY_TOO_LARGE, f"the body has more than {bytes_max} bytes when it is decompressed"
+        )
+    if not unpacker.eof:
+        raise RejectedError(pb.MESSAGE_CORRUPTED, "the compressed body ends too early")
+    return found
+
+
+def _check_digest(body: bytes, digest: pb.Digest) -> None:
+    """Clients write CRC32 in three ways: in hexadecimal digits with and without zeros before them, and decimally."""
+    given = digest.checksum.upper()
+    match digest.type:
+        case pb.CRC32:
+            crc = zlib.crc32(body)
+            right = given.lstrip("0") in (f"{crc:X}".lstrip("0"), str(crc).lstrip("0"))
+        case pb.MD5:
+            right = given == hashlib.md5(body, usedforsecurity=False).hexdigest().upper()
+        case pb.SHA1:
+            right = given == hashlib.sha1(body, usedforsecurity=False).hexdigest().upper()
+        case _:
+            return
+    if not right:
+        raise RejectedError(pb.MESSAGE_CORRUPTED, "the body is not what its digest says: send the message again")
+
+
+def to_ms(moment: Timestamp) -> int:
+    """Milliseconds since 1970."""
+    return moment.seconds * 1000 + moment.nanos // 1_000_000
+
+
+def set_ms(moment: Timestamp, time_ms: int) -> None:
+    """Set a field to so many milliseconds since 1970."""
+    moment.seconds, rest = divmod(time_ms, 1000)
+    moment.nanos = rest * 1_000_000
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) <= 18 else -1

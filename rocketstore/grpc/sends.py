@@ -1,0 +1,239 @@
+"""SendMessage: checked and encoded here, stored by ``rocketstore.broker.sending``, recognized when it is sent again."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from dledger.errors import CorruptLogError, InvalidRequestError, ShutdownError
+from rocketstore.broker.broker import Broker
+from rocketstore.broker.duplicates import DuplicateWindow
+from rocketstore.broker.refusal import Refusal, RefusalKind, kind_of
+from rocketstore.broker.sending import MessageSource, SendBatch
+from rocketstore.grpc import messages
+from rocketstore.grpc.calls import GatewayCall
+from rocketstore.grpc.codes import OK, RejectedError, status_of
+from rocketstore.grpc.registry import Registry
+from rocketstore.message.message import PROPERTY_UNIQUE_KEY, Message
+from rocketstore.message.properties import find_property
+from rocketstore.message.record import CorruptRecordError, decode_record
+from rocketstore.pb import definition_pb2 as pb
+from rocketstore.pb import service_pb2 as pbs
+from rocketstore.state.changes import TopicConfig
+from rocketstore.types import PutMessageStatus, PutResult, StoredPlace
+
+BATCH_MAX: Final = 1024
+"""Messages of one request; clients send one."""
+SUSPECT_S: Final = 15.0
+"""For how long after it has become the leader it looks in the log for messages that its predecessor may have taken."""
+_STATUSES: Final = {
+    PutMessageStatus.FLUSH_DISK_TIMEOUT: pb.MASTER_PERSISTENCE_TIMEOUT,
+    PutMessageStatus.FLUSH_SLAVE_TIMEOUT: pb.SLAVE_PERSISTENCE_TIMEOUT,
+    PutMessageStatus.SLAVE_NOT_AVAILABLE: pb.HA_NOT_AVAILABLE,
+}
+RecallHandleOf = Callable[[Message, StoredPlace], str]
+"""The handle by which a timed message can be recalled."""
+
+
+class _First(NamedTuple):
+    """A message that is not known to have been sent before, and where its result goes."""
+
+    message: Message
+    message_id: str
+    result: asyncio.Future[PutResult]
+
+
+class Sends:
+    """On the loop."""
+
+    def __init__(self, broker: Broker, registry: Registry, recall_handle_of: RecallHandleOf) -> None:
+        self._broker = broker
+        self._registry = registry
+        self._recall_handle_of = recall_handle_of
+        loop = asyncio.get_running_loop()
+        self._now = loop.time
+        self.window: Final = DuplicateWindow(loop.time, broker.config.access.account_share_percent)
+        self._leads_since = -SUSPECT_S
+        self._leads_since_ms = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """Store nothing more."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def leads(self) -> None:
+        """This broker has become the leader just now."""
+        self._leads_since = self._now()
+        self._leads_since_ms = self._broker.loop.clock.wall_ms()
+
+    async def send(self, call: GatewayCall, request: pbs.SendMessageRequest) -> pbs.SendMessageResponse:
+        """SendMessage. Raises ``RejectedError`` and ``Refusal``; nothing is stored then, or it is unknown."""
+        given = request.messages
+        if not given or len(given) > BATCH_MAX:
+            raise RejectedError(pb.BAD_REQUEST, f"{len(given)} messages: a request has 1 to {BATCH_MAX}")
+        config = self._broker.config
+        found = [
+            messages.to_store(
+                call,
+                one,
+                self._broker.store_host,
+                config.store.max_message_size,
+                may_be_empty=config.grpc_empty_bodies,
+            )
+            for one in given
+        ]
+        if len({one.topic for one in found}) > 1:
+            raise RejectedError(pb.BAD_REQUEST, "the messages of one request are for one topic")
+        name = found[0].topic
+        topic = self._broker.topics.find(name)
+        for message, one in zip(found, given, strict=True):
+            self._choose_queue(message, one, topic)
+        await self._registry.published(call, name)
+        results = await self._store(call, found)
+        return self._answer(given, found, results)
+
+    def _choose_queue(self, message: Message, given: pb.Message, topic: TopicConfig | None) -> None:
+        """The queue is the server's choice: by message group, by priority, or in turn."""
+        if topic is None:  # it is created, and its queues are numbered then
+            if given.system_properties.message_group:
+                message.queue_id = 0
+            return
+        system, queues = given.system_properties, max(topic.write_queues, 1)
+        if system.message_group:
+            message.queue_id = zlib.crc32(system.message_group.encode()) % queues
+        elif system.HasField("priority"):
+            message.queue_id = min(system.priority, queues - 1)
+        else:
+            message.queue_id = self._broker.topics.next_queue(topic)
+
+    # -- storing -------------------------------------------------------------------------------------------------------
+
+    async def _store(self, call: GatewayCall, found: Sequence[Message]) -> Sequence[PutResult]:
+        """One result per message. A call that is given up meanwhile changes nothing: its repetition gets them."""
+        owner, window = call.quota.owner, self.window
+        results: list[asyncio.Future[PutResult]] = []
+        first: list[_First] = []
+        for message in found:
+            message_id = find_property(message.property_string, PROPERTY_UNIQUE_KEY) or ""
+            result = window.find(owner, message.topic, message_id)
+            if result is None:
+                result = window.begin(owner, message.topic, message_id)
+                first.append(_First(message, message_id, result))
+            results.append(result)
+        if first:
+            if call.may_be_repeated or self._now() - self._leads_since < SUSPECT_S:
+                task = asyncio.get_running_loop().create_task(self._put_unless_stored(call, first))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            else:
+                self._put(call, first)
+        return [await asyncio.shield(one) for one in results]
+
+    def _put(self, call: GatewayCall, first: Sequence[_First]) -> None:
+        owner, settle = call.quota.owner, self.window.settle
+
+        def done(results: Sequence[PutResult]) -> None:
+            for one, result in zip(first, results, strict=True):
+                settle(owner, one.message.topic, one.message_id, one.result, result)
+
+        stored = [one.message for one in first]
+        size = sum(len(one.body) + len(one.property_string) for one in stored)
+        self._broker.sending.submit(MessageSource(call.quota), SendBatch(stored, size), done)
+
+    async def _put_unless_stored(self, call: GatewayCall, first: Sequence[_First]) -> None:
+        """Store what the log does not hold yet."""
+        left: list[_First] = []
+        try:
+            for one in first:
+                known = None
+                if call.may_be_repeated or one.message.born_timestamp <= self._leads_since_ms:
+                    known = await self._stored_before(one.message, one.message_id)
+                if known is None:
+                    left.append(one)
+                else:
+                    self.window.settle(call.quota.owner, one.message.topic, one.message_id, one.result, known)
+        except BaseException:
+            lost = PutResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, outcome="not_applied", reason="it is stopping")
+            for one in first:
+                self.window.settle(call.quota.owner, one.message.topic, one.message_id, one.result, lost)
+            raise
+        if left:
+            self._put(call, left)
+
+    async def _stored_before(self, message: Message, message_id: str) -> PutResult | None:
+        """A message with this id that the log holds already: its sender has not heard of it, and sends it again."""
+        store = self._broker.store
+        try:
+            records = await self._broker.loop.readers.run(
+                lambda: store.query(message.topic, message_id, 1, 0, 1 << 62, unique=True)
+            )
+            one = decode_record(records[0]) if records else None
+        except (CorruptLogError, CorruptRecordError, InvalidRequestError, ShutdownError):
+            return None
+        if one is None or one.unique_key != message_id:
+            return None
+        self.window.recognized += 1
+        place = StoredPlace(one.offset, one.size, one.queue_id, one.queue_offset, one.store_timestamp)
+        return PutResult(PutMessageStatus.PUT_OK, place)
+
+    # -- answering -----------------------------------------------------------------------------------------------------
+
+    def _answer(
+        self, given: Sequence[pb.Message], found: Sequence[Message], results: Sequence[PutResult]
+    ) -> pbs.SendMessageResponse:
+        gone = [one for one in results if _is_elsewhere(one)]
+        if len(gone) == len(results):
+            raise Refusal.of(gone[0])
+        answer = pbs.SendMessageResponse()
+        for one, message, result in zip(given, found, results, strict=True):
+            entry = answer.entries.add(message_id=one.system_properties.message_id)
+            entry.status.CopyFrom(_status(result))
+            stored = result.stored
+            if stored is None or entry.status.code != pb.OK:
+                continue
+            entry.offset = stored.queue_offset
+            kind = one.system_properties.message_type
+            if kind == pb.TRANSACTION:
+                entry.transaction_id = transaction_id(stored)
+            elif kind == pb.DELAY:
+                entry.recall_handle = self._recall_handle_of(message, stored)
+        codes = {one.status.code for one in answer.entries}
+        if len(codes) > 1:
+            answer.status.CopyFrom(pb.Status(code=pb.MULTIPLE_RESULTS, message="see each message's own result"))
+        else:
+            answer.status.CopyFrom(answer.entries[0].status)
+        return answer
+
+
+def _is_elsewhere(result: PutResult) -> bool:
+    """Whether another broker may take the message, or have taken it: whoever passes on calls asks there."""
+    return not result.ok and (kind_of(result) is RefusalKind.UNAVAILABLE or result.outcome == "unknown")
+
+
+def _status(result: PutResult) -> pb.Status:
+    if result.status is PutMessageStatus.PUT_OK:
+        return OK
+    if result.ok:
+        return pb.Status(code=_STATUSES[result.status], message=result.reason or str(result.status))
+    return status_of(Refusal.of(result))
+
+
+def transaction_id(half: StoredPlace) -> str:
+    """Names a half message; opaque to clients."""
+    return f"{half.queue_offset:x}-{half.offset:x}"
+
+
+def parse_transaction_id(text: str) -> tuple[int, int]:
+    """Queue offset and position of a half message. Raises ``RejectedError``."""
+    first, _, second = text.partition("-")
+    try:
+        found = int(first, 16), int(second, 16)
+    except ValueError:
+        found = -1, -1
+    if min(found) < 0 or max(found) >= 1 << 62:
+        raise RejectedError(pb.INVALID_TRANSACTION_ID, f"no transaction has the id {text[:64]!r}")
+    return found

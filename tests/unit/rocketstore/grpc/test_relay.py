@@ -1,0 +1,201 @@
+"""G1, G2: every member takes every call, and the leader carries it out, whoever that is while the call lasts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from threading import Thread
+
+import pytest
+
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.errors import FrameError
+from dledger.remoting.frame import Frame
+from rocketstore.broker.ports import GroupView
+from rocketstore.grpc.relay import join, split
+from rocketstore.message.record import decode_record
+from rocketstore.pb import definition_pb2 as pb
+from rocketstore.pb import service_pb2 as pbs
+from rocketstore.remoting.codes import MemberCode
+from rocketstore.types import BrokerRole
+from tests.support.remoting import RemotingSocket
+from tests.support.waiting import wait_until
+from tests.unit.rocketstore.grpc.harness import (
+    GatewayClient,
+    GatewayHarness,
+    consumer_settings,
+    message,
+    producer_settings,
+)
+
+
+@pytest.fixture
+def leader() -> Iterator[GatewayHarness]:
+    with GatewayHarness() as harness:
+        yield harness
+
+
+@pytest.fixture
+def member(leader: GatewayHarness) -> Iterator[GatewayHarness]:
+    with GatewayHarness() as harness:
+        harness.become(BrokerRole.SLAVE)
+        follow(harness, leader)
+        wait_until(lambda: bool(leader.broker.member_hosts.known), "the leader knows its members' addresses")
+        yield harness
+
+
+@pytest.fixture
+def client(member: GatewayHarness) -> Iterator[GatewayClient]:
+    with member.dial() as dialled:
+        yield dialled
+
+
+def follow(harness: GatewayHarness, leader: GatewayHarness) -> None:
+    address, own = f"127.0.0.1:{leader.remoting_port}", f"127.0.0.1:{harness.remoting_port}"
+    harness.view = GroupView("FOLLOWER", 3, "n0x", address, {"n0x": address, harness.config.node_id: own})
+    leader.view = GroupView("LEADER", 3, leader.config.node_id, address, harness.view.members)
+
+
+def lead_nowhere(harness: GatewayHarness) -> None:
+    harness.view = GroupView("CANDIDATE", 4, "", "", harness.view.members)
+
+
+def test_what_a_member_is_sent_is_stored_by_the_leader(leader: GatewayHarness, client: GatewayClient) -> None:
+    """The client sees no difference; its own address is in the record, not the member's."""
+    answer = client.send(message(b"hello"))
+    assert (answer.status.code, answer.entries[0].status.code) == (pb.OK, pb.OK)
+    found = decode_record(leader.store.log.records[0].record)
+    assert (found.body, found.born_host.ip) == (b"hello", b"\x7f\0\0\1")
+
+
+def test_refusals_of_the_leader_reach_the_client(client: GatewayClient) -> None:
+    """In the answer's status, as if there were no member in between."""
+    assert client.send(message(b"")).status.code == pb.MESSAGE_BODY_EMPTY
+
+
+def test_a_call_waits_until_there_is_a_leader(
+    leader: GatewayHarness, member: GatewayHarness, client: GatewayClient
+) -> None:
+    """A client repeats a refused send at once, three times, and gives up: an election takes longer."""
+    lead_nowhere(member)
+    found: list[pb.Code] = []
+    thread = Thread(target=lambda: found.append(client.send(message(b"held")).status.code))
+    thread.start()
+    wait_until(lambda: member.server.connections._calls.total() == 1, "the call has come in")
+    assert not found
+    follow(member, leader)
+    thread.join()
+    assert found == [pb.OK]
+    assert len(leader.store.log.records) == 1
+
+
+def test_without_a_leader_the_answer_comes_before_the_clients_deadline(
+    member: GatewayHarness, client: GatewayClient
+) -> None:
+    """After it, the client would know nothing, and send the message again."""
+    lead_nowhere(member)
+    began = time.monotonic()
+    status = client.send(message(), timeout_s=1.0).status
+    assert status.code == pb.HA_NOT_AVAILABLE
+    assert "no leader" in status.message
+    assert 0.5 < time.monotonic() - began < 1.0
+
+
+def test_a_leader_that_is_none_any_more_is_asked_no_longer(
+    leader: GatewayHarness, member: GatewayHarness, client: GatewayClient
+) -> None:
+    """It may be gone without hanging up: what it was asked is asked of the next one. The id is looked for in the log,
+    because the old leader may have stored the message; here nobody has.
+    """
+    with GatewayHarness() as silent:
+        silent.store.hold_results = True
+        follow(member, silent)
+        found: list[pb.Code] = []
+        thread = Thread(target=lambda: found.append(client.send(message(b"moved")).status.code))
+        thread.start()
+        wait_until(lambda: len(silent.store.held) == 1, "the old leader has the call")
+        follow(member, leader)
+        thread.join()
+        assert found == [pb.OK]
+        assert [decode_record(one.record).body for one in leader.store.log.records] == [b"moved"]
+        silent.store.release_results()
+
+
+def test_a_message_that_the_old_leader_has_stored_is_not_stored_again(
+    leader: GatewayHarness, member: GatewayHarness, client: GatewayClient
+) -> None:
+    """The new leader finds its id in the log, and answers with its place."""
+    assert client.send(message(b"once", message_id="kept")).entries[0].offset == 0
+    window = leader.gateway.sends.window
+    leader.on_loop(window._owners.clear)  # the new leader remembers nothing of the old one's
+    leader.on_loop(leader.gateway.role_changed)
+    answer = client.send(message(b"once", message_id="kept"))
+    assert (answer.status.code, answer.entries[0].offset) == (pb.OK, 0)
+    assert len(leader.store.log.records) == 1
+
+
+def test_the_leader_hears_of_clients_at_other_members(
+    leader: GatewayHarness, member: GatewayHarness, client: GatewayClient
+) -> None:
+    """By their settings and with each heartbeat: whom to ask, and who is in a group."""
+    client.telemetry(consumer_settings("G", "T")).next()
+    wait_until(lambda: leader.groups.clients.consumers("G") is not None, "the leader knows it")
+    assert client.heartbeat(pb.PUSH_CONSUMER, "G").code == pb.OK
+    known = leader.gateway.registry.find("client-1")
+    assert known is not None
+    assert (known.member, known.group) == (member.config.node_id, "G")
+    client.call("NotifyClientTermination", pbs.NotifyClientTerminationRequest(), pbs.NotifyClientTerminationResponse)
+    assert leader.groups.clients.consumers("G") is None
+
+
+def test_commands_of_the_leader_reach_clients_of_members(
+    leader: GatewayHarness, member: GatewayHarness, client: GatewayClient
+) -> None:
+    """A client's stream ends at one member, and its transactions at the leader."""
+    stream = client.telemetry(producer_settings("T"))
+    stream.next()
+    command = pbs.TelemetryCommand(reconnect_endpoints_command=pbs.ReconnectEndpointsCommand(nonce="n"))
+    tell = leader.gateway.relay.tell_member
+    node = member.config.node_id
+    assert leader.bridge.run(tell(node, "client-1", command.SerializeToString()))
+    assert stream.next() == command
+    assert not leader.bridge.run(tell(node, "unknown", b""))
+    assert not leader.bridge.run(tell("n9", "client-1", b""))
+
+
+class Elsewhere(GatewayHarness):
+    """Its members are not on this machine."""
+
+    member_host = "192.0.2.1"
+
+
+def test_only_members_give_commands_and_say_where_calls_come_from() -> None:
+    """Whoever else connects speaks for itself: what it says of a client's address is not believed."""
+    with Elsewhere() as leader, RemotingSocket(leader.remoting_port) as stranger:
+        refused = stranger.ask(MemberCode.GATEWAY_COMMAND, {"clientId": "client-1"})
+        assert refused.code == AnswerCode.SYSTEM_ERROR
+        assert "only a member" in refused.remark
+        request = pbs.SendMessageRequest(messages=[message()]).SerializeToString()
+        fields = {"method": "SendMessage", "origin": "192.0.2.9:5", "remainingMs": "1000", "x-mq-client-id": "c"}
+        answer = stranger.ask(MemberCode.GATEWAY_CALL, fields, request)
+        assert pbs.SendMessageResponse.FromString(split(answer.body)[0]).status.code == pb.OK
+        found = decode_record(leader.store.log.records[0].record)
+        assert found.born_host.ip == b"\x7f\0\0\1"
+
+
+def test_a_call_that_lacks_something_is_refused(leader: GatewayHarness) -> None:
+    """Also a method that nobody passes on."""
+    with RemotingSocket(leader.remoting_port) as stranger:
+        assert stranger.ask(MemberCode.GATEWAY_CALL, {"method": "SendMessage"}).code == AnswerCode.SYSTEM_ERROR
+        fields = {"method": "Nothing", "origin": "127.0.0.1:5", "remainingMs": "1000"}
+        assert stranger.ask(MemberCode.GATEWAY_CALL, fields).code == AnswerCode.SYSTEM_ERROR
+
+
+def test_answers_are_split_as_they_were_joined() -> None:
+    """Each with its length; what ends too early is refused."""
+    answers = [b"", b"a", b"bc" * 1000]
+    assert split(join(answers)) == answers
+    for cut in (join(answers)[:-1], b"\0\0"):
+        with pytest.raises(FrameError):
+            split(cut)
+    assert split(Frame(0, 0).body) == []
