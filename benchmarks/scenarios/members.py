@@ -104,7 +104,7 @@ def measure_gaps(context: Context, names: frozenset[str]) -> Iterator[Figure]:
 
 
 def measure_catch_up(context: Context, _: frozenset[str]) -> Iterator[Figure]:
-    """Replace a lost member with one command, beside a voter whose disk is wiped, with the same long log."""
+    """Replace a lost member with one command, until it votes; beside a voter whose disk is wiped, until it is in sync."""
     log_bytes = int(context.settings.log_gib * (1 << 30))
     with ExitStack() as stack:
         directory = context.directory / "group-replace"
@@ -121,8 +121,8 @@ def measure_catch_up(context: Context, _: frozenset[str]) -> Iterator[Figure]:
         replaced = log_bytes / (time.perf_counter() - began) / 1e6
         group.stop(second)
         shutil.rmtree(group.store_dir(second))
-        began = time.perf_counter()
         group.start(second)
+        began = time.perf_counter()  # the other one was running already
         _wait_until_in_sync(admin, second)
         wiped = log_bytes / (time.perf_counter() - began) / 1e6
     yield Figure(CATCH_UP, replaced, "MB/s", WIPED_MEMBER, wiped)

@@ -76,7 +76,7 @@ class PeerCatchUp:
             )
         if leader.disk_full[peer]:
             return "its disk is full"
-        if not leader.counts[peer]:
+        if not self._has_standing(leader, peer):
             return "it has no standing yet, which it takes when it holds an entry appended after it was first heard"
         if leader.memories.get(peer, (0, 0))[0] != leader.boot_ids.get(peer):
             return "it has not been heard since it took standing"
@@ -124,7 +124,12 @@ class PeerCatchUp:
         behind = bool(self._ends) and leader.match[peer] < self._ends[0][1]
         if behind or leader.match[peer] == NO_INDEX:
             return "catching up"
-        return "in sync" if leader.counts[peer] else "no standing"
+        return "in sync" if self._has_standing(leader, peer) else "no standing"
+
+    @staticmethod
+    def _has_standing(leader: Leader, peer: NodeId) -> bool:
+        """Also by its last heartbeat, which tells of a new process before that has answered a push."""
+        return leader.counts[peer] and peer in leader.stand
 
     def _rate(self, peer: NodeId) -> int:
         place = self._places.get(peer)

@@ -111,6 +111,19 @@ def test_a_learner_without_standing_is_not_ready(standing: Standing) -> None:
     assert _told(solo).state == "no standing"
 
 
+def test_a_new_process_without_memory_is_not_ready_for_what_the_old_one_held() -> None:
+    """M4, M11: its heartbeat is heard before it has answered a push."""
+    solo = _leader()
+    _pass(solo, _TIMEOUT_MS)
+    solo.matches(N3, solo.log.last.index)
+    assert _told(solo).not_ready == ""
+    answer = HeartbeatResponse(solo.state.term, boot_id=8, uid=10, standing=Standing.BLANK)
+    solo.node.receive(N3, answer, solo.now_ms)
+
+    assert _told(solo).not_ready.startswith("it has no standing yet")
+    assert _told(solo).state == "no standing"
+
+
 def test_a_learner_whose_disk_is_full_is_not_ready() -> None:
     """Another voter without room helps nobody."""
     solo = _leader()
