@@ -229,6 +229,7 @@ class Search:
     def __init__(self, directory: Directory, *, doubting: bool = False) -> None:
         self._directory = directory
         self._doubting = doubting
+        self._doubted = directory.leader if doubting else None
         self._asked: set[str] = set()
         self._failures: dict[str, DLedgerError] = {}
         self._reports: dict[str, ServerReport] = {}
@@ -252,6 +253,13 @@ class Search:
         if settled is not None:
             self._directory.set_leader(settled)
         return settled is not None
+
+    @property
+    def only_the_doubted_is_silent(self) -> bool:
+        """Whether all others have answered: it is known to be silent, so nobody needs to wait for it."""
+        return self._doubted is not None and self._asked - self._failures.keys() - self._reports.keys() == {
+            self._doubted
+        }
 
     def conclude(self) -> str | None:
         """Who leads, after all have been asked; None if no server does for certain.

@@ -44,7 +44,7 @@ from dledger.sending.numbering import ProducerNumbering, is_misplaced
 
 LOOK_AFTER_MS: Final = 500.0
 """An answer that takes longer than this is overdue."""
-LOOK_AGAIN_MS: Final = 250.0
+LOOK_AGAIN_MS: Final = 150.0
 """The pause between two checks for another leader."""
 RETRY_STEP_MS: Final = 20.0
 """A batch with less time left is not sent again."""

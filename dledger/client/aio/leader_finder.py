@@ -82,4 +82,6 @@ class LeaderFinder(Generic[_StatusT]):
                 async for address, answer in answers:
                     if search.take(address, answer if isinstance(answer, DLedgerError) else self._report_of(answer)):
                         return True
+                    if search.only_the_doubted_is_silent:
+                        break
         return False

@@ -28,6 +28,25 @@ def test_async_look_does_not_end_with_the_word_of_the_present_leader() -> None:
     assert asyncio.run(LeaderFinder(directory, ask, lambda report: report).look()) == "n1:1"
 
 
+@pytest.mark.parametrize("elected", [False, True])
+def test_a_look_does_not_wait_for_the_leader_that_is_silent(elected: bool) -> None:
+    """All others have answered: whoever is elected next is found by the next look, which must not be late."""
+
+    async def test() -> None:
+        directory = Directory(("n0:1", "n1:1", "n2:1"))
+        directory.set_leader("n0:1")
+
+        async def ask(_addresses: object, _: TimeLimit) -> Answers:
+            yield "n1:1", ServerReport("n1", False, 2, None, {})
+            yield "n2:1", ServerReport("n2", elected, 2, None, {})
+            await asyncio.Event().wait()
+
+        looking = LeaderFinder(directory, ask, lambda report: report).look()
+        assert await asyncio.wait_for(looking, 10.0) == ("n2:1" if elected else "n0:1")
+
+    asyncio.run(test())
+
+
 def test_whoever_gives_up_waiting_for_a_search_does_not_end_it_for_the_others() -> None:
     """Its time is over, not theirs."""
 
