@@ -109,6 +109,7 @@ TARGETS: Final[Mapping[str, tuple[Limit, ...]]] = {
     "follower_append": (at_least(0.5, "GB/s"),),
     "failover_p50": (at_most(0.15, "s"),),
     "failover_max": (at_most(0.5, "s"),),
+    "failover_frozen_max": (at_most(1.1, "s"),),
     "handover_transfer_p50": (at_most(0.05, "s"),),
     "handover_stop_p50": (at_most(0.05, "s"),),
     "members_gap": (at_most(200, "ms"),),

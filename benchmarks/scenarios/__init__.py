@@ -41,6 +41,7 @@ ALL: Final[tuple[Scenario, ...]] = (
     tls.SCENARIO,
     large_reads.SCENARIO,
     failover.SCENARIO,
+    failover.FREEZING,
     members.GAPS,
     handover.SCENARIO,
     store.SCENARIO,

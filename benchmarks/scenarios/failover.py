@@ -1,10 +1,10 @@
-"""How long a group accepts no appends after its leader is killed, with default settings on both sides."""
+"""How long a group accepts no appends after its leader is killed or frozen, with default settings on both sides."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from typing import Final
 
@@ -13,24 +13,28 @@ from benchmarks.context import Context
 from benchmarks.figures import Figure
 from benchmarks.peers import etcd
 from benchmarks.registry import Scenario
-from benchmarks.targets import ETCD
+from benchmarks.targets import ETCD, OWN_P50
 from cluster.local.group import LocalGroup
 from dledger.client import DLedgerClient
 from dledger.errors import DLedgerError
+from dledger.types import NodeId
 
 ETCD_KILLS_MAX: Final = 5
 GIVE_UP_SECONDS: Final = 30.0
+FROZEN: Final = "failover_frozen_max"
 BODY: Final = os.urandom(1024)
 
 
-def first_append_after_kill(group: LocalGroup, client: DLedgerClient) -> float:
-    """Kill the leader; returns the seconds until a new append is acknowledged. Afterwards the node is back in the
+def first_append_after(
+    group: LocalGroup, client: DLedgerClient, harm: Callable[[NodeId], None], undo: Callable[[NodeId], None]
+) -> float:
+    """Harm the leader; returns the seconds until a new append is acknowledged. Afterwards the node is back in the
     group.
     """
     client.append(BODY)
     leader = group.leader()
     started = time.perf_counter()
-    group.kill(leader)
+    harm(leader)
     while True:
         try:
             client.append(BODY)
@@ -39,7 +43,7 @@ def first_append_after_kill(group: LocalGroup, client: DLedgerClient) -> float:
             if time.perf_counter() > started + GIVE_UP_SECONDS:
                 raise
     took = time.perf_counter() - started
-    group.start(leader)
+    undo(leader)
     group.wait_converged()
     return took
 
@@ -60,7 +64,7 @@ def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
         else:
             context.baseline_missing(ETCD, etcd.INSTALL)
         for number in range(kills):
-            ours.append(first_append_after_kill(group, client))
+            ours.append(first_append_after(group, client, group.kill, group.start))
             its_turn = number * etcd_kills // kills != (number + 1) * etcd_kills // kills
             if peer is not None and its_turn:
                 theirs.append(peer.first_put_after_kill(BODY))
@@ -71,4 +75,15 @@ def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
         yield Figure("failover_max", max(ours), "s", ETCD, max(theirs, default=None))
 
 
+def measure_frozen(context: Context, _: frozenset[str]) -> Iterator[Figure]:
+    """SIGSTOP: as after a power cut or in a partition, nothing says that the leader is gone."""
+    with ExitStack() as stack:
+        group = stack.enter_context(LocalGroup(context.directory / "group-frozen"))
+        client = stack.enter_context(closing(group.client()))
+        took = [first_append_after(group, client, group.pause, group.resume) for _ in range(context.settings.kills)]
+    context.say(f"  seconds of each: {' '.join(f'{value:.2f}' for value in sorted(took))}")
+    yield Figure(FROZEN, max(took), "s", OWN_P50, stats.median(took))
+
+
 SCENARIO: Final = Scenario("failover: SIGKILL for the leader", ("failover_p50", "failover_max"), measure)
+FREEZING: Final = Scenario("failover: SIGSTOP for the leader", (FROZEN,), measure_frozen)

@@ -104,7 +104,7 @@ def measure_gaps(context: Context, names: frozenset[str]) -> Iterator[Figure]:
 
 
 def measure_catch_up(context: Context, _: frozenset[str]) -> Iterator[Figure]:
-    """Replace a lost member with one command, until it votes; beside a voter whose disk is wiped, until it is in sync."""
+    """Replace a lost member, until the new one votes; beside a voter whose disk is wiped, until it is in sync."""
     log_bytes = int(context.settings.log_gib * (1 << 30))
     with ExitStack() as stack:
         directory = context.directory / "group-replace"

@@ -33,6 +33,7 @@ def append(value: float, peer: float | None) -> Figure:
         ("follower_append", ["≥ 0.5 GB/s"]),
         ("failover_p50", ["≤ 0.15 s"]),
         ("failover_max", ["≤ 0.5 s"]),
+        ("failover_frozen_max", ["≤ 1.1 s"]),
         ("handover_transfer_p50", ["≤ 0.05 s"]),
         ("handover_stop_p50", ["≤ 0.05 s"]),
         ("restart_clean", ["≤ 2 s"]),
