@@ -103,14 +103,18 @@ class ClientServer:
                 ending.close()
         self._loop.stop()
 
-    def grpc_server(self, name: str) -> GrpcServer:
-        """A server of the log service, not started yet; on the loop. ``name``: of the thread that watches it."""
+    def grpc_server(self, name: str, connection_calls_max: int = 0) -> GrpcServer:
+        """A server of the log service, not started yet; on the loop. ``name``: of the thread that watches it.
+
+        ``connection_calls_max``: instead of the one in the settings, unless it is 0.
+        """
         config, requests = self._config, self._requests
         if requests is None:
             raise InvariantError("the client server is not started")
         share = config.access.account_share_percent
         connections = Connections(name, config.limits, share_percent=share, conditions=self.conditions)
-        server_options, calls_max = options.client_server_options(config), options.calls_max(config)
+        most = connection_calls_max or config.limits.connection_calls_max
+        server_options, calls_max = options.client_server_options(config, most), options.calls_max(config)
         server = GrpcServer(connections, server_options, calls_max, requests.quotas, "client_streams_max")
         server.add(options.LOG_SERVICE, LogService(requests, connections).methods())
         return server

@@ -462,12 +462,12 @@ class DLedgerServer:
         """The log's handlers over remoting, from ``start`` on, for a broker's server on ``bridge``."""
         return self._clients.log_handlers
 
-    def grpc_server(self, name: str) -> GrpcServer:
+    def grpc_server(self, name: str, connection_calls_max: int) -> GrpcServer:
         """A server of the log service, not started yet, for a broker; on ``bridge``'s loop, from ``start`` on.
 
-        ``name``: of the thread that watches its connections.
+        ``name``: of the thread that watches its connections. ``connection_calls_max``: instead of the node's.
         """
-        return self._clients.grpc_server(name)
+        return self._clients.grpc_server(name, connection_calls_max)
 
     # -- Receiver: messages of peers -----------------------------------------------------------------------------
 

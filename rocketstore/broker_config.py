@@ -84,6 +84,10 @@ class BrokerConfig:
     for Java, Go, C# and C++ use TLS unless told otherwise, and believe any certificate, so it protects from who listens
     on the network, and from nobody else.
     """
+    grpc_connection_calls_max: Positive = 1024
+    """Maximum concurrent calls and streams per connection of gRPC, instead of ``connection_calls_max``: RocketMQ 5's
+    consumers have one that waits for each queue. Further ones wait at the client.
+    """
     grpc_empty_bodies: bool = False
     """Whether RocketMQ 5's clients may send messages without a body, which RocketMQ refuses by default."""
     vip_port: Annotated[int | None, Range(0, 65535)] = None

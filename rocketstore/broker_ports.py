@@ -12,6 +12,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import NamedTuple
 
 import grpc
@@ -203,7 +204,7 @@ class BrokerPorts:
         if port is None:
             return
         if node is not None:
-            server = node.grpc_server("rocketstore-connections")
+            server = node.grpc_server("rocketstore-connections", config.grpc_connection_calls_max)
         else:
             connections = Connections(
                 "rocketstore-connections",
@@ -213,10 +214,12 @@ class BrokerPorts:
             )
             waiting_max = config.pulls_waiting_max + config.grpc_clients_max + config.streams_max
             bytes_max = options.request_bytes_for(config.store.max_message_size)
-            server_options = options.server_options(config.limits, bytes_max, waiting_max)
+            limits = replace(config.limits, connection_calls_max=config.grpc_connection_calls_max)
+            server_options = options.server_options(limits, bytes_max, waiting_max)
             server = GrpcServer(connections, server_options, 2 * waiting_max, broker.shares.quotas, "streams_max")
         self._gateway = gateway = GatewayService(broker, server.connections, self._to_members)
         server.add(SERVICE, gateway.grpc_methods())
+        gateway.presence.own_address = lambda: address_text(host_of(self.address), self.grpc_port)
         credentials, both = self._grpc_credentials()
         await server.start(
             config.bind_host,
@@ -226,6 +229,7 @@ class BrokerPorts:
             plaintext_s_max=config.effective_limits.handshake_ms_max / 1000 if both else 0,
         )
         self._grpc = server
+        gateway.presence.start()
         if node is not None:
             node.grpc_port = server.port
 
@@ -259,7 +263,7 @@ class BrokerPorts:
                 self._slave_sync = SlaveSync(storage.state, to_members, replication.master, lambda: registration.master)
                 self._slave_sync.start(self._report)
         log = None if node is None else node.log_handlers
-        calls = {} if self._gateway is None else self._gateway.relay.handlers()
+        calls = {} if self._gateway is None else self._gateway.member_calls()
         service = RemotingService(broker, to_members, registration.announce, self._runtime, log, calls)
         registration.start()
         return service

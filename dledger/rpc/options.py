@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import grpc
@@ -84,10 +85,11 @@ def calls_max(config: ServerConfig) -> int:
     return 2 * config.replication.pending_entries_max + STREAM_KINDS * config.client_streams_max
 
 
-def client_server_options(config: ServerConfig) -> Options:
+def client_server_options(config: ServerConfig, connection_calls_max: int) -> Options:
     """For a server of a node's log."""
     waiting_max = config.replication.pending_entries_max + config.client_streams_max
-    return server_options(config.limits, request_bytes_max(config), waiting_max)
+    limits = replace(config.limits, connection_calls_max=connection_calls_max)
+    return server_options(limits, request_bytes_max(config), waiting_max)
 
 
 def server_options(limits: ConnectionLimits, request_bytes_max: int, waiting_max: int) -> Options:

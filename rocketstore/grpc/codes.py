@@ -13,6 +13,7 @@ from rocketstore.pb import definition_pb2 as pb
 _KINDS: Final = {
     RefusalKind.INVALID: pb.BAD_REQUEST,
     RefusalKind.ILLEGAL_MESSAGE: pb.BAD_REQUEST,
+    RefusalKind.WRONG_MESSAGE_TYPE: pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
     RefusalKind.WRONG_FILTER: pb.ILLEGAL_FILTER_EXPRESSION,
     RefusalKind.NO_TOPIC: pb.TOPIC_NOT_FOUND,
     RefusalKind.NO_QUEUE: pb.NOT_FOUND,

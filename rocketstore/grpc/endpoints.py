@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from dledger.access.addresses import parse_address as parse_ip
-from dledger.values import parse_address
+from dledger.values import address_text, parse_address
 from rocketstore.pb import definition_pb2 as pb
 
 ADDRESSES_MAX: Final = 64
@@ -28,7 +28,7 @@ class AccessPoints:
         if not given.addresses:
             return self._own()
         down = self._down()
-        kept = [one for one in given.addresses[:ADDRESSES_MAX] if f"{one.host}:{one.port}" not in down]
+        kept = [one for one in given.addresses[:ADDRESSES_MAX] if address_text(one.host, one.port) not in down]
         return pb.Endpoints(scheme=given.scheme, addresses=kept or given.addresses[:ADDRESSES_MAX])
 
     def _own(self) -> pb.Endpoints:

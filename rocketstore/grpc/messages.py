@@ -24,7 +24,9 @@ from rocketstore.grpc.checks import (
 from rocketstore.grpc.codes import RejectedError
 from rocketstore.message.message import (
     PROPERTY_KEYS,
+    PROPERTY_PRIORITY,
     PROPERTY_PRODUCER_GROUP,
+    PROPERTY_SHARDING_KEY,
     PROPERTY_TAGS,
     PROPERTY_TIMER_DELIVER_MS,
     PROPERTY_TIMER_OUT_MS,
@@ -38,9 +40,7 @@ from rocketstore.message.message import (
 from rocketstore.message.record import decode_record
 from rocketstore.pb import definition_pb2 as pb
 
-PROPERTY_MESSAGE_GROUP: Final = "__SHARDINGKEY"
 PROPERTY_TRACE_CONTEXT: Final = "TRACE_CONTEXT"
-PROPERTY_PRIORITY: Final = "_SYS_MSG_PRIORITY_"
 PROPERTY_DEAD_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
 PROPERTY_DEAD_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
 PRIORITY_MAX: Final = 2**31 - 1
@@ -120,7 +120,7 @@ def _of_type(kind: pb.MessageType, topic: str, system: pb.SystemProperties) -> d
     match kind:
         case pb.FIFO:
             check_message_group(system.message_group)
-            return {PROPERTY_MESSAGE_GROUP: system.message_group}
+            return {PROPERTY_SHARDING_KEY: system.message_group}
         case pb.DELAY:
             due_ms = to_ms(system.delivery_timestamp)
             if due_ms <= 0:
@@ -174,7 +174,7 @@ def to_client(record: bytes, body_bytes_max: int, *, topic: str = "") -> pb.Mess
 
 
 def _set_optional(system: pb.SystemProperties, properties: Mapping[str, str]) -> None:
-    if group := properties.get(PROPERTY_MESSAGE_GROUP):
+    if group := properties.get(PROPERTY_SHARDING_KEY):
         system.message_group = group
     if context := properties.get(PROPERTY_TRACE_CONTEXT):
         system.trace_context = context
@@ -194,7 +194,7 @@ def _type_of_stored(message: Message) -> pb.MessageType:
         return pb.TRANSACTION
     if PROPERTY_TIMER_DELIVER_MS in properties or PROPERTY_TIMER_OUT_MS in properties or message.delay_level:
         return pb.DELAY
-    if PROPERTY_MESSAGE_GROUP in properties:
+    if PROPERTY_SHARDING_KEY in properties:
         return pb.FIFO
     return pb.PRIORITY if PROPERTY_PRIORITY in properties else pb.NORMAL
 

@@ -13,10 +13,18 @@ from rocketstore.grpc.endpoints import AccessPoints
 from rocketstore.message.checks import check_client_topic
 from rocketstore.pb import definition_pb2 as pb
 from rocketstore.pb import service_pb2 as pbs
+from rocketstore.types import MessageType
 
 MASTER_ID: Final = 0
 """Clients send to brokers of this number only; whichever member they reach passes on what is the leader's."""
 ALL_TYPES: Final = (pb.NORMAL, pb.FIFO, pb.DELAY, pb.TRANSACTION, pb.PRIORITY)
+_TYPES: Final = {
+    MessageType.NORMAL: (pb.NORMAL,),
+    MessageType.FIFO: (pb.FIFO,),
+    MessageType.DELAY: (pb.DELAY,),
+    MessageType.TRANSACTION: (pb.TRANSACTION,),
+    MessageType.PRIORITY: (pb.PRIORITY,),
+}
 
 
 class Routes:
@@ -71,5 +79,5 @@ class Routes:
             id=queue_id,
             permission=permission,
             broker=broker,
-            accept_message_types=ALL_TYPES,
+            accept_message_types=_TYPES.get(topic.message_type, ALL_TYPES),
         )

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from dledger.errors import CorruptLogError, InvalidRequestError, ShutdownError
+from dledger.errors import CorruptLogError, InvalidRequestError, ShutdownError, told
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.duplicates import DuplicateWindow
 from rocketstore.broker.refusal import Refusal, RefusalKind, kind_of
@@ -191,7 +191,7 @@ class Sends:
         answer = pbs.SendMessageResponse()
         for one, message, result in zip(given, found, results, strict=True):
             entry = answer.entries.add(message_id=one.system_properties.message_id)
-            entry.status.CopyFrom(_status(result))
+            entry.status.CopyFrom(_status(result, one.system_properties.message_type))
             stored = result.stored
             if stored is None or entry.status.code != pb.OK:
                 continue
@@ -214,11 +214,13 @@ def _is_elsewhere(result: PutResult) -> bool:
     return not result.ok and (kind_of(result) is RefusalKind.UNAVAILABLE or result.outcome == "unknown")
 
 
-def _status(result: PutResult) -> pb.Status:
+def _status(result: PutResult, kind: pb.MessageType) -> pb.Status:
     if result.status is PutMessageStatus.PUT_OK:
         return OK
     if result.ok:
         return pb.Status(code=_STATUSES[result.status], message=result.reason or str(result.status))
+    if kind == pb.DELAY and result.status is PutMessageStatus.MESSAGE_ILLEGAL:
+        return pb.Status(code=pb.ILLEGAL_DELIVERY_TIME, message=told(result.reason))
     return status_of(Refusal.of(result))
 
 

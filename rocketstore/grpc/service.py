@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Final
 
 import grpc
@@ -14,17 +14,20 @@ from google.protobuf.message import Message
 from dledger.access.addresses import place_of
 from dledger.remoting.client import RemotingClient
 from dledger.remoting.errors import RequestError
+from dledger.remoting.server import Handler
+from dledger.rpc.clients.access_gate import open_stream
 from dledger.rpc.clients.aio_server import Methods
 from dledger.rpc.clients.connections import Connection, Connections
 from dledger.rpc.fields import parse
 from rocketstore.broker.broker import Broker
-from rocketstore.broker.permissions import Operation, needs
+from rocketstore.broker.permissions import Operation, has, needs
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.grpc.access import GatewayAccess
 from rocketstore.grpc.calls import SPARE_S, GatewayCall, Headers
 from rocketstore.grpc.codes import ANSWERED, RejectedError, is_limit, status_of
 from rocketstore.grpc.endpoints import AccessPoints
 from rocketstore.grpc.methods import Method, Place
+from rocketstore.grpc.presence import Presence
 from rocketstore.grpc.registry import Registry
 from rocketstore.grpc.relay import LOOK_INTERVAL_S, MovedError, PassedCall, Relay
 from rocketstore.grpc.routes import Routes
@@ -33,6 +36,7 @@ from rocketstore.grpc.telemetry import Telemetry
 from rocketstore.grpc.transactions import Transactions
 from rocketstore.pb import definition_pb2 as pb
 from rocketstore.pb import service_pb2 as pbs
+from rocketstore.remoting.codes import MemberCode
 
 _LOG: Final = logging.getLogger("rocketstore")
 SERVICE: Final = "apache.rocketmq.v2.MessagingService"
@@ -66,7 +70,8 @@ class GatewayService:
             self._transactions.question,
         )
         self.relay: Final = Relay(broker, client, self._serve_passed, self.registry.tell)
-        self.routes: Final = Routes(broker, AccessPoints(dict, frozenset))
+        self.presence: Final = Presence(broker, client)
+        self.routes: Final = Routes(broker, AccessPoints(self.presence.serving, self.presence.down))
         self.sends: Final = Sends(broker, self.registry, lambda _message, _stored: "")
         self._telemetry = Telemetry(broker, self.registry, self._announce, self._access.require)
         self._table = self._methods()
@@ -123,6 +128,10 @@ class GatewayService:
                 found[name] = grpc.unary_unary_rpc_method_handler(self._unary(name, method))
         return found
 
+    def member_calls(self) -> Mapping[int, Handler]:
+        """For the broker's remoting, by request code: they check for themselves who may do what."""
+        return {**self.relay.handlers(), MemberCode.GATEWAY_WHERE: self.presence.answer}
+
     def role_changed(self) -> None:
         """This broker leads now, or does not any more."""
         if self._broker.mastership.is_master:
@@ -130,6 +139,7 @@ class GatewayService:
 
     async def close(self) -> None:
         """Nothing is asked of clients any more, and nothing of the leader."""
+        await self.presence.close()
         await self.relay.close()
         await self.sends.close()
         await self.registry.close()
@@ -266,9 +276,8 @@ class GatewayService:
         try:
             with self._connections.call(context) as connection:
                 call = self._call(TELEMETRY, context, connection)
-                with call.quota.stream(
-                    "telemetry", "grpc_clients_max", number_max=self._broker.config.grpc_clients_max
-                ):
+                limit = self._broker.config.grpc_clients_max
+                with call.quota.stream("telemetry", "grpc_clients_max", number_max=limit), self._until_revoked(call):
 
                     async def write(command: bytes) -> None:
                         with connection.writing():
@@ -279,6 +288,19 @@ class GatewayService:
             refused = status_of(error)
             await context.write(pbs.TelemetryCommand(status=refused).SerializeToString())
             await context.abort(_grpc_status(refused.code), refused.message)
+
+    def _until_revoked(self, call: GatewayCall) -> AbstractContextManager[None]:
+        """Wraps a stream: ends it when the caller's key is revoked, or may no longer do what its settings say."""
+        guard, caller = self._broker.shares.guard, call.caller
+        if guard is None or caller is None:
+            return nullcontext()
+
+        def is_still_allowed() -> bool:
+            client = self.registry.find(call.client_id)
+            settings = None if client is None else client.settings
+            return settings is None or all(has(caller, one) for one in self._telemetry.needs_of(settings))
+
+        return open_stream(guard, caller, is_still_allowed)
 
     async def _announce(self, call: GatewayCall, given: pb.Settings) -> None:
         """Tell the leader of a client's settings."""

@@ -11,7 +11,10 @@ from typing import Final
 from google.protobuf.duration_pb2 import Duration
 
 from rocketstore.config import KIB
+from rocketstore.message.delay import DelayLevels
 from rocketstore.pb import definition_pb2 as pb
+from rocketstore.state.attributes import DELAYS_MAX, ExponentialRetryDelays, FixedRetryDelays, RetryPolicy
+from rocketstore.state.changes import GroupConfig
 
 BODY_BYTES_SPARE: Final = 64 * KIB
 """Some clients receive no more than 4 MiB at once, properties and all."""
@@ -21,30 +24,38 @@ SEND_BACKOFF_S: Final = (0.01, 1.0, 2.0)
 RECEIVE_BATCH: Final = 32
 LONG_POLLING_S: Final = 20
 """A whole number: some clients take no fraction."""
-RETRY_ATTEMPTS: Final = 17
-RETRY_S: Final = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
-"""RocketMQ's pauses before a message is delivered again."""
+FIRST_RETRY_LEVEL: Final = 3
+"""RocketMQ's: the delay level after which a message is delivered for the second time."""
 EXPONENTIAL: Final = frozenset({pb.NODE_JS})
 """Languages whose clients understand no list of pauses."""
 
 
-def merged(given: pb.Settings, *, body_bytes_max: int, is_fifo: bool, attempts: int = RETRY_ATTEMPTS) -> pb.Settings:
-    """A client's settings as they are from now on. ``is_fifo``, ``attempts``: of a consumer's group."""
+def of_producer(given: pb.Settings, body_bytes_max: int) -> pb.Settings:
+    """A producer's settings as they are from now on."""
+    found = _copied(given)
+    found.publishing.max_body_size = body_bytes_max
+    found.publishing.validate_message_type = True
+    found.backoff_policy.CopyFrom(exponential(SEND_ATTEMPTS, *SEND_BACKOFF_S))
+    return found
+
+
+def of_consumer(given: pb.Settings, group: GroupConfig, delays: DelayLevels) -> pb.Settings:
+    """A consumer's settings as they are from now on; ``delays``: for a group without delays of its own."""
+    found = _copied(given)
+    found.subscription.fifo = group.ordered
+    found.subscription.receive_batch_size = RECEIVE_BATCH
+    found.subscription.long_polling_timeout.seconds = LONG_POLLING_S
+    found.subscription.long_polling_timeout.nanos = 0
+    attempts = group.retry_times_max + 1
+    policy = group.retry_policy or FixedRetryDelays(delays.delays_ms[FIRST_RETRY_LEVEL - 1 :] or delays.delays_ms[-1:])
+    found.backoff_policy.CopyFrom(_retries(attempts, policy, given.user_agent.language))
+    return found
+
+
+def _copied(given: pb.Settings) -> pb.Settings:
     found = pb.Settings()
     found.CopyFrom(given)
     found.metric.CopyFrom(pb.Metric(on=False))
-    language = given.user_agent.language
-    if given.HasField("subscription"):
-        subscription = found.subscription
-        subscription.fifo = is_fifo
-        subscription.receive_batch_size = RECEIVE_BATCH
-        subscription.long_polling_timeout.seconds = LONG_POLLING_S
-        subscription.long_polling_timeout.nanos = 0
-        found.backoff_policy.CopyFrom(_retries(attempts, language))
-    else:
-        found.publishing.max_body_size = body_bytes_max
-        found.publishing.validate_message_type = True
-        found.backoff_policy.CopyFrom(exponential(SEND_ATTEMPTS, *SEND_BACKOFF_S))
     return found
 
 
@@ -65,10 +76,16 @@ def listed(attempts: int, pauses_s: Sequence[float]) -> pb.RetryPolicy:
     return policy
 
 
-def _retries(attempts: int, language: pb.Language) -> pb.RetryPolicy:
+def _retries(attempts: int, policy: RetryPolicy, language: pb.Language) -> pb.RetryPolicy:
+    if isinstance(policy, ExponentialRetryDelays):
+        if language in EXPONENTIAL:
+            return exponential(attempts, policy.initial_ms / 1000, policy.max_ms / 1000, policy.multiplier)
+        count = min(max(attempts - 1, 1), DELAYS_MAX)
+        return listed(attempts, [policy.delay_ms(number + 1) / 1000 for number in range(count)])
+    delays_ms = policy.delays_ms
     if language in EXPONENTIAL:
-        return exponential(attempts, RETRY_S[0], RETRY_S[-1], 2.0)
-    return listed(attempts, RETRY_S[: max(attempts - 1, 1)])
+        return exponential(attempts, delays_ms[0] / 1000, delays_ms[-1] / 1000, 2.0)
+    return listed(attempts, [one / 1000 for one in delays_ms[: max(attempts - 1, 1)]])
 
 
 def set_duration(duration: Duration, seconds: float) -> None:

@@ -14,6 +14,7 @@ from rocketstore.grpc import settings as wanted
 from rocketstore.grpc.calls import GatewayCall, name_of
 from rocketstore.grpc.codes import OK, RejectedError
 from rocketstore.grpc.registry import CommandStream, GatewayClient, Registry
+from rocketstore.message.delay import DelayLevels
 from rocketstore.pb import definition_pb2 as pb
 from rocketstore.pb import service_pb2 as pbs
 
@@ -39,6 +40,7 @@ class Telemetry:
         self._require = require
         self._registry = registry
         self._announce = announce
+        self._delays = DelayLevels.parse(broker.config.store.message_delay_level)
 
     # -- the stream ----------------------------------------------------------------------------------------------------
 
@@ -104,9 +106,12 @@ class Telemetry:
     def settings_of(self, given: pb.Settings) -> pb.Settings:
         """The settings that a client shall use."""
         config = self._broker.config
+        if given.HasField("subscription"):
+            group = self._broker.state.group(given.subscription.group.name)
+            return wanted.of_consumer(given, group, self._delays)
         body_bytes_max = config.store.max_message_size
         body_bytes_max -= min(wanted.BODY_BYTES_SPARE, body_bytes_max // 64)
-        return wanted.merged(given, body_bytes_max=body_bytes_max, is_fifo=False)
+        return wanted.of_producer(given, body_bytes_max)
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 

@@ -124,5 +124,7 @@ class MemberCode(IntEnum):
     GATEWAY_CALL = 20110
     """From member to leader: a call of a client that uses gRPC."""
     GATEWAY_CANCEL = 20111
+    GATEWAY_WHERE = 20113
+    """Where a member serves clients over gRPC."""
     GATEWAY_COMMAND = 20112
     """From leader to member: a command for a client whose stream ends there."""

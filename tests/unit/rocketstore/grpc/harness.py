@@ -49,7 +49,7 @@ class GatewayHarness(Harness):
         self.server = GrpcServer(connections, server_options, 1000, quotas, "streams_max")
         self.client = RemotingClient()
         self.gateway = GatewayService(self.broker, connections, self.client)
-        calls = self.gateway.relay.handlers()
+        calls = self.gateway.member_calls()
         self.remoting = RemotingService(self.broker, self.client, member_calls=calls)
         self._listening = await asyncio.get_running_loop().create_server(self.remoting.server.protocol, "127.0.0.1", 0)
         self.remoting_port = self._listening.sockets[0].getsockname()[1]

@@ -11,7 +11,8 @@ from rocketstore.grpc.routes import ALL_TYPES
 from rocketstore.pb import definition_pb2 as pb
 from rocketstore.pb import service_pb2 as pbs
 from rocketstore.state.changes import TopicConfig
-from tests.unit.rocketstore.grpc.harness import GatewayClient, GatewayHarness
+from rocketstore.types import MessageType
+from tests.unit.rocketstore.grpc.harness import GatewayClient, GatewayHarness, message
 
 
 def test_a_route_has_all_queues_at_the_clients_own_addresses(client: GatewayClient) -> None:
@@ -72,3 +73,14 @@ def test_namespaces_are_refused_in_words(client: GatewayClient) -> None:
 def test_garbage_is_a_bad_request(client: GatewayClient) -> None:
     """An answer in the protocol, not an error of gRPC's."""
     assert client.call("QueryRoute", b"\xff\xff", pbs.QueryRouteResponse).status.code == pb.BAD_REQUEST
+
+
+def test_a_topic_of_one_type_says_which() -> None:
+    """Clients compare it with what they send, before they do."""
+    topic = TopicConfig("D", 1, 1, message_type=MessageType.DELAY)
+    with GatewayHarness(None, topic) as broker, broker.dial() as other:
+        assert list(other.route("D").message_queues[0].accept_message_types) == [pb.DELAY]
+        status = other.send(message(topic="D")).status
+    assert status.code == pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
+    assert "DELAY" in status.message
+    assert "NORMAL" in status.message

@@ -6,10 +6,13 @@ import time
 
 import grpc
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 from rocketstore.grpc.telemetry import FIRST_DELAY_S
 from rocketstore.pb import definition_pb2 as pb
 from rocketstore.pb import service_pb2 as pbs
+from rocketstore.state.attributes import ExponentialRetryDelays, FixedRetryDelays
+from rocketstore.state.changes import GroupConfig
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.grpc.harness import (
     GatewayClient,
@@ -47,6 +50,28 @@ def test_consumers_get_the_backoff_that_their_language_understands(
     assert command.settings.subscription.long_polling_timeout.seconds >= 1
     assert command.settings.subscription.long_polling_timeout.nanos == 0
     assert command.settings.subscription.receive_batch_size == 32
+
+
+def test_a_groups_own_settings_reach_its_consumers(broker: GatewayHarness, client: GatewayClient) -> None:
+    """Whether it is ordered, how often and after which pauses a message is tried again: from the group's replicated
+    settings.
+    """
+    delays = FixedRetryDelays((2000, 3500))
+    broker.state.configs["G"] = GroupConfig("G", retry_times_max=4, ordered=True, retry_policy=delays)
+    broker.state.configs["E"] = GroupConfig("E", retry_times_max=3, retry_policy=ExponentialRetryDelays(1000, 3000, 2))
+    settings = client.telemetry(consumer_settings("G", "T")).next().settings
+    assert settings.subscription.fifo
+    assert settings.backoff_policy.max_attempts == 5
+    assert [_ms(one) for one in settings.backoff_policy.customized_backoff.next] == [2000, 3500]
+    settings = client.telemetry(consumer_settings("E", "T")).next().settings
+    assert not settings.subscription.fifo
+    assert [_ms(one) for one in settings.backoff_policy.customized_backoff.next] == [1000, 2000, 3000]
+    node = client.telemetry(consumer_settings("E", "T", language=pb.NODE_JS)).next().settings
+    assert _ms(node.backoff_policy.exponential_backoff.max) == 3000
+
+
+def _ms(duration: Duration) -> int:
+    return duration.seconds * 1000 + duration.nanos // 1_000_000
 
 
 def test_node_hears_its_settings_late_and_twice(client: GatewayClient) -> None:
