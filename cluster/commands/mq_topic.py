@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rocketstore.client.blocking import Admin
 
 _PERMISSIONS = {"rw": 6, "r": 4, "w": 2, "none": 0}
+_TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "MIXED", "UNSPECIFIED")
 _QUEUES = flag_values.Whole(min=1, max=2**31 - 1)
 """Numbers that a request can contain: how many a broker takes, it says itself."""
 
@@ -45,6 +46,7 @@ Examples:
   dledger topic create orders --queues 8
   dledger topic create orders --write-queues 4 --read-queues 8        drain 4 queues before removing them
   dledger topic create orders --permission r                          stop writing to it
+  dledger topic create orders --type fifo --retention 24h
   dledger topic create orders --namesrv 10.0.0.1:9876                 in every group of the cluster
   dledger topic create orders --namesrv 10.0.0.1:9876 --broker-name broker-a"""
 )
@@ -58,19 +60,34 @@ Examples:
 @click.option("-r", "--read-queues", type=_QUEUES, help="How many are read; default: all.")
 @click.option("-w", "--write-queues", type=_QUEUES, help="How many are written; default: all.")
 @click.option("-p", "--permission", type=click.Choice(list(_PERMISSIONS)), help="Default: rw, if the topic is new.")
+@click.option(
+    "--type",
+    "message_type",
+    type=click.Choice(_TYPES, case_sensitive=False),
+    help="The messages that it takes, as in RocketMQ 5; default: all, if the topic is new.",
+)
+@click.option(
+    "--retention",
+    metavar="DURATION|log",
+    help="How long its messages can be read, such as 36h: at most as long as the log keeps them (log, the default).",
+)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @broker_options
-def create(
+def create(  # noqa: PLR0913  # one parameter per option
     name: str,
     queues: int | None,
     read_queues: int | None,
     write_queues: int | None,
     permission: str | None,
+    message_type: str | None,
+    retention: str | None,
     yes: bool,
     target: BrokerTarget,
 ) -> None:
     """Create or change a topic. Of one that exists, what is not given stays as it is.
 
+    Messages of another type than the topic's are refused. A retention hides messages; their room in the log, which all
+    topics share, is free when the log's own time has passed.
     The brokers say how many queues they take: this project's 1 to 1,024, RocketMQ's more.
     """
 
@@ -83,6 +100,8 @@ def create(
             read_queues=read_queues or queues or info.read_queues,
             write_queues=write_queues or queues or info.write_queues,
             permission=info.permission if permission is None else _PERMISSIONS[permission],
+            message_type=(message_type or "").upper(),
+            retention=retention or "",
         )
 
     with target.brokers() as brokers:
@@ -99,7 +118,7 @@ def create(
             terminal.confirm(f"Messages in queues that can no longer be read, consumed or not: {told}. Shrink {name}?")
         for broker, info in wanted.items():
             admin.put_topic(info)
-            _, writes, reads, word = _row(info)
+            _, writes, reads, word, *_ = _row(info)
             click.echo(f"topic {name}{_at(broker, wanted)}: {writes} write queues, {reads} read queues, {word}")
 
 
@@ -138,7 +157,7 @@ def list_topics(as_json: bool, target: BrokerTarget) -> None:
     if as_json:
         terminal.print_json([dataclasses.asdict(one) for _, ones in found for one in ones])
     else:
-        by_broker.print_table(("topic", "write queues", "read queues", "permission"), found, _row)
+        by_broker.print_table(("topic", "write queues", "read queues", "permission", "type", "retention"), found, _row)
 
 
 @topic.command(
@@ -204,7 +223,7 @@ def route(name: str, as_json: bool, target: BrokerTarget) -> None:
         terminal.print_json(shares[0] if len(shares) == 1 else shares)
         return
     rows = [
-        (info.broker, str(number), address, _role(number), str(0 if number else info.write_queues), *_row(info)[2:])
+        (info.broker, str(number), address, _role(number), str(0 if number else info.write_queues), *_row(info)[2:4])
         for info, places in found
         for number, address in places
     ]
@@ -238,7 +257,8 @@ def _at(broker: str, brokers: Collection[str]) -> str:
     return f" at {broker}" if len(brokers) > 1 else ""
 
 
-def _row(info: TopicInfo) -> tuple[str, str, str, str]:
+def _row(info: TopicInfo) -> tuple[str, ...]:
     words = {bits: word for word, bits in _PERMISSIONS.items()}
     permission = words.get(info.permission & 6, str(info.permission))
-    return info.name, str(info.write_queues), str(info.read_queues), permission
+    told = info.message_type.lower() or "any", info.retention or "log"
+    return info.name, str(info.write_queues), str(info.read_queues), permission, *told

@@ -44,6 +44,8 @@ class TopicRow:
     read_queues: int
     permission: int
     internal: bool
+    message_type: str = ""
+    retention: str = ""
     messages: int | None = None
     end: int | None = None
     newest_ms: int | None = None
@@ -317,11 +319,19 @@ def _queues(row: TopicRow) -> int:
 def _topic_row(topic: TopicInfo, old: TopicRow | None) -> TopicRow:
     """With the figures of the last time."""
     queues = topic.write_queues, topic.read_queues, topic.permission
+    told = topic.message_type, topic.retention
     if old is None:
-        return TopicRow(topic.name, *queues, is_internal(topic.name))
-    if (old.write_queues, old.read_queues, old.permission) == queues:
+        return TopicRow(topic.name, *queues, is_internal(topic.name), *told)
+    if (old.write_queues, old.read_queues, old.permission, old.message_type, old.retention) == (*queues, *told):
         return old
-    return replace(old, write_queues=topic.write_queues, read_queues=topic.read_queues, permission=topic.permission)
+    return replace(
+        old,
+        write_queues=topic.write_queues,
+        read_queues=topic.read_queues,
+        permission=topic.permission,
+        message_type=topic.message_type,
+        retention=topic.retention,
+    )
 
 
 def _looked_at(row: TopicRow, ranges: list[QueueRange] | None, now_ms: int) -> TopicRow:

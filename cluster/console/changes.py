@@ -17,11 +17,14 @@ from cluster.console.browse import QUEUES_MAX, broker_of
 from cluster.console.clients import ClientLists
 from cluster.console.inputs import OFFSET_MAX, BadInputError, Fields
 from dledger.access.permissions import DEAD_PREFIX
-from dledger.errors import DLedgerError
+from dledger.errors import DLedgerError, InvalidRequestError
 from rocketstore.client import Message, MessageQueue, NotFoundError, SendStatus, TopicInfo
+from rocketstore.client.aio.admin_topics import NO_RETENTION
 from rocketstore.client.aio.routes import PERMISSION_READ, PERMISSION_WRITE
 from rocketstore.message.checks import check_client_topic, check_topic
+from rocketstore.state.attributes import parse_retention
 from rocketstore.state.changes import OFFSETS_MAX, TOPIC_QUEUES_MAX
+from rocketstore.types import MessageType
 
 if TYPE_CHECKING:
     from cluster.broker_target import BrokerTarget
@@ -59,7 +62,16 @@ class BrokerChange(StrEnum):
 
 FIELDS: Final[Mapping[BrokerChange, tuple[str, ...]]] = {
     BrokerChange.SEND: ("topic", "tags", "keys", "body", "delay_level", "queue"),
-    BrokerChange.PUT_TOPIC: ("name", "create", "read_queues", "write_queues", "permission", "confirmed"),
+    BrokerChange.PUT_TOPIC: (
+        "name",
+        "create",
+        "read_queues",
+        "write_queues",
+        "permission",
+        "message_type",
+        "retention",
+        "confirmed",
+    ),
     BrokerChange.DELETE_TOPIC: ("name", "confirmed"),
     BrokerChange.RESET_OFFSETS: ("group", "topic", "places"),
     BrokerChange.DELETE_GROUP: ("name", "confirmed"),
@@ -178,6 +190,8 @@ class BrokerChanges:
             asked.number("read_queues", 1, TOPIC_QUEUES_MAX),
             asked.number("write_queues", 1, TOPIC_QUEUES_MAX),
             _PERMISSIONS[asked.choice("permission", _PERMISSIONS)],
+            message_type=_type(asked),
+            retention=_retention(asked),
         )
         known = {one.name: one for one in self._admin.topics()}
         if asked.flag("create"):
@@ -305,6 +319,26 @@ def _group_name(asked: Fields, name: str) -> str:
     if problem := check_topic(group):
         raise BadInputError(problem.replace("the topic", "the group"), name)
     return group
+
+
+def _type(asked: Fields) -> str:
+    """Empty: as it is."""
+    found = asked.text("message_type", longest=NAME_CHARS_MAX, shortest=0)
+    if found and found not in {one.value for one in MessageType}:
+        raise BadInputError(f"message_type must be one of {', '.join(MessageType)}", "message_type")
+    return found
+
+
+def _retention(asked: Fields) -> str:
+    """Empty: as it is."""
+    found = asked.text("retention", longest=NAME_CHARS_MAX, shortest=0)
+    if found in ("", NO_RETENTION):
+        return found
+    try:
+        parse_retention(found)
+    except InvalidRequestError as error:
+        raise BadInputError(str(error), "retention") from error
+    return found
 
 
 def _queues(begin: int, end: int) -> str:

@@ -24,6 +24,7 @@ from rocketstore.broker.offsets import Offsets
 from rocketstore.broker.pull import PullService
 from rocketstore.broker.readers import ReadThreads, RecordReader
 from rocketstore.broker.reading import QueueReading
+from rocketstore.broker.retention import TopicRetention
 from rocketstore.broker.retries import Retries
 from rocketstore.broker.schedule import ScheduleService
 from rocketstore.broker.sending import Sending
@@ -118,6 +119,8 @@ class Broker:
         self.stats: Final = Stats(store, state, self.topics, self.offsets, clock)
         """For read threads."""
         self.ends: Final = TransactionEnds(transactions, readers, bridge, mastership)
+        self.retention: Final = TopicRetention(store, state, mastership, self.changes, readers, clock)
+        self.retention.start()
         self._checks = ProducerChecks(store, transactions, self.groups.clients, readers, bridge, store_host)
 
     @property
@@ -159,3 +162,4 @@ class Broker:
         self.offsets.close()
         await self.member_hosts.close()
         await self._checks.close()
+        await self.retention.close()

@@ -40,8 +40,8 @@ from rocketstore.message.checks import (
     check_message,
     check_timed,
 )
-from rocketstore.message.kinds import ANY_TYPE, type_problem
-from rocketstore.message.message import SYS_FLAG_TRANSACTION, Message
+from rocketstore.message.kinds import ANY_TYPE, priority_of, type_problem
+from rocketstore.message.message import PROPERTY_PRIORITY, SYS_FLAG_TRANSACTION, Message
 from rocketstore.state.changes import TopicConfig
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import MessageType, PutMessageStatus, PutResult
@@ -222,8 +222,7 @@ class Sending:
             message = messages[0]
             topic = find(message.topic)
             queues = 0 if topic is None else self._writable_queues(message.topic, topic)
-            is_usual = self._is_usual(message, queues, self._live.now.store)
-            if is_usual and topic is not None and not type_problem(topic.message_type, message):
+            if self._is_usual(message, queues, self._live.now.store) and _expected_type(topic) is None:
                 self._accept(send)
                 return
         topics = {name: find(name) for name in {one.topic for one in messages}}
@@ -272,9 +271,11 @@ class Sending:
             if denied and name in denied:
                 refused[at] = denied[name]
                 continue
-            if expected is not None and (wrong := type_problem(expected, message)):
-                refused[at] = _refusal(PutMessageStatus.WRONG_MESSAGE_TYPE, wrong)
-                continue
+            if expected is not None:
+                wrong = _look_at_type(expected, message, queues, batch.messages[0] if batch.together else message)
+                if wrong is not None:
+                    refused[at] = wrong
+                    continue
             if self._is_usual(message, queues, config):
                 continue  # everything below costs ten times as much
             problem = None
@@ -565,6 +566,21 @@ def _fit(one: _Send, other: _Send) -> bool:
 def _expected_type(topic: TopicConfig | None) -> MessageType | None:
     """None: messages of any type."""
     return None if topic is None or topic.message_type in ANY_TYPE else topic.message_type
+
+
+def _look_at_type(expected: MessageType, message: Message, queues: int, first: Message) -> PutResult | None:
+    """Why a topic for one type of messages does not take this one; or sets its queue, if that is a matter of priority:
+    that of ``first``, as a batch of RocketMQ's is for one queue.
+    """
+    if wrong := type_problem(expected, message):
+        return _refusal(PutMessageStatus.WRONG_MESSAGE_TYPE, wrong)
+    if expected is MessageType.PRIORITY and queues:
+        priority = priority_of(first)
+        if priority < 0:
+            why = f"the priority ({PROPERTY_PRIORITY}) must be a whole number, 0 or more"
+            return _refusal(PutMessageStatus.MESSAGE_ILLEGAL, why)
+        message.queue_id = min(priority, queues - 1)
+    return None
 
 
 def _illegal(message: Message, config: MessageStoreConfig) -> PutResult | None:

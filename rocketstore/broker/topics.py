@@ -18,6 +18,7 @@ from rocketstore.broker.system_topics import INHERIT, system_topics
 from rocketstore.broker_config import PERMISSION_READ, PERMISSION_WRITE
 from rocketstore.message.checks import check_client_topic
 from rocketstore.message.record import CorruptRecordError, decode_record
+from rocketstore.state.attributes import TopicAttributes, format_retention
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import TopicConfig
 from rocketstore.types import HIDDEN_TOPICS, SCHEDULE_TOPIC, MessageType, PutMessageStatus, PutResult
@@ -26,6 +27,7 @@ CURSORS_MAX: Final = 65_536
 """Topics for which the round-robin position is remembered."""
 FAILURES_MAX: Final = 1024
 """How many topics that could not be created are remembered, with the reason."""
+_HOUR_MS: Final = 3_600_000
 _ILLEGAL: Final = frozenset({PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIES_SIZE_EXCEEDED})
 
 
@@ -38,7 +40,12 @@ class SeenTopic(NamedTuple):
     permission: int
     order: bool = False
     sys_flag: int = 0
-    message_type: MessageType = MessageType.UNSPECIFIED
+    attributes: TopicAttributes = TopicAttributes()
+
+    @property
+    def message_type(self) -> MessageType:
+        """What may be sent to it."""
+        return self.attributes.message_type
 
 
 class TopicNews:
@@ -103,7 +110,7 @@ class Topics:
     def _seen(self, one: TopicConfig) -> SeenTopic:
         permission = one.permission & (self._live.now.broker_permission | INHERIT)
         return SeenTopic(
-            one.name, one.read_queues, one.write_queues, permission, one.order, one.sys_flag, one.message_type
+            one.name, one.read_queues, one.write_queues, permission, one.order, one.sys_flag, one.attributes
         )
 
     # -- administration ------------------------------------------------------------------------------------------------
@@ -113,6 +120,7 @@ class Topics:
         self._mastership.require()
         for one in topics:
             self._check_name(one.name)
+            self._check_retention(one)
         await self._changes.make(*[partial(self._state.put_topic, one) for one in topics])
 
     async def delete(self, name: str) -> bool:
@@ -123,6 +131,15 @@ class Topics:
             return False
         await self._changes.make(partial(self._state.delete_topic, name))
         return True
+
+    def _check_retention(self, topic: TopicConfig) -> None:
+        hours = self._live.now.store.file_reserved_time
+        if topic.retention_ms > hours * _HOUR_MS:
+            raise Refusal(
+                RefusalKind.INVALID,
+                f"retention {format_retention(topic.retention_ms)} of topic {topic.name}: the log, which all topics "
+                f"share, keeps messages for {hours} h (fileReservedTime): give less, or raise the setting",
+            )
 
     def _check_name(self, topic: str) -> None:
         problem = check_client_topic(topic)

@@ -8,14 +8,13 @@ import threading
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.topics import SeenTopic
 from rocketstore.remoting.bodies.topics import DataVersion, TopicConfigData, TopicConfigTable
-from rocketstore.state.attributes import topic_attributes
 
 
 def topic_data(topic: SeenTopic) -> TopicConfigData:
     """As brokers and tools exchange it."""
-    name, read_queues, write_queues, permission, order, sys_flag, kind = topic
+    name, read_queues, write_queues, permission, order, sys_flag, attributes = topic
     found = TopicConfigData(name, read_queues, write_queues, permission, topic_sys_flag=sys_flag, order=order)
-    return dataclasses.replace(found, attributes=topic_attributes(kind))
+    return dataclasses.replace(found, attributes=attributes.texts())
 
 
 class TopicTable:

@@ -15,9 +15,8 @@ from rocketstore.broker_remoting.topic_table import TopicTable, topic_data
 from rocketstore.remoting.bodies.routes import TopicList
 from rocketstore.remoting.bodies.topics import TopicConfigData, TopicConfigList
 from rocketstore.remoting.headers import PutTopicHeader, TopicHeader, read_header
-from rocketstore.state.attributes import changed_type, parse_changes
+from rocketstore.state.attributes import TopicAttributes, parse_changes
 from rocketstore.state.changes import TopicConfig
-from rocketstore.types import MessageType
 
 SINGLE_TAG: Final = "SINGLE_TAG"
 
@@ -94,5 +93,5 @@ class TopicRequests:
             wanted.perm,
             wanted.order,
             wanted.topic_sys_flag,
-            changed_type(MessageType.UNSPECIFIED if now is None else now.message_type, wanted.attributes),
+            *(TopicAttributes() if now is None else now.attributes).changed(wanted.attributes),
         )

@@ -15,7 +15,7 @@ from rocketstore.message.message import (
     SYS_FLAG_TRANSACTION,
     Message,
 )
-from rocketstore.message.properties import find_property_bytes
+from rocketstore.message.properties import find_property, find_property_bytes
 from rocketstore.types import MessageType
 
 _DELAYS: Final = (PROPERTY_DELAY, PROPERTY_TIMER_DELIVER_MS, PROPERTY_TIMER_DELAY_S, PROPERTY_TIMER_DELAY_MS)
@@ -26,6 +26,7 @@ _KINDS: Final = (
 )
 """The first that a message has counts."""
 _ENCODED: Final = tuple((name.encode() + b"\x01", kind) for name, kind in _KINDS)
+_PRIORITY_DIGITS_MAX: Final = 9
 ANY_TYPE: Final = frozenset({MessageType.UNSPECIFIED, MessageType.MIXED})
 
 
@@ -42,6 +43,14 @@ def type_of(message: Message) -> MessageType:
     if properties.get(PROPERTY_TRANSACTION, "").lower() == "true":
         return MessageType.TRANSACTION
     return next((kind for name, kind in _KINDS if properties.get(name)), MessageType.NORMAL)
+
+
+def priority_of(message: Message) -> int:
+    """A message's priority, the higher the sooner; -1 if it has none that is a whole number, 0 or more."""
+    text = message.property_string
+    found = find_property(text, PROPERTY_PRIORITY) if text else message.properties.get(PROPERTY_PRIORITY)
+    is_number = found is not None and found.isascii() and found.isdigit() and len(found) <= _PRIORITY_DIGITS_MAX
+    return int(found) if found is not None and is_number else -1
 
 
 def type_problem(expected: MessageType, message: Message) -> str:

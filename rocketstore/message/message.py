@@ -47,6 +47,7 @@ class HostAddress(NamedTuple):
     port: int
 
 
+PRIORITY_MAX: Final = 10**9 - 1
 DELAY_LEVEL_MAX: Final = 18
 """RocketMQ's highest level. Brokers count those above their own highest as that one."""
 LOOPBACK: Final = HostAddress(b"\x7f\0\0\1", 0)
@@ -58,9 +59,12 @@ class Message:
 
     ``tags`` is what consumers select by. ``keys`` are business keys to find the message by, one text or several;
     blanks separate keys. ``delay_level``: deliver later, 1 and up (by default 1 s, 5 s, 10 s, 30 s, 1 min ...).
+    ``message_group``: messages of one group go to one queue, and are consumed in order. ``priority``: in a topic of
+    that type, the higher the sooner.
     ``properties`` are the application's own; producers refuse those that mean something to the store, and name the
     argument to use instead. Raises ``TypeError`` for a body that is not bytes and the like, ``ValueError`` for a
-    ``delay_level`` that does not exist, for tags that no subscription can name, and for a blank in one of several keys.
+    ``delay_level`` that does not exist, for a negative ``priority``, for tags that no subscription can name, and for a
+    blank in one of several keys.
 
     A stored message has all its properties in ``properties``, and the fields from ``store_timestamp`` on are set by
     storing or decoding it. ``body`` is stored unchanged (it may be compressed by the producer, see ``sys_flag``).
@@ -119,6 +123,8 @@ class Message:
         tags: str = "",
         keys: str | Iterable[str] = "",
         delay_level: int = 0,
+        priority: int | None = None,
+        message_group: str = "",
     ) -> None:
         self.topic = topic
         self.body = body
@@ -143,6 +149,20 @@ class Message:
             _check_kinds(topic, body)
         if tags or keys or delay_level:
             self._add(tags, keys, delay_level)
+        if message_group or priority is not None:
+            self._place(message_group, priority)
+
+    def _place(self, message_group: str, priority: int | None) -> None:
+        """What decides in which queue it is."""
+        if not isinstance(message_group, str):
+            raise TypeError(f"message_group must be a str, not {type(message_group).__name__}: {message_group!r}")
+        if priority is not None and (type(priority) is not int or not 0 <= priority <= PRIORITY_MAX):
+            raise ValueError(f"invalid priority {priority!r}: use 0 to {PRIORITY_MAX}, the higher the sooner")
+        if message_group and priority is not None:
+            raise ValueError("a message has a message_group or a priority: each decides by itself in which queue it is")
+        name, text = (PROPERTY_SHARDING_KEY, message_group) if priority is None else (PROPERTY_PRIORITY, str(priority))
+        self.properties = self.properties | {name: text}
+        self.meant |= {name}
 
     def _add(self, tags: str, keys: str | Iterable[str], delay_level: int) -> None:
         if not isinstance(delay_level, int) or not 0 <= delay_level <= DELAY_LEVEL_MAX:

@@ -1,21 +1,32 @@
-"""Attributes of topics and groups that RocketMQ 5 added: the type of a topic's messages, and a group's retry delays.
+"""Attributes of topics and groups that RocketMQ 5 added: the type of a topic's messages, and a group's retry delays;
+and how long a topic's messages can be read, which is ours (``retention``).
 
 As RocketMQ's tools exchange them, a topic's attributes are texts by name, and a change of them puts ``+`` before the
-name of one that is set and ``-`` before one that is removed: ``+message.type=FIFO,-reserve.time``.
+name of one that is set and ``-`` before one that is removed: ``+message.type=FIFO,-retention``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Self
 
 from dledger.errors import InvalidRequestError
+from dledger.values import parse_duration_ms
 from rocketstore.types import MessageType
 
 MESSAGE_TYPE: Final = "message.type"
+RETENTION: Final = "retention"
+"""A duration, such as ``90m`` or ``36h``."""
+RESERVE_TIME: Final = "reserve.time"
+"""RocketMQ's name for it, in whole hours; -1: as long as the log's."""
+RETENTION_MS_MIN: Final = 60_000
+RETENTION_MS_MAX: Final = 3650 * 86_400_000
+_HOUR_MS: Final = 3_600_000
+_HOURS_DIGITS_MAX: Final = 9
 _ONLY: Final = {"queue.type": "SimpleCQ", "cleanup.policy": "DELETE"}
 """Attributes of RocketMQ's with the one value that topics have here."""
+_KNOWN: Final = (MESSAGE_TYPE, RETENTION, RESERVE_TIME, *_ONLY)
 CHANGES_CHARS_MAX: Final = 4096
 DELAYS_MAX: Final = 64
 DELAY_MS_MAX: Final = 40 * 86_400_000
@@ -128,25 +139,76 @@ def parse_changes(text: str) -> dict[str, str]:
     return found
 
 
-def changed_type(now: MessageType, changes: Mapping[str, str]) -> MessageType:
-    """A topic's type of messages after such changes. Raises ``InvalidRequestError`` for attributes that nobody knows,
-    or that ask for what no topic has here.
-    """
-    for signed, value in changes.items():
-        sign, name = signed[:1], signed[1:]
-        if sign not in ("+", "-") or name not in (MESSAGE_TYPE, *_ONLY):
-            known = ", ".join((MESSAGE_TYPE, *_ONLY))
-            raise InvalidRequestError(f"attribute {signed!r:.100}: use + or - and one of {known}")
-        if name == MESSAGE_TYPE:
-            now = message_type_of(value) if sign == "+" else MessageType.UNSPECIFIED
-        elif sign == "+" and value != _ONLY[name]:
-            raise InvalidRequestError(f"attribute {name}={value!r:.100} is not supported: use {_ONLY[name]}")
-    return now
+class TopicAttributes(NamedTuple):
+    """Of one topic."""
+
+    message_type: MessageType = MessageType.UNSPECIFIED
+    retention_ms: int = 0
+    """How long its messages can be read; 0: as long as the log has them."""
+
+    def changed(self, changes: Mapping[str, str]) -> Self:
+        """After such changes. Raises ``InvalidRequestError`` for attributes that nobody knows, or that ask for what no
+        topic has here.
+        """
+        found = self
+        for signed, value in changes.items():
+            sign, name = signed[:1], signed[1:]
+            if sign not in ("+", "-") or name not in _KNOWN or (sign == "+" and not value):
+                raise InvalidRequestError(
+                    f"attribute {signed!r:.100}: use +name=value or -name, of {', '.join(_KNOWN)}"
+                )
+            text = value if sign == "+" else ""
+            if name == MESSAGE_TYPE:
+                found = found._replace(message_type=message_type_of(text) if text else MessageType.UNSPECIFIED)
+            elif name in (RETENTION, RESERVE_TIME):
+                found = found._replace(retention_ms=_retention_ms(name, text) if text else 0)
+            elif text and text != _ONLY[name]:
+                raise InvalidRequestError(f"attribute {name}={text!r:.100} is not supported: use {_ONLY[name]}")
+        return found
+
+    def texts(self) -> dict[str, str]:
+        """By name, as RocketMQ's tools read them."""
+        found = {} if self.message_type is MessageType.UNSPECIFIED else {MESSAGE_TYPE: self.message_type.value}
+        return found | {RETENTION: format_retention(self.retention_ms)} if self.retention_ms else found
+
+    @classmethod
+    def of_texts(cls, found: Mapping[str, object]) -> Self:
+        """The other way round; attributes without meaning here count for nothing. Raises ``InvalidRequestError``."""
+        known = (MESSAGE_TYPE, RESERVE_TIME, RETENTION)
+        return cls().changed({f"+{name}": str(found[name]) for name in known if found.get(name) is not None})
 
 
-def topic_attributes(message_type: MessageType) -> dict[str, str]:
-    """A topic's attributes as RocketMQ's tools read them."""
-    return {} if message_type is MessageType.UNSPECIFIED else {MESSAGE_TYPE: message_type.value}
+def parse_retention(text: str) -> int:
+    """``90m``, ``36h``, ``7d`` in ms. Raises ``InvalidRequestError``."""
+    try:
+        found = parse_duration_ms(text, unit="")
+    except ValueError as error:
+        raise InvalidRequestError(f"{RETENTION}: {error}") from error
+    return _checked_retention(found)
+
+
+def format_retention(retention_ms: int) -> str:
+    """As ``parse_retention`` reads it."""
+    for unit, size in (("d", 86_400_000), ("h", _HOUR_MS), ("m", 60_000), ("s", 1000)):
+        if retention_ms % size == 0:
+            return f"{retention_ms // size}{unit}"
+    return f"{retention_ms}ms"
+
+
+def _retention_ms(name: str, text: str) -> int:
+    if name == RETENTION:
+        return parse_retention(text)
+    if text == "-1":
+        return 0
+    if not (text.isascii() and text.isdigit() and len(text) <= _HOURS_DIGITS_MAX):
+        raise InvalidRequestError(f"{RESERVE_TIME} {text!r:.64}: use a whole number of hours, or -1")
+    return _checked_retention(int(text) * _HOUR_MS)
+
+
+def _checked_retention(found: float) -> int:
+    if not RETENTION_MS_MIN <= found <= RETENTION_MS_MAX:
+        raise InvalidRequestError(f"{RETENTION} of {found / 1000:g} s: use {RETENTION_MS_MIN // 1000} s to 3650 days")
+    return int(found)
 
 
 def message_type_of(value: object) -> MessageType:

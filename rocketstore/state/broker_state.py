@@ -35,6 +35,7 @@ from rocketstore.state.changes import (
     CommitOffsets,
     DeleteGroup,
     DeleteTopic,
+    ExpireMessages,
     GroupConfig,
     PutGroup,
     PutTopic,
@@ -275,7 +276,9 @@ class BrokerState:
             return self._applier.tables.groups.get(group, {}).get((topic, queue_id), -1)
 
     def begin_offset(self, topic: str, queue_id: int) -> int:
-        """The first queue offset not of a deleted topic of this name; reads must not start before it."""
+        """The first queue offset that is neither of a deleted topic of this name nor past the topic's retention: reads
+        must not start before it.
+        """
         with self._applier.lock:
             return self._applier.tables.begins.get(topic, {}).get(queue_id, 0)
 
@@ -323,6 +326,10 @@ class BrokerState:
         the same name created later starts at ``begin_offset``. Its files go when retention removes them.
         """
         self._change(self._deletion(name), done)
+
+    def expire_messages(self, name: str, begins: Iterable[tuple[int, int]], done: StateDone) -> None:
+        """Let a topic's queues begin at these offsets, (queue id, offset), if they begin earlier."""
+        self._change(ExpireMessages(name, tuple(begins)), done)
 
     def _deletion(self, name: str) -> DeleteTopic:
         # Includes messages not yet dispatched: their producers know that they were stored before.

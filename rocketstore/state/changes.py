@@ -23,7 +23,14 @@ from dledger.errors import InvalidRequestError
 from rocketstore.message.checks import check_group_name, check_topic
 from rocketstore.pop.rows import ROWS_MAX, check_row, row_from_json, row_json
 from rocketstore.pop.tables import PopRow
-from rocketstore.state.attributes import RetryPolicy, message_type_of, policy_from_json, policy_json
+from rocketstore.state.attributes import (
+    RETENTION_MS_MAX,
+    RetryPolicy,
+    TopicAttributes,
+    message_type_of,
+    policy_from_json,
+    policy_json,
+)
 from rocketstore.types import MessageType
 
 _T = TypeVar("_T")
@@ -77,13 +84,21 @@ class TopicConfig:
     """RocketMQ's marks of units, likewise."""
     message_type: MessageType = MessageType.UNSPECIFIED
     """What may be sent to it."""
+    retention_ms: int = 0
+    """How long its messages can be read; 0: as long as the log has them."""
 
     def __post_init__(self) -> None:
         check_name(self.name, "topic")
         _check_range(self.sys_flag, "system flag", 0, _I32_MAX)
+        _check_range(self.retention_ms, "retention in ms", 0, RETENTION_MS_MAX)
         _check_range(self.read_queues, "read queues", 1, TOPIC_QUEUES_MAX)
         _check_range(self.write_queues, "write queues", 1, TOPIC_QUEUES_MAX)
         _check_range(self.permission, "permission", 0, PERMISSION_MAX)
+
+    @property
+    def attributes(self) -> TopicAttributes:
+        """Those of RocketMQ 5, and the retention."""
+        return TopicAttributes(self.message_type, self.retention_ms)
 
     @property
     def queues(self) -> int:
@@ -244,7 +259,22 @@ class PopRows:
             _strictly(check_row, row)
 
 
-Change = PutTopic | DeleteTopic | PutGroup | CommitOffsets | DeleteGroup | SetDelayOffsets | PopRows
+@dataclass(frozen=True, slots=True)
+class ExpireMessages:
+    """A topic's queues begin later now, because of its retention: (queue id, first queue offset that can be read)."""
+
+    name: str
+    begins: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "topic")
+        _check_range(len(self.begins), "queues", 0, QUEUE_ID_MAX + 1)
+        for queue_id, begin in self.begins:
+            _check_range(queue_id, "queue id", 0, QUEUE_ID_MAX)
+            _check_range(begin, "offset", 0, OFFSET_MAX)
+
+
+Change = PutTopic | DeleteTopic | ExpireMessages | PutGroup | CommitOffsets | DeleteGroup | SetDelayOffsets | PopRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,18 +407,7 @@ def _change_json(change: Change) -> dict[str, object]:
     found: dict[str, object]
     match change:
         case PutTopic(topic):
-            found = {
-                "op": "put_topic",
-                "name": topic.name,
-                "read": topic.read_queues,
-                "write": topic.write_queues,
-                "perm": topic.permission,
-            }
-            if topic.order or topic.sys_flag:
-                found |= {"order": topic.order, "sys_flag": topic.sys_flag}
-            if topic.message_type is not MessageType.UNSPECIFIED:
-                found["type"] = topic.message_type.value
-            return found
+            return _topic_json(topic)
         case PutGroup(group):
             found = {
                 "op": "put_group",
@@ -413,6 +432,8 @@ def _change_json(change: Change) -> dict[str, object]:
             return found
         case CommitOffsets(name, offsets, reset):
             return {"op": "offsets", "group": name, "offsets": offsets, "reset": reset}
+        case ExpireMessages(name, begins):
+            return {"op": "expire", "name": name, "begins": begins}
         case DeleteGroup(name):
             return {"op": "delete_group", "group": name}
         case SetDelayOffsets(delays):
@@ -428,11 +449,7 @@ def _change_from_json(value: object) -> Change:
     fields = _fields(value)
     match fields.get("op"):
         case "put_topic":
-            _check_fields(fields, {"op", "name", "read", "write", "perm"}, {"order", "sys_flag", "type"})
-            read, write, permission = (_int(fields[name]) for name in ("read", "write", "perm"))
-            order, sys_flag = _bool(fields.get("order", False)), _int(fields.get("sys_flag", 0))
-            kind = _strictly(message_type_of, fields.get("type", MessageType.UNSPECIFIED))
-            return PutTopic(TopicConfig(_text(fields["name"]), read, write, permission, order, sys_flag, kind))
+            return PutTopic(_topic_from_json(fields))
         case "put_group":
             return PutGroup(_group_from_json(fields))
         case "delete_topic":
@@ -442,6 +459,9 @@ def _change_from_json(value: object) -> Change:
         case "offsets":
             _check_fields(fields, {"op", "group", "offsets", "reset"})
             return CommitOffsets(_text(fields["group"]), _queue_offsets(fields["offsets"]), _bool(fields["reset"]))
+        case "expire":
+            _check_fields(fields, {"op", "name", "begins"})
+            return ExpireMessages(_text(fields["name"]), _int_pairs(fields["begins"]))
         case "delete_group":
             _check_fields(fields, {"op", "group"})
             return DeleteGroup(_text(fields["group"]))
@@ -454,6 +474,33 @@ def _change_from_json(value: object) -> Change:
             return PopRows(rows, _int(fields.get("epoch", 0)))
         case unknown:
             raise MalformedStateError(f"state message: unknown change {unknown!r}")
+
+
+def _topic_json(topic: TopicConfig) -> dict[str, object]:
+    found: dict[str, object] = {
+        "op": "put_topic",
+        "name": topic.name,
+        "read": topic.read_queues,
+        "write": topic.write_queues,
+        "perm": topic.permission,
+    }
+    if topic.order or topic.sys_flag:
+        found |= {"order": topic.order, "sys_flag": topic.sys_flag}
+    if topic.message_type is not MessageType.UNSPECIFIED:
+        found["type"] = topic.message_type.value
+    if topic.retention_ms:
+        found["retention_ms"] = topic.retention_ms
+    return found
+
+
+def _topic_from_json(fields: Mapping[str, Any]) -> TopicConfig:
+    optional = {"order", "sys_flag", "type", "retention_ms"}
+    _check_fields(fields, {"op", "name", "read", "write", "perm"}, optional)
+    read, write, permission = (_int(fields[name]) for name in ("read", "write", "perm"))
+    order, sys_flag = _bool(fields.get("order", False)), _int(fields.get("sys_flag", 0))
+    kind = _strictly(message_type_of, fields.get("type", MessageType.UNSPECIFIED))
+    retention_ms = _int(fields.get("retention_ms", 0))
+    return TopicConfig(_text(fields["name"]), read, write, permission, order, sys_flag, kind, retention_ms)
 
 
 def _group_from_json(fields: Mapping[str, Any]) -> GroupConfig:

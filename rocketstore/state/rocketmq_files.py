@@ -30,10 +30,11 @@ from dledger.errors import InvalidRequestError
 from dledger.store.fs import FileSystem, make_dirs_durably, read_whole, replace_durably
 from rocketstore.state.attributes import (
     MESSAGE_TYPE,
-    message_type_of,
+    RESERVE_TIME,
+    RETENTION,
+    TopicAttributes,
     policy_of_rocketmq,
     rocketmq_policy,
-    topic_attributes,
 )
 from rocketstore.state.changes import (
     OFFSETS_MAX,
@@ -49,7 +50,7 @@ from rocketstore.state.changes import (
     TopicConfig,
 )
 from rocketstore.state.tables import Tables
-from rocketstore.types import HIDDEN_TOPICS, MessageType
+from rocketstore.types import HIDDEN_TOPICS
 
 TOPICS: Final = "topics.json"
 GROUPS: Final = "subscriptionGroup.json"
@@ -306,13 +307,8 @@ def _topics(content: _Content, skip: _Skip) -> Iterator[Change]:
 def _topic(name: str, topic: _Content) -> TopicConfig:
     order, sys_flag = bool(topic.get("order", False)), topic.get("topicSysFlag", 0)
     permission = 0 if _is_of_batches(topic) else topic["perm"]
-    read_queues, write_queues, kind = topic["readQueueNums"], topic["writeQueueNums"], _type_of(topic)
-    return TopicConfig(name, read_queues, write_queues, permission, order, sys_flag, kind)
-
-
-def _type_of(topic: _Content) -> MessageType:
-    found = _attributes_of(topic).get(MESSAGE_TYPE)
-    return MessageType.UNSPECIFIED if found is None else message_type_of(found)
+    kept = TopicAttributes.of_texts(_attributes_of(topic))
+    return TopicConfig(name, topic["readQueueNums"], topic["writeQueueNums"], permission, order, sys_flag, *kept)
 
 
 def _attributes_of(topic: object) -> _Content:
@@ -534,7 +530,8 @@ class RocketmqFiles:
 def _attributes_member(topic: TopicConfig, known: _Content) -> Mapping[str, object]:
     """A topic's attributes for the file, which RocketMQ 4 does not know; those without meaning here are preserved."""
     before = _attributes_of(known.get(topic.name))
-    found = {name: one for name, one in before.items() if name != MESSAGE_TYPE} | topic_attributes(topic.message_type)
+    ours = (MESSAGE_TYPE, RETENTION, RESERVE_TIME)
+    found = {name: one for name, one in before.items() if name not in ours} | topic.attributes.texts()
     return {"attributes": found} if found or before else {}
 
 

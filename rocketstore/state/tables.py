@@ -22,6 +22,7 @@ from rocketstore.state.changes import (
     CommitOffsets,
     DeleteGroup,
     DeleteTopic,
+    ExpireMessages,
     GroupConfig,
     PopRows,
     PutGroup,
@@ -46,7 +47,7 @@ class Tables:
         """Of groups whose settings were set."""
         self.delay_offsets: dict[int, int] = {}
         self.begins: dict[str, dict[int, int]] = {}
-        """Topics that were once deleted: queue id to the first queue offset that does not belong to the deleted topic.
+        """Of topics that were once deleted, or have their own retention: queue id to the first offset that can be read.
         """
         self.waits: dict[str, dict[tuple[str, int], int]] = {}
         """The same names: (topic, queue id) of the broker's own queues to the first offset there of which a message may
@@ -74,6 +75,9 @@ class Tables:
             case DeleteTopic(name, ends, waits):
                 self._delete_topic(name, ends, waits)
                 self.topic_changes += 1
+            case ExpireMessages(name, begins):
+                if name in self.topics:
+                    self._raise_begins(name, begins)
             case PutGroup(config):
                 self.groups.setdefault(config.name, {})
                 self.group_configs[config.name] = config
@@ -221,10 +225,7 @@ class Tables:
         """A topic of this name created later starts anew, so offsets in the old one must not hold it back."""
         old = self.topics.pop(name, None)
         self.queue_count -= old.queues if old is not None else 0
-        begins = self.begins.get(name, {})
-        begins |= {queue_id: end for queue_id, end in ends if end > begins.get(queue_id, 0)}
-        if begins:
-            self.begins[name] = begins
+        self._raise_begins(name, ends)
         for topic, queue_id, end in waits:
             known = self.waits.setdefault(name, {})
             known[topic, queue_id] = max(end, known.get((topic, queue_id), 0))
@@ -233,6 +234,12 @@ class Tables:
             for key in [key for key in noted if key[0] == name]:
                 del noted[key]
                 self.offset_count -= 1
+
+    def _raise_begins(self, name: str, wanted: Iterable[tuple[int, int]]) -> None:
+        begins = self.begins.get(name, {})
+        begins |= {queue_id: end for queue_id, end in wanted if end > begins.get(queue_id, 0)}
+        if begins:
+            self.begins[name] = begins
 
     def _commit(self, group: str, offsets: Iterable[QueueOffset], reset: bool) -> None:
         noted = self.groups.setdefault(group, {})

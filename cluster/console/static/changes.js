@@ -13,6 +13,7 @@ import { plain } from "./table.js";
 
 const PERMISSIONS = [["rw", "read and write"], ["r", "read only"], ["w", "write only"], ["none", "nothing"]];
 const LEVELS = ["none", "1 s", "5 s", "10 s", "30 s", "1 min", "2 min", "3 min", "4 min", "5 min", "6 min", "7 min", "8 min", "9 min", "10 min", "20 min", "30 min", "1 h", "2 h"];
+const TYPES = [["UNSPECIFIED", "of any type"], ["NORMAL", "normal"], ["FIFO", "FIFO: in order by message group"], ["DELAY", "delayed"], ["TRANSACTION", "in transactions"], ["PRIORITY", "by priority"], ["MIXED", "mixed"]];
 const QUEUES_MAX = 1024;
 const bars = {};
 
@@ -82,6 +83,11 @@ const queueFields = (write, read) => [
   { name: "read_queues", label: "Read queues", kind: "number", min: 1, max: QUEUES_MAX, step: 1, value: String(read), size: "half", hint: "Are consumed" },
 ];
 
+const keptFields = (type, retention) => [
+  { name: "message_type", label: "Messages", kind: "select", options: TYPES, value: type || "UNSPECIFIED", size: "half" },
+  { name: "retention", label: "Retention", maxlength: 32, value: retention || "log", size: "half", hint: "Such as 36h; log: as long as the log" },
+];
+
 const closing = (answer) => {
   toast(answer.message, false);
   return null;
@@ -94,6 +100,7 @@ function newTopic() {
       { name: "name", label: "Name", maxlength: 127, hint: "Letters, digits, - and _" },
       ...queueFields(4, 4),
       { name: "permission", label: "Consumers and producers may", kind: "select", options: PERMISSIONS, value: "rw" },
+      ...keptFields("", ""),
     ],
     submit: "Create",
     send: (values) => change("put-topic", { ...values, create: true }),
@@ -101,12 +108,12 @@ function newTopic() {
   });
 }
 
-function changeTopic({ name, write_queues: write, read_queues: read, permission }) {
+function changeTopic({ name, write_queues: write, read_queues: read, permission, message_type: type, retention }) {
   const value = { 6: "rw", 4: "r", 2: "w", 0: "none" }[permission & 6];
   openForm({
     title: `Change topic ${name}`,
     intro: "To remove queues without losing messages, first lower only the write queues, and lower the read queues once they are consumed.",
-    fields: [...queueFields(write, read), { name: "permission", label: "Consumers and producers may", kind: "select", options: PERMISSIONS, value }],
+    fields: [...queueFields(write, read), { name: "permission", label: "Consumers and producers may", kind: "select", options: PERMISSIONS, value }, ...keptFields(type, retention)],
     submit: "Change",
     send: (values) => askedFirst((fields) => change("put-topic", fields), { ...values, name }),
     done: closing,

@@ -28,7 +28,8 @@ class TopicInfo:
 
     ``broker`` is the broker's name; to put a topic at all of them, leave it empty. ``message_type``: the type of
     messages that it takes, by RocketMQ 5's names (NORMAL, FIFO, DELAY, TRANSACTION, PRIORITY; UNSPECIFIED or MIXED:
-    any); empty: any, and when a topic is put, as it is.
+    any); empty: any, and when a topic is put, as it is. ``retention``: how long its messages can be read (``36h``);
+    empty: as long as the log has them, and when a topic is put, as it is; ``"log"`` removes one.
     """
 
     name: str
@@ -37,6 +38,7 @@ class TopicInfo:
     permission: int = PERMISSION_READ | PERMISSION_WRITE
     broker: str = ""
     message_type: str = ""
+    retention: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Final
 
 from dledger.errors import ConfigError
 from rocketstore.client.aio.admin_records import QueueRange, TopicInfo
@@ -14,7 +15,10 @@ from rocketstore.remoting.bodies.routes import TopicList
 from rocketstore.remoting.bodies.topics import TopicConfigData, TopicConfigTable
 from rocketstore.remoting.codes import RequestCode as Code
 from rocketstore.remoting.headers import PutTopicHeader, TopicHeader
-from rocketstore.state.attributes import MESSAGE_TYPE
+from rocketstore.state.attributes import MESSAGE_TYPE, RETENTION
+
+NO_RETENTION: Final = "log"
+"""A topic's retention that is the log's."""
 
 
 class TopicAdmin(AdminRequests):
@@ -42,8 +46,8 @@ class TopicAdmin(AdminRequests):
         return [TopicInfo(name, one.read_queues, one.write_queues, one.permission, one.broker) for one in route.parts]
 
     async def put_topic(self, topic: TopicInfo) -> None:
-        """Create a topic, or change its numbers of queues, its permission and its type; at all brokers unless it names
-        one. RocketMQ 4 knows no types.
+        """Create a topic, or change its numbers of queues, its permission, its type and its retention; at all brokers
+        unless it names one. RocketMQ 4 knows neither of the last two.
         """
         if problem := check_client_topic(topic.name):
             raise ConfigError([problem])
@@ -55,7 +59,7 @@ class TopicAdmin(AdminRequests):
             topic.permission,
             "SINGLE_TAG",
             False,
-            attributes=f"+{MESSAGE_TYPE}={topic.message_type}" if topic.message_type else "",
+            attributes=",".join(_changes(topic)),
         )
         await self._change(topic.broker, Code.UPDATE_AND_CREATE_TOPIC, header)
         self._cluster.routes.now_exists(topic.name)
@@ -82,5 +86,12 @@ class TopicAdmin(AdminRequests):
 
 
 def _info(one: TopicConfigData, broker: str) -> TopicInfo:
-    kind = one.attributes.get(MESSAGE_TYPE, "")
-    return TopicInfo(one.topic_name, one.read_queue_nums, one.write_queue_nums, one.perm, broker, kind)
+    told = one.attributes.get(MESSAGE_TYPE, ""), one.attributes.get(RETENTION, "")
+    return TopicInfo(one.topic_name, one.read_queue_nums, one.write_queue_nums, one.perm, broker, *told)
+
+
+def _changes(topic: TopicInfo) -> Iterator[str]:
+    if topic.message_type:
+        yield f"+{MESSAGE_TYPE}={topic.message_type}"
+    if topic.retention:
+        yield f"-{RETENTION}" if topic.retention == NO_RETENTION else f"+{RETENTION}={topic.retention}"

@@ -16,6 +16,7 @@ from rocketstore.message.message import (
     PROPERTY_CHECK_TIMES,
     PROPERTY_DELAY,
     PROPERTY_KEYS,
+    PROPERTY_PRIORITY,
     PROPERTY_PRODUCER_GROUP,
     PROPERTY_REAL_QUEUE_ID,
     PROPERTY_REAL_TOPIC,
@@ -55,6 +56,7 @@ INSTEAD: Final = {
     PROPERTY_TAGS: "pass tags=... to Message",
     PROPERTY_KEYS: "pass keys=... to Message",
     PROPERTY_DELAY: "pass delay_level=... to Message",
+    PROPERTY_PRIORITY: "pass priority=... to Message",
     PROPERTY_UNIQUE_KEY: "the producer sets it (the result's message_id); pass keys=... for a key of your own",
     PROPERTY_WAIT: "the broker's conf file says what a send waits for; look at the result's status",
     PROPERTY_TRANSACTION: _IN_TRANSACTIONS,
@@ -67,6 +69,7 @@ INSTEAD: Final = {
 """Properties that mean something to the store: what an application does instead of setting them itself."""
 _ALONE: Final = (
     PROPERTY_DELAY,
+    PROPERTY_PRIORITY,
     PROPERTY_TRANSACTION,
     PROPERTY_TIMER_DELAY_S,
     PROPERTY_TIMER_DELAY_MS,

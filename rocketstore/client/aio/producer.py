@@ -26,7 +26,7 @@ from rocketstore.client.aio.results import PreparedMessage, SendResult, Transact
 from rocketstore.client.aio.transactions import Check, Transaction, Transactions, checked_state
 from rocketstore.message.checks import check_group_name
 from rocketstore.message.ids import ids_of_client, new_client_id
-from rocketstore.message.message import Message
+from rocketstore.message.message import PROPERTY_SHARDING_KEY, Message
 from rocketstore.remoting.bodies.clients import HeartbeatData, ProducerData
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.codes import RequestCode
@@ -168,7 +168,8 @@ class Producer:
         """Send one message; returns when the broker has stored it.
 
         The queue is the one that ``key`` (a sharding key) hashes to, as with RocketMQ's ``SelectMessageQueueByHash``,
-        or ``queue`` (a number is enough if one broker has the topic), or the next in turn. Raises ``ClientError``.
+        or ``queue`` (a number is enough if one broker has the topic), or that of the message's ``message_group``, or
+        the next in turn. Raises ``ClientError``.
         """
         return await (await self.submit(message, key=key, queue=queue))
 
@@ -253,7 +254,10 @@ class Producer:
     def prepared(self, message: Message, key: str | None, queue: MessageQueue | int | None) -> OutgoingMessage:
         """Check and encode a message. On any thread. Raises ``MessageRefusedError``."""
         prepared = outgoing(message, self._options.body_bytes_max)
-        return prepared if key is None and queue is None else _placed(prepared, key, queue)
+        if key is None and queue is None:
+            prepared.key = message.properties.get(PROPERTY_SHARDING_KEY)
+            return prepared
+        return _placed(prepared, key, queue)
 
     @property
     def has_room(self) -> bool:

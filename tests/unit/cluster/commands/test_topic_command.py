@@ -19,6 +19,8 @@ from tests.unit.cluster.commands.brokers_here import Here, one_broker, scripted,
 from tests.unit.rocketstore.nameserver import wire
 
 NOWHERE = "127.0.0.1:1"
+USUAL = ("any", "log")
+"""The type and the retention of a topic that was given none."""
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +42,29 @@ def test_topics(here: Here) -> None:
     """Created, listed, looked at, deleted."""
     assert here.run("topic", "create", "new", "-q", "8", "-w", "2", "-p", "r").exit_code == 0
     assert here.run("topic", "create", "other", "-q", "2").exit_code == 0
-    assert here.rows("topic", "list") == [["new", "2", "8", "r"], ["other", "2", "2", "rw"]]
+    assert here.rows("topic", "list") == [["new", "2", "8", "r", *USUAL], ["other", "2", "2", "rw", *USUAL]]
     names = [one["name"] for one in json.loads(here.run("topic", "list", "--json").stdout)]
     assert names == ["new", "other"]
     assert here.run("topic", "delete", "new", "--yes").stdout == "deleted topic new\n"
     assert here.run("topic", "delete", "other", stdin=b"n\n").exit_code == 1  # no answer is no
-    assert here.rows("topic", "list") == [["other", "2", "2", "rw"]]
+    assert here.rows("topic", "list") == [["other", "2", "2", "rw", *USUAL]]
     here.run("topic", "delete", "other", "--yes")
+
+
+def test_a_topics_type_and_retention_are_given_kept_and_removed(here: Here) -> None:
+    """A change that does not name them leaves them; a retention beyond the log's is refused with that time."""
+    for words, told in (
+        (("--type", "fifo", "--retention", "36h"), ("fifo", "36h")),
+        (("--permission", "r"), ("fifo", "36h")),
+        (("--type", "unspecified", "--retention", "log"), USUAL),
+    ):
+        assert here.run("topic", "create", "typed", "-q", "1", *words).exit_code == 0
+        assert tuple(here.rows("topic", "list")[0][4:]) == told
+    for wrong in ("1000h", "soon", "1s"):
+        refused = here.run("topic", "create", "typed", "--retention", wrong)
+        assert (refused.exit_code, "retention" in refused.stderr) == (1, True)
+    assert "72 h" in here.run("topic", "create", "typed", "--retention", "1000h").stderr
+    here.run("topic", "delete", "typed", "--yes")
 
 
 def test_the_broker_says_how_many_queues_it_takes(here: Here) -> None:
@@ -63,10 +81,10 @@ def test_what_is_not_given_stays_as_it_is(here: Here) -> None:
     """A change of the permission hides no queues, and one of the queues allows no writing."""
     here.run("topic", "create", "stays", "-q", "8")
     here.run("topic", "create", "stays", "--permission", "r")
-    assert here.rows("topic", "list")[0] == ["stays", "8", "8", "r"]
+    assert here.rows("topic", "list")[0] == ["stays", "8", "8", "r", *USUAL]
     here.run("topic", "create", "stays", "-w", "6")
     here.run("topic", "create", "stays")
-    assert here.rows("topic", "list")[0] == ["stays", "6", "8", "r"]
+    assert here.rows("topic", "list")[0] == ["stays", "6", "8", "r", *USUAL]
     assert here.run("topic", "create", "newer").stdout == "topic newer: 4 write queues, 4 read queues, rw\n"
     for name in ("stays", "newer"):
         here.run("topic", "delete", name, "--yes")
@@ -81,10 +99,10 @@ def test_queues_with_messages_are_not_hidden_unasked(here: Here) -> None:
     fewer = ("topic", "create", "hidden", "--queues", "1")
     refused = here.run(*fewer)
 
-    assert (refused.exit_code, here.rows("topic", "list")[0]) == (1, ["hidden", "1", "2", "rw"])
+    assert (refused.exit_code, here.rows("topic", "list")[0]) == (1, ["hidden", "1", "2", "rw", *USUAL])
     assert "can no longer be read, consumed or not: 3" in refused.output
     assert here.run(*fewer, "--yes").exit_code == 0
-    assert here.rows("topic", "list")[0] == ["hidden", "1", "1", "rw"]
+    assert here.rows("topic", "list")[0] == ["hidden", "1", "1", "rw", *USUAL]
     here.run("topic", "create", "empty", "--queues", "8")
     assert here.run("topic", "create", "empty", "--queues", "2").exit_code == 0
     for name in ("hidden", "empty"):
@@ -158,11 +176,14 @@ def test_a_topic_is_at_every_broker_or_at_one(several: Here) -> None:
     assert several.run("topic", "create", "one", "-q", "1", "--broker-name", "b").exit_code == 0
 
     assert several.rows("topic", "list") == [
-        ["a", "all", "2", "2", "rw"],
-        ["b", "all", "2", "2", "rw"],
-        ["b", "one", "1", "1", "rw"],
+        ["a", "all", "2", "2", "rw", *USUAL],
+        ["b", "all", "2", "2", "rw", *USUAL],
+        ["b", "one", "1", "1", "rw", *USUAL],
     ]
-    assert several.rows("topic", "list", "--broker-name", "b") == [["all", "2", "2", "rw"], ["one", "1", "1", "rw"]]
+    assert several.rows("topic", "list", "--broker-name", "b") == [
+        ["all", "2", "2", "rw", *USUAL],
+        ["one", "1", "1", "rw", *USUAL],
+    ]
     assert [row[:2] for row in several.rows("topic", "status", "all")] == [
         ["a", "0"],
         ["a", "1"],

@@ -128,6 +128,8 @@ class FakeState(BrokerState):
         self.configs: dict[str, GroupConfig] = {}
         self.begins: dict[tuple[str, int], int] = {}
         self.delays: dict[int, int] = {}
+        self.expired: list[str] = []
+        """Topics of which messages have expired, each time."""
         self.largest_commit = 0
         self.refusal: PutResult | None = None
         self.held: list[Callable[[], None]] | None = None
@@ -176,6 +178,11 @@ class FakeState(BrokerState):
 
     def delete_topic(self, name: str, done: StateDone) -> None:
         self._apply(lambda: self.table.pop(name), done)
+
+    def expire_messages(self, name: str, begins: Iterable[tuple[int, int]], done: StateDone) -> None:
+        raised = {(name, queue_id): begin for queue_id, begin in begins}
+        self.expired.append(name)
+        self._apply(lambda: self.begins.update(raised), done)
 
     def has_group(self, name: str) -> bool:
         return name in self.groups()

@@ -106,3 +106,21 @@ def test_a_topic_takes_messages_of_its_type_only(expected: MessageType, alone: b
         else:
             why = f"TopicMessageType validate failed, the expected type is {expected}, but actual type is {found}"
             assert (result.status, result.outcome, result.reason) == ("WRONG_MESSAGE_TYPE", "not_applied", why)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_the_priority_decides_the_queue(together: bool) -> None:
+    """min(priority, write queues - 1), whatever queue the producer chose; a batch of RocketMQ's is for one queue."""
+    results: list[PutResult] = []
+    with RemotingHarness() as broker:
+        broker.state.table["T"] = TopicConfig("T", 8, 4, message_type=MessageType.PRIORITY)
+        given = ["0", "2", "9", "-1", "x"] if not together else ["2", "0"]
+        messages = [
+            Message("T", b"x", queue_id=1 - 2 * (number % 2), property_string=f"_SYS_MSG_PRIORITY_\x01{one}".encode())
+            for number, one in enumerate(given)
+        ]
+        batch = SendBatch(messages, 5, together=together)
+        broker.on_loop(lambda: broker.broker.sending.submit(None, batch, results.extend))
+        wait_until(lambda: len(results) == len(given), "answers")
+        assert [one.head.queue_id for one in broker.store.log.records] == ([2, 2] if together else [0, 2, 3])
+    assert [one.status for one in results[3:]] == [PutMessageStatus.MESSAGE_ILLEGAL] * len(results[3:])

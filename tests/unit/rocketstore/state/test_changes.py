@@ -13,6 +13,7 @@ from rocketstore.state.changes import (
     CommitOffsets,
     DeleteGroup,
     DeleteTopic,
+    ExpireMessages,
     FullPart,
     GroupConfig,
     MalformedStateError,
@@ -40,6 +41,7 @@ CHANGES: tuple[Change, ...] = (
     CommitOffsets("empty", ()),
     DeleteGroup("group"),
     SetDelayOffsets(((1, 7), (18, 0))),
+    ExpireMessages("Orders", ((0, 5), (3, 7))),
 )
 NEWER: tuple[Change, ...] = (
     PutTopic(TopicConfig("Orders", 4, 2, 6, order=True, sys_flag=3)),
@@ -48,7 +50,7 @@ NEWER: tuple[Change, ...] = (
 
 
 ATTRIBUTES: tuple[Change, ...] = (
-    PutTopic(TopicConfig("Orders", 4, 4, message_type=MessageType.FIFO)),
+    PutTopic(TopicConfig("Orders", 4, 4, message_type=MessageType.FIFO, retention_ms=3_600_000)),
     PutGroup(GroupConfig("group", ordered=True, retry_policy=FixedRetryDelays((1000, 5000)))),
     PutGroup(GroupConfig("other", retry_policy=ExponentialRetryDelays(1000, 60_000, 2))),
 )
