@@ -210,6 +210,42 @@ def properties_of(record: bytes) -> bytes:
     return record[tail_of(record, magic, body, body_bytes, len(record))[3] :]
 
 
+_RECONSUME_TIMES: Final = HEAD_V4.part("reconsume_times")
+_RECONSUME_TIMES_AT: Final = {flags: head.at("reconsume_times") for flags, head in HEAD.items()}
+
+
+def queue_offset_of(record: bytes) -> int:
+    """The queue offset in the head of a record."""
+    found: int = QUEUE_OFFSET.unpack_from(record, QUEUE_OFFSET_AT)[0]
+    return found
+
+
+def reconsume_times_of(record: bytes) -> int:
+    """How often a message was delivered before, from the head of its record."""
+    at = _RECONSUME_TIMES_AT[record[SYS_FLAG_AT + 3] & HOST_V6_FLAGS]
+    found: int = _RECONSUME_TIMES.unpack_from(record, at)[0]
+    return found
+
+
+class QueuePlace(NamedTuple):
+    """Where a record is in its queue."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+
+
+def queue_place_of(record: bytes) -> QueuePlace:
+    """The place of a whole record, without decoding anything else. Raises ``CorruptRecordError``."""
+    magic, sys_flag, body_bytes = _BODY_HEAD.unpack_from(record)
+    body = HEAD_V4_BYTES
+    if sys_flag & HOST_V6_FLAGS:
+        body, body_bytes = body_behind_v6(record, sys_flag)
+    _, topic, topic_end, _ = tail_of(record, magic, body, body_bytes, len(record))
+    _, _, queue_id, queue_offset, _ = _PLACE.unpack_from(record)
+    return QueuePlace(record[topic:topic_end].decode(errors="replace"), queue_id, queue_offset)
+
+
 class Tails(NamedTuple):
     """The results of ``tail_of`` for many records at once."""
 
