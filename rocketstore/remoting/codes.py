@@ -1,6 +1,6 @@
 """The numbers of RocketMQ's requests, and versions that matter to them: RocketMQ 4.9's, each defined once.
 
-Of RocketMQ 5, those that its clients and tools send to brokers of 4.9, too.
+Of RocketMQ 5, those that its clients and tools send to brokers of 4.9, too, and those of pop.
 """
 
 from __future__ import annotations
@@ -12,6 +12,12 @@ VERSION_REGISTER_BODY: Final = 37
 """V3_0_11: from this version on, REGISTER_BROKER's body has a filter server list around the topics."""
 VERSION_SEND_BACK_MAX: Final = 121
 """V3_4_9: from this version on, ``maxReconsumeTimes`` of a send-back is used."""
+
+
+POLLING_FULL: Final = 209
+"""RocketMQ 5's answer to a pop: no message, because the group has too many under way. Another request's, too."""
+POLLING_TIMEOUT: Final = 210
+"""Likewise: no message in time."""
 
 
 class RequestCode(IntEnum):
@@ -105,7 +111,15 @@ class RequestCode(IntEnum):
     GET_TOPIC_CONFIG = 351
     GET_SUBSCRIPTIONGROUP_CONFIG = 352
     LITE_PULL_MESSAGE = 361
+    QUERY_ASSIGNMENT = 400
     GET_BROKER_HA_STATUS = 907
+    POP_MESSAGE = 200_050
+    ACK_MESSAGE = 200_051
+    PEEK_MESSAGE = 200_052
+    CHANGE_MESSAGE_INVISIBLETIME = 200_053
+    NOTIFICATION = 200_054
+    POLLING_INFO = 200_055
+    BATCH_ACK_MESSAGE = 200_151
 
 
 class OwnCode(IntEnum):
