@@ -116,6 +116,10 @@ class PopEngine:
         """Whether ``load`` was called since there was the group, and the topic."""
         return (group, topic) in self._topics
 
+    def knows(self, place: Place) -> bool:
+        """Whether a queue was loaded."""
+        return place in self._queues
+
     def load(self, loading: Loading, now_ms: int) -> Pending:
         """Take a topic up; done when its windows are there (P9), before which no receive may be answered, not even that
         there is nothing. To be repeated when the topic has got more queues.
@@ -454,6 +458,14 @@ class PopEngine:
         changing.visible_at_ms = lease.visible_at_ms
         self._journal.commit(changing, [queue])
         return changing
+
+    def handle_at(self, place: Place, offset: int, visible_at_ms: int) -> str:
+        """The handle of a message whose lease ends then; empty if there is none that this leader gave out."""
+        queue = self._queues.get(place)
+        lease = queue.leases.get(offset) if queue is not None else None
+        if queue is None or lease is None or not lease.number or lease.visible_at_ms != visible_at_ms:
+            return ""
+        return self._handle(queue, offset, lease.attempt, lease.number)
 
     def dead_letter(self, group: str, topic: str, handle: str, now_ms: int) -> Settling:
         """A message is to be stored with the dead letters: done when it is, and settled. Raises ``NotLoadedError``."""
