@@ -273,7 +273,9 @@ class BrokerPorts:
         return RemotingClient(tls=None if keeper is None else keeper.connecting_by_name)
 
     def role_changed(self) -> None:
-        """Tell name servers who leads now."""
+        """Tell name servers who leads now, and who waits for messages here."""
+        if self.broker is not None:
+            self.broker.popping.role_changed()
         if self._registration is not None:
             self._registration.wake()
         if self._gateway is not None:

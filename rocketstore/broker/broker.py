@@ -21,6 +21,7 @@ from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.measurements import ServiceCounters
 from rocketstore.broker.member_hosts import MemberHosts
 from rocketstore.broker.offsets import Offsets
+from rocketstore.broker.popping.build import make_popping
 from rocketstore.broker.pull import PullService
 from rocketstore.broker.readers import ReadThreads, RecordReader
 from rocketstore.broker.reading import QueueReading
@@ -107,7 +108,7 @@ class Broker:
         self.sending: Final = Sending(self.live, store, self.topics, halves, mastership, bridge, conditions)
         waiting = WaitingPulls(bridge, waiting_max=config.pulls_waiting_max)
         store.add_arrival_listener(waiting.arrived)
-        store.pace.is_awaited = lambda: len(waiting) > 0
+        store.pace.is_awaited = lambda: len(waiting) > 0 or self.popping.is_awaited
         self.filters: Final = SubscriptionFilters(self.live, readers)
         self.reading: Final = QueueReading(store, readers)
         self.pulling: Final = PullService(self.live, self.topics, self.reading, waiting, clock, self.filters)
@@ -116,6 +117,22 @@ class Broker:
         most = config.groups_max * config.access.account_share_percent // 100
         made_groups = CreationQuota("groups", "groups_max", most, state.has_group)
         self.offsets: Final = Offsets(store, state, mastership, self.topics, self.changes, readers, made_groups)
+        self.popping: Final = make_popping(
+            self.live,
+            store,
+            state,
+            mastership,
+            bridge,
+            clock,
+            waiting,
+            self.reading,
+            self.filters,
+            self.topics,
+            self.groups,
+            self.offsets,
+            self.sending,
+            store_host,
+        )
         self.stats: Final = Stats(store, state, self.topics, self.offsets, clock)
         """For read threads."""
         self.ends: Final = TransactionEnds(transactions, readers, bridge, mastership)
@@ -150,14 +167,17 @@ class Broker:
             transactions_open=transactions.open_count,
             transactions_given_up=transactions.given_up_count,
             dropped_messages=transactions.dropped_count,
+            pop=self.popping.counters(),
         )
 
     def stop_waiting(self) -> None:
-        """Have waiting pulls answered now, and let none wait any more."""
+        """Have waiting pulls and receives answered now, and let none wait any more."""
         self.pulling.waiting.close()
+        self.popping.stop_waiting()
 
     async def close(self) -> None:
         """Tell and ask no clients any more."""
+        await self.popping.close()
         self.groups.close()
         self.offsets.close()
         await self.member_hosts.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from dledger.rpc.bridge import LoopBridge
 from rocketstore.broker.ports import QueueKey
@@ -51,6 +51,20 @@ class Waiter:
             timer.cancel()
 
 
+class QueueWatch(Waiter):
+    """Calls a function at each arrival, on the loop, instead of waking somebody who waits."""
+
+    __slots__ = ("_news",)
+
+    def __init__(self, key: QueueKey, news: Callable[[], None]) -> None:
+        super().__init__(key, None)
+        self._news = news
+
+    def wake(self) -> None:
+        """A message has arrived."""
+        self._news()
+
+
 class WaitingPulls:
     """All waiting pulls, by queue."""
 
@@ -60,6 +74,8 @@ class WaitingPulls:
         self._bridge = bridge
         self._waiting_max = waiting_max
         self._count = 0
+        self.watches = 0
+        """Queues that somebody watches, besides pulls."""
         self._by_queue: dict[QueueKey, dict[Waiter, None]] = {}
         self._lock = threading.Lock()  # guards _news
         self._news: dict[QueueKey, set[int]] = {}
@@ -80,17 +96,32 @@ class WaitingPulls:
 
     def leave(self, waiter: Waiter) -> None:
         """Unregister a pull."""
+        self._remove(waiter)
+        self._count -= 1
+
+    def watch(self, key: QueueKey, news: Callable[[], None]) -> QueueWatch:
+        """Call ``news`` at each arrival in a queue, until ``unwatch``; who watches limits how many."""
+        watch = QueueWatch(key, news)
+        self._by_queue.setdefault(key, {})[watch] = None
+        self.watches += 1
+        return watch
+
+    def unwatch(self, watch: QueueWatch) -> None:
+        """Call it no more."""
+        self._remove(watch)
+        self.watches -= 1
+
+    def _remove(self, waiter: Waiter) -> None:
         waiters = self._by_queue[waiter.key]
         del waiters[waiter]
-        self._count -= 1
         if not waiters:
             del self._by_queue[waiter.key]
 
     def close(self) -> None:
         """Have every waiting pull answered now."""
         self.closed = True
-        for waiters in self._by_queue.values():
-            for waiter in waiters:
+        for waiters in tuple(self._by_queue.values()):
+            for waiter in tuple(waiters):
                 waiter.wake()
 
     def arrived(self, heads: Sequence[RecordHead]) -> None:
@@ -121,6 +152,6 @@ class WaitingPulls:
         with self._lock:
             news, self._news = self._news, {}
         for key, codes in news.items():
-            for waiter in self._by_queue.get(key, ()):
+            for waiter in tuple(self._by_queue.get(key, ())):
                 if waiter.codes is None or not waiter.codes.isdisjoint(codes):
                     waiter.wake()

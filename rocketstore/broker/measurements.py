@@ -6,13 +6,28 @@ Bounded: a broker may have tens of thousands of topics and groups, and metrics s
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.store.message_store import MessageStore
 from rocketstore.store.stats import OTHERS, GroupTotals, TopicTotals
 from rocketstore.types import HIDDEN_TOPICS, SCHEDULE_TOPIC, BrokerRole
+
+
+@dataclass(frozen=True, slots=True)
+class PopCounters:
+    """Messages that are acknowledged singly, since this broker's start, but for the receives that wait now."""
+
+    waiting: int = 0
+    delivered: int = 0
+    acknowledged: int = 0
+    copied: int = 0
+    """Messages stored again because nobody acknowledged them in time."""
+    dead: int = 0
+    """Messages that became dead letters."""
+    ticks: int = 0
+    """Changes of the broker's state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +45,7 @@ class ServiceCounters:
     """Since this broker is the master."""
     dropped_messages: int = 0
     """Delayed messages and those of transactions whose topic was deleted while they waited, likewise."""
+    pop: PopCounters = field(default_factory=PopCounters)
 
 
 @dataclass(frozen=True, slots=True)

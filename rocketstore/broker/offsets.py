@@ -80,7 +80,7 @@ class Offsets:
     async def commit(self, owner: str, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Any offset, also backwards; but not beyond the end. Raises ``LimitReachedError`` and ``Refusal``."""
         self._mastership.require()
-        self._take_group(owner, group)
+        self.take_group(owner, group)
         self._pulled.pop((group, topic, queue_id), None)  # it is older
         await self._changes.make(partial(self._begin_commit, group, topic, queue_id, offset))
 
@@ -100,7 +100,7 @@ class Offsets:
         for another one (0: whichever). Raises ``LimitReachedError`` and ``Refusal``.
         """
         self._mastership.require()
-        self._take_group(owner, group)
+        self.take_group(owner, group)
         current = self._store.incarnation
         if incarnation in (0, current):
             for topic, queue_id, _offset in offsets:
@@ -128,7 +128,7 @@ class Offsets:
         that this means, of which none moves back. Raises ``Refusal``.
         """
         self._mastership.require()
-        self._take_group(owner, group)
+        self.take_group(owner, group)
         reached = (await self._readers.run(self._positions.of_position, position, topics)).offsets
         noted = {(one.topic, one.queue_id): one.offset for one in self._state.offsets(group)}
         news = [one for one in reached if one.offset > noted.get((one.topic, one.queue_id), NONE)]
@@ -142,7 +142,7 @@ class Offsets:
         if not self._mastership.is_master:
             return
         try:
-            self._take_group(owner, group)
+            self.take_group(owner, group)
         except DLedgerError as error:
             _LOG.debug("an offset of %.200s: %s", group, error)
             return
@@ -156,6 +156,12 @@ class Offsets:
             self._commit_pulled()
         elif self._pulled_timer is None:
             self._pulled_timer = asyncio.get_running_loop().call_later(PULLED_INTERVAL_S, self._commit_pulled)
+
+    def take_group(self, owner: str, group: str) -> None:
+        """Raises ``LimitReachedError`` if the group would be new, and exceed what ``owner`` may make."""
+        if not self._state.has_group(group):
+            check_group(group)
+            self._made_groups.take(owner, group, 1)
 
     def close(self) -> None:
         """Commit what waits."""
@@ -188,12 +194,6 @@ class Offsets:
         return low, max(self._store.max_offset(topic, queue_id), low)
 
     # -- inside --------------------------------------------------------------------------------------------------------
-
-    def _take_group(self, owner: str, group: str) -> None:
-        """Raises ``LimitReachedError`` if the group would be new, and exceed what ``owner`` may make."""
-        if not self._state.has_group(group):
-            check_group(group)
-            self._made_groups.take(owner, group, 1)
 
     def _begin_commit(self, group: str, topic: str, queue_id: int, offset: int, done: StateDone) -> None:
         """Consumers commit every queue every 5 s: an unchanged offset must cost nothing, and it may go back."""

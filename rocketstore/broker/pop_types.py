@@ -84,6 +84,8 @@ class Receive(NamedTuple):
     """
     client_id: str = ""
     """Who asks, up to ``CLIENT_ID_MAX`` characters: limits count by it, and ``client_gone`` names it."""
+    from_first: bool = False
+    """A group that is new to the topic begins with its first messages, not at its end (P9)."""
     auto_renew: bool = False
     """Prolong the leases until the messages are settled, the client is gone, or ``AUTO_RENEW_MS_MAX`` have passed."""
 

@@ -62,6 +62,10 @@ class QueueReading:
         """The offset after the queue's last message; 0 if there is no such queue."""
         return await self._readers.run(self._store.max_offset, topic, queue_id)
 
+    def begin_at_once(self, topic: str, queue_id: int) -> int:
+        """The offset of the queue's first message, without a change of thread."""
+        return max(self._store.min_offset(topic, queue_id), 0)
+
     def end_at_once(self, topic: str, queue_id: int) -> int:
         """The same, without a change of thread."""
         return self._store.max_offset(topic, queue_id)

@@ -47,7 +47,7 @@ FIRST_DELAY_LEVEL: Final = 3
 DEAD_QUEUES: Final = 1
 SENT_BACK_MAX: Final = 4096
 """Pairs of group and topic that are counted by themselves."""
-_READ_WRITE: Final = 6
+READ_WRITE: Final = 6
 _KEPT: Final = frozenset(
     {PROPERTY_RETRY_TOPIC, PROPERTY_ORIGIN_ID, PROPERTY_WAIT, PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY}
 )
@@ -110,7 +110,7 @@ class Retries:
                     "group %s: the message at %d has too many properties to be tried again: it is a dead letter now",
                     config.name, offset,
                 )  # fmt: skip
-        if is_dead and (dropped := _trim(again)):
+        if is_dead and (dropped := trim(again)):
             _log.warning(
                 "group %s: the dead letter of the message at %d is without its properties %s: only %d bytes fit",
                 config.name, offset, ", ".join(dropped), PROPERTIES_BYTES_MAX,
@@ -173,12 +173,12 @@ class Retries:
 
 def retry_topic(group: GroupConfig) -> TopicConfig:
     """The topic for a group's messages to be retried."""
-    return TopicConfig(f"{RETRY_PREFIX}{group.name}", group.retry_queues, group.retry_queues, _READ_WRITE)
+    return TopicConfig(f"{RETRY_PREFIX}{group.name}", group.retry_queues, group.retry_queues, READ_WRITE)
 
 
 def dead_topic(group: GroupConfig) -> TopicConfig:
     """The topic for a group's messages that are no longer retried."""
-    return TopicConfig(f"{DEAD_PREFIX}{group.name}", DEAD_QUEUES, DEAD_QUEUES, _READ_WRITE)
+    return TopicConfig(f"{DEAD_PREFIX}{group.name}", DEAD_QUEUES, DEAD_QUEUES, READ_WRITE)
 
 
 def _copy(message: Message, target: TopicConfig, store_host: HostAddress) -> Message:
@@ -202,7 +202,7 @@ def _copy(message: Message, target: TopicConfig, store_host: HostAddress) -> Mes
     )
 
 
-def _trim(dead: Message) -> list[str]:
+def trim(dead: Message) -> list[str]:
     """Drop a dead letter's longest properties until the others can be stored; returns their names."""
     dropped = []
     while properties_bytes(dead) > PROPERTIES_BYTES_MAX:

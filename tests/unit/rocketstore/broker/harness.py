@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Self, cast
 
 from dledger.access.guard import AccessGuard
@@ -22,8 +22,11 @@ from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import HostAddress
 from rocketstore.message.record import decode_record
+from rocketstore.pop.operations import PopRules
+from rocketstore.pop.tables import Place, PopRow, PopTables, Window
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import GroupConfig, QueueOffset, TopicConfig
+from rocketstore.state.pop_state import PopState
 from rocketstore.store.message_store import IndexEnd, MessageStore
 from rocketstore.store.stats import StoreStats
 from rocketstore.types import BrokerRole, PutMessageStatus, PutResult, QueueUnit, ScannedRecords
@@ -119,6 +122,42 @@ class _Observed:
         return getattr(self._store, name)
 
 
+class FakePopState(PopState):
+    """Windows of one node, changed at once."""
+
+    def __init__(self, state: FakeState) -> None:
+        self._state = state
+        self.tables = PopTables()
+
+    def pop_window(self, place: Place) -> Window | None:
+        return self.tables.windows.get(place)
+
+    def pop_epoch(self) -> int:
+        return self.tables.epoch
+
+    def offset(self, group: str, topic: str, queue_id: int) -> int:
+        return self._state.offset(group, topic, queue_id)
+
+    def pop_rules(self, group: str) -> PopRules:
+        config = self._state.group(group)
+        return PopRules(config.ordered, config.retry_times_max + 1)
+
+    def parked_of(self, group: str) -> int:
+        return self.tables.parked_of(group)
+
+    def check_room(self, group: str, queues: Collection[tuple[str, int]]) -> None:
+        pass
+
+    def write(self, rows: Iterable[PopRow], done: StateDone) -> None:
+        def apply() -> None:
+            for row in rows:
+                offset = self.tables.apply(row, self._state.committed.get(row.place))
+                if offset is not None:
+                    self._state.committed[row.place] = offset
+
+        self._state.apply(apply, done)
+
+
 class FakeState(BrokerState):
     """Broker state of one node, changed at once."""
 
@@ -134,6 +173,7 @@ class FakeState(BrokerState):
         self.refusal: PutResult | None = None
         self.held: list[Callable[[], None]] | None = None
         """Not None: changes wait here until they are called."""
+        self.pop = FakePopState(self)  # type: ignore[misc]  # in the place of what the real constructor sets
 
     @property
     def topic_changes(self) -> int:
@@ -171,18 +211,18 @@ class FakeState(BrokerState):
         return self.configs.get(name) or GroupConfig(name)
 
     def put_group(self, group: GroupConfig, done: StateDone) -> None:
-        self._apply(lambda: self.configs.update({group.name: group}), done)
+        self.apply(lambda: self.configs.update({group.name: group}), done)
 
     def put_topic(self, topic: TopicConfig, done: StateDone, *, automatic: bool = False) -> None:
-        self._apply(lambda: self.table.update({topic.name: topic}), done)
+        self.apply(lambda: self.table.update({topic.name: topic}), done)
 
     def delete_topic(self, name: str, done: StateDone) -> None:
-        self._apply(lambda: self.table.pop(name), done)
+        self.apply(lambda: self.table.pop(name), done)
 
     def expire_messages(self, name: str, begins: Iterable[tuple[int, int]], done: StateDone) -> None:
         raised = {(name, queue_id): begin for queue_id, begin in begins}
         self.expired.append(name)
-        self._apply(lambda: self.begins.update(raised), done)
+        self.apply(lambda: self.begins.update(raised), done)
 
     def has_group(self, name: str) -> bool:
         return name in self.groups()
@@ -192,7 +232,7 @@ class FakeState(BrokerState):
             self.committed = {key: offset for key, offset in self.committed.items() if key[0] != group}
             self.configs.pop(group, None)
 
-        self._apply(forget, done)
+        self.apply(forget, done)
 
     def commit_offsets(
         self,
@@ -210,7 +250,7 @@ class FakeState(BrokerState):
             for place, offset in noted.items():  # never back unless it is a reset, as the real one
                 self.committed[place] = offset if reset else max(offset, self.committed.get(place, offset))
 
-        self._apply(commit, done)
+        self.apply(commit, done)
 
     def commit_own_offsets(self, group: str, offsets: Iterable[tuple[str, int, int]], done: StateDone) -> None:
         self.commit_offsets(group, offsets, done=done)
@@ -218,7 +258,7 @@ class FakeState(BrokerState):
     def runtime_info(self) -> dict[str, str]:
         return {"brokerStateOffset": "1,1"}
 
-    def _apply(self, change: Callable[[], object], done: StateDone) -> None:
+    def apply(self, change: Callable[[], object], done: StateDone) -> None:
         def answer() -> None:
             if self.refusal is not None:
                 done(self.refusal)

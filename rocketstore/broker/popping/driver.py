@@ -1,0 +1,240 @@
+"""Drives the engine: its ticks go to the broker state, its copies to the log, its times to a timer.
+
+There is an engine per leadership. One that has ended is told so, and everybody who waits for it with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from random import Random
+from typing import Final
+
+from dledger.clock import Clock
+from dledger.errors import DLedgerError
+from dledger.rpc.bridge import LoopBridge
+from rocketstore.broker.mastership import Mastership
+from rocketstore.broker.popping.copies import Copies
+from rocketstore.broker.popping.waiting import Subscribed, WaitingReceives
+from rocketstore.broker.refusal import Refusal
+from rocketstore.message.record import QueuePlace
+from rocketstore.pop.engine import PopEngine
+from rocketstore.pop.operations import Copy, CopyResult, Pending, Tick, Verdict
+from rocketstore.pop.tables import Place
+from rocketstore.state.broker_state import BrokerState
+from rocketstore.store.message_store import MessageStore
+from rocketstore.types import PutMessageStatus, PutResult
+
+SLEEP_S_MAX: Final = 5.0
+"""The engine is looked at this often at least."""
+
+
+class Leadership:
+    """One leadership's engine and its time."""
+
+    __slots__ = ("_began_ms", "_clock", "_wall_ms", "engine", "incarnation")
+
+    def __init__(self, engine: PopEngine, incarnation: int, clock: Clock, wall_ms: int) -> None:
+        self.engine = engine
+        self.incarnation = incarnation
+        self._clock = clock
+        self._wall_ms, self._began_ms = wall_ms, clock.monotonic_ms()
+
+    def now_ms(self) -> int:
+        """Wall-clock time that does not jump."""
+        return self._wall_ms + self._clock.monotonic_ms() - self._began_ms
+
+
+class EngineDriver:
+    """On the loop. ``look`` after every call of the engine."""
+
+    def __init__(  # one parameter per neighbour
+        self,
+        store: MessageStore,
+        state: BrokerState,
+        mastership: Mastership,
+        bridge: LoopBridge,
+        clock: Clock,
+        waiting: WaitingReceives,
+        make_copies: Callable[[Callable[[Copy, CopyResult], None]], Copies],
+    ) -> None:
+        self._store = store
+        self._state = state
+        self._mastership = mastership
+        self._bridge = bridge
+        self._clock = clock
+        self._waiting = waiting
+        self.copies: Final = make_copies(self._copied)
+        self._now: Leadership | None = None
+        self._awaited: dict[Pending, asyncio.Future[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self.reason = ""
+        """Why the message is dead that a client is giving up now."""
+        self.ticks = 0
+        """Changes of the state so far."""
+        self.rows = 0
+        """Rows of them."""
+        self.is_closing = False
+        """Nobody waits for messages any more."""
+        self._is_closed = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether somebody waits for a tick or a copy; may be read on any thread."""
+        return bool(self._awaited) or len(self.copies) > 0
+
+    def leadership(self) -> Leadership:
+        """Of this moment. Raises ``Refusal``: this is no master."""
+        incarnation = self._store.incarnation
+        self._mastership.require()
+        current = self._now
+        if current is not None and current.incarnation == incarnation:
+            return current
+        self.end()
+        if self._is_closed:
+            raise Refusal.of(_stopping())
+        wall_ms = self._clock.wall_ms()
+        engine = PopEngine(self._state.pop, Random(incarnation).randrange)
+        self._now = current = Leadership(engine, incarnation, self._clock, wall_ms)
+        self.look(current)
+        return current
+
+    def is_current(self, leadership: Leadership) -> bool:
+        """Whether it has not ended."""
+        return (
+            leadership is self._now and self._mastership.is_master and leadership.incarnation == self._store.incarnation
+        )
+
+    def require(self, leadership: Leadership) -> None:
+        """Raises ``Refusal`` if it has ended."""
+        if not self.is_current(leadership):
+            raise Refusal.of(self._mastership.refusal()._replace(outcome="unknown"))
+
+    def end(self) -> None:
+        """End the leadership, if there is one: who waits is refused."""
+        ended, self._now = self._now, None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if ended is not None:
+            self._tell(ended.engine.close(self._mastership.refusal()._replace(outcome="unknown")))
+            self.copies.drop()
+        self._waiting.wake_all()
+
+    def role_changed(self) -> None:
+        """See whether this leadership has ended."""
+        if self._now is not None and not self.is_current(self._now):
+            self.end()
+
+    def client_gone(self, client_id: str) -> None:
+        """What is prolonged for a client is visible soon."""
+        leadership = self._now
+        if leadership is not None and self.is_current(leadership):
+            leadership.engine.client_gone(client_id, leadership.now_ms())
+            self.look(leadership)
+
+    def handle_at(self, group: str, place: QueuePlace, visible_at_ms: int) -> str:
+        """The handle of a message that is out until then; empty if there is none here. Raises ``Refusal``."""
+        where = Place(group, place.topic, place.queue_id)
+        return self.leadership().engine.handle_at(where, place.queue_offset, visible_at_ms)
+
+    async def close(self) -> None:
+        """End for good."""
+        self.is_closing = self._is_closed = True
+        self.end()
+        await self.copies.close()
+
+    async def done(self, operation: Pending) -> Verdict:
+        """How it ended; ``FAILED`` becomes a ``Refusal``, with what the log said."""
+        if operation.verdict is None:
+            future = self._awaited[operation] = asyncio.get_running_loop().create_future()
+            try:
+                await future
+            finally:
+                self._awaited.pop(operation, None)
+        assert operation.verdict is not None
+        if operation.verdict is Verdict.FAILED:
+            failure = operation.failure if isinstance(operation.failure, PutResult) else _NOT_STORED
+            raise Refusal.of(failure, self._mastership.leader_address)
+        return operation.verdict
+
+    def look(self, leadership: Leadership) -> None:
+        """Carry out what the engine wants now."""
+        if leadership is not self._now:
+            return
+        engine, now_ms = leadership.engine, leadership.now_ms()
+        reason, self.reason = self.reason, ""
+        for copy in engine.take_copies():
+            self.copies.make(copy, reason if copy.forced else "")
+        for group, topic in engine.take_woken():
+            self._waiting.wake(Subscribed(group, topic))
+        tick = engine.take_tick(now_ms)
+        if tick is not None:
+            self._write(leadership, tick)
+        self._tell(engine.take_done(now_ms))
+        self._set_timer(leadership, now_ms)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _tell(self, done: Sequence[Pending]) -> None:
+        for operation in done:
+            future = self._awaited.get(operation)
+            if future is not None and not future.done():
+                future.set_result(None)
+
+    def _write(self, leadership: Leadership, tick: Tick) -> None:
+        self.ticks += 1
+        self.rows += len(tick.rows)
+        post, ticked = self._bridge.post, partial(self._ticked, leadership, tick)
+        try:
+            self._state.pop.write(tick.rows, lambda result: post(partial(ticked, result)))
+        except DLedgerError as error:
+            post(partial(ticked, _refused(error)))
+
+    def _ticked(self, leadership: Leadership, tick: Tick, result: PutResult) -> None:
+        if leadership is not self._now:
+            return
+        leadership.engine.ticked(tick, None if result.ok else result, leadership.now_ms())
+        self.look(leadership)
+
+    def _copied(self, copy: Copy, result: CopyResult) -> None:
+        leadership = self._now
+        if leadership is not None:
+            leadership.engine.copied(copy, result, leadership.now_ms())
+            self.look(leadership)
+
+    def _set_timer(self, leadership: Leadership, now_ms: int) -> None:
+        loop, due_ms = asyncio.get_running_loop(), leadership.engine.due_ms()
+        delay_s = SLEEP_S_MAX if due_ms is None else min(max(due_ms - now_ms, 0) / 1000, SLEEP_S_MAX)
+        at = loop.time() + delay_s
+        if self._timer is not None:
+            if self._timer_at <= at + 0.0005:
+                return  # it comes soon enough
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = loop.call_at(at, self._due, leadership)
+
+    def _due(self, leadership: Leadership) -> None:
+        self._timer = None
+        if leadership is not self._now:
+            return
+        if not self.is_current(leadership):
+            self.end()
+            return
+        leadership.engine.expire(leadership.now_ms())
+        self.look(leadership)
+
+
+def _stopping() -> PutResult:
+    return PutResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, outcome="not_applied", reason="this broker is stopping")
+
+
+def _refused(error: DLedgerError) -> PutResult:
+    return PutResult(PutMessageStatus.UNKNOWN_ERROR, outcome=error.outcome, reason=str(error))
+
+
+_NOT_STORED: Final = PutResult(
+    PutMessageStatus.UNKNOWN_ERROR, outcome="not_applied", reason="the copy of the message could not be stored: retry"
+)

@@ -1,0 +1,307 @@
+"""Receives: finds messages for one, or waits for them, and answers when they are reserved (P1)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from dledger.rpc.clients.answers import Leases
+from rocketstore.broker.live_config import LiveConfig
+from rocketstore.broker.pop_types import ANY_QUEUE, PoppedMessage, Receive, Received
+from rocketstore.broker.popping.copies import ONE_BYTES, retry_topic_of
+from rocketstore.broker.popping.driver import EngineDriver, Leadership
+from rocketstore.broker.popping.loading import TopicLoader
+from rocketstore.broker.popping.waiting import Subscribed, WaitingReceives
+from rocketstore.broker.ports import QueueKey
+from rocketstore.broker.pull import PULL_BYTES_DEFAULT
+from rocketstore.broker.reading import QueueReading, ReadLimits
+from rocketstore.broker.refusal import Refusal, RefusalKind
+from rocketstore.broker.subscriptions import SubscriptionFilters
+from rocketstore.broker.topics import Topics
+from rocketstore.filter.filters import MessageFilter
+from rocketstore.message.record import queue_offset_of, reconsume_times_of
+from rocketstore.pop.engine import NotLoadedError
+from rocketstore.pop.operations import Delivery, Found, Read, Wish
+from rocketstore.pop.tables import Place
+from rocketstore.state.pop_state import PopState
+from rocketstore.types import GetMessageStatus, GetResult, MessageType
+
+SCAN_S_MAX: Final = 0.1
+"""How long a receive looks for messages that pass its filter before it lets others look (P7)."""
+LOOK_S: Final = 1.0
+"""A receive that waits looks at least this often: a clock may have been set."""
+OWNERS_MAX: Final = 65_536
+"""Groups of which it is remembered who receives for them."""
+LOADS_MAX: Final = 3
+"""A topic may be deleted and made again while it is loaded."""
+
+
+class _Plan(NamedTuple):
+    """A receive that was checked."""
+
+    wish: Wish
+    wanted: MessageFilter | None
+    from_first: bool
+    subscribed: Subscribed
+    queues: tuple[QueueKey, ...]
+    """Those whose messages end its wait."""
+
+
+class _Got(NamedTuple):
+    """What one look has found."""
+
+    messages: tuple[PoppedMessage, ...]
+    full: bool
+    is_at_end: bool
+    """Whether everything was looked at; otherwise it goes on at once."""
+
+
+class Receiving:
+    """On the loop."""
+
+    def __init__(  # noqa: PLR0913  # one parameter per neighbour
+        self,
+        live: LiveConfig,
+        topics: Topics,
+        reading: QueueReading,
+        filters: SubscriptionFilters,
+        loader: TopicLoader,
+        driver: EngineDriver,
+        waiting: WaitingReceives,
+        view: PopState,
+        take_group: Callable[[str, str], None],
+        owners: dict[str, str],
+    ) -> None:
+        """``take_group``: an owner makes a group, if it is new. ``owners``: by group, of the last who received."""
+        self._live = live
+        self._topics = topics
+        self._reading = reading
+        self._filters = filters
+        self._loader = loader
+        self._driver = driver
+        self._waiting = waiting
+        self._view = view
+        self._take_group = take_group
+        self._loading: dict[Subscribed, asyncio.Task[None]] = {}
+        self._owners = owners
+        self.delivered = 0
+        """Messages, since the start."""
+
+    async def receive(self, asked: Receive, leases: Leases, owner: str) -> Received:
+        """Of a checked receive. Raises ``Refusal`` and ``CorruptLogError``."""
+        plan = self._plan(asked, await self._filters.of(asked.kind, asked.expression))
+        if len(self._owners) >= OWNERS_MAX:
+            self._owners.clear()
+        self._owners[asked.group] = owner
+        loop = asyncio.get_running_loop()
+        end = loop.time() + min(asked.wait_ms, self._live.now.pull_wait_ms_max) / 1000
+        with self._waiting.entered(plan.subscribed, plan.queues, asked.queue_id, asked.client_id) as waiter:
+            while True:
+                self._waiting.arm(plan.subscribed, waiter)
+                got = await self._look(plan, leases)
+                self._waiting.looked(plan.subscribed, waiter, found=bool(got.messages))
+                if got.messages:
+                    return Received(got.messages, rest=self._rest(plan))
+                remaining_s = end - loop.time()
+                if remaining_s <= 0 or self._driver.is_closing:
+                    return Received((), got.full, self._rest(plan))
+                if got.is_at_end:
+                    await waiter.wait(min(remaining_s, LOOK_S))
+
+    async def peek(self, group: str, topic: str, queue_id: int, count: int, leases: Leases) -> list[bytes]:
+        """What would be given out next of these queues."""
+        await self._loaded(group, topic, from_first=False)
+        await leases.take(PULL_BYTES_DEFAULT)
+        found: list[bytes] = []
+        for place in self._places(group, topic, queue_id):
+            room = ReadLimits(count - len(found), PULL_BYTES_DEFAULT - sum(map(len, found)))
+            if min(room) <= 0:
+                break
+            found += (await self._reading.read(place.topic, place.queue_id, self._next(place), None, room)).records
+        leases.resize(sum(map(len, found)))
+        return found
+
+    async def await_message(self, group: str, topic: str, queue_id: int, wait_ms: int) -> bool:
+        """Whether there is anything, within this time."""
+        await self._loaded(group, topic, from_first=False)
+        loop = asyncio.get_running_loop()
+        end, places = loop.time() + wait_ms / 1000, self._places(group, topic, queue_id)
+        subscribed, keys = Subscribed(group, topic), [(one.topic, one.queue_id) for one in places]
+        with self._waiting.entered(subscribed, keys, queue_id, "") as waiter:
+            while True:
+                self._waiting.arm(subscribed, waiter)
+                if any(self._reading.end_at_once(one.topic, one.queue_id) > self._next(one) for one in places):
+                    return True
+                if loop.time() >= end or self._driver.is_closing:
+                    return False
+                await waiter.wait(min(end - loop.time(), LOOK_S))
+                self._driver.leadership()
+
+    @property
+    def waiting(self) -> int:
+        """How many wait; for any thread."""
+        return len(self._waiting)
+
+    def wake_all(self) -> None:
+        """Have all who wait look again."""
+        self._waiting.wake_all()
+
+    def waiting_of(self, group: str, topic: str) -> int:
+        """How many wait for a topic."""
+        return self._waiting.of(Subscribed(group, topic))
+
+    async def load(self, leadership: Leadership, group: str, topic: str, *, from_first: bool = False) -> None:
+        """Have the engine know a topic of a group, and its windows be stored (P9). Raises ``Refusal``."""
+        key = Subscribed(group, topic)
+        task = self._loading.get(key)
+        if task is None:
+            loading = self._load(leadership, key, from_first=from_first)
+            task = self._loading[key] = asyncio.get_running_loop().create_task(loading)
+            task.add_done_callback(lambda _: self._loading.pop(key, None))
+        await asyncio.shield(task)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    async def _load(self, leadership: Leadership, key: Subscribed, *, from_first: bool) -> None:
+        self._take_group(self._owners.get(key.group, ""), key.group)
+        loading = await self._loader.load(*key, from_first=from_first)
+        self._driver.require(leadership)
+        self._view.check_room(key.group, [(key.topic, one) for one in loading.queues])
+        pending = leadership.engine.load(loading, leadership.now_ms())
+        self._driver.look(leadership)
+        await self._driver.done(pending)
+
+    async def _loaded(self, group: str, topic: str, *, from_first: bool) -> Leadership:
+        leadership = self._driver.leadership()
+        engine, retry = leadership.engine, retry_topic_of(group, topic)
+        is_known = engine.knows(Place(group, retry, 0)) or self._topics.find(retry) is None
+        if not is_known or not engine.is_loaded(group, topic):
+            await self.load(leadership, group, topic, from_first=from_first)
+        return leadership
+
+    def _plan(self, asked: Receive, wanted: MessageFilter | None) -> _Plan:
+        config = self._topics.require(asked.topic)
+        is_any = asked.queue_id == ANY_QUEUE
+        queue_ids = tuple(range(config.read_queues)) if is_any else (asked.queue_id,)
+        by_priority = config.message_type is MessageType.PRIORITY
+        wish = Wish(
+            asked.group,
+            asked.topic,
+            queue_ids[::-1] if by_priority else queue_ids,
+            asked.max_messages,
+            asked.invisible_ms,
+            asked.client_id,
+            asked.attempt_id,
+            asked.auto_renew,
+            by_priority,
+            is_any,
+        )
+        keys = [(asked.topic, one) for one in range(config.read_queues)]
+        keys.append((retry_topic_of(asked.group, asked.topic), 0))
+        return _Plan(wish, wanted, asked.from_first, Subscribed(asked.group, asked.topic), tuple(keys))
+
+    async def _begun(self, plan: _Plan) -> tuple[Leadership, Delivery]:
+        wish = plan.wish
+        for _ in range(LOADS_MAX):
+            leadership = await self._loaded(wish.group, wish.topic, from_first=plan.from_first)
+            self._driver.require(leadership)
+            try:
+                delivery = leadership.engine.begin(wish, leadership.now_ms())
+            except NotLoadedError:
+                await self.load(leadership, wish.group, wish.topic, from_first=plan.from_first)
+            else:
+                return leadership, delivery
+        raise Refusal(RefusalKind.BUSY, f"topic {wish.topic} is changing: try again")
+
+    async def _look(self, plan: _Plan, leases: Leases) -> _Got:
+        """Look for messages once, and wait until what was found is reserved."""
+        size_max = min(PULL_BYTES_DEFAULT, self._live.now.pull_bytes_max)
+        await leases.take(size_max)  # before reading the log
+        leadership, delivery = await self._begun(plan)
+        engine, driver = leadership.engine, self._driver
+        records: dict[tuple[Place, int], bytes] = {}
+        began, is_at_end, used = asyncio.get_running_loop().time(), True, 0
+        try:
+            while (read := engine.next_read(delivery, leadership.now_ms())) is not None:
+                limits = ReadLimits(read.count_max, size_max - used)
+                found = await self._read(read, plan, limits)
+                driver.require(leadership)
+                known = [_found(one) for one in found.records]
+                for one, record in zip(known, found.records, strict=True):
+                    records[read.place, one.offset] = record
+                    used += len(record)
+                engine.took(delivery, known, _next_offset(read, found), leadership.now_ms(), begin=self._begin(read))
+                if not found.records and found.next_offset < found.max_offset:
+                    is_at_end = False
+                if used >= size_max or asyncio.get_running_loop().time() > began + SCAN_S_MAX:
+                    break
+            engine.finish(delivery, leadership.now_ms())
+            driver.look(leadership)
+            if delivery.messages:
+                await driver.done(delivery)
+        except BaseException:
+            engine.cancel(delivery, leadership.now_ms())
+            driver.look(leadership)
+            raise
+        messages = tuple(
+            PoppedMessage(records[one.place, one.offset], one.handle, one.attempt, one.visible_at_ms)
+            for one in delivery.messages
+        )
+        leases.resize(sum(len(one.record) for one in messages))
+        self.delivered += len(messages)
+        return _Got(messages, delivery.full, is_at_end)
+
+    async def _read(self, read: Read, plan: _Plan, limits: ReadLimits) -> GetResult:
+        """Messages of one queue; of the retry topic all, because the filter has let their originals pass."""
+        topic, queue_id = read.place.topic, read.place.queue_id
+        if read.only:
+            return await self._read_only(read)
+        wanted = plan.wanted if topic == plan.wish.topic else None
+        return await self._reading.read(topic, queue_id, read.offset, wanted, limits, plan.wish.group)
+
+    async def _read_only(self, read: Read) -> GetResult:
+        """These messages of an ordered group again, as they were given out together."""
+        records: list[bytes] = []
+        topic, queue_id = read.place.topic, read.place.queue_id
+        low = high = 0
+        for offset in read.only:
+            one = await self._reading.read(topic, queue_id, offset, None, ReadLimits(1, ONE_BYTES), read.place.group)
+            low, high = one.min_offset, one.max_offset
+            records += [record for record in one.records if queue_offset_of(record) == offset]
+        return GetResult(GetMessageStatus.FOUND, read.offset, low, high, tuple(records))
+
+    def _begin(self, read: Read) -> int:
+        place = read.place
+        return max(self._reading.begin_at_once(place.topic, place.queue_id), self._topics.begin_offset(*place[1:]))
+
+    def _places(self, group: str, topic: str, queue_id: int) -> list[Place]:
+        if queue_id != ANY_QUEUE:
+            return [Place(group, topic, queue_id)]
+        queues = range(self._topics.require(topic).read_queues)
+        return [Place(group, retry_topic_of(group, topic), 0), *(Place(group, topic, one) for one in queues)]
+
+    def _next(self, place: Place) -> int:
+        """The first message of a queue that was not given out."""
+        window = self._view.pop_window(place)
+        return max(self._view.offset(*place), 0) if window is None else window.reserved
+
+    def _rest(self, plan: _Plan) -> int:
+        """About how many messages are left."""
+        wish = plan.wish
+        places = (Place(wish.group, wish.topic, one) for one in wish.queue_ids)
+        return sum(max(0, self._reading.end_at_once(one.topic, one.queue_id) - self._next(one)) for one in places)
+
+
+def _found(record: bytes) -> Found:
+    """The place of a record, and its attempt."""
+    return Found(queue_offset_of(record), reconsume_times_of(record) + 1)
+
+
+def _next_offset(read: Read, found: GetResult) -> int:
+    """Up to where a read has looked: nowhere, if it could not."""
+    if found.status in (GetMessageStatus.FOUND, GetMessageStatus.NO_MATCHED_MESSAGE):
+        return max(found.next_offset, read.offset)
+    if found.status is GetMessageStatus.MESSAGE_WAS_REMOVING:
+        return max(found.next_offset, read.offset)
+    return read.offset

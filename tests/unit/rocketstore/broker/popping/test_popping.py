@@ -1,0 +1,427 @@
+"""Pop's rules (P1 to P12) as a broker keeps them: read, written, waited for and answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dledger.access.quota import Quota
+from dledger.errors import InvalidRequestError
+from dledger.rpc.clients.answers import Leases
+from rocketstore.broker.pop_types import MESSAGES_MAX, PopResult, Receive
+from rocketstore.broker.popping.copies import origin_of
+from rocketstore.broker.popping.waiting import CLIENT_WAITS_MAX
+from rocketstore.broker.refusal import Refusal, RefusalKind
+from rocketstore.filter.filters import SQL92
+from rocketstore.pop.operations import Origin
+from rocketstore.pop.tables import Place
+from rocketstore.state.changes import GroupConfig, TopicConfig
+from tests.support.waiting import wait_until
+from tests.unit.rocketstore.broker.popping.harness import GROUP, TOPIC, PopBroker, bodies
+
+RETRY, DEAD = f"%RETRY%{GROUP}_{TOPIC}", f"%DLQ%{GROUP}"
+
+
+@pytest.fixture
+def pop(tmp_path: Path) -> Iterator[PopBroker]:
+    with PopBroker(tmp_path) as running:
+        yield running
+
+
+class TestReceives:
+    """Who gets which messages, and when."""
+
+    def test_what_is_answered_is_reserved(self, pop: PopBroker) -> None:
+        """P1: a later leader must know each message that may be out."""
+        pop.send([b"a", b"b", b"c"])
+        got = pop.receive(max_messages=2)
+        assert bodies(got.messages) == [b"a", b"b"]
+        assert (pop.window().reserved, pop.window().commit) == (2, 0)
+        assert pop.window().leased_until_ms >= got.messages[0].visible_at_ms
+        assert got.rest == 1
+
+    def test_consumers_share_a_queue_message_by_message(self, pop: PopBroker) -> None:
+        """However many there are: none is given out twice while it is invisible."""
+        pop.send([b"%d" % number for number in range(10)])
+        got = [one for number in range(5) for one in pop.receive(max_messages=2, client_id=f"c{number}").messages]
+        assert sorted(bodies(got)) == [b"%d" % number for number in range(10)]
+        assert not pop.receive().messages
+
+    def test_all_queues_are_asked_unless_one_is_named(self, pop: PopBroker) -> None:
+        """P7: a queue that is named gives its own messages only."""
+        pop.send([b"zero"], 0)
+        pop.send([b"one"], 1)
+        assert bodies(pop.receive(queue_id=1).messages) == [b"one"]
+        assert not pop.receive(queue_id=1).messages
+        assert bodies(pop.receive().messages) == [b"zero"]
+
+    def test_a_waiting_receive_is_answered_by_an_arrival(self, pop: PopBroker) -> None:
+        """In whichever queue, at once: not when its wait ends."""
+        for queue_id in (0, 1):
+            waiting = pop.begin()
+            pop.send([b"new"], queue_id)
+            assert bodies(waiting.result(10).messages) == [b"new"]
+
+    def test_an_arrival_wakes_as_many_as_there_are_messages(self, pop: PopBroker) -> None:
+        """Those that wait are woken in turn, each by the one before that got something."""
+        waiting = [pop.begin(max_messages=1, client_id=f"c{number}") for number in range(8)]
+        pop.send([b"%d" % number for number in range(8)])
+        assert sorted(one for each in waiting for one in bodies(each.result(10).messages)) == [
+            b"%d" % number for number in range(8)
+        ]
+
+    def test_what_does_not_match_is_settled_at_once(self, pop: PopBroker) -> None:
+        """P7: for the group, so a selective one has no lag for ever; by tags and by conditions."""
+        pop.send([b"no"] * 50, properties={"TAGS": "B", "n": "1"})
+        pop.send([b"yes"], properties={"TAGS": "A", "n": "2"})
+        pop.send([b"no"] * 50, properties={"TAGS": "B", "n": "1"})
+        assert bodies(pop.receive(expression="A").messages) == [b"yes"]
+        assert bodies(pop.receive("sql", kind=SQL92, expression="n > 1").messages) == [b"yes"]
+        for group, wish in ((GROUP, {"expression": "A"}), ("sql", {"kind": SQL92, "expression": "n > 1"})):
+            assert not pop.receive(group, **wish).messages
+            assert pop.window(group=group).reserved == 101
+            assert pop.window(group=group).commit == 50
+
+    def test_a_new_group_begins_at_the_end_of_each_queue(self, pop: PopBroker) -> None:
+        """P9: and from then on, also if it got nothing at first."""
+        pop.send([b"old"])
+        assert not pop.receive(from_first=False).messages
+        assert pop.window().commit == 1
+        pop.send([b"new"])
+        assert bodies(pop.receive(from_first=False).messages) == [b"new"]
+
+    def test_a_large_answer_is_cut(self, pop: PopBroker) -> None:
+        """By bytes, too: what was not read is left for others."""
+        pop.send([b"x" * 300_000] * 8)
+        first = pop.receive().messages
+        assert 0 < len(first) < 8
+        rest = pop.receive_all(8 - len(first))
+        assert len({one.handle for one in [*first, *rest]}) == 8
+
+    def test_the_bytes_of_an_answer_are_accounted_for(self, pop: PopBroker) -> None:
+        """As those of a pull: the room is what was read, not what might have been."""
+        pop.send([b"x" * 1000])
+
+        async def room() -> tuple[int, Quota]:
+            broker = pop.broker
+            quota = broker.shares.quotas.of("@test", "test", "test")
+            with Leases(broker.shares.room, quota) as leases:
+                wish = Receive(GROUP, TOPIC, client_id="c", from_first=True)
+                (message,) = (await broker.popping.receive(wish, leases, "")).messages
+                assert quota.answer_bytes == len(message.record)
+                return len(message.record), quota
+
+        _, quota = pop.run(room())
+        assert quota.answer_bytes == 0
+
+    @pytest.mark.parametrize(
+        "wish",
+        [
+            {"max_messages": 0},
+            {"max_messages": MESSAGES_MAX + 1},
+            {"invisible_ms": 0},
+            {"invisible_ms": 13 * 3_600_000},
+            {"attempt_id": "x" * 65},
+            {"client_id": "x" * 256},
+            {"client_id": "", "auto_renew": True},
+            {"group": "g" * 60, "topic": TOPIC, "queue_id": 0},
+        ],
+    )
+    def test_impossible_wishes_are_refused(self, pop: PopBroker, wish: dict[str, Any]) -> None:
+        """With what is wrong; nothing is reserved."""
+        if "group" in wish:
+            pop.run(pop.broker.topics.put([_topic("t" * 66)]))
+            wish = wish | {"topic": "t" * 66}
+        with pytest.raises(Refusal) as refused:
+            pop.receive(**wish)
+        assert refused.value.kind is RefusalKind.INVALID
+
+    def test_topics_and_groups_must_permit_it(self, pop: PopBroker) -> None:
+        """As for pulls: the topic exists and has the queue, the group may consume, the expression can be read."""
+        pop.put_group(GroupConfig("closed", consume_enable=False))
+        for kind, group, topic, wish in (
+            (RefusalKind.NO_TOPIC, GROUP, "missing", {}),
+            (RefusalKind.NO_QUEUE, GROUP, TOPIC, {"queue_id": 9}),
+            (RefusalKind.NOT_PERMITTED, "closed", TOPIC, {}),
+            (RefusalKind.WRONG_FILTER, GROUP, TOPIC, {"kind": SQL92, "expression": "a >"}),
+            (RefusalKind.INVALID, GROUP, "SCHEDULE_TOPIC_XXXX", {}),
+        ):
+            with pytest.raises((Refusal, InvalidRequestError)) as refused:
+                pop.receive(group, topic, **wish)
+            assert isinstance(refused.value, Refusal), refused
+            assert refused.value.kind is kind
+
+    def test_one_client_cannot_wait_without_end(self, pop: PopBroker) -> None:
+        """P10: others still can."""
+        waiting = pop.broker.popping._receiving._waiting  # a thousand receives take seconds
+        waiting._clients["c"] = CLIENT_WAITS_MAX
+        with pytest.raises(Refusal, match="1024 waiting receives") as refused:
+            pop.receive(wait_ms=1)
+        assert refused.value.kind is RefusalKind.TOO_MANY
+        assert not pop.receive(wait_ms=1, client_id="other").messages
+        del waiting._clients["c"]
+
+
+class TestAnswers:
+    """Acknowledgements, changes of invisibility, dead letters."""
+
+    def test_an_ack_is_answered_when_it_is_stored(self, pop: PopBroker) -> None:
+        """P2: the group's offset, which other tools see, moves over what is settled."""
+        pop.send([b"a", b"b", b"c"])
+        first, second, third = pop.receive().messages
+        assert pop.ack([second]) == [PopResult.OK]
+        assert (pop.window().commit, pop.window().is_settled(1)) == (0, True)
+        assert pop.ack([first]) == [PopResult.OK]
+        assert pop.window().commit == 2
+        assert pop.broker.state.offset(GROUP, TOPIC, 0) == 2
+        assert pop.ack([third]) == [PopResult.OK]
+        assert pop.ack([third, first]) == [PopResult.INVALID_HANDLE] * 2
+
+    def test_handles_of_others_are_refused(self, pop: PopBroker) -> None:
+        """P5: no handle, another group's, another topic's."""
+        pop.send([b"a"])
+        (message,) = pop.receive().messages
+        pop.receive("other")
+        assert pop.ack([message], group="other") == [PopResult.INVALID_HANDLE]
+        assert pop.ack([message._replace(handle="nonsense")]) == [PopResult.INVALID_HANDLE]
+        assert pop.ack([message], topic="another") == [PopResult.INVALID_HANDLE]
+        assert pop.ack([message], topic=RETRY) == [PopResult.OK]
+
+    def test_a_message_that_was_not_acknowledged_comes_again(self, pop: PopBroker) -> None:
+        """P4: as a copy in the group's retry topic, which names its origin; the handle of before is refused."""
+        pop.send([b"a"], properties={"KEYS": "k"})
+        (first,) = pop.receive(invisible_ms=1000).messages
+        (second,) = pop.receive_all(1)
+        assert bodies([second]) == [b"a"]
+        assert (first.attempt, second.attempt) == (1, 2)
+        assert second.visible_at_ms > first.visible_at_ms
+        (copy,) = pop.stored(RETRY)
+        assert (copy.reconsume_times, copy.properties["RETRY_TOPIC"], copy.keys) == (1, TOPIC, ["k"])
+        generation = pop.window().generation
+        assert origin_of(second.record) == Origin(Place(GROUP, TOPIC, 0), 0, generation)
+        wait_until(lambda: pop.window().commit == 1, "the original is settled")
+        assert pop.ack([first]) == [PopResult.INVALID_HANDLE]
+        assert pop.ack([second]) == [PopResult.OK]
+        assert pop.window(topic=RETRY).commit == 1
+
+    def test_after_enough_attempts_it_is_a_dead_letter(self, pop: PopBroker) -> None:
+        """P4: that says where it came from; no copy of it comes again."""
+        pop.put_group(GroupConfig(GROUP, retry_times_max=1))
+        pop.send([b"poison"], properties={"UNIQ_KEY": "U1"})
+        pop.receive(invisible_ms=1000)
+        (second,) = pop.receive_all(1, invisible_ms=1000)
+        assert second.attempt == 2
+        wait_until(lambda: pop.broker.store.max_offset(DEAD, 0) == 1, "the dead letter")
+        (dead,) = pop.stored(DEAD)
+        assert dead.body == b"poison"
+        assert (dead.properties["DLQ_ORIGIN_TOPIC"], dead.properties["DLQ_ORIGIN_MESSAGE_ID"]) == (TOPIC, "U1")
+        wait_until(lambda: pop.window(topic=RETRY).commit == 1, "the copy is settled")
+        assert not pop.receive().messages
+        assert pop.broker.counters().pop.dead == 1
+
+    def test_a_message_can_be_given_back(self, pop: PopBroker) -> None:
+        """P6: at once, with or without counting as an attempt; the handle of before is not valid any more."""
+        pop.send([b"a"])
+        (first,) = pop.receive().messages
+        changed = pop.change(first, 0, suspend=True)
+        assert changed.result is PopResult.OK
+        assert pop.ack([first]) == [PopResult.INVALID_HANDLE]
+        (second,) = pop.receive_all(1)
+        assert second.attempt == 1
+        pop.change(second, 0)
+        assert pop.receive_all(1)[0].attempt == 2
+
+    def test_a_message_can_be_kept_longer(self, pop: PopBroker) -> None:
+        """P6: by the new handle; for more than a minute it is parked, and the offset passes it."""
+        pop.send([b"a", b"b"])
+        first, second = pop.receive(invisible_ms=1000).messages
+        changed = pop.change(first, 3_600_000)
+        assert changed.visible_at_ms > second.visible_at_ms + 3_500_000
+        assert pop.window().parked.keys() == {0}
+        assert bodies(pop.receive_all(1)) == [b"b"]
+        wait_until(lambda: pop.window().commit == 2, "the offset passes it")
+        assert pop.ack([first._replace(handle=changed.handle)]) == [PopResult.OK]
+        assert not pop.window().parked
+
+    def test_push_consumers_wait_a_second(self, pop: PopBroker) -> None:
+        """Some clients err in the unit of their pauses."""
+        pop.send([b"a"])
+        (message,) = pop.receive().messages
+        before_ms = pop.broker.loop.clock.wall_ms()
+        assert pop.change(message, 1, push=True).visible_at_ms >= before_ms + 950  # its clocks round
+
+    def test_a_consumer_can_give_a_message_up(self, pop: PopBroker) -> None:
+        """With its reason, without what cannot be printed."""
+        pop.send([b"a"])
+        (message,) = pop.receive().messages
+        assert pop.give_up(message, "no\nsense" + "x" * 500) is PopResult.OK
+        (dead,) = pop.stored(DEAD)
+        assert dead.properties["DLQ_REASON"] == ("nosense" + "x" * 500)[:200]
+        assert pop.window().commit == 1
+        assert pop.give_up(message) is PopResult.INVALID_HANDLE
+
+    def test_leases_of_a_client_that_is_gone_end(self, pop: PopBroker) -> None:
+        """Those that the broker prolongs for it; while it is there they do not end."""
+        pop.send([b"a"])
+        (first,) = pop.receive(auto_renew=True, client_id="gone").messages
+        pop.broker.loop.bridge.post(lambda: pop.broker.popping.client_gone("gone"))
+        (second,) = pop.receive_all(1)
+        assert second.attempt == 2
+        assert pop.ack([first]) == [PopResult.INVALID_HANDLE]
+
+    def test_a_receive_that_is_cancelled_leaves_nothing_behind(self, pop: PopBroker) -> None:
+        """What it had reserved is soon visible, and that was no attempt; nobody waits any more."""
+        waiting = pop.begin()
+        waiting.cancel()
+        wait_until(lambda: pop.broker.counters().pop.waiting == 0, "it is gone")
+        assert pop.broker.pulling.waiting.watches == 0
+        pop.send([b"a"])
+        (message,) = pop.receive_all(1)
+        assert message.attempt == 1
+
+
+class TestOrder:
+    """P8: ordered groups."""
+
+    @pytest.fixture
+    def ordered(self, pop: PopBroker) -> PopBroker:
+        pop.put_group(GroupConfig(GROUP, ordered=True))
+        return pop
+
+    def test_a_queue_is_locked_until_its_batch_is_settled(self, ordered: PopBroker) -> None:
+        """Nothing behind it is given out; then what follows."""
+        ordered.send([b"1", b"2", b"3"])
+        batch = ordered.receive(queue_id=0, max_messages=2, attempt_id="A").messages
+        assert bodies(batch) == [b"1", b"2"]
+        assert not ordered.receive(queue_id=0, attempt_id="B").messages
+        again = ordered.receive(queue_id=0, max_messages=2, attempt_id="A").messages
+        assert [one.handle for one in again] == [one.handle for one in batch]
+        assert ordered.ack([batch[0]]) == [PopResult.OK]
+        assert not ordered.receive(queue_id=0, attempt_id="B").messages
+        assert ordered.ack([batch[1]]) == [PopResult.OK]
+        assert bodies(ordered.receive(queue_id=0, attempt_id="B").messages) == [b"3"]
+
+    def test_an_ack_wakes_who_waits_for_the_queue(self, ordered: PopBroker) -> None:
+        """The lock ends before its time."""
+        ordered.send([b"1", b"2"])
+        (first,) = ordered.receive(queue_id=0, max_messages=1, attempt_id="A").messages
+        waiting = ordered.begin(queue_id=0, attempt_id="B")
+        ordered.ack([first])
+        assert bodies(waiting.result(10).messages) == [b"2"]
+
+    def test_a_batch_comes_again_in_its_place(self, ordered: PopBroker) -> None:
+        """Not as a copy behind the others: in order, with one more attempt."""
+        ordered.send([b"1", b"2", b"3"])
+        ordered.receive(queue_id=0, max_messages=2, attempt_id="A", invisible_ms=1000)
+        again = ordered.receive_all(2, queue_id=0, attempt_id="B")
+        assert (bodies(again), [one.attempt for one in again]) == ([b"1", b"2"], [2, 2])
+        assert ordered.broker.topics.find(RETRY) is None
+
+
+class TestMixedUse:
+    """P11: one group, one way."""
+
+    def pull(self, pop: PopBroker, group: str = GROUP) -> None:
+        def pulled() -> None:
+            pop.broker.popping.use.pulled(group, TOPIC)
+
+        pop.run(_called(pulled))
+
+    def test_who_comes_second_is_refused(self, pop: PopBroker) -> None:
+        """With the first's client ids, and what to do."""
+        pop.receive(client_id="popper-1")
+        with pytest.raises(Refusal, match="clients popper-1") as refused:
+            self.pull(pop)
+        assert refused.value.kind is RefusalKind.NOT_PERMITTED
+        self.pull(pop, "pulling")
+        with pytest.raises(Refusal, match="by pulls, and cannot be by pop"):
+            pop.receive("pulling")
+
+    def test_what_is_parked_is_not_left_behind(self, pop: PopBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The offset has passed it: pulls would never get it."""
+        monkeypatch.setattr("rocketstore.broker.popping.use.RECENT_S", 0.0)
+        pop.send([b"a"])
+        pop.receive(invisible_ms=3_600_000)
+        with pytest.raises(Refusal, match="1 of its messages are invisible"):
+            self.pull(pop)
+
+    def test_other_groups_and_what_was_sent_back_are_pulled(self, pop: PopBroker) -> None:
+        """RocketMQ's clients that pop pull their retry topic all the same; its tools pull for no group."""
+        pop.receive()
+        self.pull(pop, "other")
+        for group, topic in (("TOOLS_CONSUMER", TOPIC), ("", TOPIC), (GROUP, f"%RETRY%{GROUP}")):
+            pop.run(_called(partial(pop.broker.popping.use.pulled, group, topic)))
+
+
+class TestRoles:
+    """Who leads answers."""
+
+    def test_who_waits_is_told_when_the_role_is_lost(self, pop: PopBroker) -> None:
+        """At once: its client asks the new master then."""
+        waiting = pop.begin()
+        pop.broker.store.become_slave()
+        pop.broker.loop.bridge.post(pop.broker.popping.role_changed)
+        with pytest.raises(Refusal) as refused:
+            waiting.result(10)
+        assert refused.value.kind is RefusalKind.UNAVAILABLE
+
+    def test_a_later_leadership_knows_what_is_out(self, pop: PopBroker) -> None:
+        """P3, P5: it takes the handles of the one before, and gives out nothing that may be with somebody."""
+        pop.send([b"a", b"b", b"c"])
+        messages = pop.receive(max_messages=2).messages
+        role = pop.broker.store.role
+        pop.broker.store.become_slave()
+        pop.broker.store.become_master(role)
+        assert bodies(pop.receive().messages) == [b"c"]
+        assert pop.ack(messages) == [PopResult.OK] * 2
+        assert pop.ack(messages) == [PopResult.INVALID_HANDLE] * 2
+
+    def test_a_restarted_broker_goes_on(self, tmp_path: Path) -> None:
+        """P13: nothing acknowledged comes again; what was out does, when its lease is over."""
+        with PopBroker(tmp_path) as pop:
+            pop.send([b"a", b"b"])
+            first, _ = pop.receive(invisible_ms=1000).messages
+            assert pop.ack([first]) == [PopResult.OK]
+        with PopBroker(tmp_path) as pop:
+            (again,) = pop.receive_all(1)
+            assert bodies([again]) == [b"b"]
+            assert pop.ack([again]) == [PopResult.OK]
+
+
+def test_a_stopping_broker_has_nobody_wait(pop: PopBroker) -> None:
+    """Those that wait are answered with nothing."""
+    waiting = pop.begin()
+    pop.broker.loop.bridge.post(pop.broker.stop_waiting)
+    assert not waiting.result(10).messages
+
+
+def test_poison_does_not_hold_up_others(pop: PopBroker) -> None:
+    """P4: one message that nobody can consume, among many: the others come once, and the window moves on."""
+    pop.put_group(GroupConfig(GROUP, retry_times_max=2))
+    sent = [b"poison", *(b"%d" % number for number in range(999))]
+    for start in range(0, 1000, 100):
+        pop.send(sent[start : start + 100])
+    taken: list[bytes] = []
+    tries = 0
+    while len(taken) < 999 or tries < 3:
+        got = pop.receive(invisible_ms=1000, wait_ms=5000).messages
+        assert got, (len(taken), tries)
+        good = [one for one in got if bodies([one]) != [b"poison"]]
+        tries += len(got) - len(good)
+        taken += bodies(good)
+        assert pop.ack(good) == [PopResult.OK] * len(good)
+    wait_until(lambda: pop.broker.store.max_offset(DEAD, 0) == 1, "the dead letter")
+    assert (sorted(taken), tries) == (sorted(sent[1:]), 3)
+    wait_until(lambda: pop.window().commit == 1000, "everything is settled")
+
+
+def _topic(name: str) -> TopicConfig:
+    return TopicConfig(name, 1, 1)
+
+
+async def _called(function: Callable[[], object]) -> None:
+    function()
