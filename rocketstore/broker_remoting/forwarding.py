@@ -40,12 +40,22 @@ FORWARDED: Final = frozenset(
         RequestCode.DELETE_TOPIC_IN_BROKER,
         RequestCode.DELETE_SUBSCRIPTIONGROUP,
         RequestCode.CLONE_GROUP_OFFSET,
+        RequestCode.POP_MESSAGE,
+        RequestCode.PEEK_MESSAGE,
+        RequestCode.NOTIFICATION,
+        RequestCode.ACK_MESSAGE,
+        RequestCode.BATCH_ACK_MESSAGE,
+        RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
     }
 )
+_WAITING: Final = frozenset({RequestCode.POP_MESSAGE, RequestCode.NOTIFICATION})
+"""Requests that may wait for messages: for ``pollTime`` ms."""
 BORN_HOST: Final = "_bornHost"
 """Ours, in a request that was passed on: where it came from. Believed of members of the group only."""
 TIMEOUT_S: Final = 2.8
 """Clients give up after 3 s."""
+POLL_S_MAX: Final = 30.0
+"""How much longer the master may wait for messages."""
 UNDER_WAY_MAX: Final = 4096
 """Of all clients together; one host may have ``account_share_percent`` of them."""
 
@@ -144,16 +154,22 @@ class Forwarding:
             self._shares.change(host, -1)
 
     async def _ask_master(self, master: str, connection: RemotingConnection, frame: Frame) -> Answer:
+        timeout_s = TIMEOUT_S + (_poll_s(frame) if frame.code in _WAITING else 0.0)
         fields: Mapping[str, str] = {**frame.fields, BORN_HOST: str(connection.place)}
         request = frame._replace(fields=fields)
         try:
             if frame.flag & FLAG_ONEWAY:
                 await self._client.tell(master, request)
                 return None
-            found = await self._client.call(master, request, TIMEOUT_S)
+            found = await self._client.call(master, request, timeout_s)
         except (UnreachableError, TooManyCallsError, FrameError) as error:
             return frame.answer(AnswerCode.SERVICE_NOT_AVAILABLE, f"this broker is a slave: {error}")
         except (DisconnectedError, TimeoutError) as error:
-            reason = str(error) or f"no answer within {TIMEOUT_S:g} s"
+            reason = str(error) or f"no answer within {timeout_s:g} s"
             return frame.answer(AnswerCode.SYSTEM_ERROR, f"the master may have done it, or not: {reason}")
         return found._replace(opaque=frame.opaque, form=frame.form)
+
+
+def _poll_s(frame: Frame) -> float:
+    text = frame.fields.get("pollTime", "")
+    return min(int(text) / 1000, POLL_S_MAX) if text.isascii() and text.isdecimal() and len(text) < 10 else 0.0

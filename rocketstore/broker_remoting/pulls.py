@@ -23,6 +23,7 @@ from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker_remoting.access import RemotingAccess
 from rocketstore.broker_remoting.links import RemotingLink
 from rocketstore.broker_remoting.registration import MASTER_ID
+from rocketstore.broker_remoting.waiting import WaitingTasks
 from rocketstore.remoting.headers import PullAnswer, PullHeader, write_header
 from rocketstore.remoting.pull_frames import found_head, read_pull
 from rocketstore.state.changes import GroupConfig
@@ -74,7 +75,7 @@ class RemotingPulls:
         self._access = access
         self._broker = broker
         self._groups = groups
-        self._waiting: dict[RemotingConnection, set[asyncio.Task[None]]] = {}
+        self._waiting = WaitingTasks()
 
     def pull(self, connection: RemotingConnection, frame: Frame) -> Handler | None:
         """Answer at once with messages that are in memory; otherwise returns the handler that may wait for some.
@@ -97,13 +98,14 @@ class RemotingPulls:
 
     def closed(self, connection: RemotingConnection) -> None:
         """Drop the waiting pulls of a closed connection."""
-        for task in tuple(self._waiting.get(connection, ())):
-            task.cancel()
+        self._waiting.closed(connection)
 
     def _admitted(self, connection: RemotingConnection, frame: Frame) -> _Admitted:
         broker = self._broker
         header = read_pull(frame.fields)
         broker.mastership.require_caught_up()
+        if broker.mastership.is_master:
+            broker.popping.use.pulled(header.consumer_group, header.topic)
         group = self._groups.retries.group(header.consumer_group)
         if not group.consume_enable:
             reason = f"subscription group no permission, {group.name}: it is not allowed to consume (consumeEnable)"
@@ -133,7 +135,7 @@ class RemotingPulls:
         broker, pull, quota, rules, group = self._broker, *admitted
         incarnation = broker.store.incarnation
         may_wait = quota.wait("pulls_waiting_max") if pull.wait_ms else nullcontext()
-        with self._cancelled_with(connection), Leases(broker.shares.room, quota) as leases:
+        with self._waiting.cancelled_with(connection), Leases(broker.shares.room, quota) as leases:
             with may_wait, _refusals(pull.topic):
                 result = await broker.pulling.pull(pull, leases)
             self._access.admit_again(connection, frame, rules)
@@ -160,22 +162,8 @@ class RemotingPulls:
 
     async def _taken(self, leases: Leases, connection: RemotingConnection, _frame: Frame) -> None:
         """Keep the room of an answer until the client has read it."""
-        with self._cancelled_with(connection), leases:
+        with self._waiting.cancelled_with(connection), leases:
             await connection.taken()
-
-    @contextmanager
-    def _cancelled_with(self, connection: RemotingConnection) -> Iterator[None]:
-        """While this runs, the end of the connection cancels the current task."""
-        task = asyncio.current_task()
-        assert task is not None
-        waiting = self._waiting.setdefault(connection, set())
-        waiting.add(task)
-        try:
-            yield
-        finally:
-            waiting.discard(task)
-            if not waiting:
-                self._waiting.pop(connection, None)
 
     def _wanted(self, connection: RemotingConnection, header: PullHeader, settings: GroupConfig) -> tuple[str, str]:
         """The kind of filter and the expression to use: the request's, or its sender's by the heartbeats.

@@ -9,8 +9,10 @@ from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
 from rocketstore.broker import permissions
 from rocketstore.broker.permissions import NAME_CHARS_MAX, Need, Operation, checked_name
+from rocketstore.broker.popping.copies import origin_of_retry
 from rocketstore.remoting.bodies.clients import CheckClientBody, HeartbeatData, LockQueuesBody
 from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupList
+from rocketstore.remoting.bodies.pop import AckEntry, BatchAckBody, HandleEntry, QueryAssignmentBody
 from rocketstore.remoting.bodies.topics import TopicConfigList
 from rocketstore.remoting.codes import OwnCode, RequestCode
 from rocketstore.remoting.group_offsets import CommitGroupOffsets, CommitPosition, FetchOffsets
@@ -112,11 +114,29 @@ def _subscription(frame: Frame) -> Names:
     return Names((wanted.subscription_data.topic,), (wanted.group,))
 
 
+def _popped(frame: Frame) -> Names:
+    group = _field(frame, "consumerGroup")
+    return Names((origin_of_retry(group, _field(frame, "topic")),), (group,))
+
+
+def _acknowledged(frame: Frame) -> Names:
+    body = BatchAckBody.decode(frame.body)
+    acks: tuple[AckEntry | HandleEntry, ...] = (*body.acks, *body.by_handle)
+    topics = {origin_of_retry(one.consumer_group, one.topic) for one in acks}
+    return Names(topics, {one.consumer_group for one in acks})
+
+
+def _assigned(frame: Frame) -> Names:
+    wanted = QueryAssignmentBody.decode(frame.body)
+    return Names((wanted.topic,), (wanted.consumer_group,))
+
+
 _READ_ALL: Final = Request(Operation.READ_ALL, _nothing)
 _CHANGE: Final = Request(Operation.CHANGE, _nothing)
 _LIST: Final = Request(Operation.LIST, _nothing)
 _OBSERVE: Final = Request(Operation.OBSERVE, _nothing)
 _PULL: Final = _in(Operation.PULL, topic="topic", group="consumerGroup")
+_POP: Final = Request(Operation.PULL, _popped)
 _OFFSETS: Final = _in(Operation.OFFSETS, topic="topic", group="consumerGroup")
 _QUEUE: Final = _in(Operation.QUEUE, topic="topic")
 _TOPIC: Final = _in(Operation.DESCRIBE, topic="topic")
@@ -152,6 +172,15 @@ REQUESTS: Final[Mapping[int, Request]] = {
     _CODE.LOCK_BATCH_MQ: Request(Operation.LOCK, _locks),
     _CODE.UNLOCK_BATCH_MQ: Request(Operation.LOCK, _locks),
     _CODE.CHECK_CLIENT_CONFIG: Request(Operation.JOIN, _subscription),
+    # consumers of single messages
+    _CODE.POP_MESSAGE: _POP,
+    _CODE.PEEK_MESSAGE: _POP,
+    _CODE.NOTIFICATION: _POP,
+    _CODE.POLLING_INFO: _POP,
+    _CODE.ACK_MESSAGE: _POP,
+    _CODE.CHANGE_MESSAGE_INVISIBLETIME: _POP,
+    _CODE.BATCH_ACK_MESSAGE: Request(Operation.PULL, _acknowledged),
+    _CODE.QUERY_ASSIGNMENT: Request(Operation.MEMBERS, _assigned),
     # messages
     _CODE.QUERY_MESSAGE: _in(Operation.QUERY, topic="topic"),
     _CODE.VIEW_MESSAGE_BY_ID: Request(Operation.VIEW, _nothing),
@@ -211,6 +240,8 @@ IN_BODY: Final = frozenset(
         _CODE.LOCK_BATCH_MQ,
         _CODE.UNLOCK_BATCH_MQ,
         _CODE.CHECK_CLIENT_CONFIG,
+        _CODE.BATCH_ACK_MESSAGE,
+        _CODE.QUERY_ASSIGNMENT,
         OwnCode.FETCH_OFFSETS,
         OwnCode.COMMIT_OFFSETS,
         OwnCode.COMMIT_POSITION,

@@ -29,6 +29,7 @@ from rocketstore.broker_remoting.groups import GroupAdministration
 from rocketstore.broker_remoting.links import RemotingLink
 from rocketstore.broker_remoting.members import MemberRequests
 from rocketstore.broker_remoting.offsets import OffsetRequests
+from rocketstore.broker_remoting.pops import RemotingPops
 from rocketstore.broker_remoting.progress import Progress
 from rocketstore.broker_remoting.pulls import RemotingPulls
 from rocketstore.broker_remoting.queries import Queries
@@ -95,6 +96,7 @@ class RemotingService:
         self._statistics = Statistics(broker.live, broker.store, groups.retries, broker.loop.readers, broker.loop.clock)
         sends = RemotingSends(broker, forwarding.origin_of, access)
         self._pulls = RemotingPulls(broker, groups, access, self._link_of)
+        self._pops = RemotingPops(broker, access)
         transactions = RemotingTransactions(broker)
         unsent = UNSENT_BYTES_MAX + config.effective_limits.answer_bytes_max
         requests = REQUESTS_MAX + config.pulls_waiting_max
@@ -122,7 +124,9 @@ class RemotingService:
             code.UNLOCK_BATCH_MQ: members.unlock,
             code.END_TRANSACTION: transactions.end,
             code.RESUME_CHECK_HALF_MESSAGE: transactions.resume,
-        } | _administration(broker, self._statistics, announce, replication)
+        }
+        awaited |= self._pops.handlers
+        awaited |= _administration(broker, self._statistics, announce, replication)
         allowed = {number: self._allowed(number, handler) for number, handler in awaited.items()}
         log_direct: Mapping[int, Direct] = {} if log is None else log.direct
         log_awaited: Mapping[int, Handler] = {} if log is None else log.awaited
@@ -196,6 +200,7 @@ class RemotingService:
 
     def _closed(self, connection: RemotingConnection) -> None:
         self._pulls.closed(connection)
+        self._pops.closed(connection)
         self._groups.clients.closed(self._link_of(connection))
         self.access.closed(connection)
         if self._log is not None:

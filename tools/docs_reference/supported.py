@@ -180,5 +180,13 @@ CODES: Final[Mapping[Code, Supported]] = {
     Code.GET_TOPIC_CONFIG: _by_broker("RocketMQ 5's"),
     Code.GET_SUBSCRIPTIONGROUP_CONFIG: _by_broker("RocketMQ 5's; without the settings that 4.9 does not have"),
     Code.LITE_PULL_MESSAGE: _by_broker("RocketMQ 5's `PULL_MESSAGE` of consumers that poll; the same"),
+    Code.QUERY_ASSIGNMENT: _by_broker("RocketMQ 5's; clients that ask shall pop, from all queues"),
+    Code.POP_MESSAGE: _by_broker("RocketMQ 5's; up to 32 messages, for 1 s to 12 h"),
+    Code.ACK_MESSAGE: _by_broker("RocketMQ 5's"),
+    Code.BATCH_ACK_MESSAGE: _by_broker("RocketMQ 5's"),
+    Code.CHANGE_MESSAGE_INVISIBLETIME: _by_broker("RocketMQ 5's"),
+    Code.PEEK_MESSAGE: _by_broker("RocketMQ 5's"),
+    Code.NOTIFICATION: _by_broker("RocketMQ 5's"),
+    Code.POLLING_INFO: _by_broker("RocketMQ 5's"),
     Code.GET_BROKER_HA_STATUS: _by_broker("RocketMQ 5's; transfer speeds are 0; code 1 in a group, which has no HA"),
 }

@@ -31,6 +31,7 @@ from rocketstore.remoting.bodies.clients import (
     SubscriptionData,
 )
 from rocketstore.remoting.bodies.groups import GroupList, SubscriptionGroupConfig, SubscriptionGroupTable
+from rocketstore.remoting.bodies.pop import BatchAckBody, HandleEntry, QueryAssignmentBody
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.bodies.routes import TopicList
 from rocketstore.remoting.bodies.stats import ConsumeStats
@@ -179,6 +180,19 @@ def _admin(**fields: object) -> Case:
 ON_HIDDEN, ON_OTHER = "needs SUB on topic hidden", "needs SUB on group other"
 BATCH: Final = encode_batch([Message("T", b"1", 0), Message("T", b"2", 0)])
 REPLY: Final = "REPLY_TO_CLIENT\x01c1\x02"
+
+
+def _popping(group_name: str, topic_name: str) -> Asked:
+    """Whatever requests of pop have in their headers."""
+    numbers = {"queueId": -1, "maxMsgNums": 1, "invisibleTime": 60_000, "pollTime": 0, "offset": 0}
+    names = {"consumerGroup": group_name, "topic": topic_name, "extraInfo": "0 1 60000 0 0 b 0 0 handle"}
+    return Asked({**numbers, **names})
+
+
+def _acked(group_name: str, topic_name: str) -> Asked:
+    return Asked({}, BatchAckBody((), (HandleEntry(group_name, topic_name, ("handle",)),)).encode())
+
+
 CASES_OF_OTHERS: Final[Mapping[int, Case]] = {
     CODE.SEND_MESSAGE: Case(sent("T", short=False), sent("hidden", short=False), "needs PUB on topic hidden"),
     CODE.SEND_MESSAGE_V2: Case(sent("T"), sent("hidden"), "needs PUB on topic hidden"),
@@ -194,6 +208,18 @@ CASES_OF_OTHERS: Final[Mapping[int, Case]] = {
     ),
     CODE.LITE_PULL_MESSAGE: Case(
         Asked(pull_fields("g", "T", sysFlag=20)), Asked(pull_fields("g", "hidden", sysFlag=20)), ON_HIDDEN
+    ),
+    CODE.POP_MESSAGE: a_case(_popping, ON_HIDDEN, ("g", "T"), ("g", "hidden")),
+    CODE.PEEK_MESSAGE: a_case(_popping, ON_OTHER, ("g", "T"), ("other", "T")),
+    CODE.NOTIFICATION: a_case(_popping, ON_HIDDEN, ("g", "T"), ("g", "hidden")),
+    CODE.POLLING_INFO: a_case(_popping, ON_OTHER, ("g", "T"), ("other", "T")),
+    CODE.ACK_MESSAGE: a_case(_popping, ON_HIDDEN, ("g", "%RETRY%g_T"), ("g", "%RETRY%g_hidden")),
+    CODE.CHANGE_MESSAGE_INVISIBLETIME: a_case(_popping, ON_OTHER, ("g", "T"), ("other", "T")),
+    CODE.BATCH_ACK_MESSAGE: a_case(_acked, ON_HIDDEN, ("g", "T"), ("g", "hidden")),
+    CODE.QUERY_ASSIGNMENT: Case(
+        Asked({}, QueryAssignmentBody("T", "g").encode()),
+        Asked({}, QueryAssignmentBody("T", "other").encode()),
+        ON_OTHER,
     ),
     CODE.GET_TOPIC_CONFIG: a_case(topic, ON_HIDDEN, ("T",), ("hidden",)),
     CODE.GET_SUBSCRIPTIONGROUP_CONFIG: a_case(group, ON_OTHER, ("group", "g"), ("group", "other")),

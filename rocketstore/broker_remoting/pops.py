@@ -1,0 +1,300 @@
+"""RocketMQ 5's pop over remoting: messages one by one, their acknowledgements, and who shall pop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final
+
+from dledger.access.permissions import RETRY_PREFIX
+from dledger.access.quota import Quota
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.connection import RemotingConnection
+from dledger.remoting.errors import RequestError
+from dledger.remoting.frame import Frame, head_of
+from dledger.remoting.server import Handler
+from dledger.rpc.clients.answers import Leases
+from rocketstore.broker.broker import Broker
+from rocketstore.broker.groups import Groups
+from rocketstore.broker.pop_types import (
+    ANY_QUEUE,
+    MESSAGES_MAX,
+    Ack,
+    ChangeInvisible,
+    PoppedMessage,
+    PopResult,
+    Receive,
+)
+from rocketstore.broker.popping.copies import origin_of_retry, retry_topic_of
+from rocketstore.broker.popping.service import Popping
+from rocketstore.broker_remoting.access import RemotingAccess
+from rocketstore.broker_remoting.waiting import WaitingTasks
+from rocketstore.filter.filters import TAG
+from rocketstore.message.added_property import with_property
+from rocketstore.message.record import QueuePlace, queue_place_of
+from rocketstore.remoting.bodies.pop import (
+    ACKS_MAX,
+    AssignmentsBody,
+    BatchAckAnswer,
+    BatchAckBody,
+    QueryAssignmentBody,
+    QueueAssignment,
+    RequestMode,
+)
+from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.remoting.codes import POLLING_FULL, RequestCode
+from rocketstore.remoting.headers import read_header, write_header
+from rocketstore.remoting.pop import (
+    FROM_FIRST,
+    ORDERED,
+    PROPERTY_CHECK_POINT,
+    AckHeader,
+    ChangeInvisibleAnswer,
+    ChangeInvisibleHeader,
+    CheckPoint,
+    NotificationAnswer,
+    NotificationHeader,
+    PeekHeader,
+    PollingInfoAnswer,
+    PollingInfoHeader,
+    PopAnswer,
+    PopHeader,
+    message_offsets,
+    order_counts,
+    start_offsets,
+)
+from rocketstore.types import MessageModel
+
+RETRIES: Final = ("1", "2")
+"""Of an acknowledgement: the message is in the group's retry topic, which RocketMQ 5 names in two ways."""
+FOUND: Final = "FOUND"
+NOT_FOUND: Final = "NO_MESSAGE_IN_QUEUE"
+
+
+class RemotingPops:
+    """On the loop."""
+
+    def __init__(self, broker: Broker, access: RemotingAccess) -> None:
+        self._broker = broker
+        self._groups: Groups = broker.groups
+        self._pop: Popping = broker.popping
+        self._access = access
+        self._waiting = WaitingTasks()
+        code = RequestCode
+        self.handlers: Final[dict[int, Handler]] = {
+            code.POP_MESSAGE: self.receive,
+            code.ACK_MESSAGE: self.ack,
+            code.BATCH_ACK_MESSAGE: self.ack_many,
+            code.CHANGE_MESSAGE_INVISIBLETIME: self.change_invisible,
+            code.QUERY_ASSIGNMENT: self.assignment,
+            code.PEEK_MESSAGE: self.peek,
+            code.POLLING_INFO: self.waiting,
+            code.NOTIFICATION: self.notify,
+        }
+
+    def closed(self, connection: RemotingConnection) -> None:
+        """Drop what waits on a closed connection; what was popped by it stays invisible for its time."""
+        self._waiting.closed(connection)
+
+    # -- messages ------------------------------------------------------------------------------------------------------
+
+    async def receive(self, connection: RemotingConnection, frame: Frame) -> None:
+        """POP_MESSAGE."""
+        if connection.is_closed:  # before this task began; nothing would cancel it
+            return
+        header = read_header(PopHeader, frame.fields)
+        if not 1 <= header.max_msg_nums <= MESSAGES_MAX:
+            reason = f"maxMsgNums is {header.max_msg_nums}: 1 to {MESSAGES_MAX} messages are popped at a time"
+            raise RequestError(reason, AnswerCode.INVALID_PARAMETER)
+        self._require_order(header.consumer_group, wanted=header.order)
+        quota, rules = self._access.quota_of(connection, frame), self._access.rules
+        wish = Receive(
+            header.consumer_group,
+            header.topic,
+            max(header.queue_id, ANY_QUEUE),
+            header.max_msg_nums,
+            header.invisible_time,
+            self._wait_ms(header.poll_time),
+            header.exp_type or TAG,
+            header.exp or "*",
+            header.attempt_id,
+            str(connection.place),
+            from_first=header.init_mode == FROM_FIRST,
+        )
+        with self._waiting.cancelled_with(connection), Leases(self._broker.shares.room, quota) as leases:
+            with _room(quota, wish.wait_ms):
+                found = await self._pop.receive(wish, leases)
+            self._access.admit_again(connection, frame, rules)
+            now_ms = self._broker.loop.clock.wall_ms()
+            if not found.messages:
+                code = POLLING_FULL if found.full else AnswerCode.PULL_NOT_FOUND
+                nothing = PopAnswer(now_ms, header.invisible_time, 0, found.rest)
+                connection.done(frame, frame.answer(code, NOT_FOUND, write_header(nothing)))
+                return
+            records, answer = self._answer(header, found.messages, found.rest)
+            head = head_of(frame.answer(0, FOUND, write_header(answer)), sum(map(len, records)))
+            connection.send(head, *records)
+            del found, records  # the connection has its own copy of what it cannot send at once
+            await connection.taken()
+
+    def _answer(self, header: PopHeader, messages: Sequence[PoppedMessage], rest: int) -> tuple[list[bytes], PopAnswer]:
+        revive = ORDERED if header.order else 0
+        offsets: dict[tuple[bool, int], list[int]] = {}
+        counts: dict[tuple[bool, int], int] = {}
+        records: list[bytes] = []
+        name = self._broker.config.name
+        for one in messages:
+            topic, queue_id, offset = queue_place_of(one.record)
+            is_retry = topic != header.topic
+            offsets.setdefault((is_retry, queue_id), []).append(offset)
+            counts[is_retry, queue_id] = one.attempt - 1
+            popped_ms = one.visible_at_ms - header.invisible_time
+            point = CheckPoint(
+                offset, popped_ms, header.invisible_time, revive, is_retry, name, queue_id, offset, one.handle
+            )
+            records.append(with_property(one.record, PROPERTY_CHECK_POINT, str(point)))
+        popped_ms = max(one.visible_at_ms for one in messages) - header.invisible_time
+        counted = order_counts(counts) if header.order else ""
+        places = start_offsets(offsets), message_offsets(offsets)
+        return records, PopAnswer(popped_ms, header.invisible_time, revive, rest, *places, counted)
+
+    async def peek(self, connection: RemotingConnection, frame: Frame) -> None:
+        """PEEK_MESSAGE: what would be popped next, without taking it."""
+        header = read_header(PeekHeader, frame.fields)
+        count = min(max(header.max_msg_nums, 1), MESSAGES_MAX)
+        queue_id = max(header.queue_id, ANY_QUEUE)
+        quota = self._access.quota_of(connection, frame)
+        with self._waiting.cancelled_with(connection), Leases(self._broker.shares.room, quota) as leases:
+            records = await self._pop.peek(header.consumer_group, header.topic, queue_id, count, leases)
+            answer = PopAnswer(self._broker.loop.clock.wall_ms(), 0, 0, 0)
+            if not records:
+                found = frame.answer(AnswerCode.PULL_NOT_FOUND, NOT_FOUND, write_header(answer))
+                connection.done(frame, found)
+                return
+            head = head_of(frame.answer(0, FOUND, write_header(answer)), sum(map(len, records)))
+            connection.send(head, *records)
+            await connection.taken()
+
+    async def notify(self, connection: RemotingConnection, frame: Frame) -> Frame:
+        """NOTIFICATION: whether there is something to pop, as soon as there is."""
+        header = read_header(NotificationHeader, frame.fields)
+        wait_ms = self._wait_ms(header.poll_time)
+        quota = self._access.quota_of(connection, frame)
+        with self._waiting.cancelled_with(connection), _room(quota, wait_ms):
+            queue_id = max(header.queue_id, ANY_QUEUE)
+            found = await self._pop.await_message(header.consumer_group, header.topic, queue_id, wait_ms)
+        return frame.answer(fields=write_header(NotificationAnswer(found)))
+
+    async def waiting(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """POLLING_INFO: how many wait."""
+        header = read_header(PollingInfoHeader, frame.fields)
+        count = self._pop.waiting_of(header.consumer_group, header.topic)
+        return frame.answer(fields=write_header(PollingInfoAnswer(count)))
+
+    # -- what became of them -------------------------------------------------------------------------------------------
+
+    async def ack(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """ACK_MESSAGE."""
+        header = read_header(AckHeader, frame.fields)
+        point = CheckPoint.parse(header.extra_info)
+        (result,) = await self._pop.ack([self._acked(header.consumer_group, header.topic, point)])
+        return _answered(frame, [result])
+
+    async def ack_many(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """BATCH_ACK_MESSAGE."""
+        body = BatchAckBody.decode(frame.body)
+        if sum(len(one.handles) for one in body.by_handle) > ACKS_MAX:
+            raise RequestError(f"a request acknowledges at most {ACKS_MAX} messages", AnswerCode.INVALID_PARAMETER)
+        acks = [Ack(one.consumer_group, one.topic, handle) for one in body.by_handle for handle in one.handles]
+        for one in body.acks:
+            for offset in one.offsets():
+                is_retry = one.retry in RETRIES
+                numbers = one.start_offset, one.pop_time, one.invisible_time, one.revive_queue_id
+                point = CheckPoint(*numbers, is_retry, "", one.queue_id, offset)
+                acks.append(self._acked(one.consumer_group, one.topic, point))
+        if not acks:
+            raise RequestError("the request acknowledges nothing", AnswerCode.NO_MESSAGE)
+        results = await self._pop.ack(acks)
+        if body.acks:
+            return _answered(frame, results)
+        return frame.answer(body=BatchAckAnswer(tuple(one is PopResult.OK for one in results)).encode())
+
+    async def change_invisible(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """CHANGE_MESSAGE_INVISIBLETIME."""
+        header = read_header(ChangeInvisibleHeader, frame.fields)
+        group, topic = header.consumer_group, origin_of_retry(header.consumer_group, header.topic)
+        point = CheckPoint.parse(header.extra_info)
+        handle = self._handle(group, topic, point)
+        changed = await self._pop.change_invisible(
+            ChangeInvisible(group, topic, handle, header.invisible_time, header.suspend)
+        )
+        if changed.result is not PopResult.OK:
+            return _answered(frame, [changed.result])
+        popped_ms = changed.visible_at_ms - header.invisible_time
+        return frame.answer(
+            fields=write_header(ChangeInvisibleAnswer(popped_ms, header.invisible_time, point.revive, changed.handle))
+        )
+
+    def _acked(self, group: str, topic: str, point: CheckPoint) -> Ack:
+        topic = origin_of_retry(group, topic)
+        return Ack(group, topic, self._handle(group, topic, point))
+
+    def _handle(self, group: str, topic: str, point: CheckPoint) -> str:
+        """What the broker gave with the message; of a client that has only its numbers, the handle they are of."""
+        if point.rest:
+            return point.rest
+        stored_in = retry_topic_of(group, topic) if point.is_retry else topic
+        place = QueuePlace(stored_in, point.queue_id, point.offset)
+        return self._pop.handle_at(group, place, point.pop_time + point.invisible_time)
+
+    # -- who pops ------------------------------------------------------------------------------------------------------
+
+    async def assignment(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """QUERY_ASSIGNMENT: clients that do not share the queues among themselves pop, from all of this broker's.
+
+        What consumers send back is pulled, as in RocketMQ; and who wants every message gets every queue.
+        """
+        wanted = QueryAssignmentBody.decode(frame.body)
+        topic = self._broker.topics.seen(wanted.topic)
+        name = self._broker.config.name
+        found: list[QueueAssignment] = []
+        if topic is not None:
+            mode, queues = RequestMode.PULL, range(topic.read_queues)
+            share: Iterable[int] = queues
+            if wanted.topic.startswith(RETRY_PREFIX):
+                share = self._share(wanted.consumer_group, wanted.client_id, queues)
+            elif wanted.message_model is MessageModel.CLUSTERING:
+                mode, share = RequestMode.POP, (ANY_QUEUE,)
+            found = [QueueAssignment(MessageQueue(wanted.topic, name, queue_id), mode) for queue_id in share]
+        return frame.answer(body=AssignmentsBody(tuple(found)).encode())
+
+    def _share(self, group: str, client_id: str, queues: range) -> list[int]:
+        consumers = self._groups.clients.consumers(group)
+        ids = sorted(consumers.ids) if consumers is not None else []
+        if client_id not in ids:
+            return []
+        return [one for one in queues if one % len(ids) == ids.index(client_id)]
+
+    def _wait_ms(self, poll_ms: int) -> int:
+        return max(0, min(poll_ms, self._broker.config.pull_wait_ms_max))
+
+    def _require_order(self, group: str, *, wanted: bool) -> None:
+        if wanted and not self._groups.retries.group(group).ordered:
+            raise RequestError(
+                f"group {group} is not ordered, and its consumer wants messages in order: set the group's "
+                "consumeMessageOrderly",
+                AnswerCode.INVALID_PARAMETER,
+            )
+
+
+def _room(quota: Quota, wait_ms: int) -> AbstractContextManager[object]:
+    return quota.wait("pulls_waiting_max") if wait_ms else nullcontext()
+
+
+def _answered(frame: Frame, results: Sequence[PopResult]) -> Frame:
+    invalid = sum(one is not PopResult.OK for one in results)
+    if not invalid:
+        return frame.answer()
+    of_many = f"{invalid} of {len(results)} messages: " if len(results) > 1 else ""
+    reason = f"{of_many}it was acknowledged before, or its time is over and it was given out again"
+    return frame.answer(AnswerCode.NO_MESSAGE, reason)
