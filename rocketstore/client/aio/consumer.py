@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
@@ -26,7 +26,7 @@ from rocketstore.client.aio.errors import (
     UnreadableBodyError,
     may_repeat,
 )
-from rocketstore.client.aio.expressions import Expression, Sql, Topics
+from rocketstore.client.aio.expressions import Expression, Topics, wanted_of
 from rocketstore.client.aio.heartbeats import Heartbeats
 from rocketstore.client.aio.offsets import BrokerOffsets, LocalOffsets, OffsetStore, Start, StartOffsets
 from rocketstore.client.aio.rebalancer import Assign, Rebalancer
@@ -101,7 +101,7 @@ class Consumer:
         self.client_id: Final = new_client_id()
         self.options: Final = options or ConsumerOptions(**settings)
         self._assign = assign
-        self._subscriptions = Subscriptions(group, self.client_id, _expressions(topics), self.options)
+        self._subscriptions = Subscriptions(group, self.client_id, wanted_of(topics), self.options)
         self._given = (addresses, name_servers, security)
         if problems := self._problems():
             raise ConfigError(problems)
@@ -716,12 +716,6 @@ class _Running:
                     in_use_s,
                 )
                 await self._failed(one)
-
-
-def _expressions(topics: Topics) -> dict[str, str | Sql]:
-    if isinstance(topics, str):
-        return {topics: "*"}
-    return dict(topics) if isinstance(topics, Mapping) else dict.fromkeys(topics, "*")
 
 
 def _missing(assign: Assign | None, route: TopicRoute) -> list[int]:

@@ -32,6 +32,13 @@ Topics = Mapping[str, str | Sql] | Mapping[str, str] | Mapping[str, Sql] | Seque
 """A topic, several, or what is wanted of each."""
 
 
+def wanted_of(topics: Topics) -> dict[str, str | Sql]:
+    """What is wanted of each topic."""
+    if isinstance(topics, str):
+        return {topics: "*"}
+    return dict(topics) if isinstance(topics, Mapping) else dict.fromkeys(topics, "*")
+
+
 @record(frozen=True, slots=True)
 class Expression:
     """A filter as brokers are told it; made by ``of``."""
