@@ -28,6 +28,7 @@ from rocketstore.grpc.codes import ANSWERED, RejectedError, is_limit, status_of
 from rocketstore.grpc.endpoints import AccessPoints
 from rocketstore.grpc.methods import Method, Place
 from rocketstore.grpc.presence import Presence
+from rocketstore.grpc.receives import Receives, consuming, receive_needs
 from rocketstore.grpc.registry import Registry
 from rocketstore.grpc.relay import LOOK_INTERVAL_S, MovedError, PassedCall, Relay
 from rocketstore.grpc.routes import Routes
@@ -73,6 +74,7 @@ class GatewayService:
         self.presence: Final = Presence(broker, client)
         self.routes: Final = Routes(broker, AccessPoints(self.presence.serving, self.presence.down))
         self.sends: Final = Sends(broker, self.registry, lambda _message, _stored: "")
+        self.receives: Final = Receives(broker, self.registry, self.routes)
         self._telemetry = Telemetry(broker, self.registry, self._announce, self._access.require)
         self._table = self._methods()
 
@@ -104,6 +106,33 @@ class GatewayService:
                 pbs.EndTransactionResponse,
                 self._transactions.end,
                 needs=lambda asked: needs(Operation.SEND, topics=[asked.topic.name]),
+            ),
+            "QueryAssignment": Method(
+                pbs.QueryAssignmentRequest,
+                pbs.QueryAssignmentResponse,
+                self.receives.assignment,
+                Place.HERE,
+                consuming,
+            ),
+            "ReceiveMessage": Method(
+                pbs.ReceiveMessageRequest,
+                pbs.ReceiveMessageResponse,
+                self.receives.receive,
+                needs=receive_needs,
+                streams=True,
+            ),
+            "AckMessage": Method(pbs.AckMessageRequest, pbs.AckMessageResponse, self.receives.ack, needs=consuming),
+            "ChangeInvisibleDuration": Method(
+                pbs.ChangeInvisibleDurationRequest,
+                pbs.ChangeInvisibleDurationResponse,
+                self.receives.change_invisible,
+                needs=consuming,
+            ),
+            "ForwardMessageToDeadLetterQueue": Method(
+                pbs.ForwardMessageToDeadLetterQueueRequest,
+                pbs.ForwardMessageToDeadLetterQueueResponse,
+                self.receives.dead_letter,
+                needs=consuming,
             ),
             SETTINGS: Method(
                 pb.Settings,
