@@ -157,7 +157,7 @@ class PopEngine:
         """Take up one window, which begins at the group's offset or at ``start`` if there is none yet."""
         window = self._view.pop_window(place)
         if window is not None:
-            ordered = self._view.pop_rules(place.group).ordered
+            ordered = self._is_ordered(place.group)
             queue = Queue.inherited(place, window, self._now_ms, ordered=ordered)
             for offset, lease in list(queue.leases.items()):
                 del queue.leases[offset]
@@ -215,7 +215,7 @@ class PopEngine:
         topic = self._topic_of.pop(queue.place)
         topic.copying = {one for one in topic.copying if one.place != queue.place}
         for origin in [one for one in self._dead if one.place == queue.place]:
-            self._journal.end(self._dead.pop(origin), Verdict.INVALID_HANDLE)
+            self._journal.confirm(self._dead.pop(origin), Verdict.INVALID_HANDLE)
         return topic
 
     # -- receives ------------------------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ class PopEngine:
             first = self._choose(len(places))
             places = places[first:] + places[:first]
         if wish.with_retries and topic.retries in self._queues:
-            ordered = self._view.pop_rules(wish.group).ordered
+            ordered = self._is_ordered(wish.group)
             at = 0 if not ordered and self._choose(100) < RETRIES_PERCENT else len(places)
             places.insert(at, topic.retries)
         return Delivery(wish, places[::-1])
@@ -242,7 +242,7 @@ class PopEngine:
         A batch of an ordered group is of one queue (P8).
         """
         self._now_ms = now_ms
-        ordered = self._view.pop_rules(delivery.wish.group).ordered
+        ordered = self._is_ordered(delivery.wish.group)
         while delivery.places and delivery.room > 0 and not (ordered and delivery.messages):
             queue = self._queue(delivery.places.pop())
             if queue is None:
@@ -264,8 +264,9 @@ class PopEngine:
                 return None
             if again:
                 return Read(queue.place, again[0], len(again), again)
-        elif queue.lock is not None:
+        elif queue.is_ordered or queue.lock is not None:
             self._unlock(queue)
+        queue.is_ordered = ordered
         room = min(queue.room, LEASES_MAX - self._book.count)
         if not ordered and self._invisible_ms(wish) > LEASE_MS_MAX:
             parked = sum(one.parked for one in queue.leases.values())
@@ -281,7 +282,9 @@ class PopEngine:
         for offset in queue.open_offsets():
             lease = queue.leases.get(offset) or Lease(self._now_ms, UNKNOWN, 0)
             self._book.add(queue, offset, lease)
-            queue.leased_until_ms = max(queue.leased_until_ms, min(lease.visible_at_ms, self._now_ms + LEASE_MS_MAX))
+            if lease.visible_at_ms > self._now_ms + LEASE_MS_MAX:
+                self._book.park(lease)
+            self._end_lease(queue, offset, lease, lease.visible_at_ms)
 
     def took(
         self, delivery: Delivery, found: Sequence[Found], next_offset: int, now_ms: int, *, begin: int = 0
@@ -308,7 +311,7 @@ class PopEngine:
         self._journal.add(queue)
 
     def _took_new(self, delivery: Delivery, queue: Queue, found: Sequence[Found], next_offset: int) -> None:
-        ordered = self._view.pop_rules(queue.place.group).ordered
+        ordered = self._is_ordered(queue.place.group)
         number = queue.next_number() if found else 0
         before = len(delivery.messages)
         for offset, attempt in found:
@@ -330,8 +333,12 @@ class PopEngine:
         if is_locked(queue, self._now_ms):
             lock, attempt_id = queue.lock, delivery.wish.attempt_id
             if lock is not None and attempt_id and lock.attempt_id == attempt_id:
-                out = [(one, queue.leases[one]) for one in read.only if one in there and one in queue.leases]
-                delivery.messages += [self._leased(queue, one, lease) for one, lease in out if not lease.copying]
+                for offset, lease in [(one, queue.leases.get(one)) for one in read.only if one in there]:
+                    if lease is not None and not lease.copying:
+                        if not lease.answers:  # the other answers did not arrive
+                            self._lease_again(delivery.wish, queue, offset, lease)
+                        lease.answers += 1
+                        delivery.messages.append(self._leased(queue, offset, lease))
             return  # otherwise somebody has prolonged a lease meanwhile
         for offset in read.only:
             if offset not in there:
@@ -346,9 +353,19 @@ class PopEngine:
             self._lease(delivery, queue, offset, attempt, number, ordered=True)
         self._lock(delivery, queue, attempt, number)
 
+    def _lease_again(self, wish: Wish, queue: Queue, offset: int, lease: Lease) -> None:
+        """A message of an ordered group that was given back is wanted by the same attempt after all."""
+        if wish.auto_renew:
+            lease.renew_until_ms = self._now_ms + AUTO_RENEW_MS_MAX
+        if queue.lock is not None:
+            queue.lock = queue.lock._replace(attempt=lease.attempt)
+        self._end_lease(queue, offset, lease, self._now_ms + self._invisible_ms(wish))
+
     def _lock(self, delivery: Delivery, queue: Queue, attempt: int, number: int) -> None:
         first, last = delivery.messages[0].offset, delivery.messages[-1].offset
         until_ms = delivery.messages[-1].visible_at_ms
+        for offset in [one for one, lease in queue.leases.items() if not lease.parked and not first <= one <= last]:
+            self._book.drop(queue, offset)  # their leases have ended, too; behind this batch they begin anew
         queue.lock = FifoLock(delivery.wish.attempt_id, first, last, until_ms, attempt, number)
 
     def _lease(
@@ -370,7 +387,8 @@ class PopEngine:
 
     def _leased(self, queue: Queue, offset: int, lease: Lease) -> Leased:
         handle = self._handle(queue, offset, lease.attempt, lease.number)
-        return Leased(queue.place, offset, lease.attempt, handle, lease.visible_at_ms, queue.generation, lease.number)
+        end_ms = lease.visible_at_ms - lease.guard_ms
+        return Leased(queue.place, offset, lease.attempt, handle, end_ms, queue.generation, lease.number)
 
     def finish(self, delivery: Delivery, now_ms: int) -> None:
         """The receive gets no more: it is done when all its messages are reserved (P1)."""
@@ -379,7 +397,10 @@ class PopEngine:
             self._queue(place)
         delivery.messages = [one for one in delivery.messages if self._lease_of(one) is not None]
         places = {one.place for one in delivery.messages}
-        self._journal.commit(delivery, [self._queues[one] for one in places if one in self._queues])
+        if places:
+            self._journal.commit(delivery, [self._queues[one] for one in places])
+        else:
+            self._journal.end(delivery, Verdict.OK)
 
     def cancel(self, delivery: Delivery, now_ms: int) -> None:
         """Its client gets no answer: the messages are soon visible again, and that was no attempt."""
@@ -403,7 +424,9 @@ class PopEngine:
         """Messages that nobody got."""
         for message in messages:
             lease = self._lease_of(message)
-            if lease is None:
+            if lease is not None:
+                lease.answers -= 1
+            if lease is None or lease.answers:
                 continue
             queue = self._queues[message.place]
             lease.renew_until_ms = 0
@@ -419,11 +442,11 @@ class PopEngine:
         settling = Settling()
         found = self._named(group, topic, handle)
         if found is None:
-            self._journal.end(settling, Verdict.INVALID_HANDLE)
+            self._journal.confirm(settling, Verdict.INVALID_HANDLE)
             return settling
         queue, said, lease = found
         if said.offset not in queue.acked:
-            queue.acked.add(said.offset)
+            queue.acked[said.offset] = said.number
             self._settle(queue, said.offset, lease)
         self._journal.commit(settling, [queue])
         return settling
@@ -435,13 +458,13 @@ class PopEngine:
         self._now_ms = now_ms
         changing = Changing()
         found = self._named(group, topic, handle)
-        if found is None or found[1].offset in found[0].acked:
-            self._journal.end(changing, Verdict.INVALID_HANDLE)
-            return changing
+        if found is None or found[1].offset in found[0].acked or (found[2] is None and self._is_ordered(group)):
+            self._journal.confirm(changing, Verdict.INVALID_HANDLE)
+            return changing  # behind the newest batch of an ordered group there are no leases
         queue, said, lease = found
         long = duration_ms > LEASE_MS_MAX and not covers(queue.lock, said.offset)
         if long and (lease is None or not lease.parked) and not self._has_room_to_park(queue):
-            self._journal.end(changing, Verdict.FULL)
+            self._journal.confirm(changing, Verdict.FULL)
             return changing
         if lease is None:
             lease = Lease(now_ms, said.attempt, said.number)
@@ -473,7 +496,7 @@ class PopEngine:
         settling = Settling()
         found = self._named(group, topic, handle)
         if found is None or found[1].offset in found[0].acked:
-            self._journal.end(settling, Verdict.INVALID_HANDLE)
+            self._journal.confirm(settling, Verdict.INVALID_HANDLE)
             return settling
         queue, said, lease = found
         if lease is None:
@@ -487,7 +510,7 @@ class PopEngine:
         self._now_ms = now_ms
         for queue, offset in self._book.of_client(client_id):
             lease = queue.leases[offset]
-            if not lease.copying:
+            if lease.renew_until_ms and not lease.copying:
                 lease.renew_until_ms = 0
                 end_ms = min(lease.visible_at_ms, now_ms + GIVEN_BACK_MS)
                 self._end_lease(queue, offset, lease, end_ms)
@@ -511,7 +534,7 @@ class PopEngine:
             return None
         lease = queue.leases.get(said.offset)
         if lease is None:
-            is_open = said.offset in queue.acked or not queue.is_settled(said.offset)
+            is_open = queue.acked.get(said.offset) == said.number or not queue.is_settled(said.offset)
             return (queue, said, None) if is_open else None
         return None if lease.copying or said.number < lease.number else (queue, said, lease)
 
@@ -535,7 +558,11 @@ class PopEngine:
             if lease.visible_at_ms < lease.renew_until_ms:
                 end_ms = min(max(now_ms + LEASE_MS_MAX, lease.visible_at_ms), lease.renew_until_ms)
                 self._end_lease(queue, offset, lease, end_ms)
-            elif self._view.pop_rules(queue.place.group).ordered and not lease.parked:
+            elif offset >= queue.applied.reserved:
+                # Nobody was told of it. A copy now, and a leader that knows nothing of that would give out both.
+                self._book.look_again(queue, offset, lease, now_ms + GIVEN_BACK_MS)
+            elif self._is_ordered(queue.place.group) and not lease.parked:
+                queue.is_ordered = True
                 self._end_batch(queue)
             else:
                 topic = self._topic_of[queue.place]
@@ -551,7 +578,7 @@ class PopEngine:
         lease = queue.leases.get(origin.offset) if queue and queue.generation == origin.generation else None
         if queue is None or lease is None or not lease.copying:
             if dead is not None:
-                self._journal.end(dead, Verdict.INVALID_HANDLE)
+                self._journal.confirm(dead, Verdict.INVALID_HANDLE)
             return  # the offsets were reset meanwhile
         if result is not CopyResult.NOT_STORED:
             if dead is None and queue.lock is not None:
@@ -563,7 +590,7 @@ class PopEngine:
         lease.copying = False
         topic = self._topic_of[queue.place]
         topic.copying.discard(origin)
-        self._end_lease(queue, origin.offset, lease, now_ms + COPY_AGAIN_MS)
+        self._end_lease(queue, origin.offset, lease, max(lease.visible_at_ms, now_ms + COPY_AGAIN_MS))
         if dead is not None:
             self._journal.end(dead, Verdict.FAILED)
         self._start_copies(topic)
@@ -600,7 +627,7 @@ class PopEngine:
 
     def _end_lease(self, queue: Queue, offset: int, lease: Lease, end_ms: int, *, suspended: bool = False) -> None:
         """Have a lease end at another time, and note what a later leader has to know of it."""
-        lease.visible_at_ms = end_ms
+        lease.visible_at_ms, lease.guard_ms = end_ms, 0
         self._book.moved(queue, offset, lease)
         if lease.parked:
             queue.park(offset, Parked(end_ms, max(lease.attempt, 0), lease.number))
@@ -643,16 +670,20 @@ class PopEngine:
     def take_done(self, now_ms: int) -> list[Pending]:
         """The operations that are done since the last call: answer their clients.
 
-        Deliveries lack what was visible again before they were done: that was no attempt.
+        Deliveries lack messages whose leases have ended before: that was no attempt.
         """
         self._now_ms = now_ms
         done, self._journal.done = self._journal.done, []
         for one in done:
             if isinstance(one, Delivery) and one.messages:
-                late = [m for m in one.messages if one.verdict is not Verdict.OK or m.visible_at_ms <= now_ms]
-                if late:
-                    one.messages = [m for m in one.messages if m not in late]
-                    self._give_back(late)
+                messages, one.messages = one.messages, []
+                for message in messages:
+                    lease = self._lease_of(message)
+                    end_ms = 0 if lease is None else min(lease.visible_at_ms, message.visible_at_ms)
+                    if one.verdict is Verdict.OK and end_ms > now_ms:
+                        one.messages.append(message._replace(visible_at_ms=end_ms))
+                    else:
+                        self._give_back([message])
         return done
 
     def take_copies(self) -> list[Copy]:
@@ -684,6 +715,9 @@ class PopEngine:
 
     def _invisible_ms(self, wish: Wish) -> int:
         return LEASE_MS_MAX if wish.auto_renew else max(1, min(wish.invisible_ms, INVISIBLE_MS_MAX))
+
+    def _is_ordered(self, group: str) -> bool:
+        return self._view.pop_rules(group).ordered
 
     def _has_room_to_park(self, queue: Queue) -> bool:
         return sum(one.parked for one in queue.leases.values()) < PARKED_MAX and self._book.parked < PARKED_TOTAL_MAX

@@ -7,7 +7,7 @@ must not overtake them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import islice, takewhile
 
 from rocketstore.pop.queue import Lease, Queue
 from rocketstore.pop.tables import FifoLock
@@ -35,8 +35,10 @@ def next_batch(queue: Queue, attempt_id: str, count_max: int, now_ms: int) -> Se
     waiting = list(queue.open_offsets())
     if not waiting:
         return ()
-    first = covers(lock, waiting[0])
-    return list(takewhile(lambda one: covers(lock, one) == first, waiting))[:count_max]
+    first = waiting[0]
+    is_covered, attempts = covers(lock, first), attempts_so_far(queue, first)
+    alike = takewhile(lambda one: covers(lock, one) == is_covered and attempts_so_far(queue, one) == attempts, waiting)
+    return list(islice(alike, count_max))
 
 
 def covered(queue: Queue) -> list[int]:
@@ -45,7 +47,9 @@ def covered(queue: Queue) -> list[int]:
 
 
 def attempts_so_far(queue: Queue, offset: int) -> int:
-    """Deliveries of a message that count."""
+    """Deliveries of a message that count; none if nobody can have been told of one."""
+    if offset >= queue.applied.reserved:
+        return 0
     lock, lease = queue.lock, queue.leases.get(offset)
     if lock is not None and covers(lock, offset):
         return lock.attempt

@@ -30,6 +30,8 @@ class Journal:
         self._applied = applied
         self._void = void
         self._dirty: dict[Place, Queue] = {}
+        self._confirming: list[Pending] = []
+        """Operations that wait for the next tick, whatever is in it."""
         self._tick: Tick | None = None
         self._written: list[Queue] = []
         self._not_before_ms = 0
@@ -38,21 +40,27 @@ class Journal:
 
     def due_ms(self) -> int | None:
         """When ``take`` has something, if it has and nothing is under way."""
-        return self._not_before_ms if self._dirty and self._tick is None else None
+        return self._not_before_ms if (self._dirty or self._confirming) and self._tick is None else None
 
     def add(self, queue: Queue) -> None:
         """Something of a queue's plan has changed."""
         self._dirty[queue.place] = queue
 
     def commit(self, operation: Pending, queues: Iterable[Queue]) -> None:
-        """The operation is done once the plans of these queues, as they are now, are applied; at once if they are."""
+        """The operation is done once the plans of these queues, as they are now, are applied."""
         for queue in queues:
             if queue.row() is not None:
                 queue.waiters.append(operation)
                 operation.waits += 1
                 self._dirty[queue.place] = queue
         if not operation.waits:
-            self.end(operation, Verdict.OK)
+            self.confirm(operation, Verdict.OK)
+
+    def confirm(self, operation: Pending, then: Verdict) -> None:
+        """The operation is done so once a tick has shown that this is still the leader."""
+        operation.then = then
+        operation.waits += 1
+        self._confirming.append(operation)
 
     def end(self, operation: Pending, verdict: Verdict, failure: object = None) -> None:
         """Done, unless it is already."""
@@ -62,7 +70,7 @@ class Journal:
 
     def take(self, now_ms: int) -> Tick | None:
         """The next rows to write; None if there are none yet."""
-        if self._tick is not None or not self._dirty or now_ms < self._not_before_ms:
+        if self._tick is not None or now_ms < self._not_before_ms or not (self._dirty or self._confirming):
             return None
         rows: list[PopRow] = []
         tick, size = Tick(()), 0
@@ -79,9 +87,10 @@ class Journal:
             queue.waiters = []
             if row is None:
                 self._count_down(tick.waiting.pop()[1])
-        if not rows:
+        if not rows and not self._confirming:
             return None
         tick.rows = tuple(rows)
+        tick.confirmed, self._confirming = self._confirming, []
         self._tick, self._not_before_ms = tick, now_ms + TICK_MS
         return tick
 
@@ -102,6 +111,10 @@ class Journal:
             else:
                 self._applied(queue, window)
                 self._count_down(waiting)
+        if failure is None:
+            self._count_down(tick.confirmed)
+        for one in tick.confirmed if failure is not None else ():
+            self.end(one, Verdict.FAILED, failure)
 
     def forget(self, queue: Queue) -> None:
         """It is no more; what waits for it waits no longer."""
@@ -112,10 +125,10 @@ class Journal:
 
     def close(self, failure: object) -> None:
         """End everything that waits."""
-        waiting = [one for queue in self._dirty.values() for one in queue.waiters]
+        waiting = [one for queue in self._dirty.values() for one in queue.waiters] + self._confirming
         if self._tick is not None:
-            waiting += [one for _, some in self._tick.waiting for one in some]
-        self._dirty, self._tick = {}, None
+            waiting += [one for _, some in self._tick.waiting for one in some] + self._tick.confirmed
+        self._dirty, self._confirming, self._tick = {}, [], None
         for one in waiting:
             self.end(one, Verdict.FAILED, failure)
 
@@ -132,4 +145,4 @@ class Journal:
         for one in operations:
             one.waits -= 1
             if not one.waits:
-                self.end(one, Verdict.OK)
+                self.end(one, one.then)

@@ -63,7 +63,11 @@ class LeaseBook:
         if len(self._heap) > 4 * self.count + _STALE_MIN:
             self._heap = [one for one in self._heap if one[2].leases.get(one[3]) is one[4]]
             heapq.heapify(self._heap)
-        heapq.heappush(self._heap, (_event_ms(lease), next(self._order), queue, offset, lease))
+        self.look_again(queue, offset, lease, _event_ms(lease))
+
+    def look_again(self, queue: Queue, offset: int, lease: Lease, at_ms: int) -> None:
+        """Have ``due`` tell it at that time, if it is due then."""
+        heapq.heappush(self._heap, (at_ms, next(self._order), queue, offset, lease))
 
     def due_ms(self) -> int | None:
         """When ``due`` may have something."""

@@ -1,7 +1,9 @@
 """What goes between the engine and the side that reads, writes and waits (``rocketstore.broker``).
 
 An operation (``Pending``) is *done* when what it needs is applied on the leader, and so committed: not before that may
-its client be answered (P1, P2). The engine says which are done; the other side compares by identity.
+its client be answered (P1, P2). One that needs nothing waits for a tick, too: a leader that was replaced without its
+knowing must not refuse handles of others, or prolong leases that they have ended. The engine says which are done; the
+other side compares by identity.
 """
 
 from __future__ import annotations
@@ -139,15 +141,17 @@ class Verdict(Enum):
 class Pending:
     """An operation."""
 
-    __slots__ = ("failure", "verdict", "waits")
+    __slots__ = ("failure", "then", "verdict", "waits")
 
     def __init__(self) -> None:
         self.verdict: Verdict | None = None
         """None: not yet known."""
         self.failure: object = None
         """With ``FAILED``: what ``ticked`` was told."""
+        self.then = Verdict.OK
+        """For the engine: what the verdict is to be, once a tick confirms that this is still the leader."""
         self.waits = 0
-        """For the engine: rows that must be applied first."""
+        """For the engine: what must be applied first."""
 
     @property
     def is_done(self) -> bool:
@@ -231,8 +235,9 @@ class CopyResult(Enum):
 
 @dataclass(slots=True, eq=False)
 class Tick:
-    """Rows to be written as one change of the broker's state."""
+    """Rows to be written as one change of the broker's state, even if there are none."""
 
     rows: tuple[PopRow, ...]
     waiting: list[tuple[Place, list[Pending]]] = field(default_factory=list)
-    """For the engine."""
+    """For the engine, as what follows."""
+    confirmed: list[Pending] = field(default_factory=list)

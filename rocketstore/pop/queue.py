@@ -12,6 +12,7 @@ from typing import Final
 from rocketstore.pop.operations import Pending, Read
 from rocketstore.pop.tables import (
     LEASE_MS_MAX,
+    UNLOCKED,
     WINDOW_MAX,
     Parked,
     Place,
@@ -33,7 +34,17 @@ UNKNOWN: Final = -1
 class Lease:
     """A message that was given out and is not settled."""
 
-    __slots__ = ("attempt", "client_id", "copying", "number", "parked", "renew_until_ms", "visible_at_ms")
+    __slots__ = (
+        "answers",
+        "attempt",
+        "client_id",
+        "copying",
+        "guard_ms",
+        "number",
+        "parked",
+        "renew_until_ms",
+        "visible_at_ms",
+    )
 
     def __init__(self, visible_at_ms: int, attempt: int, number: int, *, parked: bool = False) -> None:
         self.visible_at_ms = visible_at_ms
@@ -42,6 +53,10 @@ class Lease:
         self.number = number
         """Of its newest handle; 0 if only an earlier leader knew."""
         self.parked = parked
+        self.answers = 1
+        """Receives whose answer has it: more than one if an attempt was repeated."""
+        self.guard_ms = 0
+        """How much earlier its end is noted in the window, which is what its consumer may be told."""
         self.client_id = ""
         self.renew_until_ms = 0
         """Until when the leader prolongs it; 0: it does not."""
@@ -71,12 +86,14 @@ class Queue:
         self._next_number = max(known.numbers, 1)
         self.lock = known.fifo
         """Of ordered groups: the newest batch, until all of it is settled in the plan."""
+        self.is_ordered = False
+        """Whether the group was so when it was last looked at."""
         self.leases: Final[dict[int, Lease]] = {}
         """By offset."""
         self.parks: Final[dict[int, Parked | None]] = {}
         """What is to be parked, or (None) no longer, and is not yet applied."""
-        self.acked: Final[set[int]] = set()
-        """Settled in the plan by consumers, and not yet applied."""
+        self.acked: Final[dict[int, int]] = {}
+        """Settled in the plan by consumers, and not yet applied: offset to the number of the handle."""
         self.copied: Final[set[int]] = set()
         """Settled in the plan because their copies are stored, and not yet applied."""
         self.waiters: list[Pending] = []
@@ -93,6 +110,7 @@ class Queue:
         Times far ahead are those of a clock that was wrong.
         """
         queue = cls(place, window.generation, window.commit, window)
+        queue.is_ordered = ordered
         until_ms = min(window.leased_until_ms, now_ms + LEASE_MS_MAX) + SKEW_MS
         lock = window.fifo
         for offset in window.open_offsets():
@@ -104,6 +122,8 @@ class Queue:
         for offset, parked in window.parked.items():
             end_ms = min(parked.visible_at_ms, now_ms + INVISIBLE_MS_MAX) + SKEW_MS
             queue.leases[offset] = Lease(end_ms, parked.attempt, parked.number, parked=True)
+        for lease in queue.leases.values():
+            lease.guard_ms = SKEW_MS
         return queue
 
     @property
@@ -174,6 +194,8 @@ class Queue:
         fresh = self.done & ~(at.settled >> (self.base - at.commit))
         low = (fresh & -fresh).bit_length() - 1 if fresh else 0
         lock = self.lock if self.lock != at.fifo else None
+        if self.lock is None and at.fifo is not None and at.fifo.last >= self.base:
+            lock = UNLOCKED
         row = PopRow(
             self.place,
             self.generation,
@@ -196,8 +218,8 @@ class Queue:
         for offset, parked in list(self.parks.items()):
             if window.parked.get(offset) == parked:
                 del self.parks[offset]
-        if self.acked:
-            self.acked.difference_update([one for one in self.acked if self._is_applied(one)])
+        for offset in [one for one in self.acked if self._is_applied(one)]:
+            del self.acked[offset]
         settled = [one for one in self.copied if self._is_applied(one)] if self.copied else []
         self.copied.difference_update(settled)
         return settled

@@ -63,6 +63,10 @@ class FifoLock(NamedTuple):
     """Of its handles."""
 
 
+UNLOCKED: Final = FifoLock("", 1, 0, 0, 0, 0)
+"""In a row: there is no batch any more, though it is not settled; the group is not ordered any more."""
+
+
 class PopRow(NamedTuple):
     """What one window becomes. Zeros, empty values and None say nothing."""
 
@@ -135,7 +139,7 @@ class Window:
             max(self.leased_until_ms, row.leased_until_ms),
             max(self.numbers, row.numbers),
             parked,
-            fifo if fifo is not None and fifo.last >= commit else None,
+            fifo if fifo is not None and fifo.last >= max(commit, fifo.first) else None,
         )
 
     def moved_to(self, offset: int, generation: int) -> Window:
