@@ -35,6 +35,7 @@ from dledger.values import address_text, host_of
 from rocketstore.broker.broker import Broker, ClientShares, LoopTools, Storage
 from rocketstore.broker.hosts import resolve
 from rocketstore.broker.mastership import Mastership
+from rocketstore.broker.measurements import ServiceCounters
 from rocketstore.broker.ports import GroupView
 from rocketstore.broker.readers import ReadThreads
 from rocketstore.broker.status import group_view
@@ -100,6 +101,13 @@ class BrokerPorts:
     def address(self) -> str:
         """The broker's address for clients."""
         return self._config.address(self.port)
+
+    def counters(self) -> ServiceCounters:
+        """Requests in progress."""
+        if self.broker is None:
+            return ServiceCounters()
+        counters = self.broker.counters()
+        return counters if self._gateway is None else self._gateway.counted(counters)
 
     def view(self) -> GroupView:
         """This broker's view of its group."""
@@ -300,6 +308,8 @@ class BrokerPorts:
             await client.close()
 
     async def _accept_nothing_more(self) -> None:
+        if self._gateway is not None:
+            self._gateway.announce_end()
         if self._grpc is not None:
             await self._grpc.announce_end()
         if self.broker is not None:

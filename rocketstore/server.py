@@ -28,7 +28,7 @@ from dledger.store.opening import layout_of
 from rocketstore.broker.broker import Storage
 from rocketstore.broker.catch_up import CatchUp
 from rocketstore.broker.clock_watch import ClockWatch
-from rocketstore.broker.measurements import BrokerMeasurements, ServiceCounters, measure
+from rocketstore.broker.measurements import BrokerMeasurements, measure
 from rocketstore.broker.other_mode import refuse_other_mode
 from rocketstore.broker.ports import GroupView
 from rocketstore.broker.role_change import BrokerRoleChange
@@ -304,7 +304,7 @@ class BrokerServer:
 
     def measure(self) -> BrokerMeasurements:
         """The broker's measurements for metrics, besides those of its node. May wait for a disk."""
-        service = self._ports.broker.counters() if self._ports.broker is not None else ServiceCounters()
+        service = self._ports.counters()
         service = replace(service, dropped_messages=service.dropped_messages + self.schedule.dropped_count)
         return measure(self.store, self.state, service, topics_max=self.config.metrics_topics_max)
 

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from cluster.metrics.families import Families
 from cluster.metrics.histogram import cumulative
 from cluster.metrics.recorder import MetricsRecorder
-from rocketstore.broker.measurements import BrokerMeasurements
+from rocketstore.broker.measurements import BrokerMeasurements, ServiceCounters
 from rocketstore.remoting.bodies.ha import NEVER, HaFacts
 from rocketstore.server import BrokerServer
 from rocketstore.store.stats import LATENCY_BOUNDS_MS, StoreStats
@@ -47,6 +47,7 @@ class BrokerMetrics(Collector):
         found.gauge("rocketmq_transactions_open", now.service.transactions_open)
         found.counter("rocketmq_transactions_given_up_total", now.service.transactions_given_up)
         found.counter("rocketmq_messages_dropped_total", now.service.dropped_messages)
+        self._grpc(found, now.service)
         found.gauge("rocketmq_send_pending_messages", now.service.messages_pending)
         found.gauge("rocketmq_send_pending_bytes", now.service.bytes_pending)
         if self._broker.replication is not None:
@@ -56,6 +57,14 @@ class BrokerMetrics(Collector):
         conditions = Families(config.name, config.node_id)
         conditions.conditions(self._broker.conditions.now())
         return [*found.all(), *conditions.all()]
+
+    @staticmethod
+    def _grpc(found: Families, service: ServiceCounters) -> None:
+        found.gauge("rocketmq_grpc_clients", service.grpc_clients)
+        found.counter("rocketmq_grpc_calls_total", service.grpc_calls)
+        found.counter("rocketmq_grpc_refused_total", service.grpc_refused)
+        found.gauge("rocketmq_grpc_passed_on", service.grpc_passed_on)
+        found.counter("rocketmq_grpc_repeated_messages_total", service.grpc_repeated)
 
     def _store(self, found: Families, now: BrokerMeasurements) -> None:
         begin_ms = now.earliest_message_ms

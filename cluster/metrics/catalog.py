@@ -227,6 +227,14 @@ BROKER_SPECS: Final = (
         "rocketmq_filter_errors_total",
         "Messages not delivered because a property is no number or truth value where the consumer's SQL needs one.",
     ),
+    _gauge("rocketmq_grpc_clients", "RocketMQ 5's clients that are known here: those of all members at the leader."),
+    _counter("rocketmq_grpc_calls_total", "Calls of RocketMQ 5's clients."),
+    _counter("rocketmq_grpc_refused_total", "Those of them that were answered with an error."),
+    _gauge("rocketmq_grpc_passed_on", "Calls that came in here and wait for the leader's answer."),
+    _counter(
+        "rocketmq_grpc_repeated_messages_total",
+        "Messages that a RocketMQ 5 client has sent again, and that were not stored again.",
+    ),
     _gauge("rocketmq_streams", "Open send and pull streams."),
     _gauge(
         "rocketmq_send_pending_messages",

@@ -46,6 +46,16 @@ class ServiceCounters:
     dropped_messages: int = 0
     """Delayed messages and those of transactions whose topic was deleted while they waited, likewise."""
     pop: PopCounters = field(default_factory=PopCounters)
+    grpc_clients: int = 0
+    """RocketMQ 5's clients that have been heard of lately, at any member."""
+    grpc_calls: int = 0
+    """Of RocketMQ 5's clients, at this broker."""
+    grpc_refused: int = 0
+    """Those of them that were answered with an error."""
+    grpc_passed_on: int = 0
+    """Calls that wait for the leader's answer."""
+    grpc_repeated: int = 0
+    """Messages of RocketMQ 5's clients that were sent again and not stored again."""
 
 
 @dataclass(frozen=True, slots=True)

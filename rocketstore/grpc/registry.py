@@ -29,6 +29,7 @@ from rocketstore.broker.refusal import Refusal
 from rocketstore.grpc.calls import GatewayCall, name_of
 from rocketstore.grpc.codes import RejectedError
 from rocketstore.pb import definition_pb2 as pb
+from rocketstore.pb import service_pb2 as pbs
 from rocketstore.types import ConsumeType
 
 CLIENTS_MAX: Final = 65_536
@@ -281,6 +282,14 @@ class Registry:
         """Write a command to a client's stream, if it ends here; returns whether it will be written."""
         client = self._clients.get(client_id)
         return client is not None and client.stream is not None and client.stream.put(command)
+
+    def tell_all(self, command: pbs.TelemetryCommand) -> None:
+        """Write a command to each Java client's stream here: others do not know all commands."""
+        for client in self._clients.values():
+            if client.stream is None or client.settings is None:
+                continue
+            if client.settings.user_agent.language == pb.JAVA:
+                client.stream.put(command.SerializeToString())
 
     def ask(self, client: GatewayClient, check: HalfCheck) -> bool:
         """Ask a producer what became of a transaction, wherever its stream ends; whether it probably hears of it."""

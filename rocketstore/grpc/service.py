@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from typing import Any, Final
 
 import grpc
@@ -20,6 +21,7 @@ from dledger.rpc.clients.aio_server import Methods
 from dledger.rpc.clients.connections import Connection, Connections
 from dledger.rpc.fields import parse
 from rocketstore.broker.broker import Broker
+from rocketstore.broker.measurements import ServiceCounters
 from rocketstore.broker.permissions import Operation, has, needs
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.grpc.access import GatewayAccess
@@ -28,6 +30,7 @@ from rocketstore.grpc.codes import ANSWERED, RejectedError, is_limit, status_of
 from rocketstore.grpc.endpoints import AccessPoints
 from rocketstore.grpc.methods import Method, Place
 from rocketstore.grpc.presence import Presence
+from rocketstore.grpc.recalls import Recall, Recalls
 from rocketstore.grpc.receives import Receives, consuming, receive_needs
 from rocketstore.grpc.registry import Registry
 from rocketstore.grpc.relay import LOOK_INTERVAL_S, MovedError, PassedCall, Relay
@@ -57,10 +60,14 @@ _Context = grpc.aio.ServicerContext[Any, Any]  # Any: bytes, or the messages of 
 class GatewayService:
     """Create it on the loop's thread."""
 
-    def __init__(self, broker: Broker, connections: Connections, client: RemotingClient) -> None:
-        """``client`` asks other members."""
+    def __init__(
+        self, broker: Broker, connections: Connections, client: RemotingClient, recall: Recall | None = None
+    ) -> None:
+        """``client`` asks other members. ``recall``: None without timed messages."""
         self._broker = broker
         self._connections = connections
+        self._calls = 0
+        self._refusals = 0
         self._access = GatewayAccess(broker)
         self._transactions = Transactions(broker)
         self.registry: Final = Registry(
@@ -75,6 +82,7 @@ class GatewayService:
         self.routes: Final = Routes(broker, AccessPoints(self.presence.serving, self.presence.down))
         self.sends: Final = Sends(broker, self.registry, lambda _message, _stored: "")
         self.receives: Final = Receives(broker, self.registry, self.routes)
+        self._recalls = Recalls(recall)
         self._telemetry = Telemetry(broker, self.registry, self._announce, self._access.require)
         self._table = self._methods()
 
@@ -134,6 +142,12 @@ class GatewayService:
                 self.receives.dead_letter,
                 needs=consuming,
             ),
+            "RecallMessage": Method(
+                pbs.RecallMessageRequest,
+                pbs.RecallMessageResponse,
+                self._recalls.recall,
+                needs=lambda asked: needs(Operation.SEND, topics=[asked.topic.name]),
+            ),
             SETTINGS: Method(
                 pb.Settings,
                 pbs.HeartbeatResponse,
@@ -160,6 +174,21 @@ class GatewayService:
     def member_calls(self) -> Mapping[int, Handler]:
         """For the broker's remoting, by request code: they check for themselves who may do what."""
         return {**self.relay.handlers(), MemberCode.GATEWAY_WHERE: self.presence.answer}
+
+    def counted(self, counters: ServiceCounters) -> ServiceCounters:
+        """With the gateway's; for any thread."""
+        return replace(
+            counters,
+            grpc_clients=len(self.registry),
+            grpc_calls=self._calls,
+            grpc_refused=self._refusals,
+            grpc_passed_on=self.relay.under_way,
+            grpc_repeated=self.sends.window.recognized,
+        )
+
+    def announce_end(self) -> None:
+        """Have clients that obey such a command open their connections anew: this member is about to stop."""
+        self.registry.tell_all(pbs.TelemetryCommand(reconnect_endpoints_command=pbs.ReconnectEndpointsCommand()))
 
     def role_changed(self) -> None:
         """This broker leads now, or does not any more."""
@@ -201,6 +230,7 @@ class GatewayService:
 
     def _call(self, name: str, context: _Context, connection: Connection) -> GatewayCall:
         """Admit a call. Raises ``ANSWERED``."""
+        self._calls += 1
         headers = Headers.of(context.invocation_metadata() or ())
         admitted = self._access.admit(name, headers, (connection.peer,))
         remaining = context.time_remaining()
@@ -295,6 +325,7 @@ class GatewayService:
             return [self._refused(method, error)]
 
     def _refused(self, method: Method, error: Exception) -> bytes:
+        self._refusals += 1
         if is_limit(error):
             self._broker.loop.conditions.limit(str(error))
         return method.answer(status=status_of(error)).SerializeToString()

@@ -18,6 +18,8 @@ from rocketstore.pb import service_pb2 as pbs
 _Metadata = tuple[tuple[str, str | bytes], ...]
 _Answer = TypeVar("_Answer", bound=Message)
 WAIT_S: Final = 10.0
+STREAM_S: Final = 30.0
+"""How long a stream of commands lasts: who waits for a command in vain does not hang."""
 
 
 class GatewayClient:
@@ -98,7 +100,7 @@ class CommandsOfServer:
 
     def __init__(self, call: grpc.StreamStreamMultiCallable[bytes, bytes], metadata: _Metadata) -> None:
         self._sent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._call = call(iter(self._sent.get, None), metadata=metadata)
+        self._call = call(iter(self._sent.get, None), timeout=STREAM_S, metadata=metadata)
         self._received: Iterator[bytes] = iter(self._call)
 
     def send(self, command: pbs.TelemetryCommand) -> None:

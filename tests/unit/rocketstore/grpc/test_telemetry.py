@@ -18,6 +18,7 @@ from tests.unit.rocketstore.grpc.harness import (
     GatewayClient,
     GatewayHarness,
     consumer_settings,
+    message,
     producer_settings,
 )
 
@@ -135,3 +136,29 @@ def test_a_client_of_no_known_kind_is_told_so(client: GatewayClient) -> None:
     with pytest.raises(grpc.RpcError) as ended:
         stream.next()
     assert ended.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_java_clients_are_told_to_reconnect_before_a_member_stops(
+    broker: GatewayHarness, client: GatewayClient
+) -> None:
+    """They obey; clients of other languages may stumble over the command, and are told nothing."""
+    with broker.dial("client-2") as other:
+        java = client.telemetry(producer_settings("T", language=pb.JAVA))
+        python = other.telemetry(producer_settings("T"))
+        assert java.next().HasField("settings")
+        assert python.next().HasField("settings")
+        broker.on_loop(broker.gateway.announce_end)
+        assert java.next().HasField("reconnect_endpoints_command")
+        assert broker.gateway.registry.tell("client-2", b"")
+        assert python.next() == pbs.TelemetryCommand()
+
+
+def test_what_is_counted(broker: GatewayHarness, client: GatewayClient) -> None:
+    """For metrics: clients, calls, refusals and repetitions."""
+    client.telemetry(producer_settings("T")).next()
+    assert client.send(message()).status.code == pb.OK
+    assert client.send(message()).status.code == pb.OK
+    assert client.send(message(b"")).status.code == pb.MESSAGE_BODY_EMPTY
+    found = broker.gateway.counted(broker.broker.counters())
+    assert (found.grpc_clients, found.grpc_calls, found.grpc_refused, found.grpc_repeated) == (1, 4, 1, 1)
+    assert found.grpc_passed_on == 0

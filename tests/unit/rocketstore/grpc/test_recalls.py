@@ -1,0 +1,41 @@
+"""RecallMessage, as far as it is the gateway's: who recalls is in another part."""
+
+from __future__ import annotations
+
+from rocketstore.broker.refusal import Refusal, RefusalKind
+from rocketstore.grpc.recalls import Recalls
+from rocketstore.pb import definition_pb2 as pb
+from rocketstore.pb import service_pb2 as pbs
+from tests.unit.rocketstore.grpc.harness import GatewayClient, GatewayHarness
+
+
+def recall(client: GatewayClient, topic: str, handle: str) -> pbs.RecallMessageResponse:
+    request = pbs.RecallMessageRequest(topic=pb.Resource(name=topic), recall_handle=handle)
+    return client.call("RecallMessage", request, pbs.RecallMessageResponse)
+
+
+def test_a_recall_names_the_message_that_it_recalled(broker: GatewayHarness, client: GatewayClient) -> None:
+    """By topic and handle; a message that was delivered is not found, a handle of nobody is a bad request."""
+    asked: list[tuple[str, str]] = []
+
+    async def answer(topic: str, handle: str) -> str:
+        asked.append((topic, handle))
+        if handle == "late":
+            raise Refusal(RefusalKind.NO_MESSAGE, "it was delivered")
+        if handle == "wrong":
+            raise Refusal(RefusalKind.INVALID, "no handle")
+        return "01"
+
+    broker.gateway._recalls._recall = answer
+    found = recall(client, "T", "h")
+    assert (found.status.code, found.message_id) == (pb.OK, "01")
+    assert recall(client, "T", "late").status.code == pb.MESSAGE_NOT_FOUND
+    assert recall(client, "T", "wrong").status.code == pb.BAD_REQUEST
+    assert recall(client, "", "h").status.code == pb.ILLEGAL_TOPIC
+    assert asked == [("T", "h"), ("T", "late"), ("T", "wrong")]
+
+
+def test_without_timed_messages_there_is_nothing_to_recall(broker: GatewayHarness, client: GatewayClient) -> None:
+    """In words, not as an error of gRPC's."""
+    broker.gateway._recalls._recall = Recalls(None)._recall
+    assert recall(client, "T", "h").status.code == pb.NOT_IMPLEMENTED
