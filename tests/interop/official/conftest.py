@@ -1,0 +1,60 @@
+"""Brokers and drivers for the tests of this directory; each driver runs once for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from cluster.local.brokers import LocalBrokers
+from tests.interop.official.clients import LANGUAGES, Language, OfficialClient, running
+from tests.interop.official.world import Users, World
+
+SETTINGS = {
+    "mappedFileSizeCommitLog": "64m",
+    "autoCreateTopicEnable": "false",
+    "transactionCheckInterval": "1000",
+    "transactionTimeOut": "1000",
+}
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A group of three, for tests that kill nobody."""
+    directory = tmp_path_factory.mktemp("official")
+    with LocalBrokers(directory / "brokers", settings=SETTINGS) as brokers:
+        brokers.master()
+        found = World(brokers, directory)
+        try:
+            yield found
+        finally:
+            found.admin.close()
+
+
+@pytest.fixture(scope="session", params=list(LANGUAGES))
+def language(request: pytest.FixtureRequest) -> Language:
+    """Each of them, installed."""
+    found = LANGUAGES[request.param]
+    found.install()
+    return found
+
+
+@pytest.fixture(scope="session")
+def client(language: Language, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfficialClient]:
+    """Its driver."""
+    with running(language, tmp_path_factory.mktemp(language.name)) as started:
+        yield started
+
+
+@pytest.fixture
+def users(world: World, client: OfficialClient) -> Users:
+    """Producers and consumers of the driver at the brokers."""
+    return Users(world, client)
+
+
+@pytest.fixture
+def held() -> Iterator[ExitStack]:
+    """What ends with the test."""
+    with ExitStack() as stack:
+        yield stack
