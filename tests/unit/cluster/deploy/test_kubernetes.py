@@ -21,10 +21,12 @@ Manifest = dict[str, Any]  # Any: YAML
 
 @pytest.fixture(scope="module")
 def manifests() -> dict[str, Manifest]:
-    """The documents of the file, by kind."""
-    found = {document["kind"]: document for document in yaml.safe_load_all(FILE.read_text(encoding="utf-8"))}
+    """The documents of the file, by kind; of the second service by its name."""
+    documents = list(yaml.safe_load_all(FILE.read_text(encoding="utf-8")))
+    found = {document["kind"]: document for document in reversed(documents)}
     assert set(found) == {"Service", "PodDisruptionBudget", "NetworkPolicy", "StatefulSet"}
-    return found
+    (second,) = documents[1:2]
+    return {**found, second["metadata"]["name"]: second}
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +111,9 @@ def test_ports_are_the_brokers(manifests: dict[str, Manifest], container: Manife
     assert manifests["StatefulSet"]["spec"]["serviceName"] == manifests["Service"]["metadata"]["name"]
     allowed = [one["port"] for rule in manifests["NetworkPolicy"]["spec"]["ingress"] for one in rule.get("ports", [])]
     assert set(allowed) <= set(ports)
+    for_clients = manifests["dledger-rocketmq5"]["spec"]
+    assert for_clients["ports"] == [{"name": "grpc", "port": 8081, "targetPort": "grpc"}]
+    assert "grpc" in allowed
 
 
 def test_probes_ask_what_there_is(container: Manifest) -> None:
@@ -136,6 +141,7 @@ def test_a_majority_survives_machines_and_maintenance(manifests: dict[str, Manif
         budget["selector"]["matchLabels"],
         manifests["StatefulSet"]["spec"]["selector"]["matchLabels"],
         manifests["Service"]["spec"]["selector"],
+        manifests["dledger-rocketmq5"]["spec"]["selector"],
         manifests["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"],
     ):
         assert selector.items() <= labels.items()
