@@ -104,7 +104,8 @@ func do(asked request) (object, error) {
 	case "send":
 		return send(asked)
 	case "load":
-		keep(func() { loads[asked.Name] = startLoad(client(asked.Client).(rmq.Producer), asked) })
+		made := startLoad(client(asked.Client).(rmq.Producer), asked)
+		keep(func() { loads[asked.Name] = made })
 		return nil, nil
 	case "loaded":
 		return loads[asked.Name].end(), nil
@@ -125,7 +126,7 @@ func do(asked request) (object, error) {
 	return nil, fmt.Errorf("unknown op: %s", asked.Op)
 }
 
-// keep changes the tables; client reads them without, as one test asks after the other.
+// keep changes the tables, which client reads.
 func keep(change func()) {
 	lock.Lock()
 	defer lock.Unlock()
