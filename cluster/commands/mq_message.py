@@ -20,6 +20,7 @@ from cluster.broker_target import BrokerTarget, broker_options
 from cluster.commands.mq_print import print_message
 from cluster.commands.mq_query import expression_of, print_messages, query_by_id, query_by_key, sql_option
 from cluster.commands.mq_resume import resume
+from cluster.commands.mq_trace import trace
 from cluster.line_sending import LineTally, send_lines
 from cluster.moments import Moment, start_of
 from cluster.reporting import ErrorReportingGroup
@@ -66,6 +67,7 @@ message.add_command(query_by_id)
 message.add_command(query_by_key)
 message.add_command(print_messages)
 message.add_command(resume)
+message.add_command(trace)
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,7 @@ class Console:
                 get("/api/members", self._lookup(self._members)),
                 get("/api/dead-letters", self._lookup(self._dead_letters)),
                 get("/api/delayed", self._lookup(self._delayed)),
+                get("/api/trace", self._lookup(self._trace)),
                 get("/api/reset-plan", self._lookup(self._reset_plan)),
                 post("/api/act", self._act),
                 post("/api/do/{change}", self._do),
@@ -300,6 +301,9 @@ class Console:
 
     def _delayed(self, desk: Desk, request: Request) -> object:
         return desk.letters.delayed(_number(request, "level", 0, 999), _number(request, "offset", -1, _OFFSET_MAX))
+
+    def _trace(self, desk: Desk, request: Request) -> object:
+        return desk.messages.trace(_text(request, "id"))
 
     def _reset_plan(self, desk: Desk, request: Request) -> object:
         to = _text(request, "to")

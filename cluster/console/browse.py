@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -35,6 +35,7 @@ ANSWER_BYTES_MAX: Final = 1 << 20
 PREVIEW_CHARACTERS: Final = 160
 TEXT_BYTES_MAX: Final = 64 * 1024
 HEX_BYTES_MAX: Final = 4 * 1024
+TRACE_STEPS_MAX: Final = 256
 LETTERS_PAGE: Final = 20
 """Dead letters, or delayed messages, of one page."""
 QUEUES_MAX: Final = 256
@@ -175,6 +176,18 @@ class MessageBrowser:
         end = high if offset < 0 else min(offset + 1, high)
         messages, _ = read_back(self._admin, topic, queue_id, max(end - count, low), end)
         return {"min_offset": low, "max_offset": high, "messages": _listed(messages)}
+
+    def trace(self, message_id: str) -> dict[str, object]:
+        """The way of the message with this id of its producer."""
+        try:
+            steps = self._admin.trace(message_id)
+        except NotFoundError:  # nobody has ever written a trace
+            steps = []
+        shown = [
+            asdict(one) | {name: safe_text(getattr(one, name))[:FIELD_MAX] for name in ("group", "host", "detail")}
+            for one in steps[:TRACE_STEPS_MAX]
+        ]
+        return {"message_id": safe_text(message_id)[:FIELD_MAX], "steps": shown}
 
     def one(self, topic: str, queue_id: int, offset: int) -> dict[str, object] | None:
         """All details of one message."""

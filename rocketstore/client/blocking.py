@@ -28,6 +28,7 @@ from rocketstore.client.aio.producer import TIMEOUT_S, ProducerOptions
 from rocketstore.client.aio.results import PreparedMessage, SendResult, TransactionResult, TransactionState
 from rocketstore.client.aio.transactions import checked_state
 from rocketstore.client.loop_thread import BlockingClient, ClientThread
+from rocketstore.message.trace import TRACE_TOPIC
 
 if TYPE_CHECKING:
     from dledger.client.security import ClientSecurity
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
         QueueProgress,
         QueueRange,
         TopicInfo,
+        Traced,
     )
     from rocketstore.client.aio.admin_requests import Start
     from rocketstore.client.aio.expressions import Sql
@@ -68,6 +70,7 @@ class Producer(BlockingClient):
         group: str = "",
         check: Check | None = None,
         enable_idempotence: bool | Literal["auto"] = "auto",
+        trace: bool = False,
         timeout_s: float = TIMEOUT_S,
         security: ClientSecurity | None = None,
         options: ProducerOptions | None = None,
@@ -78,6 +81,7 @@ class Producer(BlockingClient):
             group=group,
             check=check,
             enable_idempotence=enable_idempotence,
+            trace=trace,
             timeout_s=timeout_s,
             security=security,
             options=options,
@@ -498,6 +502,10 @@ class Admin(BlockingClient):
             topic, key, max_messages=max_messages, begin_ms=begin_ms, end_ms=end_ms, unique=unique, broker=broker
         )
         return self._run(found)
+
+    def trace(self, message_id: str, *, topic: str = TRACE_TOPIC, begin_ms: int = 0) -> list[Traced]:
+        """The way of the message with this id, by time, as its clients have written it: see ``aio.Admin.trace``."""
+        return self._run(self._admin.trace(message_id, topic=topic, begin_ms=begin_ms))
 
     def messages(
         self, queue: MessageQueue, offset: int, *, max_messages: int = 32, expression: str | Sql = "*"

@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from dledger.remoting.codes import AnswerCode
+from rocketstore.client import Admin, Consumer, ConsumerOptions, NotFoundError, Producer
+from rocketstore.client.aio.admin_records import Traced
+from rocketstore.message.message import Message
 from rocketstore.nameserver.server import NameServer
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.server import BrokerServer
@@ -153,3 +156,28 @@ def test_a_store_of_version_5_says_what_is_not_served(tmp_path: Path, caplog: py
             client.subscribe("g", topic)
             assert client.ask(RequestCode.PULL_MESSAGE, pull_fields("g", topic)).code == code
         assert client.send("Batches").code == AnswerCode.NO_PERMISSION
+
+
+def test_mqadmin_reads_our_traces(tmp_path: Path, broker: BrokerServer, name_server: NameServer) -> None:
+    """Those of a producer and of a consumer of ours, in the fields where it expects them."""
+    with Producer(name_servers=name_server.address, group="senders", trace=True, timeout_s=30) as producer:
+        sent = producer.send(Message("Traced", b"x", keys="k1", tags="new"))
+    options = ConsumerOptions(start="first", trace=True)
+    with Consumer(name_servers=name_server.address, group="readers", topics="Traced", options=options) as consumer:
+        wait_until(lambda: bool(consumer.poll(1)), "it is consumed")
+    with Admin(broker.address, timeout_s=30) as admin:
+        wait_until(lambda: len(traces_of(admin, sent.message_id)) == 2, "both traces can be found")
+
+    printed = rocketmq5.admin(tmp_path / "admin", "queryMsgTraceById", "-n", name_server.address, "-i", sent.message_id)
+
+    assert "Exception" not in printed, printed
+    (pub,) = [line.split() for line in printed.splitlines() if line.startswith("Pub")]
+    (sub,) = [line.split() for line in printed.splitlines() if line.startswith("Sub ")]
+    assert (pub[1], pub[-1], sub[1], sub[-1]) == ("senders", "success", "readers", "success"), printed
+
+
+def traces_of(admin: Admin, message_id: str) -> list[Traced]:
+    try:
+        return admin.trace(message_id)
+    except NotFoundError:
+        return []

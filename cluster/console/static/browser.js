@@ -2,6 +2,7 @@
 
 import { $, h, text } from "./dom.js";
 import * as format from "./format.js";
+import { openSheet } from "./forms.js";
 import { ask } from "./stream.js";
 import { plain } from "./table.js";
 
@@ -192,13 +193,37 @@ function messageTable(messages) {
 
 export async function showMessage(one) {
   await showDetail(`Message ${one.offset} of queue ${one.queue} of ${one.topic}`, "/api/message", { topic: one.topic, queue: one.queue, offset: one.offset }, (found) => [
-    ["Message id", mono(found.message_id)], ["Offset message id", mono(found.offset_message_id)], ["Tags", found.tags || "–"], ["Keys", found.keys || "–"],
+    ["Message id", h("span", {}, mono(found.message_id), " ", h("button", { type: "button", class: "ghost", onclick: () => showTrace(found.message_id) }, "Trace"))], ["Offset message id", mono(found.offset_message_id)], ["Tags", found.tags || "–"], ["Keys", found.keys || "–"],
     ["Stored", `${format.moment(found.stored_ms)} at ${found.store_host}`], ["Created", `${format.moment(found.born_ms)} at ${found.born_host}`],
     ["Location", `${format.count(found.size)} bytes at position ${format.count(found.position)}`],
     ["Redelivered", `${found.reconsume_times} times`],
     ...found.properties.map(([name, value]) => [`Property ${name}`, mono(value)]),
     ...(found.note ? [["Note", found.note]] : []),
   ]);
+}
+
+// --- the way of a message ---------------------------------------------------------------------------------------------
+
+export function showTrace(id) {
+  openSheet(`Trace of message ${id}`, async (body) => {
+    let found;
+    try {
+      found = await ask("/api/trace", { id });
+    } catch (error) {
+      body.replaceChildren(h("p", { class: "empty bad" }, error.message));
+      return;
+    }
+    body.replaceChildren(found.steps.length
+      ? plain(
+        [["Step"], ["Group"], ["Client"], ["Began", false, "time"], ["Took", true], ["Result"], ["At"]],
+        found.steps.map((step) => [
+          step.retries ? `${step.step} (try ${step.retries + 1})` : step.step, step.group || "–", step.host, format.moment(step.time_ms),
+          step.cost_ms < 0 ? "–" : `${format.count(step.cost_ms)} ms`,
+          step.step === "ended" ? "–" : step.step === "consumed" && step.cost_ms < 0 ? "not done yet" : step.ok ? "ok" : "failed",
+          step.detail || "–",
+        ]))
+      : h("p", { class: "empty" }, "None. Producers and consumers with trace=True, and RocketMQ's with enableMsgTrace, write who sent and consumed a message."));
+  });
 }
 
 // --- entries of a log that has no broker -----------------------------------------------------------------------------

@@ -9,8 +9,9 @@ from typing import Final
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame
 from rocketstore.client.aio.admin_answers import broker_of, decoded, header_of, parsed_id
-from rocketstore.client.aio.admin_records import DelayLevelStatus, QueuePart, QueueRange
+from rocketstore.client.aio.admin_records import DelayLevelStatus, QueuePart, QueueRange, Traced
 from rocketstore.client.aio.admin_requests import AdminRequests
+from rocketstore.client.aio.admin_traces import steps_of
 from rocketstore.client.aio.cluster import at_once
 from rocketstore.client.aio.connections import ATTEMPT_S_MAX, Deadline
 from rocketstore.client.aio.consumed_message import split_pulled
@@ -26,6 +27,7 @@ from rocketstore.client.aio.errors import (
 from rocketstore.client.aio.expressions import ALL, Expression, Sql
 from rocketstore.client.aio.newest import PAGE_MAX, Page, QueueSpan, read_page, span_of
 from rocketstore.message.message import Message
+from rocketstore.message.trace import TRACE_TOPIC
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.codes import RequestCode as Code
 from rocketstore.remoting.headers import (
@@ -101,6 +103,13 @@ class MessageAdmin(AdminRequests):
                 raise refusal_of(answer, name)
         found = [one for one in found if (one.unique_key == key if unique else key in one.keys)]  # not only its hash
         return sorted(found, key=lambda one: one.store_timestamp)[:max_messages]
+
+    async def trace(self, message_id: str, *, topic: str = TRACE_TOPIC, begin_ms: int = 0) -> list[Traced]:
+        """The way of the message with this id (``message_id``, that of its producer), by time, as clients with
+        ``trace=True`` and RocketMQ's have written it. Raises ``NotFoundError`` where nobody has.
+        """
+        found = await self.messages_by_key(topic, message_id, max_messages=QUERIED_MAX, begin_ms=begin_ms)
+        return steps_of(message_id, found)
 
     async def messages(
         self, queue: MessageQueue, offset: int, *, max_messages: int = 32, expression: str | Sql = "*"

@@ -42,6 +42,25 @@ class TopicInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Traced:
+    """One step of a message's way: ``sent``, ``consumed`` (``failed`` where ``ok`` is false), or ``ended`` of its
+    transaction.
+
+    ``time_ms``: when it began; ``cost_ms``: how long it took, -1 while it is not over, or nobody has said so. ``host``
+    is the client's address, ``group`` its group. ``detail``: the broker's address, or what became of a transaction.
+    """
+
+    step: str
+    time_ms: int
+    cost_ms: int
+    ok: bool
+    group: str
+    host: str
+    detail: str = ""
+    retries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class GroupInfo:
     """The settings of a consumer group at one broker; to put it at all of them, leave ``broker`` empty.
 

@@ -10,7 +10,7 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from rocketstore.client.aio.consumed_message import ConsumedMessage
 from rocketstore.client.aio.errors import ForbiddenError
@@ -137,6 +137,7 @@ class Delivery:
         "may_expire",
         "messages",
         "since",
+        "traced",
         "tries_here",
     )
 
@@ -154,6 +155,8 @@ class Delivery:
         """Whether it is sent back if its handler takes too long."""
         self.is_reported = False
         """Whether it was logged that it takes long."""
+        self.traced: tuple[str, int] | None = None
+        """The id of its trace and when that began (ms since 1970), until its end is written."""
         for one in messages:
             one.tries_here = tries_here
 
@@ -165,6 +168,16 @@ class Delivery:
     def first(self) -> int:
         """The offset of the first message."""
         return self.messages[0].queue_offset
+
+
+class DeliveryObserver(Protocol):
+    """Hears of deliveries: it must neither block nor raise."""
+
+    def handed_out(self, delivery: Delivery) -> None:
+        """The application has it from now on."""
+
+    def ended(self, delivery: Delivery, *, ok: bool) -> None:
+        """The application is done with it, or it failed; may be told again, which does not count."""
 
 
 class DeliveryQueue:
@@ -186,6 +199,7 @@ class DeliveryQueue:
         self._count = itertools.count()
         self._changes: set[asyncio.Future[None]] = set()
         self._loop = asyncio.get_running_loop()
+        self.observers: tuple[DeliveryObserver, ...] = ()
 
     def add(self, assignment: Assignment) -> None:
         """From now on its messages are handed out."""
@@ -265,6 +279,8 @@ class DeliveryQueue:
         if found is not None:
             found.since = self._loop.time()
             self._out[found.assignment, found.first] = found
+            for one in self.observers:
+                one.handed_out(found)
         return found
 
     def claim(self, delivery: Delivery) -> bool:
@@ -277,12 +293,20 @@ class DeliveryQueue:
 
     def finish(self, delivery: Delivery) -> None:
         """The claimed messages are done."""
+        self.ended(delivery, ok=True)
         delivery.in_flight.settle(delivery.first)
         delivery.assignment.out -= 1
         self.changed()
 
+    def ended(self, delivery: Delivery, *, ok: bool) -> None:
+        """Tell observers how it ended: only the first time counts."""
+        for one in self.observers:
+            one.ended(delivery, ok=ok)
+
     def deliver_again(self, delivery: Delivery, after_s: float, *, counts: bool = True) -> None:
         """Hand out claimed messages once more, after a while; they stay in use meanwhile. ``counts``: as a try."""
+        if counts:
+            self.ended(delivery, ok=False)
         assignment = delivery.assignment
         if self.assignments.get(assignment.queue) is assignment and not delivery.in_flight.is_abandoned:
             again = Delivery(delivery.messages, assignment, delivery.tries_here + counts)

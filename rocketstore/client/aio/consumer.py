@@ -29,9 +29,11 @@ from rocketstore.client.aio.errors import (
 from rocketstore.client.aio.expressions import Expression, Topics, wanted_of
 from rocketstore.client.aio.heartbeats import Heartbeats
 from rocketstore.client.aio.offsets import BrokerOffsets, LocalOffsets, OffsetStore, Start, StartOffsets
+from rocketstore.client.aio.producer import Producer, ProducerOptions
 from rocketstore.client.aio.rebalancer import Assign, Rebalancer
 from rocketstore.client.aio.routes import TopicRoute
 from rocketstore.client.aio.subscription_check import check_conditions, warn_of_others
+from rocketstore.client.aio.tracing import TRACE_CLOSE_S, TRACE_LIMITS, ConsumeTraces, TraceWriter
 from rocketstore.message.checks import check_group_name, check_topic
 from rocketstore.message.ids import new_client_id, offset_message_id
 from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData
@@ -426,6 +428,13 @@ class _Running:
             bytes_max=options.pending_bytes_max,
             span_max=options.pending_span_max,
         )
+        self._traces: TraceWriter | None = None
+        if options.trace:
+            trace_options = ProducerOptions(close_timeout_s=TRACE_CLOSE_S, limits=TRACE_LIMITS)
+            self._traces = TraceWriter(
+                lambda: Producer(addresses, name_servers=name_servers, security=security, options=trace_options)
+            )
+            self.deliveries.observers += (ConsumeTraces(subscriptions.group, subscriptions.client_id, self._traces),)
         self._heartbeats = Heartbeats(self.cluster, self._heartbeat) if assign is None else None
         self.rebalancer = Rebalancer(
             self.cluster,
@@ -490,6 +499,8 @@ class _Running:
         finally:
             if self._heartbeats is not None:
                 await self._heartbeats.stop()
+            if self._traces is not None:
+                await self._traces.close()
             await self.cluster.close()
 
     def assignment(self, queue: MessageQueue) -> Assignment:
@@ -593,6 +604,7 @@ class _Running:
 
     async def _failed(self, delivery: Delivery, delay_level: int = 0) -> None:
         """The claimed delivery failed."""
+        self.deliveries.ended(delivery, ok=False)
         options = self._options
         if options.broadcast or self._assign is not None:
             _log.warning(

@@ -27,7 +27,8 @@ class ConsumerOptions:
     in use of each queue, ``stock_bytes_max`` what is pulled ahead of it. ``pending_span_max``: how far a queue goes on
     behind a message that is not done, because all of that comes again if this consumer is killed.
     ``consume_timeout_s``: a message that a handler is not done with after this time is sent back as if it had failed,
-    except in order. ``timeout_s``: for every request.
+    except in order. ``timeout_s``: for every request. ``trace``: write to RMQ_SYS_TRACE_TOPIC who consumed which
+    message, when, and how long it took.
     """
 
     start: Start = "last"
@@ -45,6 +46,7 @@ class ConsumerOptions:
     pull_messages: Positive = 1024
     pull_wait_s: Annotated[float, Range(0, 60)] = 15.0
     stock_bytes_max: Bytes = 4 * MIB
+    trace: bool = False
 
     def __post_init__(self) -> None:
         problems = out_of_range(self)
@@ -74,3 +76,4 @@ class ConsumerSettings(TypedDict, total=False):
     pull_messages: int
     pull_wait_s: float
     stock_bytes_max: int
+    trace: bool

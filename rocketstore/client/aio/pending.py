@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from dledger.forks import mind_forks
 from dledger.records import record
@@ -31,6 +31,13 @@ def in_another_process() -> ClientClosedError:
     return ClientClosedError(OTHER_PROCESS, outcome="unknown")
 
 
+class SendObserver(Protocol):
+    """Hears of outcomes, on the loop: it must neither block nor raise."""
+
+    def settled(self, messages: Sequence[OutgoingMessage], outcomes: Sequence[SendResult | ClientError]) -> None:
+        """These have their outcomes."""
+
+
 class PendingMessages:
     """Use it on one loop; ``is_full`` may be read anywhere."""
 
@@ -44,6 +51,7 @@ class PendingMessages:
         self._waiting: list[asyncio.Future[None]] = []  # for room
         self._flushes: list[tuple[set[OutgoingMessage], asyncio.Future[None]]] = []
         self._is_closing = False
+        self.observers: tuple[SendObserver, ...] = ()
         self.bytes = 0
         self.is_full = False
         """Whether callers should wait before they add more."""
@@ -102,6 +110,8 @@ class PendingMessages:
     def settle(self, messages: Sequence[OutgoingMessage], outcomes: Sequence[SendResult | ClientError]) -> None:
         """Give each message its outcome, unless its caller gave up."""
         self.drop(messages)
+        for one in self.observers:
+            one.settled(messages, outcomes)
         settle([one.future for one in messages], outcomes)
 
     def fail(self, messages: Sequence[OutgoingMessage], error: ClientError) -> None:

@@ -23,6 +23,7 @@ from rocketstore.client.aio.pending import PipelineLimits
 from rocketstore.client.aio.pipeline import SendPipeline
 from rocketstore.client.aio.queue_selection import OnFailure
 from rocketstore.client.aio.results import PreparedMessage, SendResult, TransactionResult, TransactionState
+from rocketstore.client.aio.tracing import TRACE_CLOSE_S, TRACE_LIMITS, SendTraces, TraceWriter
 from rocketstore.client.aio.transactions import Check, Transaction, Transactions, checked_state
 from rocketstore.message.checks import check_group_name
 from rocketstore.message.ids import ids_of_client, new_client_id
@@ -74,6 +75,9 @@ class Producer:
     producer group; ``check`` then says what has become of it. It must look where all members store their transactions,
     and answers UNKNOWN while the local transaction may still be in progress somewhere.
 
+    ``trace``: write to RMQ_SYS_TRACE_TOPIC who sent which message, when, and how long it took, for
+    ``dledger message trace`` and RocketMQ's tools. Traces never delay nor fail a send.
+
     One producer serves a whole program; use it on one event loop, and close it (``async with``).
     """
 
@@ -85,6 +89,7 @@ class Producer:
         group: str = "",
         check: Check | None = None,
         enable_idempotence: bool | Literal["auto"] = "auto",
+        trace: bool = False,
         timeout_s: float = TIMEOUT_S,
         security: ClientSecurity | None = None,
         options: ProducerOptions | None = None,
@@ -109,6 +114,9 @@ class Producer:
             requests=self._take_request,
             lost=self._lost,
         )
+        self._trace = trace
+        self._given = (addresses, name_servers, security)
+        self._traces: TraceWriter | None = None
         self._pipeline: SendPipeline | None = None
         self._submitted = 0
         self._heartbeats: Heartbeats | None = None
@@ -157,6 +165,8 @@ class Producer:
                 await self._transactions.close()
             if self._heartbeats is not None:
                 await self._heartbeats.stop()
+            if self._traces is not None:
+                await self._traces.close()
         finally:
             await self._cluster.close()
 
@@ -328,7 +338,15 @@ class Producer:
                 allow_duplicates=options.allow_duplicates,
                 on_failure=options.on_failure,
             )
+            if self._trace:
+                self._traces = TraceWriter(self._trace_producer)
+                self._pipeline.pending.observers += (SendTraces(self.group, self._traces),)
         return self._pipeline
+
+    def _trace_producer(self) -> Producer:
+        addresses, name_servers, security = self._given
+        options = ProducerOptions(close_timeout_s=TRACE_CLOSE_S, limits=TRACE_LIMITS)
+        return Producer(addresses, name_servers=name_servers, security=security, options=options)
 
     async def _begin_transaction(
         self, message: Message, key: str | None, queue: MessageQueue | int | None

@@ -8,8 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from rocketstore.client.aio.consumer_options import ConsumerOptions
+from rocketstore.client.blocking import Producer
+from rocketstore.client.blocking_consumer import Consumer
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import SYS_FLAG_COMPRESSED, HostAddress, Message
+from tests.support.waiting import wait_until
 from tests.unit.cluster.commands.brokers_here import Here, one_broker, two_brokers
 
 
@@ -155,3 +159,22 @@ def test_messages_are_found_where_their_topic_is(several: Here) -> None:
         assert json.loads(several.run("message", "query-by-id", message_id, "--json").stdout)["body"] == name
     elsewhere = several.run("message", "query-by-id", offset_message_id(HostAddress(b"\x7f\0\0\1", 1), 0))
     assert (elsewhere.exit_code, "127.0.0.1:1" in elsewhere.stderr) == (1, True)
+
+
+def test_the_way_of_a_message_is_shown(here: Here) -> None:
+    """From the traces that its producer and its consumer have written; without any, what could be the reason."""
+    ((_, server),) = here.brokers.items()
+    missing = here.run("message", "trace", "7F0000011F9018B4AAC24DD5B1B70000")
+    assert missing.exit_code == 1
+    with Producer(server.address, group="senders", trace=True, timeout_s=30) as producer:
+        sent = producer.send(Message("traced", b"x"))
+    options = ConsumerOptions(start="first", trace=True)
+    with Consumer(server.address, group="readers", topics="traced", options=options) as consumer:
+        wait_until(lambda: bool(consumer.poll(1)), "it is consumed")
+    wait_until(lambda: here.run("message", "trace", sent.message_id, "--json").stdout.count("\n") == 2, "both traces")
+    first, second = map(json.loads, here.run("message", "trace", sent.message_id, "--json").stdout.splitlines())
+    assert (first["step"], first["group"], first["detail"]) == ("sent", "senders", server.address)
+    assert (second["step"], second["group"], second["ok"]) == ("consumed", "readers", True)
+    shown = here.run("message", "trace", sent.message_id).stdout.splitlines()
+    assert [line.split()[:2] for line in shown[1:]] == [["sent", "senders"], ["consumed", "readers"]]
+    assert "no trace" in here.run("message", "trace", "7F0000011F9018B4AAC24DD5B1B70000").stderr

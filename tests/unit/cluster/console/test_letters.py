@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from cluster.console import browse
-from cluster.console.browse import LETTERS_PAGE, LetterBrowser
-from rocketstore.client import Admin, Message, MessageQueue, QueueRange, TopicInfo
-from rocketstore.client.aio.admin_records import DelayLevelStatus
+from cluster.console.browse import LETTERS_PAGE, LetterBrowser, MessageBrowser
+from rocketstore.client import Admin, Message, MessageQueue, NotFoundError, QueueRange, TopicInfo
+from rocketstore.client.aio.admin_records import DelayLevelStatus, Traced
 from rocketstore.client.aio.newest import Page
 from rocketstore.message.message import SYS_FLAG_COMPRESSED
 
@@ -115,3 +115,21 @@ def test_compressed_bodies_of_a_page_have_one_bound_in_all(monkeypatch: pytest.M
 
     for page in (dead, delayed):
         assert [one["preview"]["bytes"] for one in page["messages"]] == [1000, len(brokers.body)]
+
+
+def test_a_trace_is_shown_without_anything_that_a_page_would_take_for_more() -> None:
+    """Texts of clients are made printable and short; where nobody writes traces, there are no steps."""
+
+    class Writing(Brokers):
+        def trace(self, message_id: str, *, topic: str = "", begin_ms: int = 0) -> list[Traced]:
+            return [Traced("sent", 5, 1, True, "g\x07" + "x" * 5000, "127.0.0.1", "here")]
+
+    class Without(Brokers):
+        def trace(self, message_id: str, *, topic: str = "", begin_ms: int = 0) -> list[Traced]:
+            raise NotFoundError("no such topic")
+
+    (step,) = cast("list[dict[str, Any]]", MessageBrowser(Writing()).trace("id")["steps"])
+    assert (step["step"], step["cost_ms"], step["detail"]) == ("sent", 1, "here")
+    assert step["group"].isprintable()
+    assert len(step["group"]) < 5000
+    assert MessageBrowser(Without()).trace("id") == {"message_id": "id", "steps": []}

@@ -1,0 +1,249 @@
+"""Writes traces of messages (``trace=True``), which never delay nor fail what they are about.
+
+Traces gather for a second, or until a message of them is full, and are sent by a producer of their own. Where that
+cannot keep up, or a broker takes none, they are dropped and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Final, Protocol
+
+from dledger.errors import DLedgerError
+from rocketstore.client.aio.pending import PipelineLimits
+from rocketstore.client.aio.results import SendResult
+from rocketstore.message.ids import offset_message_id, parse_offset_message_id
+from rocketstore.message.message import PROPERTY_KEYS, PROPERTY_TAGS, Message
+from rocketstore.message.trace import (
+    TRACE_TOPIC,
+    ConsumedTrace,
+    ReceivedTrace,
+    SentTrace,
+    Trace,
+    encode_traces,
+    keys_of,
+    kind_number,
+)
+
+if TYPE_CHECKING:
+    from rocketstore.client.aio.assignment import Delivery
+    from rocketstore.client.aio.consumed_message import ConsumedMessage
+    from rocketstore.client.aio.errors import ClientError
+    from rocketstore.client.aio.outgoing import OutgoingMessage
+
+_log = logging.getLogger(__name__)
+TRACE_LIMITS: Final = PipelineLimits(pending_bytes_max=2 * 1024 * 1024, pending_messages_max=512, requests_max=4)
+"""Of the producer of traces."""
+TRACE_CLOSE_S: Final = 2.0
+GATHER_S: Final = 1.0
+KEYS_MAX: Final = 60
+"""Ids and keys of one message of traces: brokers take 64 keys by default."""
+BODY_CHARS_MAX: Final = 64 * 1024
+WAITING_MAX: Final = 4096
+"""Traces that are not sent yet."""
+_V6: Final = 6
+TOLD_S: Final = 60.0
+KEY_CHARS_MAX: Final = 1024
+"""Of the business keys of one message, in its trace: keys beyond that are left out."""
+
+
+class TraceProducer(Protocol):
+    """The part of ``Producer`` that traces need."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a message may be added at once."""
+
+    def prepared(self, message: Message, key: None, queue: None) -> OutgoingMessage:
+        """A checked message. Raises ``ClientError``."""
+
+    def add(self, prepared: OutgoingMessage) -> asyncio.Future[SendResult]:
+        """Send it soon. Raises ``ClientError``."""
+
+    async def close(self) -> None:
+        """Send what is pending, for a bounded time."""
+
+
+class TraceWriter:
+    """On one loop. ``make`` makes the producer, once there is something to send; it is closed with this."""
+
+    def __init__(self, make: Callable[[], TraceProducer]) -> None:
+        self._make = make
+        self._producer: TraceProducer | None = None
+        self._waiting: list[Trace] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._told_at = float("-inf")
+        self._is_closed = False
+        self.dropped = 0
+        """Traces that were not written."""
+
+    def add(self, traces: Sequence[Trace]) -> None:
+        """Write them soon."""
+        if self._is_closed or not traces:
+            return
+        room = WAITING_MAX - len(self._waiting)
+        self._waiting += traces[:room]
+        if len(traces) > room:
+            self._drop(len(traces) - room, "too many are waiting")
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(GATHER_S, self._send)
+        elif len(self._waiting) >= KEYS_MAX and not self._timer.cancelled():
+            self._timer.cancel()
+            asyncio.get_running_loop().call_soon(self._send)
+
+    async def close(self) -> None:
+        """Send what waits, for a bounded time."""
+        self._send()
+        self._is_closed = True
+        if self._producer is not None:
+            await self._producer.close()
+
+    def _send(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        waiting, self._waiting = self._waiting, []
+        if not waiting or self._is_closed:
+            return
+        for message, count in _messages(waiting):
+            try:
+                producer = self._producer = self._producer or self._make()
+                if not producer.has_room:
+                    self._drop(count, "the brokers take them too slowly")
+                    continue
+                future = producer.add(producer.prepared(message, None, None))
+            except DLedgerError as error:
+                self._drop(count, str(error))
+            else:
+                future.add_done_callback(lambda done, count=count: self._sent(done, count))  # type: ignore[misc]
+
+    def _sent(self, done: asyncio.Future[SendResult], count: int) -> None:
+        if not done.cancelled() and (error := done.exception()) is not None:
+            self._drop(count, str(error))
+
+    def _drop(self, count: int, why: str) -> None:
+        self.dropped += count
+        now = asyncio.get_running_loop().time()
+        if now >= self._told_at + TOLD_S:
+            self._told_at = now
+            _log.warning("traces of messages are dropped, %d until now: %s", self.dropped, why)
+
+
+class SendTraces:
+    """Of one producer; ``group`` is its group."""
+
+    def __init__(self, group: str, writer: TraceWriter) -> None:
+        self._group = group
+        self.writer: Final = writer
+
+    def settled(self, messages: Sequence[OutgoingMessage], outcomes: Sequence[SendResult | ClientError]) -> None:
+        """These have their outcomes."""
+        now_ms = time.time_ns() // 1_000_000
+        self.writer.add(
+            [
+                self._trace(one, outcome, now_ms)
+                for one, outcome in zip(messages, outcomes, strict=True)
+                if one.unique_key and one.message.topic != TRACE_TOPIC
+            ]
+        )
+
+    def _trace(self, one: OutgoingMessage, outcome: SendResult | ClientError, now_ms: int) -> SentTrace:
+        result = outcome if isinstance(outcome, SendResult) else None
+        offset_id = result.offset_id if result is not None else ""
+        return SentTrace(
+            one.unique_key,
+            one.born_ms,
+            max(now_ms - one.born_ms, 0),
+            result is not None,
+            one.message.topic,
+            self._group,
+            one.message.properties.get(PROPERTY_TAGS, ""),
+            _short(one.message.properties.get(PROPERTY_KEYS, "")),
+            _host_of(offset_id) if offset_id else "" if result is None else result.broker,
+            len(one.message.body),
+            kind_number(one.message) if not one.sys_flag else 1,
+            offset_id,
+        )
+
+
+class ConsumeTraces:
+    """Of one consumer of ``group``; ``client_id`` makes the ids of what it was handed."""
+
+    def __init__(self, group: str, client_id: str, writer: TraceWriter) -> None:
+        self._group = group
+        self._client_id = client_id
+        self._count = 0
+        self.writer: Final = writer
+
+    def handed_out(self, delivery: Delivery) -> None:
+        """The application has these messages from now on."""
+        now_ms = time.time_ns() // 1_000_000
+        self._count += 1
+        request_id = f"{self._client_id}{self._count:08X}"
+        delivery.traced = request_id, now_ms
+        self.writer.add(
+            [
+                ReceivedTrace(_id_of(one), now_ms, request_id, self._group, one.decode().reconsume_times, _keys_of(one))
+                for one in delivery.messages
+            ]
+        )
+
+    def ended(self, delivery: Delivery, *, ok: bool) -> None:
+        """It is done with them, or has failed: what is said first counts."""
+        traced, delivery.traced = delivery.traced, None
+        if traced is None:
+            return
+        request_id, began_ms = traced
+        now_ms = time.time_ns() // 1_000_000
+        cost_ms = max(now_ms - began_ms, 0)
+        self.writer.add(
+            [
+                ConsumedTrace(_id_of(one), now_ms, cost_ms, ok, request_id, self._group, _keys_of(one))
+                for one in delivery.messages
+            ]
+        )
+
+
+def _messages(traces: Sequence[Trace]) -> list[tuple[Message, int]]:
+    """Messages of traces, each with how many are in it."""
+    found: list[tuple[Message, int]] = []
+    some: list[Trace] = []
+    keys: dict[str, None] = {}
+    chars = 0
+    for one in traces:
+        more, size = dict.fromkeys(keys_of(one)), len(one.encode())
+        if some and (len(keys | more) > KEYS_MAX or chars + size > BODY_CHARS_MAX):
+            found.append((_message(some, keys), len(some)))
+            some, keys, chars = [], {}, 0
+        some.append(one)
+        keys |= more
+        chars += size
+    found.append((_message(some, keys), len(some)))
+    return found
+
+
+def _message(traces: Sequence[Trace], keys: dict[str, None]) -> Message:
+    return Message(TRACE_TOPIC, encode_traces(traces), keys=list(keys)[:KEYS_MAX])
+
+
+def _id_of(message: ConsumedMessage) -> str:
+    whole = message.decode()
+    return whole.unique_key or offset_message_id(whole.store_host, whole.offset)
+
+
+def _keys_of(message: ConsumedMessage) -> str:
+    return _short(message.property(PROPERTY_KEYS))
+
+
+def _short(keys: str) -> str:
+    return keys if len(keys) <= KEY_CHARS_MAX else keys[:KEY_CHARS_MAX].rpartition(" ")[0]
+
+
+def _host_of(offset_id: str) -> str:
+    host, _ = parse_offset_message_id(offset_id)
+    ip = ip_address(host.ip)
+    return f"[{ip}]:{host.port}" if ip.version == _V6 else f"{ip}:{host.port}"
