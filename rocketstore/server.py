@@ -306,7 +306,8 @@ class BrokerServer:
         """The broker's measurements for metrics, besides those of its node. May wait for a disk."""
         service = self._ports.counters()
         service = replace(service, dropped_messages=service.dropped_messages + self.schedule.dropped_count)
-        return measure(self.store, self.state, service, topics_max=self.config.metrics_topics_max)
+        most, now_ms = self.config.metrics_topics_max, self._clock.wall_ms()
+        return measure(self.store, self.state, service, topics_max=most, now_ms=now_ms)
 
     def _role_changed(self, _role: BrokerRole) -> None:
         self.state.wake()

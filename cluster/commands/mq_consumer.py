@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -50,14 +52,14 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="One JSON array.")
 @broker_options
 def progress(group: str | None, topic: str, as_json: bool, target: BrokerTarget) -> None:
-    """Show the committed offsets of groups, and how many messages remain."""
+    """Show the committed offsets of groups, how many messages remain, and how long the oldest has been waiting."""
     with target.brokers() as brokers:
         names = [one.broker for one in brokers.with_topic(topic)] if topic else brokers.every()
         shown = _Progress(brokers.admin, names, topic)
         if group is None:
             _print_totals({one: shown.of(one) for one in shown.groups()}, as_json)
             return
-        rows = shown.of(group)
+        rows = shown.with_ages(group, shown.of(group))
         for address, one in _troubles(brokers.admin, group):
             click.echo(f"{address}: {terminal.condition_text(one)}", err=True)
     if not rows:
@@ -68,7 +70,9 @@ def progress(group: str | None, topic: str, as_json: bool, target: BrokerTarget)
         terminal.print_json([_progress_json(row) for row in rows])
         return
     found = [(name, [row for row in rows if row.queue.broker_name == name]) for name in names]
-    by_broker.print_table(("topic", "queue", "committed", "min offset", "max offset", "lag"), found, _queue_row)
+    by_broker.print_table(
+        ("topic", "queue", "committed", "min offset", "max offset", "lag", "behind"), found, _queue_row
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,8 @@ class _Row:
     committed: int
     min_offset: int
     max_offset: int
+    age_ms: int = 0
+    """How long the next message has been stored; 0 if it has consumed all, -1 if nobody said."""
 
     @property
     def lag(self) -> int:
@@ -113,6 +119,16 @@ class _Progress:
             for one in found
             if one.queue.broker_name in self._names
         ]
+
+    def with_ages(self, group: str, rows: Sequence[_Row]) -> list[_Row]:
+        """Also how far behind it is in time: one request more for each topic."""
+        from rocketstore.client.aio.errors import ClientError
+
+        ages: dict[MessageQueue, int] = {}
+        for topic in {one.queue.topic for one in rows}:
+            with suppress(ClientError):  # an old broker, or the topic was deleted meanwhile
+                ages |= self._admin.ages(group, topic)
+        return [dataclasses.replace(one, age_ms=ages.get(one.queue, -1) if one.lag else 0) for one in rows]
 
     def _begin(self, queue: MessageQueue) -> int:
         from rocketstore.client.aio.errors import NotFoundError
@@ -168,12 +184,14 @@ def _progress_json(row: _Row) -> dict[str, object]:
         "min_offset": row.min_offset,
         "max_offset": row.max_offset,
         "lag": row.lag,
+        "behind_ms": row.age_ms,
     }
 
 
 def _queue_row(row: _Row) -> tuple[str, ...]:
     figures = (row.queue.queue_id, row.committed, row.min_offset, row.max_offset, row.lag)
-    return row.queue.topic, *map(str, figures)
+    behind = "-" if row.age_ms < 0 else f"{row.age_ms / 1000:,.1f} s"
+    return row.queue.topic, *map(str, figures), behind
 
 
 @consumer.command(

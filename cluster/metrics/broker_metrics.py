@@ -98,6 +98,12 @@ class BrokerMetrics(Collector):
             found.counter("rocketmq_throughput_out_bytes_total", given.size_bytes, topic, group)
         for lag in now.lags:
             found.gauge("rocketmq_consumer_lag_messages", lag.messages, lag.topic, lag.group)
+            if lag.age_ms is not None:
+                found.gauge("rocketmq_consumer_lag_seconds", lag.age_ms / 1000, lag.topic, lag.group)
+        for one in now.queue_lags:
+            place = one.topic, one.group, str(one.queue_id)
+            found.gauge("rocketmq_consumer_queue_lag_messages", one.messages, *place)
+            found.gauge("rocketmq_consumer_queue_lag_seconds", one.age_ms / 1000, *place)
         found.gauge("rocketmq_consumer_lags_left_out", now.lags_left_out)
 
 

@@ -175,10 +175,31 @@ BROKER_SPECS: Final = (
     ),
     _gauge(
         "rocketmq_consumer_lag_messages",
-        "Messages of the topic that the group has not consumed, by its committed offsets.",
+        "Messages of the topic that the group has not consumed and can, by its committed offsets.",
         "topic",
         "consumer_group",
         java="rocketmq_consumer_lag_messages",
+    ),
+    _gauge(
+        "rocketmq_consumer_lag_seconds",
+        "How long the oldest message that the group has not consumed has been stored; 0 if there is none.",
+        "topic",
+        "consumer_group",
+        java="rocketmq_consumer_lag_latency (ms)",
+    ),
+    _gauge(
+        "rocketmq_consumer_queue_lag_messages",
+        "The same in one queue, of the first metrics_topics_max queues with any lag.",
+        "topic",
+        "consumer_group",
+        "queue",
+    ),
+    _gauge(
+        "rocketmq_consumer_queue_lag_seconds",
+        "Likewise, how long the oldest of them has been stored.",
+        "topic",
+        "consumer_group",
+        "queue",
     ),
     _gauge(
         "rocketmq_consumer_lags_left_out",

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from dledger.errors import CorruptLogError
 from rocketstore.state.broker_state import BrokerState
+from rocketstore.state.changes import QueueOffset
 from rocketstore.store.message_store import MessageStore
 from rocketstore.store.stats import OTHERS, GroupTotals, TopicTotals
 from rocketstore.types import HIDDEN_TOPICS, SCHEDULE_TOPIC, BrokerRole
@@ -60,11 +62,25 @@ class ServiceCounters:
 
 @dataclass(frozen=True, slots=True)
 class GroupLag:
-    """How many messages of a topic a group has not consumed, over all queues it has ever committed offsets for."""
+    """How many messages of a topic a group has not consumed, over all queues it has ever committed offsets for; and how
+    long the oldest of them has been stored, 0 if there is none, None if that was not looked at.
+    """
 
     group: str
     topic: str
     messages: int
+    age_ms: int | None = 0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLag:
+    """The same in one queue."""
+
+    group: str
+    topic: str
+    queue_id: int
+    messages: int
+    age_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +94,8 @@ class BrokerMeasurements:
     groups: dict[tuple[str, str], GroupTotals]
     """By group and topic, with the same limit."""
     lags: tuple[GroupLag, ...]
+    queue_lags: tuple[QueueLag, ...]
+    """Of the first queues with any lag, as many as there are topics at most."""
     lags_left_out: int
     """Pairs of group and topic beyond the limit."""
     topic_count: int
@@ -99,13 +117,14 @@ _OWN_TOPICS: Final = HIDDEN_TOPICS | {SCHEDULE_TOPIC}
 
 
 def measure(
-    store: MessageStore, state: BrokerState, service: ServiceCounters, *, topics_max: int
+    store: MessageStore, state: BrokerState, service: ServiceCounters, *, topics_max: int, now_ms: int
 ) -> BrokerMeasurements:
-    """Measure everything; may wait for a disk (``statvfs``), so not on an event loop."""
+    """Measure everything; may wait for a disk, so not on an event loop."""
     groups = state.groups()
     lags: list[GroupLag] = []
+    queue_lags: list[QueueLag] = []
     left_out = 0
-    for lag in _lags(store, state, groups[:topics_max]):
+    for lag in _lags(_Queues(store, state, now_ms, topics_max, queue_lags), groups[:topics_max]):
         if len(lags) < topics_max:
             lags.append(lag)
         else:
@@ -117,6 +136,7 @@ def measure(
         topics=first_topics(store.stats.topics(), topics_max),
         groups=first_groups(store.stats.groups(), topics_max),
         lags=tuple(lags),
+        queue_lags=tuple(queue_lags),
         lags_left_out=left_out,
         topic_count=state.topic_count(),
         group_count=len(groups),
@@ -132,14 +152,46 @@ def measure(
     )
 
 
-def _lags(store: MessageStore, state: BrokerState, groups: list[str]) -> Iterator[GroupLag]:
+class _Queues:
+    """Looks at queues; at when a message was stored, which may take a read of the disk, in ``timed_max`` of them."""
+
+    def __init__(
+        self, store: MessageStore, state: BrokerState, now_ms: int, timed_max: int, found: list[QueueLag]
+    ) -> None:
+        self._store = store
+        self.state = state
+        self._now_ms = now_ms
+        self._timed_max = timed_max
+        self._found = found
+
+    def lag(self, group: str, noted: QueueOffset) -> tuple[int, int | None]:
+        """Messages, and the age of the first; those that can be read no more count as consumed."""
+        topic, queue_id, offset = noted
+        begin = max(offset, self._store.min_offset(topic, queue_id), self.state.begin_offset(topic, queue_id))
+        messages = max(0, self._store.max_offset(topic, queue_id) - begin)
+        if not messages:
+            return 0, 0
+        if len(self._found) >= self._timed_max:
+            return messages, None
+        try:
+            stored_ms = self._store.store_time(topic, queue_id, begin)
+        except CorruptLogError:  # who reads it is told so
+            return messages, None
+        age_ms = max(0, self._now_ms - stored_ms) if stored_ms > 0 else 0
+        self._found.append(QueueLag(group, topic, queue_id, messages, age_ms))
+        return messages, age_ms
+
+
+def _lags(queues: _Queues, groups: list[str]) -> Iterator[GroupLag]:
     for group in groups:
-        behind: dict[str, int] = {}
-        for noted in state.offsets(group):
-            end = store.max_offset(noted.topic, noted.queue_id)
-            behind[noted.topic] = behind.get(noted.topic, 0) + max(0, end - noted.offset)
-        for topic, messages in behind.items():
-            yield GroupLag(group, topic, messages)
+        behind: dict[str, tuple[int, int | None]] = {}
+        for noted in queues.state.offsets(group):
+            before, oldest_ms = behind.get(noted.topic, (0, 0))
+            messages, age_ms = queues.lag(group, noted)
+            known = oldest_ms is not None and age_ms is not None
+            behind[noted.topic] = before + messages, max(oldest_ms or 0, age_ms or 0) if known else None
+        for topic, (messages, age_ms) in behind.items():
+            yield GroupLag(group, topic, messages, age_ms)
 
 
 def first_topics(totals: dict[str, TopicTotals], topics_max: int) -> dict[str, TopicTotals]:

@@ -454,6 +454,10 @@ class Admin(BlockingClient):
         """A group's progress in every queue of its topics (or of one). Raises ``NotFoundError`` if it has none."""
         return self._run(self._admin.progress(group, topic))
 
+    def ages(self, group: str, topic: str) -> dict[MessageQueue, int]:
+        """By queue, how long (ms) the next message that a group consumes has been stored: see ``aio.Admin.ages``."""
+        return self._run(self._admin.ages(group, topic))
+
     def progress_of(self, groups: Iterable[str]) -> dict[str, list[QueueProgress]]:
         """``progress`` of many groups, without those that have none or that this account may not use."""
         return self._run(self._admin.progress_of(groups))

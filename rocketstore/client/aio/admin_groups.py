@@ -25,13 +25,14 @@ from rocketstore.remoting.bodies.clients import (
 )
 from rocketstore.remoting.bodies.groups import GroupList, SubscriptionGroupConfig, SubscriptionGroupTable
 from rocketstore.remoting.bodies.queues import MessageQueue
-from rocketstore.remoting.bodies.stats import ConsumeStats
+from rocketstore.remoting.bodies.stats import ConsumeStats, ConsumeTimeSpans
 from rocketstore.remoting.body import Body
 from rocketstore.remoting.codes import OwnCode
 from rocketstore.remoting.codes import RequestCode as Code
 from rocketstore.remoting.group_offsets import CommitPosition, decode_reached
 from rocketstore.remoting.headers import (
     ConsumeStatsHeader,
+    ConsumeTimeSpanHeader,
     GroupHeader,
     ProducerGroupHeader,
     ResetClientOffsetHeader,
@@ -137,6 +138,14 @@ class GroupAdmin(AdminRequests):
         if not rows:
             raise NotFoundError(f"group {group} has no offsets" + (f" in topic {topic}" if topic else ""))
         return sorted(rows, key=lambda one: (one.queue.topic, one.queue.broker_name, one.queue.queue_id))
+
+    async def ages(self, group: str, topic: str) -> dict[MessageQueue, int]:
+        """By queue of a topic, how long (ms) the next message that the group consumes has been stored; 0: it has
+        consumed all. Raises ``NotFoundError``.
+        """
+        header = ConsumeTimeSpanHeader(topic, group)
+        found = await self._known_to_some(group, Code.QUERY_CONSUME_TIME_SPAN, header, ConsumeTimeSpans)
+        return {one.message_queue: max(one.delay_time, 0) for each in found for one in each.consume_time_span_set}
 
     async def progress_of(self, groups: Iterable[str]) -> dict[str, list[QueueProgress]]:
         """``progress`` of many groups, without those that have none or that this account may not use."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from dledger.errors import CorruptLogError
 from rocketstore.broker.measurements import (
     GroupLag,
+    QueueLag,
     ServiceCounters,
     first_groups,
     first_topics,
@@ -36,6 +39,16 @@ class FakeStore(MessageStore):
     def max_offset(self, topic: str, queue_id: int) -> int:
         """The same for all."""
         return 100
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """Of topic ``late`` something has expired."""
+        return 95 if topic == "late" else 0
+
+    def store_time(self, topic: str, queue_id: int, offset: int) -> int:
+        """One message per second; that of topic ``bad`` is damaged."""
+        if topic == "bad":
+            raise CorruptLogError(Path("0"), 0, "damaged", "")
+        return 1000 * offset
 
     def disk_used_ratio(self) -> float:
         """Half full."""
@@ -73,6 +86,10 @@ class FakeState(BrokerState):
         """All of them."""
         return list(self.noted)
 
+    def begin_offset(self, topic: str, queue_id: int) -> int:
+        """Of topic ``short`` something is past its retention."""
+        return 90 if topic == "short" else 0
+
     def offsets(self, group: str, topic: str = "") -> list[QueueOffset]:
         """One's."""
         return self.noted[group]
@@ -82,9 +99,10 @@ def test_lag_is_what_a_group_has_not_consumed_over_all_queues() -> None:
     """Per topic; an offset beyond the queue's end (a log that lost its tail) is no negative lag."""
     offsets = [QueueOffset("a", 0, 90), QueueOffset("a", 1, 70), QueueOffset("b", 0, 120)]
 
-    found = measure(FakeStore(), FakeState({"g": offsets}), ServiceCounters(), topics_max=10)
+    found = measure(FakeStore(), FakeState({"g": offsets}), ServiceCounters(), topics_max=10, now_ms=100_000)
 
-    assert found.lags == (GroupLag("g", "a", 40), GroupLag("g", "b", 0))
+    assert found.lags == (GroupLag("g", "a", 40, 30_000), GroupLag("g", "b", 0))
+    assert found.queue_lags == (QueueLag("g", "a", 0, 10, 10_000), QueueLag("g", "a", 1, 30, 30_000))
     assert found.lags_left_out == 0
     assert (found.topic_count, found.group_count, found.flush_behind_bytes) == (3, 1, 7)
 
@@ -93,10 +111,21 @@ def test_lags_are_bounded_and_say_what_they_leave_out() -> None:
     """Neither many groups nor a group of many topics makes more series than allowed."""
     many = {f"g{number}": [QueueOffset(f"t{topic}", 0, 0) for topic in range(3)] for number in range(5)}
 
-    found = measure(FakeStore(), FakeState(many), ServiceCounters(), topics_max=4)
+    found = measure(FakeStore(), FakeState(many), ServiceCounters(), topics_max=4, now_ms=0)
 
-    assert len(found.lags) == 4
+    assert len(found.lags) == len(found.queue_lags) == 4
     assert found.lags_left_out == 8 + 1  # of the four groups looked at, and one group not looked at
+
+
+def test_what_can_be_read_no_more_is_no_lag() -> None:
+    """Neither what the log has removed, nor what is past its topic's retention; a damaged message has no age."""
+    offsets = [QueueOffset("late", 0, 10), QueueOffset("short", 0, 10), QueueOffset("bad", 0, 99)]
+
+    found = measure(FakeStore(), FakeState({"g": offsets}), ServiceCounters(), topics_max=10, now_ms=100_000)
+
+    late, short, bad = found.lags
+    assert (late, short) == (GroupLag("g", "late", 5, 5000), GroupLag("g", "short", 10, 10_000))
+    assert bad == GroupLag("g", "bad", 1, None)
 
 
 def test_the_first_topics_stay_the_first() -> None:
