@@ -77,6 +77,8 @@ class ConditionKind(StrEnum):
     """It leads, and a change of the members has not been committed for ten seconds."""
     PEERS_DIFFER = "peers_differ"
     """Its settings name other members than the group has. That does no harm while some of them are right."""
+    TIMED_MESSAGES = "timed_messages"
+    """Messages that wait for a time of their own take up more than a fifth of a broker's log."""
     AT_LIMIT = "at_limit"
     """A bounded resource has reached its limit, and requests are refused for it. The subject is the resource."""
 

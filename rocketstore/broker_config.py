@@ -173,6 +173,16 @@ class BrokerConfig:
     """Maximum transactions neither committed nor rolled back; one producer group may have ``account_share_percent`` of
     them.
     """
+    timer_max_delay_sec: Annotated[int, Range(1, 3_456_000)] = 3_456_000
+    """How far ahead (seconds) a message's time of delivery may be. RocketMQ's default is 3 days. Here it is 40 days,
+    which is the most: what waits for longer than half of ``file_reserved_time`` is stored again, and does not expire.
+    """
+    timed_messages_max: Positive = 10_000_000
+    """Maximum messages that wait for a time of their own,"""
+    timed_messages_per_s_max: Positive = 500_000
+    """and of those for the same second."""
+    timed_bytes_per_s_max: Bytes = 10 * MIB
+    """How fast messages that are due are stored in their topics, so that they leave room for those being sent."""
     metrics_port: Port = 0
     """Port that serves ``/metrics`` for Prometheus, ``/healthz`` and ``/readyz``; 0: none."""
     metrics_host: str = "127.0.0.1"

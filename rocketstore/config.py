@@ -203,6 +203,11 @@ class MessageStoreConfig:
         return self.store_path_root_dir / "index"
 
     @property
+    def timers_dir(self) -> Path:
+        """Where the files of timed messages are."""
+        return self.store_path_root_dir / "timers"
+
+    @property
     def consume_queue_dir(self) -> Path:
         """Where consume queues are."""
         return self.store_path_root_dir / "consumequeue"

@@ -34,6 +34,7 @@ from rocketstore.broker.ports import GroupView
 from rocketstore.broker.role_change import BrokerRoleChange
 from rocketstore.broker.schedule import ScheduleService
 from rocketstore.broker.status import is_leader
+from rocketstore.broker.timed.service import TimedService
 from rocketstore.broker.transactions.service import TransactionService
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.broker_ports import BrokerPorts, Served
@@ -108,7 +109,7 @@ class BrokerServer:
         if config.dledger is None:
             self._access = AccessControl.of(config.access, name=config.name, clock=self._clock)
         self._open(config.dledger, instruments, repair=repair)
-        storage = Storage(self.store, self.state, self.transactions, self.schedule)
+        storage = Storage(self.store, self.state, self.transactions, self.schedule, self.timed)
         parts = Served(storage, self.node, self.replication, self.guard, self._tls, self._clock, self.conditions)
         self._ports = BrokerPorts(config, parts, lambda: self._has_caught_up(), self._threads.report)
 
@@ -161,6 +162,7 @@ class BrokerServer:
             )
             delays = DelayLevels.parse(config.store.message_delay_level)
             self.schedule = ScheduleService(self.store, self.state, delays, self._clock)
+            self.timed = TimedService(config, self.store, self.state, self._clock, conditions=self.conditions)
             self.transactions = TransactionService(
                 config, self.store, self.state, self._clock, conditions=self.conditions
             )
@@ -171,6 +173,7 @@ class BrokerServer:
                     self.store,
                     self.state,
                     self.schedule,
+                    self.timed,
                     self.transactions,
                     name=config.node_id,
                     listener=self._role_changed,
@@ -221,6 +224,7 @@ class BrokerServer:
                     if leads:
                         self.state.catch_up()
                         self.schedule.start()
+                        self.timed.start()
                         self.transactions.start()
                 else:
                     self._bridge = bridge = self.node.bridge
@@ -249,12 +253,14 @@ class BrokerServer:
             self._stopping.set()
             if graceful and self.fatal is None:
                 self.transactions.stop()
+                self.timed.stop()
                 self.schedule.stop()  # while the node leads, so that the next master knows what was delivered
                 self._hand_over()
             self._close_ports(STOP_GRACE_S if graceful else 0)
             if self.replication is not None:
                 self.replication.stop(graceful=graceful and self.fatal is None)
             self.transactions.stop()
+            self.timed.stop()
             self.schedule.stop()
             self.state.shutdown()
             self._close_store()
@@ -363,7 +369,7 @@ class BrokerServer:
         while not self._stopping.wait(WATCH_INTERVAL_S):
             clock.look()
             self.conditions.now()  # removes expired conditions
-            failure = self.state.fatal or self.schedule.fatal or self.transactions.fatal
+            failure = self.state.fatal or self.schedule.fatal or self.timed.fatal or self.transactions.fatal
             if self._role_change is not None:
                 failure = failure or self._role_change.fatal
             if self.node is not None:

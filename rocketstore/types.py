@@ -29,7 +29,11 @@ QUEUE_NUMBERS_TOPIC: Final = "RMQ_SYS_QUEUE_NUMBERS"
 """Hidden: periodically, the next offset of every queue, so that numbering survives retention."""
 TRANSACTION_CHECKS_TOPIC: Final = "RMQ_SYS_TRANS_CHECKS"
 """Hidden: when the producers of open transactions were asked, and how far every commit is known to have its op."""
-HIDDEN_TOPICS: Final = frozenset({BROKER_STATE_TOPIC, TERM_START_TOPIC, QUEUE_NUMBERS_TOPIC, TRANSACTION_CHECKS_TOPIC})
+TIMED_TOPIC: Final = "RMQ_SYS_TIMER"
+"""Hidden: messages that wait for a time of their own, and recalls of such messages."""
+HIDDEN_TOPICS: Final = frozenset(
+    {BROKER_STATE_TOPIC, TERM_START_TOPIC, QUEUE_NUMBERS_TOPIC, TRANSACTION_CHECKS_TOPIC, TIMED_TOPIC}
+)
 """Topics that clients may not write to and do not see in lists."""
 
 Outcome = Literal["stored", "not_applied", "unknown"]
@@ -177,8 +181,9 @@ class PutResult(NamedTuple):
 
     ``stored`` is set if the message has a place in the log, even if it may not stay there (``outcome`` is
     ``"unknown"``: a quorum or a flush did not respond in time). ``"not_applied"`` means that a retry cannot duplicate
-    it. ``reason`` is for people; ``leader`` the address of the broker that can accept the message, if known.
-    ``"stored"`` without a place: an earlier request stored the message, and its place is no longer remembered.
+    it. ``reason`` is for people; ``leader`` the address of the broker that can accept the message, if known; ``handle``
+    names a timed message until it is due. ``"stored"`` without a place: an earlier request stored the message, and its
+    place is no longer remembered.
     """
 
     status: PutMessageStatus
@@ -186,6 +191,7 @@ class PutResult(NamedTuple):
     outcome: Outcome = "stored"
     reason: str = ""
     leader: str = ""
+    handle: str = ""
 
     @property
     def ok(self) -> bool:

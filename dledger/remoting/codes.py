@@ -63,6 +63,8 @@ class AnswerCode(IntEnum):
     DELETE_ACL_CONFIG_FAILED = 210
     UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED = 211
     FLOW_CONTROL = 215
+    ILLEGAL_OPERATION = 604
+    """Of RocketMQ 5."""
 
 
 class Language(IntEnum):

@@ -32,6 +32,8 @@ from rocketstore.broker.sending import Sending
 from rocketstore.broker.state_changes import StateChanges
 from rocketstore.broker.stats import Stats
 from rocketstore.broker.subscriptions import SubscriptionFilters
+from rocketstore.broker.timed.sends import TimedMessages
+from rocketstore.broker.timed.service import TimedService
 from rocketstore.broker.topics import Topics
 from rocketstore.broker.transactions.asking import ProducerChecks
 from rocketstore.broker.transactions.begins import HalfMessages
@@ -50,6 +52,7 @@ class Storage(NamedTuple):
     state: BrokerState
     transactions: TransactionService
     schedule: ScheduleService
+    timed: TimedService
 
 
 class LoopTools(NamedTuple):
@@ -91,7 +94,7 @@ class Broker:
         shares: ClientShares,
         store_host: HostAddress,
     ) -> None:
-        store, state, transactions, _ = storage
+        store, state, transactions, _, timed = storage
         bridge, clock, readers, conditions = loop
         self.live: Final = LiveConfig(config)
         self.storage: Final = storage
@@ -105,7 +108,8 @@ class Broker:
         self.changes: Final = StateChanges(bridge, mastership)
         self.topics: Final = Topics(self.live, state, mastership, self.changes)
         halves = HalfMessages(self.live, transactions)
-        self.sending: Final = Sending(self.live, store, self.topics, halves, mastership, bridge, conditions)
+        self.timed: Final = TimedMessages(self.live, timed, store.timers, mastership, readers, bridge, clock)
+        self.sending: Final = Sending(self.live, store, self.topics, halves, self.timed, mastership, bridge, conditions)
         waiting = WaitingPulls(bridge, waiting_max=config.pulls_waiting_max)
         store.add_arrival_listener(waiting.arrived)
         store.pace.is_awaited = lambda: len(waiting) > 0 or self.popping.is_awaited

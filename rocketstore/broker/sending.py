@@ -27,21 +27,16 @@ from dledger.types import ProducerBatch
 from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.system_topics import sendable_system_topic
+from rocketstore.broker.timed.sends import TimedMessages, TimedPlace
 from rocketstore.broker.topics import Topics
 from rocketstore.broker.transactions.begins import Begun, HalfMessages
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.commit_log.replicated import status_of
 from rocketstore.config import KIB, MessageStoreConfig
-from rocketstore.message.checks import (
-    TIMED_MARK,
-    check_body,
-    check_client_topic,
-    check_keys,
-    check_message,
-    check_timed,
-)
+from rocketstore.message.checks import check_body, check_client_topic, check_keys, check_message
 from rocketstore.message.kinds import ANY_TYPE, priority_of, type_problem
 from rocketstore.message.message import PROPERTY_PRIORITY, SYS_FLAG_TRANSACTION, Message
+from rocketstore.message.timed import TIMED_MARK
 from rocketstore.state.changes import TopicConfig
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import MessageType, PutMessageStatus, PutResult
@@ -95,7 +90,7 @@ class SendBatch(NamedTuple):
 class _Send:
     """A request on its way. ``allowed`` are the messages that are not in ``refused``, by place."""
 
-    __slots__ = ("allowed", "batch", "begun", "caller", "done", "occupies", "refused", "tried")
+    __slots__ = ("allowed", "batch", "begun", "caller", "done", "occupies", "refused", "timed", "tried")
 
     def __init__(self, caller: MessageSource | None, batch: SendBatch, done: SendDone) -> None:
         self.caller = caller
@@ -104,6 +99,7 @@ class _Send:
         self.allowed: Sequence[Message] = batch.messages
         self.refused: dict[int, PutResult] | None = None
         self.begun: list[Begun] | None = None
+        self.timed: list[TimedPlace] | None = None
         self.occupies = False
         """Whether it takes up room."""
         self.tried: tuple[str, ...] = ()
@@ -125,12 +121,13 @@ class _Send:
 class Sending:
     """Lives on the event loop."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one parameter per neighbour
         self,
         live: LiveConfig,
         store: MessageStore,
         topics: Topics,
         halves: HalfMessages,
+        timed: TimedMessages,
         mastership: Mastership,
         bridge: LoopBridge,
         conditions: Conditions,
@@ -139,6 +136,7 @@ class Sending:
         self._store = store
         self._topics = topics
         self._halves = halves
+        self._timed = timed
         self._mastership = mastership
         self._bridge = bridge
         self._conditions = conditions
@@ -288,6 +286,7 @@ class Sending:
                 if problem is None and message.sys_flag & SYS_FLAG_TRANSACTION:
                     problem = self._begin(send, message, at)
             problem = problem or _illegal(message, config)
+            problem = problem or self._wait_for_time(send, message, at)
             if problem is not None:
                 refused[at] = problem
         return refused
@@ -343,6 +342,14 @@ class Sending:
         if isinstance(begun, PutResult):
             return begun
         send.begun = [*(send.begun or ()), begun]
+        return None
+
+    def _wait_for_time(self, send: _Send, message: Message, place: int) -> PutResult | None:
+        """Make it wait if it asks for a time of delivery; or the reason for a refusal."""
+        found = self._timed.begin(message, place, together=send.batch.together)
+        if found is None or isinstance(found, PutResult):
+            return found
+        send.timed = [*(send.timed or ()), found]
         return None
 
     # -- topics that are missing ---------------------------------------------------------------------------------------
@@ -495,7 +502,7 @@ class Sending:
                 else:
                     taken[0] += count
                     taken[1] += batch.size
-            if send.refused is not None or send.begun is not None:
+            if send.refused is not None or send.begun is not None or send.timed is not None:
                 mine = self._completed(send, mine)
             send.done(mine)
         for quota, (messages, size) in freed.items():
@@ -508,6 +515,8 @@ class Sending:
         if send.refused is not None:
             stored, refused = iter(results), send.refused
             results = [refused[at] if at in refused else next(stored) for at in range(len(send.batch.messages))]
+        if send.timed is not None:
+            results = self._timed.all_stored(send.timed, results)
         return results if send.begun is None else self._halves.all_stored(send.begun, results)
 
 
@@ -585,7 +594,7 @@ def _look_at_type(expected: MessageType, message: Message, queues: int, first: M
 
 def _illegal(message: Message, config: MessageStoreConfig) -> PutResult | None:
     """Why it may be stored nowhere."""
-    why = check_body(message, config) or check_keys(message, config.message_keys_max) or check_timed(message)
+    why = check_body(message, config) or check_keys(message, config.message_keys_max)
     return _refusal(PutMessageStatus.MESSAGE_ILLEGAL, why) if why else None
 
 

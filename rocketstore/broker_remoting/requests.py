@@ -153,6 +153,7 @@ REQUESTS: Final[Mapping[int, Request]] = {
     OwnCode.SEND_NUMBERED: Request(Operation.SEND_SEVERAL, _nothing),
     OwnCode.NEXT_NUMBER: Request(Operation.ASK_NUMBER, _nothing),
     _CODE.END_TRANSACTION: Request(Operation.END_TRANSACTION, _nothing),
+    _CODE.RECALL_MESSAGE: _in(Operation.SEND, topic="topic"),
     # consumers
     _CODE.PULL_MESSAGE: _PULL,
     _CODE.LITE_PULL_MESSAGE: _PULL,
@@ -212,6 +213,7 @@ REQUESTS: Final[Mapping[int, Request]] = {
     _CODE.QUERY_CORRECTION_OFFSET: _READ_ALL,
     _CODE.VIEW_BROKER_STATS_DATA: _READ_ALL,
     _CODE.GET_BROKER_CLUSTER_ACL_INFO: _READ_ALL,
+    OwnCode.LIST_TIMED: _READ_ALL,
     # never carried out: the rules are a file
     _CODE.UPDATE_AND_CREATE_ACL_CONFIG: _READ_ALL,
     _CODE.DELETE_ACL_CONFIG: _READ_ALL,

@@ -100,7 +100,7 @@ class RunningBroker:
         log = broker.store.log
         if prove and isinstance(log, PlainCommitLog) and not broker.config.access.acl_enable:
             here[proof.PROOF] = proof.answer(log, prove)
-        store, state, transactions, schedule = broker.storage
+        store, state, transactions, schedule, _ = broker.storage
         told = store.runtime_info() | state.runtime_info() | transactions.runtime_info() | schedule.runtime_info()
         view, conditions = broker.mastership.view(), broker.loop.conditions.now()
         node = broker.config.node_id

@@ -102,7 +102,7 @@ class _Send:
         self.frame = None
         if len(results) == 1 and frame.code != _NUMBERED:
             stored = results[0].stored
-            if stored is not None and results[0].status is _PUT_OK:
+            if stored is not None and results[0].status is _PUT_OK and not results[0].handle:
                 self.sends.answer_stored(self.connection, frame, stored)
                 return
         self.sends.answer(self, frame, results)
@@ -301,7 +301,8 @@ class RemotingSends:
         else:
             places = [one.stored for one in results if one.stored is not None]
             ids = ",".join(f"{self._id_prefix}{one.offset:016X}" for one in places)
-            fields = write_header(SendAnswer(ids, places[0].queue_id, places[0].queue_offset))
+            found = SendAnswer(ids, places[0].queue_id, places[0].queue_offset, recall_handle=results[0].handle)
+            fields = write_header(found)
             answer = frame.answer(code, "", fields | _OTHERS)
         send.connection.done(frame, answer)
 

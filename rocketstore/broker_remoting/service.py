@@ -41,6 +41,7 @@ from rocketstore.broker_remoting.runtime import RunningBroker
 from rocketstore.broker_remoting.sends import RemotingSends
 from rocketstore.broker_remoting.slave_source import SlaveSource
 from rocketstore.broker_remoting.stats import StatsRequests
+from rocketstore.broker_remoting.timed import RemotingTimed
 from rocketstore.broker_remoting.topics import TopicRequests
 from rocketstore.broker_remoting.transactions import RemotingTransactions
 from rocketstore.remoting.codes import OwnCode, RequestCode
@@ -98,6 +99,7 @@ class RemotingService:
         self._pulls = RemotingPulls(broker, groups, access, self._link_of)
         self._pops = RemotingPops(broker, access)
         transactions = RemotingTransactions(broker)
+        timed = RemotingTimed(broker)
         unsent = UNSENT_BYTES_MAX + config.effective_limits.answer_bytes_max
         requests = REQUESTS_MAX + config.pulls_waiting_max
         code = RequestCode
@@ -124,6 +126,8 @@ class RemotingService:
             code.UNLOCK_BATCH_MQ: members.unlock,
             code.END_TRANSACTION: transactions.end,
             code.RESUME_CHECK_HALF_MESSAGE: transactions.resume,
+            code.RECALL_MESSAGE: timed.recall,
+            OwnCode.LIST_TIMED: timed.list,
         }
         awaited |= self._pops.handlers
         awaited |= _administration(broker, self._statistics, announce, replication)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from dledger.errors import CorruptLogError, InvalidRequestError, ShutdownError, told
@@ -33,8 +33,6 @@ _STATUSES: Final = {
     PutMessageStatus.FLUSH_SLAVE_TIMEOUT: pb.SLAVE_PERSISTENCE_TIMEOUT,
     PutMessageStatus.SLAVE_NOT_AVAILABLE: pb.HA_NOT_AVAILABLE,
 }
-RecallHandleOf = Callable[[Message, StoredPlace], str]
-"""The handle by which a timed message can be recalled."""
 
 
 class _First(NamedTuple):
@@ -48,10 +46,9 @@ class _First(NamedTuple):
 class Sends:
     """On the loop."""
 
-    def __init__(self, broker: Broker, registry: Registry, recall_handle_of: RecallHandleOf) -> None:
+    def __init__(self, broker: Broker, registry: Registry) -> None:
         self._broker = broker
         self._registry = registry
-        self._recall_handle_of = recall_handle_of
         loop = asyncio.get_running_loop()
         self._now = loop.time
         self.window: Final = DuplicateWindow(loop.time, broker.config.access.account_share_percent)
@@ -189,7 +186,7 @@ class Sends:
         if len(gone) == len(results):
             raise Refusal.of(gone[0])
         answer = pbs.SendMessageResponse()
-        for one, message, result in zip(given, found, results, strict=True):
+        for one, _message, result in zip(given, found, results, strict=True):
             entry = answer.entries.add(message_id=one.system_properties.message_id)
             entry.status.CopyFrom(_status(result, one.system_properties.message_type))
             stored = result.stored
@@ -199,8 +196,7 @@ class Sends:
             kind = one.system_properties.message_type
             if kind == pb.TRANSACTION:
                 entry.transaction_id = transaction_id(stored)
-            elif kind == pb.DELAY:
-                entry.recall_handle = self._recall_handle_of(message, stored)
+            entry.recall_handle = result.handle
         codes = {one.status.code for one in answer.entries}
         if len(codes) > 1:
             answer.status.CopyFrom(pb.Status(code=pb.MULTIPLE_RESULTS, message="see each message's own result"))

@@ -80,7 +80,7 @@ class GatewayService:
         self.relay: Final = Relay(broker, client, self._serve_passed, self.registry.tell)
         self.presence: Final = Presence(broker, client)
         self.routes: Final = Routes(broker, AccessPoints(self.presence.serving, self.presence.down))
-        self.sends: Final = Sends(broker, self.registry, lambda _message, _stored: "")
+        self.sends: Final = Sends(broker, self.registry)
         self.receives: Final = Receives(broker, self.registry, self.routes)
         self._recalls = Recalls(recall)
         self._telemetry = Telemetry(broker, self.registry, self._announce, self._access.require)

@@ -2,8 +2,7 @@
 
 The store's checks (``check_message``, ``check_batch``) are complete: a message that passes can be encoded, and its
 record fits into a log file. They allow reserved topics and large bodies, because the broker's own messages also pass
-through them; messages from clients must first pass ``check_client_topic``, ``check_body``, ``check_keys`` and
-``check_timed``.
+through them; messages from clients must first pass ``check_client_topic``, ``check_body`` and ``check_keys``.
 """
 
 from __future__ import annotations
@@ -15,21 +14,15 @@ from typing import Final
 from dledger.errors import InvalidRequestError
 from dledger.layout import ENTRY_HEADER_BYTES
 from rocketstore.config import KIB, MessageStoreConfig
-from rocketstore.message.delay import parse_level
 from rocketstore.message.message import (
     PROPERTY_DELAY,
     PROPERTY_KEYS,
     PROPERTY_REAL_QUEUE_ID,
     PROPERTY_REAL_TOPIC,
-    PROPERTY_TIMER_DELAY_MS,
-    PROPERTY_TIMER_DELAY_S,
-    PROPERTY_TIMER_DELIVER_MS,
-    PROPERTY_TIMER_OUT_MS,
     Message,
 )
 from rocketstore.message.properties import (
     PROPERTIES_BYTES_MAX,
-    decode_properties,
     find_property_bytes,
     join_properties,
 )
@@ -75,10 +68,6 @@ GROUP_CHARS_MAX: Final = 120
 KEYS_BYTES_MAX: Final = 8 * KIB
 """Limit for the property ``KEYS``."""
 _KEYS: Final = PROPERTY_KEYS.encode() + b"\x01"
-TIMED_MARK: Final = b"TIMER_DEL"
-"""Properties without this text ask for no time of delivery."""
-_TIMED: Final = (PROPERTY_TIMER_DELAY_S, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELIVER_MS)
-_COPIES: Final = ("%RETRY%", "%DLQ%")
 
 _good_topics: set[str] = set()
 
@@ -147,27 +136,6 @@ def check_keys(message: Message, keys_max: int) -> str:
     if keys.count(b" ") >= keys_max and len(keys.split()) > keys_max:
         return f"the message has {len(keys.split())} keys (KEYS); at most {keys_max} are allowed (message_keys_max)"
     return ""
-
-
-def check_timed(message: Message) -> str:
-    """Why a client's message cannot be delivered when it asks to be; empty if it asks for nothing of the kind.
-
-    RocketMQ 5 delays such messages. Like there, a delay level counts instead, and the copies of a message that has had
-    its delay are delivered at once.
-    """
-    text = message.property_string
-    if text and TIMED_MARK not in text:
-        return ""
-    properties = decode_properties(text) if text else message.properties
-    name = next((one for one in _TIMED if one in properties), "")
-    if not name or PROPERTY_TIMER_OUT_MS in properties or parse_level(properties.get(PROPERTY_DELAY, "")):
-        return ""
-    if message.topic.startswith(_COPIES):
-        return ""
-    return (
-        f"the message shall be delivered at a time of its own ({name}), which this broker cannot do: use a delay level "
-        "(DELAY), or send it when it is due"
-    )
 
 
 def check_message(message: Message, config: MessageStoreConfig) -> PutResult | None:

@@ -141,6 +141,7 @@ class SendAnswer:
     queue_id: Int32
     queue_offset: Int64
     transaction_id: str = ""
+    recall_handle: str = ""
 
 
 @record(frozen=True, slots=True)
@@ -468,6 +469,32 @@ class ConsumeQueueHeader:
     index: Int64
     count: Int32
     consumer_group: str = ""
+
+
+@record(frozen=True, slots=True)
+class RecallHeader:
+    """RECALL_MESSAGE."""
+
+    topic: str
+    recall_handle: str
+    producer_group: str = ""
+
+
+@record(frozen=True, slots=True)
+class RecallAnswer:
+    """Answer to RECALL_MESSAGE: the message's unique key."""
+
+    msg_id: str
+
+
+@record(frozen=True, slots=True)
+class ListTimedHeader:
+    """LIST_TIMED: messages due at ``from_ms`` or later, by due time; empty: of any topic, with any key or id."""
+
+    topic: str = ""
+    key: str = ""
+    from_ms: Int64 = 0
+    count: Int32 = 32
 
 
 @record(frozen=True, slots=True)

@@ -41,6 +41,7 @@ from rocketstore.state.changes import (
     PutTopic,
     QueueOffset,
     SetDelayOffsets,
+    SetTimedProgress,
     TopicConfig,
     check_group,
     encode_change,
@@ -51,11 +52,13 @@ from rocketstore.state.limits import LimitChecks, StateLimits
 from rocketstore.state.pop_state import PopState
 from rocketstore.state.publisher import StateDone, StatePublisher
 from rocketstore.store.message_store import MessageStore
+from rocketstore.timer.progress import TimedProgress
 from rocketstore.types import (
     BROKER_STATE_TOPIC,
     CHECKED_TOO_OFTEN_TOPIC,
     HALF_TOPIC,
     SCHEDULE_TOPIC,
+    TIMED_TOPIC,
     BrokerRole,
     PutMessageStatus,
     PutResult,
@@ -67,7 +70,7 @@ TICK_MS: Final = 10_000
 STEP_MS_MIN: Final = 10
 CATCH_UP_TIMEOUT_S: Final = 10.0
 STOP_TIMEOUT_S: Final = 10.0
-_WAITING: Final = frozenset({SCHEDULE_TOPIC, HALF_TOPIC, CHECKED_TOO_OFTEN_TOPIC})
+_WAITING: Final = frozenset({SCHEDULE_TOPIC, HALF_TOPIC, CHECKED_TOO_OFTEN_TOPIC, TIMED_TOPIC})
 """Topics in which messages wait before they get to their own one."""
 
 _APPLIED: Final = PutResult(PutMessageStatus.PUT_OK)
@@ -293,6 +296,12 @@ class BrokerState:
             return self._applier.tables.delay_offsets.get(level, 0)
 
     @property
+    def timed_progress(self) -> TimedProgress:
+        """How far timed messages have been delivered."""
+        with self._applier.lock:
+            return self._applier.tables.timed
+
+    @property
     def is_applied(self) -> bool:
         """Whether the tables match the log: every change in it was applied, and none is missing."""
         with self._applier.lock:
@@ -428,6 +437,10 @@ class BrokerState:
     def commit_delay_offsets(self, offsets: Mapping[int, int], done: StateDone) -> None:
         """Record how far delay levels have been delivered: level to next queue offset. The last call wins."""
         self._change(SetDelayOffsets(tuple(sorted(offsets.items()))), done)
+
+    def note_timed_progress(self, progress: TimedProgress, done: StateDone) -> None:
+        """Record how far timed messages have been delivered."""
+        self._change(SetTimedProgress(progress), done)
 
     def wait(self, change: Callable[[StateDone], None]) -> PutResult:
         """Make a change and wait for it: ``state.wait(lambda done: state.put_topic(topic, done))``."""

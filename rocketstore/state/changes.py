@@ -31,6 +31,7 @@ from rocketstore.state.attributes import (
     policy_from_json,
     policy_json,
 )
+from rocketstore.timer.progress import TimedProgress
 from rocketstore.types import MessageType
 
 _T = TypeVar("_T")
@@ -274,7 +275,29 @@ class ExpireMessages:
             _check_range(begin, "offset", 0, OFFSET_MAX)
 
 
-Change = PutTopic | DeleteTopic | ExpireMessages | PutGroup | CommitOffsets | DeleteGroup | SetDelayOffsets | PopRows
+@dataclass(frozen=True, slots=True)
+class SetTimedProgress:
+    """How far timed messages have been delivered; never goes back."""
+
+    progress: TimedProgress
+
+    def __post_init__(self) -> None:
+        _check_range(self.progress.due_ms, "time", 0, OFFSET_MAX)
+        _check_range(self.progress.offset, "offset", 0, OFFSET_MAX)
+        _check_range(self.progress.part, "offset", 0, OFFSET_MAX)
+
+
+Change = (
+    PutTopic
+    | DeleteTopic
+    | ExpireMessages
+    | PutGroup
+    | CommitOffsets
+    | DeleteGroup
+    | SetDelayOffsets
+    | PopRows
+    | SetTimedProgress
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,7 +426,7 @@ def changes_from_json(value: object, *, count_max: int = CHANGES_MAX) -> tuple[C
     return tuple(_change_from_json(change) for change in changes)
 
 
-def _change_json(change: Change) -> dict[str, object]:
+def _change_json(change: Change) -> dict[str, object]:  # one case per change
     found: dict[str, object]
     match change:
         case PutTopic(topic):
@@ -441,6 +464,8 @@ def _change_json(change: Change) -> dict[str, object]:
         case PopRows(rows, epoch):
             found = {"op": "pop", "rows": [row_json(row) for row in rows]}
             return found | {"epoch": epoch} if epoch else found
+        case SetTimedProgress(progress):
+            return {"op": "timed", "due": progress.due_ms, "offset": progress.offset, "part": progress.part}
         case _:
             assert_never(change)
 
@@ -472,6 +497,9 @@ def _change_from_json(value: object) -> Change:
             _check_fields(fields, {"op", "rows"}, {"epoch"})
             rows = tuple(_strictly(row_from_json, row) for row in _list(fields["rows"]))
             return PopRows(rows, _int(fields.get("epoch", 0)))
+        case "timed":
+            _check_fields(fields, {"op", "due", "offset", "part"})
+            return SetTimedProgress(TimedProgress(*(_int(fields[name]) for name in ("due", "offset", "part"))))
         case unknown:
             raise MalformedStateError(f"state message: unknown change {unknown!r}")
 

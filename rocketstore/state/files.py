@@ -12,6 +12,7 @@ from dledger.clock import Clock
 from dledger.errors import CorruptLogError
 from dledger.store.fs import FileSystem
 from rocketstore.state.applier import StateApplier
+from rocketstore.state.changes import SetTimedProgress
 from rocketstore.state.rocketmq_files import (
     RocketmqFiles,
     edited_by_hand,
@@ -156,6 +157,9 @@ class StateFiles:
             _log.warning("broker state: cannot write a snapshot, so a restart will replay more of the log: %s", error)
         else:
             writing.saved, self._saved_next, self._saved_imported = changed, snapshot.next_offset, snapshot.imported
+            for change in snapshot.changes:
+                if isinstance(change, SetTimedProgress):
+                    self._store.forget_timed(change.progress)
 
     def _write_rocketmq_files(self) -> None:
         """Only once there is a snapshot: a file taken over from RocketMQ must not be lost before that."""

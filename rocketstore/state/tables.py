@@ -29,9 +29,11 @@ from rocketstore.state.changes import (
     PutTopic,
     QueueOffset,
     SetDelayOffsets,
+    SetTimedProgress,
     TopicConfig,
 )
-from rocketstore.types import SCHEDULE_TOPIC
+from rocketstore.timer.progress import NOTHING_DELIVERED, TimedProgress
+from rocketstore.types import SCHEDULE_TOPIC, TIMED_TOPIC
 
 _ROWS_AT_ONCE: Final = min(32, ROWS_MAX)
 """In a full state, of which a message has about 128 KiB: a window has 1.5 KiB if it is a busy one."""
@@ -46,6 +48,8 @@ class Tables:
         self.group_configs: dict[str, GroupConfig] = {}
         """Of groups whose settings were set."""
         self.delay_offsets: dict[int, int] = {}
+        self.timed = NOTHING_DELIVERED
+        """How far timed messages have been delivered."""
         self.begins: dict[str, dict[int, int]] = {}
         """Of topics that were once deleted, or have their own retention: queue id to the first offset that can be read.
         """
@@ -64,7 +68,7 @@ class Tables:
         for change in changes:
             self.apply(change)
 
-    def apply(self, change: Change) -> None:
+    def apply(self, change: Change) -> None:  # noqa: C901  # one case per change
         """Apply one change. Never fails: whether a change is allowed was decided before it was written."""
         match change:
             case PutTopic(topic):
@@ -98,6 +102,9 @@ class Tables:
                         self.offset_count += key not in noted
                         noted[key] = offset
                 self.pop.epoch = max(self.pop.epoch, epoch)
+            case SetTimedProgress(progress):
+                if progress.includes(self.timed):
+                    self.timed = progress
             case _:
                 assert_never(change)
 
@@ -111,6 +118,8 @@ class Tables:
             made.apply(CommitOffsets(group, tuple(QueueOffset(*key, offset) for key, offset in noted.items())))
         for level, offset in self.delay_offsets.items():
             made.delay_offsets[level] = max(offset, made.delay_offsets.get(level, 0))
+        if self.timed.includes(made.timed):
+            made.timed = self.timed
         made.begins = {name: dict(begins) for name, begins in self.begins.items()}
         made.waits = {name: dict(waits) for name, waits in self.waits.items()}
         for place, window in self.pop.windows.items():
@@ -139,6 +148,7 @@ class Tables:
         made.groups = {group: dict(noted) for group, noted in self.groups.items()}
         made.group_configs = dict(self.group_configs)
         made.delay_offsets = dict(self.delay_offsets)
+        made.timed = self.timed
         made.begins = {name: dict(begins) for name, begins in self.begins.items()}
         made.waits = {name: dict(waits) for name, waits in self.waits.items()}
         made.pop = self.pop.copy()
@@ -166,6 +176,8 @@ class Tables:
             yield PopRows(tuple(rows[start : start + _ROWS_AT_ONCE]))
         if self.pop.epoch:
             yield PopRows((), self.pop.epoch)
+        if self.timed != NOTHING_DELIVERED:
+            yield SetTimedProgress(self.timed)
 
     def forget_begins(self, is_past: Callable[[str, int, int], bool]) -> None:
         """Remove begins of queues that start there anyway because earlier messages have expired."""
@@ -201,6 +213,10 @@ class Tables:
     def put_back(self, end_of: Callable[[str, int], int]) -> list[str]:
         """Lower offsets beyond the end of their queue to that end; returns what was lowered, for people."""
         found: list[str] = []
+        due_ms, offset, part = self.timed
+        if max(offset, part) > (end := end_of(TIMED_TOPIC, 0)):
+            self.timed = TimedProgress(due_ms, min(offset, end), min(part, end))
+            found.append(f"timed messages from {end} on are not delivered")
         for group, noted in self.groups.items():
             for (topic, queue_id), offset in noted.items():
                 if offset > (end := end_of(topic, queue_id)):

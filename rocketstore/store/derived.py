@@ -1,9 +1,12 @@
-"""All that is built from a log, and can be built again: consume queues, key index, the next offset of every queue."""
+"""All that is built from a log, and can be built again: consume queues, key index, the next offset of every queue, and
+when timed messages are due.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from dledger.clock import Clock
@@ -21,6 +24,8 @@ from rocketstore.queue_numbers.numbering import LoggedNumbering, RepeatAlarm
 from rocketstore.store.checkpoint import CHECKPOINT_FILE, UNKNOWN, StoreCheckpoint, StoreCheckpointFile
 from rocketstore.store.deleted import DELETED_FILE, DeletedQueues
 from rocketstore.store.recovery import RecoveryPlan, queue_units, recover
+from rocketstore.timer.files import TimerFiles
+from rocketstore.types import TIMED_TOPIC
 
 _log = logging.getLogger("rocketstore")
 
@@ -60,6 +65,7 @@ class Derived:
             ),
         )
         self.index: Final = self._make_index() if config.message_index_enable else None
+        self.timers: Final = TimerFiles(config.timers_dir, fs)
         self.deleted: Final = DeletedQueues(fs, config.config_dir / DELETED_FILE)
         self.numbering: Final = LoggedNumbering(log, self.queues, deleted=lambda: self.deleted.ends)
         self.checkpoint: Final = StoreCheckpointFile(fs, config.store_path_root_dir / CHECKPOINT_FILE)
@@ -90,7 +96,7 @@ class Derived:
         """Open queues and index over the recovered log; returns what is to be dispatched again."""
         place = (checkpoint.replay_from, checkpoint.queue_units)
         self.queues.load(read_ends(self._ends_path, place) if clean_stop and UNKNOWN not in place else None)
-        return recover(
+        decided = recover(
             self.log,
             self.queues,
             self.index,
@@ -98,6 +104,9 @@ class Derived:
             clean_stop=clean_stop,
             index_safe=self.config.message_index_safe,
         )
+        timed = self.queues.find(TIMED_TOPIC, 0)
+        is_whole = self.timers.load(decided.cut_queues, has_messages=timed is not None and timed.max_offset > 0)
+        return decided if is_whole else replace(decided, replay_from=min(decided.replay_from, self.log.min_offset))
 
     def note_ends(self) -> None:
         """Write down where queues end, so that the next start need not read them."""

@@ -65,6 +65,7 @@ class Durability:
             position, last_ms, units, indexed_to, entries = self._dispatch.standstill(self._mark)
             attempts.run(self._derived.log.flush)
             attempts.run(lambda: self._derived.queues.flush(0))
+            attempts.run(self._derived.timers.flush)
             index_ms = attempts.run(self._derived.index.flush) if self._derived.index is not None else last_ms
             if attempts.failures == before and index_ms is not None:
                 marked = StoreCheckpoint(last_ms, last_ms, index_ms, position, units, indexed_to, entries)

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from dledger.clock import Clock
 from dledger.conditions import Conditions
-from dledger.errors import CorruptLogError, ShutdownError
+from dledger.errors import CorruptLogError, DiskError, ShutdownError
 from dledger.store.fs import FileSystem
 from dledger.types import ProducerBatch
 from rocketstore.commit_log.port import CommitLog, PutDone, SequenceDone
@@ -40,6 +40,8 @@ from rocketstore.store.reads import RecordFilter, StoreReader, TagFilter
 from rocketstore.store.recovery import RecoveryPlan
 from rocketstore.store.rounds import LogKeeper, StoreRounds
 from rocketstore.store.stats import StoreStats, bytes_text
+from rocketstore.timer.files import TimerFiles
+from rocketstore.timer.progress import TimedProgress
 from rocketstore.types import (
     BrokerRole,
     GetMessageStatus,
@@ -114,7 +116,7 @@ class MessageStore:
         )
         self._dispatch = DispatchService(
             log,
-            [*derived.files, derived.numbering],
+            [*derived.files, derived.timers, derived.numbering],
             on_batch=self._dispatched,
             on_failure=self._failed,
             on_jump=derived.numbering.jumped,
@@ -536,6 +538,18 @@ class MessageStore:
     def keep_for(self, keeper: LogKeeper) -> None:
         """Keep the log from where ``keeper`` still needs it; called when files are removed, so it must be fast."""
         self._rounds.keep_for(keeper)
+
+    @property
+    def timers(self) -> TimerFiles:
+        """When timed messages are due."""
+        return self._derived.timers
+
+    def forget_timed(self, progress: TimedProgress) -> None:
+        """Remove what is only needed for timed messages before a progress that is durable."""
+        try:
+            self._derived.timers.delete_settled(progress)
+        except DiskError as error:
+            _log.warning("files of timed messages are removed later: %s", error)
 
     @property
     def memory_bytes_max(self) -> int:

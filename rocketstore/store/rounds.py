@@ -138,7 +138,7 @@ class StoreRounds:
     def _keep_from(self) -> int:
         """The offset from which nothing may be removed: data derived from it are not durable elsewhere yet."""
         durable = self._derived.durable
-        wanted = [durable, *(keeper(durable) for keeper in self._keepers)]
+        wanted = [self._derived.timers.needed_from(durable), *(keeper(durable) for keeper in self._keepers)]
         writable = self._gate.role is not BrokerRole.SLAVE and not self._gate.has(Obstacle.DISK_FULL)
         numbered = self._derived.numbering.keep_from(self._dispatch.position, writable=writable)
         return min(wanted if numbered is None else [*wanted, numbered])

@@ -29,6 +29,7 @@ from rocketstore.message.record import encode_record
 from rocketstore.message.tags import tags_code
 from rocketstore.store.dispatch import Pace
 from rocketstore.store.message_store import MessageStore
+from rocketstore.timer.progress import TimedProgress
 from rocketstore.types import (
     SCHEDULE_TOPIC,
     BrokerRole,
@@ -39,6 +40,7 @@ from rocketstore.types import (
     RecordHead,
     StoredPlace,
 )
+from tests.support.memory_timers import MemoryTimers
 from tests.support.waiting import ManualClock
 
 REFUSED_AS_SLAVE = PutResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, outcome="not_applied", reason="a slave")
@@ -95,6 +97,7 @@ class FakeStore(MessageStore):
     role = BrokerRole.SYNC_MASTER
     numbers_known = True
     forced_files = 0
+    timers: MemoryTimers
     refusal: PutResult | None = None  # may be set at any time, as the role
     crowded: PutResult | None = None
 
@@ -125,6 +128,7 @@ class FakeStore(MessageStore):
         self._kept: dict[tuple[str, int], FakeQueue] = {}
         self._in_queues = 0
         self._listeners: list[Callable[[Sequence[RecordHead]], None]] = []
+        self.timers = MemoryTimers()
         with self.log.lock:
             self.log.stores.append(self)
         self.dispatch()
@@ -217,6 +221,13 @@ class FakeStore(MessageStore):
                 status = GetMessageStatus.FOUND if found else GetMessageStatus.NO_MATCHED_MESSAGE
             return GetResult(status, next_offset, queue.min_offset, queue.max_offset, tuple(found))
 
+    def read_record(self, offset: int) -> bytes | None:
+        with self.log.lock:
+            return next((one.record for one in self.log.records if one.head.offset == offset), None)
+
+    def forget_timed(self, progress: TimedProgress) -> None:
+        self.timers.delete_settled(progress)
+
     def get_at_once(
         self, topic: str, queue_id: int, offset: int, *, max_count: int, max_bytes: int, group: str = ""
     ) -> GetResult | None:
@@ -288,6 +299,7 @@ class FakeStore(MessageStore):
                 self._in_queues += 1
                 queue = self._kept.setdefault((one.head.topic, one.head.queue_id), FakeQueue(one.head.queue_offset))
                 queue.records.append(one)
+            self.timers.append([one.head])
             for listener in self._listeners:
                 listener([one.head])
 

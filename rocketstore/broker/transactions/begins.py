@@ -10,15 +10,15 @@ from typing import Final, NamedTuple
 from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.transactions.messages import make_half
 from rocketstore.broker.transactions.service import TransactionService
-from rocketstore.message.checks import check_body, check_client_topic, check_keys, check_message, check_timed
+from rocketstore.message.checks import check_body, check_client_topic, check_keys, check_message
 from rocketstore.message.message import (
     PROPERTY_CHECK_TIMES,
-    PROPERTY_DELAY,
     PROPERTY_PRODUCER_GROUP,
     PROPERTY_TRANSACTION,
     Message,
 )
 from rocketstore.message.properties import decode_properties
+from rocketstore.message.timed import asks_for_delay
 from rocketstore.types import PutMessageStatus, PutResult
 
 _CHECKS: Final = f"\x02{PROPERTY_CHECK_TIMES}\x011000".encode()
@@ -50,7 +50,7 @@ class HalfMessages:
         group = properties.get(PROPERTY_PRODUCER_GROUP, "")
         if problem := self._problem(message):
             return _illegal(problem)
-        refusal = self._refusal(group, is_plain=is_alone and PROPERTY_DELAY not in properties)
+        refusal = self._refusal(group, is_plain=is_alone and not asks_for_delay(properties))
         if refusal is not None:
             return refusal
         begun = Begun(place, group, message.queue_id)
@@ -90,7 +90,6 @@ class HalfMessages:
             check_client_topic(message.topic)
             or check_body(message, config)
             or check_keys(message, config.message_keys_max)
-            or check_timed(message)
         )
         return problem or ("" if refusal is None else refusal.reason)
 

@@ -17,6 +17,7 @@ from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.ports import GroupView, StateDone
 from rocketstore.broker.readers import ReadThreads
 from rocketstore.broker.schedule import ScheduleService
+from rocketstore.broker.timed.service import TimedService
 from rocketstore.broker.transactions.service import TransactionService
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.delay import DelayLevels
@@ -58,9 +59,6 @@ class ServedFakeStore(FakeStore):
         self.cleanings = 0
         self.unique_queries: list[bool] = []
         """Of each query by key, whether the key was a unique id."""
-
-    def read_record(self, offset: int) -> bytes | None:
-        return next((one.record for one in self.log.records if one.head.offset == offset), None)
 
     def query(
         self,
@@ -315,9 +313,10 @@ class Harness:
         transactions = TransactionService(self.config, store, self.state, clock)
         delays = DelayLevels.parse(self.config.store.message_delay_level)
         schedule = ScheduleService(store, self.state, delays, clock)
+        self.timed = TimedService(self.config, store, self.state, clock)
         self.broker = Broker(
             self.config,
-            Storage(store, self.state, transactions, schedule),
+            Storage(store, self.state, transactions, schedule, self.timed),
             Mastership(store, lambda: self.view, self._has_caught_up),
             LoopTools(bridge, clock, ReadThreads(self.config.read_threads), self.conditions),
             ClientShares(self.config, self.guard),

@@ -1,0 +1,114 @@
+"""Lists messages that wait for a time of their own; for read threads, on any member."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from dledger.errors import CorruptLogError, InvalidRequestError
+from rocketstore.message.message import (
+    PROPERTY_REAL_QUEUE_ID,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_TIMER_OUT_MS,
+    HostAddress,
+    Message,
+)
+from rocketstore.message.record import decode_record
+from rocketstore.state.broker_state import BrokerState
+from rocketstore.store.message_store import MessageStore
+from rocketstore.timer.entries import HOUR_MS, TimedEntry, open_entries
+from rocketstore.timer.handles import RecallHandle
+from rocketstore.types import TIMED_TOPIC
+
+LISTED_MAX: Final = 256
+"""Messages of one answer."""
+LOOKED_AT_MAX: Final = 20_000
+"""Records that one request reads."""
+
+
+class TimedMessage(NamedTuple):
+    """A message that waits. Times are ms since 1970; ``size`` is that of its record."""
+
+    topic: str
+    queue_id: int
+    due_ms: int
+    message_id: str
+    keys: str
+    tags: str
+    size: int
+    born_ms: int
+    born_host: HostAddress
+    handle: str
+
+
+class TimedList(NamedTuple):
+    """Messages by due time. ``next_ms``: there may be more, due at this time or later; -1: there are none."""
+
+    messages: list[TimedMessage]
+    next_ms: int
+
+
+def list_timed(  # what is wanted of what
+    store: MessageStore,
+    state: BrokerState,
+    broker: str,
+    *,
+    topic: str = "",
+    key: str = "",
+    from_ms: int = 0,
+    count: int = LISTED_MAX,
+) -> TimedList:
+    """Those due at ``from_ms`` or later, of one topic and with one key or id, if these are given.
+
+    Messages due in the same millisecond are not divided between answers, so there may be more than ``count``.
+    """
+    count = min(max(count, 1), LISTED_MAX)
+    found: list[TimedMessage] = []
+    last_ms = -1
+    for looked_at, entry in enumerate(_entries(store, state, from_ms)):
+        if entry.due_ms != last_ms and (len(found) >= count or looked_at >= LOOKED_AT_MAX):
+            return TimedList(found, entry.due_ms)
+        last_ms = entry.due_ms
+        message = _message(store, entry)
+        if message is None or (topic and message.properties.get(PROPERTY_REAL_TOPIC) != topic):
+            continue
+        if not key or key in message.keys or key == message.unique_key:
+            found.append(_told(message, entry, broker))
+    return TimedList(found, -1)
+
+
+def _entries(store: MessageStore, state: BrokerState, from_ms: int) -> Iterator[TimedEntry]:
+    for hour in store.timers.hours():
+        if hour < from_ms // HOUR_MS:
+            continue
+        entries = open_entries(store.timers.entries(hour))
+        entries = entries[(entries["due_ms"] >= from_ms) & ~state.timed_progress.settled(entries)]
+        for row in entries:
+            yield TimedEntry(*map(int, row))
+
+
+def _message(store: MessageStore, entry: TimedEntry) -> Message | None:
+    try:
+        record = store.read_record(entry.position)
+        message = None if record is None else decode_record(record)
+    except (CorruptLogError, InvalidRequestError):
+        return None
+    known = message is not None and message.topic == TIMED_TOPIC and PROPERTY_TIMER_OUT_MS in message.properties
+    return message if known else None
+
+
+def _told(message: Message, entry: TimedEntry, broker: str) -> TimedMessage:
+    found = message.properties
+    topic, queue_id = found.get(PROPERTY_REAL_TOPIC, ""), found.get(PROPERTY_REAL_QUEUE_ID, "")
+    return TimedMessage(
+        topic,
+        int(queue_id) if queue_id.isdigit() else -1,
+        entry.due_ms,
+        message.unique_key,
+        " ".join(message.keys),
+        message.tags,
+        entry.size,
+        message.born_timestamp,
+        message.born_host,
+        RecallHandle(topic, broker, entry.due_ms, message.unique_key, entry.origin).encode(),
+    )

@@ -1,0 +1,482 @@
+"""From one start of delivery to its stop: a thread that loads hours, delivers what is due, and notes how far it is."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from dledger.backoff import Backoff
+from dledger.clock import Clock
+from dledger.conditions import Conditions
+from dledger.errors import CorruptLogError, DiskFullError, InvalidRequestError, ShutdownError
+from dledger.runtime.supervisor import Supervisor
+from dledger.runtime.worker import Worker
+from rocketstore.broker.refusal import Refusal, RefusalKind
+from rocketstore.broker.timed.rolling import Rolling
+from rocketstore.broker_config import BrokerConfig
+from rocketstore.message.message import LOOPBACK, PROPERTY_REAL_TOPIC, HostAddress, Message
+from rocketstore.message.properties import encode_properties
+from rocketstore.message.record import decode_record
+from rocketstore.message.timed import real_message, recall_message, waiting_of
+from rocketstore.state.broker_state import BrokerState
+from rocketstore.state.changes import QueueOffset
+from rocketstore.store.message_store import MessageStore
+from rocketstore.timer.due import DueTable, Round
+from rocketstore.timer.entries import HOUR_MS, EntryKind, TimedEntry, decode_entries, open_entries
+from rocketstore.timer.handles import NO_ID, RecallHandle, WrongHandleError, decode_handle
+from rocketstore.timer.progress import TimedProgress
+from rocketstore.types import TIMED_TOPIC, BrokerRole, PutMessageStatus, PutResult
+
+BATCH: Final = 128
+"""Messages put at once,"""
+BATCH_BYTES: Final = 256 * 1024
+"""and their bytes."""
+FLIGHTS_MAX: Final = 4
+"""Puts under way."""
+LOAD_AHEAD_MS: Final = 300_000
+"""How long before it begins an hour is loaded."""
+PROGRESS_INTERVAL_MS: Final = 1000
+RETRY_MS: Final = 100
+RETRY_MS_MAX: Final = 5000
+SLEEP_MS_MAX: Final = 10_000
+"""Due times are wall-clock times, which may jump: check at least this often."""
+PACE_MS: Final = 200
+"""How far puts may be ahead of ``timed_bytes_per_s_max``."""
+LATE_MS: Final = 1000
+STOP_TIMEOUT_S: Final = 10.0
+FLUSH_TIMEOUT_S: Final = 2.0
+
+_ILLEGAL: Final = frozenset({PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIES_SIZE_EXCEEDED})
+_log = logging.getLogger("rocketstore")
+
+RecallDone = Callable[[PutResult], None]
+
+
+@dataclass(slots=True)
+class _Flight:
+    """Entries of the round that are being put, by place; the log's thread sets ``results``, then ``answered``."""
+
+    places: list[int]
+    results: Sequence[PutResult] | None = None
+    answered: threading.Event = field(default_factory=threading.Event)
+
+
+class _Delivery:
+    """A round under way: which of its entries are done."""
+
+    def __init__(self, round_: Round) -> None:
+        self.round = round_
+        self.todo = deque(range(len(round_)))
+        self.done = np.zeros(len(round_), bool)
+        self.first = 0
+        """All before this place are done."""
+
+    def finish(self, place: int) -> None:
+        """One is delivered, or never will be."""
+        self.done[place] = True
+        while self.first < len(self.done) and self.done[self.first]:
+            self.first += 1
+
+    def entry(self, place: int) -> TimedEntry:
+        """The one at a place."""
+        return TimedEntry(*map(int, self.round.entries[place]))
+
+    def waiting(self, origin: int) -> TimedEntry | None:
+        """The entry of a message that is not on its way."""
+        found = np.flatnonzero(self.round.entries["origin"] == origin).tolist()
+        rest = set(self.todo) if found else set()
+        return next((self.entry(place) for place in reversed(found) if place in rest), None)
+
+
+class Run:
+    """A stopped run puts nothing more, wherever its thread is."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        state: BrokerState,
+        clock: Clock,
+        conditions: Conditions,
+        store_host: HostAddress | None,
+        tally: Counter[str],
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._state = state
+        self._clock = clock
+        self._store_host = store_host
+        self._tally = tally
+        self._stopped = False
+        self._stepping = threading.Lock()  # held while stepping and while a recall is looked at
+        self._worker: Worker | None = None
+        self._table = DueTable(state.timed_progress)
+        self._inbox: deque[Sequence[TimedEntry]] = deque()
+        self._delivery: _Delivery | None = None
+        self._flights: deque[_Flight] = deque()
+        self._recalling: set[int] = set()
+        self._recalled: deque[tuple[TimedEntry, PutResult]] = deque()
+        self._backoff = Backoff(RETRY_MS, RETRY_MS_MAX)
+        self._retry_at_ms = 0
+        self._batch = BATCH
+        self._paced_to_ms = 0.0
+        self._noted = self._table.progress
+        self._note_due_ms = 0
+        self._noting = False
+        self._rolling = Rolling(config, store, state, clock, conditions, store_host, self._wake)
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Start the thread."""
+        self._worker = Worker("rocketstore-timed", self.step, self._clock, supervisor)
+        self._worker.start()
+
+    def stop(self) -> None:
+        """Stop putting; if still master, wait for the puts in progress and write progress; end the thread."""
+        with self._stepping:
+            self._stopped = True  # from here on, this thread owns everything
+        self._store.timers.unfollow()
+        if self._store.role is not BrokerRole.SLAVE:
+            deadline_s = time.monotonic() + FLUSH_TIMEOUT_S
+            for flight in self._flights:
+                flight.answered.wait(max(0.0, deadline_s - time.monotonic()))
+            self._land()
+            if self._flights:
+                _log.warning("a put timed out: some timed messages may be delivered twice")
+            self._flush_progress()
+        if self._worker is not None:
+            self._worker.stop(STOP_TIMEOUT_S)
+
+    def step(self) -> int:
+        """Deliver what is due; returns when (monotonic ms) the next step is."""
+        with self._stepping:
+            now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.wall_ms()
+            if self._stopped:
+                return now_ms + SLEEP_MS_MAX
+            try:
+                self._land()
+                self._load(wall_ms)
+                dues = self._deliver(now_ms, wall_ms)
+                dues.append(self._rolling.step(now_ms, wall_ms, self._table.loaded_ms))
+            except ShutdownError:
+                return now_ms + SLEEP_MS_MAX  # the store stopped before this service
+            except DiskFullError as error:
+                self._put_off(str(error))
+                return self._retry_at_ms
+            dues += self._note_progress(now_ms)
+            return min([now_ms + SLEEP_MS_MAX, *dues])
+
+    # -- loading -------------------------------------------------------------------------------------------------------
+
+    def _load(self, wall_ms: int) -> None:
+        """Take in the hours that come next, and at first those before."""
+        if self._delivery is not None or wall_ms + LOAD_AHEAD_MS < self._table.loaded_ms:
+            return
+        end_ms = ((wall_ms + LOAD_AHEAD_MS) // HOUR_MS + 1) * HOUR_MS
+        found = self._store.timers.follow(self._table.loaded_ms, end_ms, self._on_arrival)
+        self._take_in()
+        began = time.monotonic()
+        self._table.load(np.concatenate([decode_entries(b""), *found]), end_ms)
+        _log.info("timed messages due before %d ms: %d are waiting, loaded within %.0f ms",
+                  end_ms, len(self._table), (time.monotonic() - began) * 1000)  # fmt: skip
+
+    def _on_arrival(self, entries: Sequence[TimedEntry]) -> None:
+        """On the dispatch thread, under the files' lock."""
+        self._inbox.append(entries)
+        self._wake()
+
+    def _take_in(self) -> int:
+        """Add what has arrived; returns the queue offset before which everything is known."""
+        arrived: list[Sequence[TimedEntry]] = []
+
+        def take() -> None:
+            arrived.extend(self._inbox)
+            self._inbox.clear()
+
+        seen = self._store.timers.seen_with(take)
+        for entries in arrived:
+            self._table.add(entries)
+        while self._recalled:
+            entry, result = self._recalled.popleft()
+            if result.ok:
+                self._table.add([entry._replace(kind=EntryKind.RECALL)])
+            self._recalling.discard(entry.origin)
+        return seen
+
+    # -- delivering ----------------------------------------------------------------------------------------------------
+
+    def _deliver(self, now_ms: int, wall_ms: int) -> list[int]:
+        """Put what is due; returns when to go on."""
+        seen = self._take_in()
+        delivery = self._delivery
+        if delivery is not None and delivery.first == len(delivery.round):
+            self._table.end_round(delivery.round)
+            delivery = self._delivery = None
+        if delivery is None:
+            round_ = self._table.begin_round(min(wall_ms, self._table.loaded_ms - 1), seen)
+            if round_ is None:
+                due_ms = self._table.next_due_ms()
+                return [] if due_ms is None else [now_ms + max(due_ms - wall_ms, 1)]
+            delivery = self._delivery = _Delivery(round_)
+        if self._retry_at_ms > now_ms:
+            return [self._retry_at_ms]
+        while delivery.todo and len(self._flights) < FLIGHTS_MAX:
+            if self._paced_to_ms > now_ms + PACE_MS:
+                return [now_ms + PACE_MS // 2]
+            if not self._submit(delivery, now_ms):
+                break
+        if delivery.first == len(delivery.round):
+            return [now_ms]
+        return [self._retry_at_ms] if self._retry_at_ms > now_ms else []
+
+    def _submit(self, delivery: _Delivery, now_ms: int) -> bool:
+        """Put the next batch; False if there is nothing to put now."""
+        messages: list[Message] = []
+        places: list[int] = []
+        size = 0
+        while delivery.todo and len(messages) < self._batch and size < BATCH_BYTES:
+            place = delivery.todo[0]
+            entry = delivery.entry(place)
+            if entry.origin in self._recalling:
+                break
+            try:
+                message = self._message(entry)
+            except CorruptLogError as error:
+                if error.index is not None and self._store.log.is_repaired:  # only entries are repaired
+                    self._put_off(f"the message due at {entry.due_ms} cannot be read yet: {error}")
+                    break
+                self._skip(entry, str(error))
+                message = None
+            delivery.todo.popleft()
+            if message is None:
+                delivery.finish(place)
+                continue
+            messages.append(message)
+            places.append(place)
+            size += entry.size
+        if not messages:
+            return False
+        flight = _Flight(places)
+        self._flights.append(flight)
+        self._paced_to_ms = max(self._paced_to_ms, now_ms) + size * 1000 / self._config.timed_bytes_per_s_max
+
+        def done(results: Sequence[PutResult]) -> None:
+            flight.results = results
+            flight.answered.set()
+            self._wake()
+
+        self._store.submit(messages, done)
+        return True
+
+    def _message(self, entry: TimedEntry) -> Message | None:
+        """The message to be delivered; None if there is none any more, which is counted."""
+        if not self._table.is_current(entry.origin, entry.queue_offset):
+            return None
+        record = self._store.read_record(entry.position)
+        if record is None:
+            self._skip(entry, "its record has expired")
+            return None
+        try:
+            waiting = decode_record(record)
+        except InvalidRequestError as error:
+            self._skip(entry, str(error))
+            return None
+        real = real_message(waiting, self._store_host) if waiting.topic == TIMED_TOPIC else None
+        if real is None or waiting.queue_offset != entry.queue_offset:
+            self._skip(entry, "its record names no topic and queue")
+            return None
+        queue_id = self._state.place_for(real.topic, real.queue_id, QueueOffset(TIMED_TOPIC, 0, entry.queue_offset))
+        if queue_id is None:
+            self._count("dropped", f"topic {real.topic} was deleted: timed messages for it are dropped")
+            return None
+        real.queue_id = queue_id
+        return real
+
+    def _land(self) -> None:
+        """Take the answers to puts, in their order."""
+        delivery = self._delivery
+        while delivery is not None and self._flights and self._flights[0].results is not None:
+            flight = self._flights.popleft()
+            again: list[int] = []
+            for place, result in zip(flight.places, flight.results or (), strict=True):
+                if result.ok:
+                    self._tally["delivered"] += 1
+                    delivery.finish(place)
+                elif result.status in _ILLEGAL and len(flight.places) == 1:
+                    self._skip(delivery.entry(place), result.reason or result.status)
+                    delivery.finish(place)
+                else:
+                    again.append(place)
+                    refused = result
+            if not again:
+                self._backoff.succeeded()
+                self._batch = BATCH
+                continue
+            delivery.todo.extendleft(reversed(again))
+            if refused.status in _ILLEGAL:
+                self._batch = 1  # to find the one to blame
+            else:
+                self._put_off(f"timed messages were refused: {refused.status} {refused.reason}")
+
+    def _put_off(self, why: str) -> None:
+        if not self._backoff.has_paused():
+            _log.warning("%s", why)
+        self._retry_at_ms = self._clock.monotonic_ms() + round(self._backoff.pause())
+
+    def _skip(self, entry: TimedEntry, why: str) -> None:
+        self._count("skipped", f"the timed message at {entry.position} of the log cannot be delivered: {why}")
+
+    def _count(self, what: str, told: str) -> None:
+        self._tally[what] += 1
+        count = self._tally[what]
+        if not count & (count - 1):  # there may be a million of them
+            _log.warning("%s (%d so far)", told, count)
+
+    # -- progress ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _progress(self) -> TimedProgress:
+        delivery = self._delivery
+        return self._table.progress if delivery is None else delivery.round.progress(delivery.first)
+
+    def _note_progress(self, now_ms: int) -> list[int]:
+        """Pass progress to the broker state if it is time; returns when the next time is."""
+        progress = self._progress
+        if progress == self._noted or self._noting:
+            return []
+        if now_ms < self._note_due_ms:
+            return [self._note_due_ms]
+        self._note_due_ms = now_ms + PROGRESS_INTERVAL_MS
+        self._noting = True
+
+        def done(result: PutResult) -> None:
+            if result.outcome == "stored":
+                self._noted = progress
+            self._noting = False
+            self._wake()
+
+        self._state.note_timed_progress(progress, done)
+        return [self._note_due_ms]
+
+    def _flush_progress(self) -> None:
+        progress = self._progress
+        if progress == self._noted:
+            return
+        answered = threading.Event()
+        outcomes: list[str] = []
+
+        def done(result: PutResult) -> None:
+            outcomes.append(result.outcome)
+            answered.set()
+
+        self._state.note_timed_progress(progress, done)
+        if not answered.wait(FLUSH_TIMEOUT_S) or outcomes != ["stored"]:
+            _log.warning("timed messages: progress was not saved in time, so some may be delivered twice")
+
+    def late(self, wall_ms: int) -> tuple[int, int]:
+        """How many messages are due for more than a second, and for how long the first of them is (ms)."""
+        with self._stepping:
+            count = self._table.count_due(wall_ms - LATE_MS)
+            delivery, due_ms = self._delivery, self._table.next_due_ms()
+            if delivery is not None:
+                due = delivery.round.entries["due_ms"]
+                open_ = due[~delivery.done]
+                count -= int((due[delivery.done] <= wall_ms - LATE_MS).sum())
+                due_ms = int(open_.min()) if len(open_) else due_ms
+        lag_ms = 0 if due_ms is None else wall_ms - due_ms
+        return max(count, 0), lag_ms if lag_ms > LATE_MS else 0
+
+    # -- recalling -----------------------------------------------------------------------------------------------------
+
+    def recall(self, topic: str, text: str, done: RecallDone) -> str:
+        """See ``TimedService.recall``."""
+        try:
+            handle = decode_handle(text)
+        except WrongHandleError as error:
+            raise Refusal(RefusalKind.INVALID, str(error)) from error
+        if handle.topic != topic or handle.broker != self._config.name:
+            raise Refusal(
+                RefusalKind.INVALID,
+                f"the recall handle is for topic {handle.topic} of broker {handle.broker}, not for {topic} of "
+                f"{self._config.name}",
+            )
+        with self._stepping:
+            if self._stopped:
+                raise Refusal(RefusalKind.UNAVAILABLE, "this broker is not the master any more")
+            entry = self._open_entry(handle)
+            self._recalling.add(entry.origin)
+        now_ms = self._clock.wall_ms()
+        host = self._store_host or LOOPBACK
+        message = recall_message(entry.origin, entry.due_ms, handle.message_id, host, now_ms)
+
+        def stored(results: Sequence[PutResult]) -> None:
+            self._recalled.append((entry, results[0]))
+            self._wake()
+            done(results[0])
+
+        self._store.submit([message], stored)
+        return handle.message_id
+
+    def _open_entry(self, handle: RecallHandle) -> TimedEntry:
+        """The newest record of a message that may still be recalled. Raises ``Refusal``."""
+        self._take_in()
+        if handle.origin in self._recalling:
+            raise Refusal(RefusalKind.NO_MESSAGE, "the message is being recalled already")
+        due_ms = self._due_of(handle)
+        entry = self._loaded(handle.origin) if due_ms < self._table.loaded_ms else self._stored(handle.origin, due_ms)
+        if entry is None or not self._is_meant(entry, handle):
+            raise Refusal(
+                RefusalKind.NO_MESSAGE,
+                "there is no such timed message any more: it was delivered or recalled, or its topic was deleted",
+            )
+        return entry
+
+    def _due_of(self, handle: RecallHandle) -> int:
+        """When the message is due; what the handle says counts only if its first record has expired."""
+        record = self._record_at(handle.origin)
+        found = None if record is None else waiting_of(encode_properties(record.properties))
+        return handle.due_ms if found is None else found[0]
+
+    def _record_at(self, queue_offset: int) -> Message | None:
+        try:
+            found = self._store.get(TIMED_TOPIC, 0, queue_offset, max_count=1).records
+            message = decode_record(found[0]) if found else None
+        except (CorruptLogError, InvalidRequestError):
+            return None
+        return message if message is not None and message.queue_offset == queue_offset else None
+
+    def _loaded(self, origin: int) -> TimedEntry | None:
+        found = self._table.find(origin)
+        if found is None and self._delivery is not None:
+            found = self._delivery.waiting(origin)
+            if found is not None and not self._table.is_current(origin, found.queue_offset):
+                found = None
+        return found
+
+    def _stored(self, origin: int, due_ms: int) -> TimedEntry | None:
+        entries = self._store.timers.entries(due_ms // HOUR_MS)
+        found = open_entries(entries[entries["origin"] == origin])
+        return TimedEntry(*map(int, found[0])) if len(found) else None
+
+    def _is_meant(self, entry: TimedEntry, handle: RecallHandle) -> bool:
+        record = self._store.read_record(entry.position)
+        try:
+            message = None if record is None else decode_record(record)
+        except InvalidRequestError:
+            return False
+        if message is None or message.topic != TIMED_TOPIC or message.queue_offset != entry.queue_offset:
+            return False
+        same_topic = message.properties.get(PROPERTY_REAL_TOPIC) == handle.topic
+        return same_topic and (message.unique_key or NO_ID) == handle.message_id
+
+    def _wake(self) -> None:
+        if self._worker is not None:
+            self._worker.wake()

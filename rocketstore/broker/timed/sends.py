@@ -1,0 +1,141 @@
+"""Takes in timed messages: before the store sees them, they become messages of the hidden topic in which they wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from dledger.clock import Clock
+from dledger.rpc.bridge import LoopBridge, LoopCallback
+from rocketstore.broker.live_config import LiveConfig
+from rocketstore.broker.mastership import Mastership
+from rocketstore.broker.readers import ReadThreads
+from rocketstore.broker.refusal import Refusal
+from rocketstore.broker.timed.service import TimedCounts, TimedService
+from rocketstore.message.message import PROPERTY_UNIQUE_KEY, Message
+from rocketstore.message.properties import find_property_bytes
+from rocketstore.message.timed import WrongTimeError, due_of, make_timed
+from rocketstore.timer.files import TimerFiles
+from rocketstore.timer.handles import RecallHandle
+from rocketstore.types import PutMessageStatus, PutResult
+
+COUNT_S: Final = 1.0
+"""How often to count the messages that wait."""
+_UNIQUE_KEY: Final = f"{PROPERTY_UNIQUE_KEY}\x01".encode()
+
+
+class TimedPlace(NamedTuple):
+    """A timed message on its way to the store: its place in the request, and what it was before."""
+
+    place: int
+    topic: str
+    queue_id: int
+    due_ms: int
+    message_id: str
+
+
+class TimedMessages:
+    """On the loop."""
+
+    def __init__(
+        self,
+        live: LiveConfig,
+        timed: TimedService,
+        timers: TimerFiles,
+        mastership: Mastership,
+        readers: ReadThreads,
+        bridge: LoopBridge,
+        clock: Clock,
+    ) -> None:
+        self._live = live
+        self._timed = timed
+        self._timers = timers
+        self._mastership = mastership
+        self._readers = readers
+        self._bridge = bridge
+        self._clock = clock
+        self._counted_at = -COUNT_S
+        self._open = 0
+
+    def begin(self, message: Message, place: int, *, together: bool) -> TimedPlace | PutResult | None:
+        """Turn a message whose queue is chosen into one that waits; or the reason for a refusal. None: it asks for no
+        time, or for one that has passed. ``together``: it is of a batch that is stored in one run.
+        """
+        now_ms = self._clock.wall_ms()
+        try:
+            due_ms = due_of(message, now_ms)
+        except WrongTimeError as error:
+            return _refusal(PutMessageStatus.MESSAGE_ILLEGAL, str(error))
+        if due_ms is None:
+            return None
+        problem = self._problem(due_ms - now_ms, due_ms, together=together)
+        if problem is not None:
+            return problem
+        text = message.property_string
+        unique = find_property_bytes(text, _UNIQUE_KEY) if text else message.unique_key.encode()
+        made = TimedPlace(place, message.topic, message.queue_id, due_ms, (unique or b"").decode(errors="replace"))
+        make_timed(message, due_ms)
+        self._open += 1
+        return made
+
+    def _problem(self, delay_ms: int, due_ms: int, *, together: bool) -> PutResult | None:
+        config = self._live.now
+        if together:
+            reason = "a message of a batch has no time of its own: send it alone"
+            return _refusal(PutMessageStatus.MESSAGE_ILLEGAL, reason)
+        if delay_ms > config.timer_max_delay_sec * 1000:
+            reason = (
+                f"the message shall be delivered {delay_ms // 1000} s from now; at most {config.timer_max_delay_sec} s "
+                "are allowed (timerMaxDelaySec)"
+            )
+            return _refusal(PutMessageStatus.MESSAGE_ILLEGAL, reason)
+        if self._count() >= config.timed_messages_max:
+            reason = f"{config.timed_messages_max} messages wait for their time already (timed_messages_max)"
+            return _refusal(PutMessageStatus.FLOW_CONTROL, f"{reason}: try again later")
+        if self._timers.due_in(due_ms) >= config.timed_messages_per_s_max:
+            reason = f"{config.timed_messages_per_s_max} messages are due in that second (timed_messages_per_s_max)"
+            return _refusal(PutMessageStatus.FLOW_CONTROL, f"{reason}: choose another one")
+        return None
+
+    def _count(self) -> int:
+        """About how many wait."""
+        now = asyncio.get_running_loop().time()
+        if now - self._counted_at >= COUNT_S:
+            self._counted_at = now
+            self._open, _ = self._timers.open_count(self._clock.wall_ms())
+        return self._open
+
+    def all_stored(self, timed: Sequence[TimedPlace], results: Sequence[PutResult]) -> list[PutResult]:
+        """The store has answered a request: its results, with the queues that the messages are for, and handles."""
+        found = list(results)
+        for one in timed:
+            stored = found[one.place].stored
+            if stored is not None:
+                handle = RecallHandle(one.topic, self._live.now.name, one.due_ms, one.message_id, stored.queue_offset)
+                found[one.place] = found[one.place]._replace(
+                    stored=stored._replace(queue_id=one.queue_id), handle=handle.encode()
+                )
+        return found
+
+    async def recall(self, topic: str, handle: str) -> str:
+        """Have a timed message not delivered; returns its id once that is stored.
+
+        Raises ``Refusal``: ``NO_MESSAGE`` for one that was delivered or recalled, ``INVALID`` for a handle of another
+        topic or broker, or none of ours.
+        """
+        self._mastership.require()
+        outcome: LoopCallback[PutResult] = LoopCallback(self._bridge)
+        message_id = await self._readers.run(self._timed.recall, topic, handle, outcome.done)
+        result = await outcome.future
+        if not result.ok:
+            raise Refusal.of(result, self._mastership.leader_address)
+        return message_id
+
+    def counts(self) -> TimedCounts:
+        """For any thread."""
+        return self._timed.counts()
+
+
+def _refusal(status: PutMessageStatus, reason: str) -> PutResult:
+    return PutResult(status, outcome="not_applied", reason=reason)

@@ -1,0 +1,119 @@
+"""What one record of ``TIMED_TOPIC`` says, as an entry of an hour's file, and which messages of many entries are open.
+
+Pure. A message is known by its *origin*, the queue offset of its first record. Its other records are copies that were
+stored before the previous one expired (the newest counts), and its recall, after which none does. The topic has one
+queue, so queue offsets are in the log's order; unlike positions, they survive an export of the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dledger.layout import RecordLayout
+from rocketstore.message.columns import RecordColumns
+from rocketstore.message.timed import waiting_of
+from rocketstore.types import TIMED_TOPIC, RecordHead
+
+HOUR_MS: Final = 3_600_000
+ENTRY: Final = RecordLayout(
+    (
+        ("due_ms", "i8"),
+        ("queue_offset", "i8"),
+        ("origin", "i8"),
+        ("position", "i8"),
+        ("store_timestamp", "i8"),
+        ("size", "i4"),
+        ("kind", "i4"),
+    )
+)
+ENTRY_ROW: Final = ENTRY.dtype()
+ROW: Final = ENTRY_ROW.newbyteorder("=")
+_PACK: Final = ENTRY.struct().pack
+
+Entries = NDArray[np.void]
+"""Rows of ``ENTRY_ROW``, or of ``ROW`` in memory, in the log's order."""
+
+
+class EntryKind(IntEnum):
+    """What the record is."""
+
+    MESSAGE = 0
+    COPY = 1
+    """Of a message that would expire before it is due."""
+    RECALL = 2
+
+
+class TimedEntry(NamedTuple):
+    """When a message is due (ms, Unix time), and where its record is: in the topic's queue, and in the log.
+
+    ``store_timestamp``: when the record was stored (ms), ``size`` its length.
+    """
+
+    due_ms: int
+    queue_offset: int
+    origin: int
+    position: int
+    store_timestamp: int
+    size: int
+    kind: int = EntryKind.MESSAGE
+
+    @property
+    def hour(self) -> int:
+        """Of its file: hours since 1970."""
+        return self.due_ms // HOUR_MS
+
+    def encode(self) -> bytes:
+        """As stored."""
+        return _PACK(*self)
+
+
+def entry_of(head: RecordHead) -> TimedEntry | None:
+    """Of a record in ``TIMED_TOPIC``; None if it does not say when it is due."""
+    found = waiting_of(head.properties)
+    if found is None:
+        return None
+    due_ms, origin, recalled = found
+    kind = EntryKind.RECALL if recalled >= 0 else EntryKind.COPY if origin >= 0 else EntryKind.MESSAGE
+    origin = recalled if recalled >= 0 else origin if origin >= 0 else head.queue_offset
+    return TimedEntry(due_ms, head.queue_offset, origin, head.offset, head.store_timestamp, head.size, kind)
+
+
+def timed_heads(heads: Sequence[RecordHead]) -> Iterable[RecordHead]:
+    """The records in ``TIMED_TOPIC``. Costs little if there are none."""
+    if not isinstance(heads, RecordColumns):
+        return [head for head in heads if head.topic == TIMED_TOPIC]
+    if all(queue.topic != TIMED_TOPIC for queue in heads.by_queue):
+        return ()
+    return [heads[at] for at, topic in enumerate(heads.topics) if topic == TIMED_TOPIC]
+
+
+def decode_entries(data: bytes | bytearray | memoryview) -> Entries:
+    """Of a file's whole entries, for calculations. A copy."""
+    whole = len(data) // ENTRY.size
+    entries: Entries = np.frombuffer(data, ENTRY_ROW, whole).astype(ROW)
+    return entries
+
+
+def entries_of(found: Iterable[TimedEntry]) -> Entries:
+    """Entries as rows."""
+    return np.array(list(map(tuple, found)), ROW)
+
+
+def open_entries(entries: Entries) -> Entries:
+    """The newest record of every message that is not recalled, by due time and queue offset."""
+    if not len(entries):
+        return entries
+    recalled = entries["origin"][entries["kind"] == EntryKind.RECALL]
+    kept = entries[entries["kind"] != EntryKind.RECALL]
+    if len(recalled):
+        kept = kept[~np.isin(kept["origin"], recalled)]
+    if (kept["kind"] == EntryKind.COPY).any():
+        kept = kept[np.lexsort((kept["queue_offset"], kept["origin"]))]
+        kept = kept[np.append(kept["origin"][1:] != kept["origin"][:-1], True)[: len(kept)]]
+    found: Entries = kept[np.lexsort((kept["queue_offset"], kept["due_ms"]))]
+    return found

@@ -1,0 +1,444 @@
+"""The files of timed messages: one for each hour in which any is due, derived from the log like consume queues.
+
+A file holds an entry for every record of ``TIMED_TOPIC`` that is due in its hour, in the log's order, so that it is the
+same on every member and after every rebuild. ``hours`` says how many entries of each were durable last, and their
+checksum. It is written before the store's checkpoint, so after a crash the files are cut at what the checkpoint knows,
+and dispatch adds the rest again; if a file is missing or damaged, everything is built again from the log.
+
+Threads: dispatch appends, one flushes, any number read. A lock guards everything but the writing of ``hours``.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from struct import Struct
+from typing import Final, NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+from dledger.errors import CorruptLogError, DiskError, DiskFullError
+from dledger.store.fs import FileSystem, make_dirs_durably, read_whole, replace_durably
+from rocketstore.timer.entries import (
+    ENTRY,
+    HOUR_MS,
+    Entries,
+    EntryKind,
+    TimedEntry,
+    decode_entries,
+    entry_of,
+    open_entries,
+    timed_heads,
+)
+from rocketstore.timer.progress import NOTHING_DELIVERED, TimedProgress
+from rocketstore.types import RecordHead
+
+HOURS_FILE: Final = "hours"
+_DIGITS: Final = 10
+_MAGIC: Final = b"RSH1"
+_HEAD: Final = Struct(">4sI")
+_HOUR: Final = Struct(">qqI")
+_CRC: Final = Struct(">I")
+_SECONDS: Final = HOUR_MS // 1000
+ADVICE: Final = "stop this broker and start it again: it then builds the files of timed messages from the log"
+
+TimedListener = Callable[[Sequence[TimedEntry]], None]
+
+_log = logging.getLogger("rocketstore")
+
+
+class HourMark(NamedTuple):
+    """What is durable of an hour's file: how many entries, and their CRC32."""
+
+    hour: int
+    entries: int
+    crc: int
+
+
+def encode_hours(marks: Sequence[HourMark]) -> bytes:
+    """The content of ``hours``."""
+    content = _HEAD.pack(_MAGIC, len(marks)) + b"".join(_HOUR.pack(*one) for one in marks)
+    return content + _CRC.pack(crc32(content))
+
+
+def decode_hours(content: bytes) -> list[HourMark] | None:
+    """The same, read; None if it is damaged."""
+    end = len(content) - _CRC.size
+    if end < _HEAD.size or _CRC.unpack_from(content, end)[0] != crc32(content[:end]):
+        return None
+    magic, count = _HEAD.unpack_from(content)
+    if magic != _MAGIC or _HEAD.size + count * _HOUR.size != end:
+        return None
+    return [HourMark(*one) for one in _HOUR.iter_unpack(content[_HEAD.size : end])]
+
+
+def hour_path(directory: Path, hour: int) -> Path:
+    """An hour's file."""
+    return directory / f"{hour:0{_DIGITS}d}"
+
+
+class HourFile:
+    """One hour's entries: their number and checksum, and what is known of them without reading."""
+
+    __slots__ = (
+        "at_second",
+        "bytes_open",
+        "crc",
+        "entries",
+        "is_dirty",
+        "is_inexact",
+        "last",
+        "oldest",
+        "oldest_ms",
+        "path",
+    )
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.entries = 0
+        self.crc = 0
+        self.last = -1
+        """The queue offset of the last record."""
+        self.oldest = 0
+        """No record before this position is needed,"""
+        self.oldest_ms = 0
+        """nor one stored before this time."""
+        self.bytes_open = 0
+        self.at_second = np.zeros(_SECONDS, np.int32)
+        """How many messages are due in each second of the hour."""
+        self.is_dirty = False
+        self.is_inexact = False
+        """Whether a copy came since the last count, so that more may be needed than is."""
+
+    def note(self, entry: TimedEntry, data: bytes) -> None:
+        """One entry more."""
+        self._count(entry)
+        self.crc = crc32(data, self.crc)
+        if not self.entries:
+            self.oldest, self.oldest_ms = entry.position, entry.store_timestamp
+        self.entries += 1
+        self.last = entry.queue_offset
+        self.is_dirty = True
+        self.is_inexact = self.is_inexact or entry.kind == EntryKind.COPY
+
+    def _count(self, entry: TimedEntry) -> None:
+        sign = {EntryKind.MESSAGE: 1, EntryKind.RECALL: -1}.get(EntryKind(entry.kind), 0)
+        self.at_second[entry.due_ms // 1000 % _SECONDS] += sign
+        self.bytes_open += entry.size * sign
+
+    def read_in(self, data: bytes) -> None:
+        """Take over a whole file's entries."""
+        entries = decode_entries(data)
+        self.entries, self.crc = len(entries), crc32(data)
+        self.last = int(entries["queue_offset"][-1]) if len(entries) else -1
+        self.look_at(entries)
+
+    def look_at(self, entries: Entries) -> None:
+        """Count again from all entries."""
+        messages = open_entries(entries)
+        seconds = messages["due_ms"] // 1000 % _SECONDS
+        self.at_second = np.bincount(seconds, minlength=_SECONDS).astype(np.int32)
+        self.bytes_open = int(messages["size"].sum())
+        self.oldest = int(messages["position"].min()) if len(messages) else 1 << 62
+        self.oldest_ms = int(messages["store_timestamp"].min()) if len(messages) else 1 << 62
+        self.is_inexact = False
+
+
+class TimerFiles:
+    """The hour files of one directory."""
+
+    def __init__(self, directory: Path, fs: FileSystem | None = None) -> None:
+        self.directory: Final = directory
+        self._fs = fs or FileSystem()
+        self._lock = threading.Lock()
+        self._flushing = threading.Lock()
+        self._hours: dict[int, HourFile] = {}
+        self._marks: list[HourMark] | None = None
+        self._listener: TimedListener | None = None
+        self._listener_before = 0
+        self._failure = ""
+        self._settled = NOTHING_DELIVERED
+        self.seen = 0
+        """Every record of the topic before this queue offset has been looked at."""
+        self.malformed = 0
+        """Records of the topic that do not say when they are due."""
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    def load(self, cut: int, *, has_messages: bool) -> bool:
+        """Open the files, without entries of records at ``cut`` or later; False if everything must be dispatched again.
+
+        ``has_messages``: whether the log holds timed messages. Raises ``DiskError``.
+        """
+        try:
+            make_dirs_durably(self._fs, self.directory)
+            marks = self._read_marks()
+            found = {} if marks is None else self._read(marks, cut)
+            is_whole = found is not None and (marks is not None or not has_messages)
+            self._hours = found or {}
+            for path in self.directory.iterdir():
+                if path.name != HOURS_FILE and not (is_whole and self._is_ours(path)):
+                    self._fs.unlink(path)
+            self._fs.sync_dir(self.directory)
+        except OSError as error:
+            raise self._error("opening", error) from error
+        if not is_whole:
+            _log.warning(
+                "%s: files of timed messages are missing or damaged: building all from the log", self.directory
+            )
+            self._hours = {}
+        self._marks = None
+        self.seen = max((one.last + 1 for one in self._hours.values()), default=0)
+        return is_whole
+
+    def _is_ours(self, path: Path) -> bool:
+        return path.name.isdigit() and len(path.name) == _DIGITS and int(path.name) in self._hours
+
+    def _read_marks(self) -> list[HourMark] | None:
+        try:
+            return decode_hours(read_whole(self.directory / HOURS_FILE))
+        except FileNotFoundError:
+            return None
+
+    def _read(self, marks: Sequence[HourMark], cut: int) -> dict[int, HourFile] | None:
+        """The files as they were, cut; None if one is damaged."""
+        hours: dict[int, HourFile] = {}
+        for hour, count, crc in marks:
+            path = hour_path(self.directory, hour)
+            try:
+                whole = read_whole(path)
+            except FileNotFoundError:
+                return None
+            data = whole[: count * ENTRY.size]
+            if len(data) != count * ENTRY.size or crc32(data) != crc:
+                return None
+            kept = int(np.searchsorted(decode_entries(data)["position"], cut))
+            data = data[: kept * ENTRY.size]
+            if not data:
+                continue
+            if len(data) != len(whole):
+                replace_durably(self._fs, path, data)
+            hours[hour] = HourFile(path)
+            hours[hour].read_in(data)
+        return hours
+
+    def append(self, heads: Sequence[RecordHead]) -> None:
+        """Add the timed ones of these records, which are in the log's order; those that are there are skipped.
+
+        After ``DiskFullError`` or ``DiskError``, a part may have been added.
+        """
+        found: list[TimedEntry] = []
+        for head in timed_heads(heads):
+            entry = entry_of(head)
+            if entry is None:
+                self.malformed += 1
+                _log.error("the record at %d of the log does not say when it is due: it is not delivered", head.offset)
+            else:
+                found.append(entry)
+        if found:
+            with self._lock:
+                self._add(found)
+                self.seen = max(self.seen, found[-1].queue_offset + 1)
+
+    def _add(self, found: Sequence[TimedEntry]) -> None:
+        by_hour: dict[int, list[TimedEntry]] = {}
+        for entry in found:
+            by_hour.setdefault(entry.hour, []).append(entry)
+        told = []
+        for hour, entries in by_hour.items():
+            file = self._hours.get(hour)
+            new = [one for one in entries if file is None or one.queue_offset > file.last]
+            if not new:
+                continue
+            try:
+                file = file or self._create(hour)
+                self._write(file, new)
+            except OSError as error:
+                raise self._error("writing to", error) from error
+            if new[0].due_ms < self._listener_before:
+                told += new
+        if told and self._listener is not None:
+            self._listener(sorted(told, key=lambda one: one.queue_offset))
+
+    def _create(self, hour: int) -> HourFile:
+        file = HourFile(hour_path(self.directory, hour))
+        self._fs.close(self._fs.create(file.path))
+        self._hours[hour] = file
+        return file
+
+    def _write(self, file: HourFile, entries: Sequence[TimedEntry]) -> None:
+        encoded = [one.encode() for one in entries]
+        fd = self._fs.open(file.path)
+        try:
+            self._fs.write(fd, b"".join(encoded), file.entries * ENTRY.size)
+        finally:
+            self._fs.close(fd)
+        for entry, data in zip(entries, encoded, strict=True):
+            file.note(entry, data)
+
+    def flush(self) -> None:
+        """Make everything that was added durable. Once it has raised ``DiskError``, it always does."""
+        if self._failure:
+            raise DiskError(self._failure)
+        self._count_again()
+        with self._flushing:
+            with self._lock:
+                dirty = [one for one in self._hours.values() if one.is_dirty]
+                marks = [HourMark(hour, one.entries, one.crc) for hour, one in sorted(self._hours.items())]
+                for file in dirty:
+                    file.is_dirty = False
+            if marks == self._marks:
+                return
+            try:
+                for file in dirty:
+                    self._sync(file.path)
+                if dirty:
+                    self._fs.sync_dir(self.directory)
+                replace_durably(self._fs, self.directory / HOURS_FILE, encode_hours(marks))
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    self._failure = f"flushing {self.directory} failed: {error}; {ADVICE}"
+                for file in dirty:
+                    file.is_dirty = True
+                raise self._error("flushing", error) from error
+            self._marks = marks
+
+    def _sync(self, path: Path) -> None:
+        fd = self._fs.open(path)
+        try:
+            self._fs.sync(fd)
+        finally:
+            self._fs.close(fd)
+
+    def delete_settled(self, progress: TimedProgress) -> int:
+        """Remove the files of which every entry is settled; returns how many. Raises ``DiskError``.
+
+        ``progress`` must be durable: after a crash, nothing says that these messages were there.
+        """
+        with self._flushing, self._lock:
+            self._settled = progress
+            gone = [hour for hour, file in self._hours.items() if self._is_settled(hour, file)]
+            if not gone:
+                return 0
+            try:
+                if self._marks is not None:  # ``hours`` may name them
+                    self._marks = [one for one in self._marks if one.hour not in gone]
+                    replace_durably(self._fs, self.directory / HOURS_FILE, encode_hours(self._marks))
+                for hour in gone:
+                    self._fs.unlink(self._hours.pop(hour).path)
+            except OSError as error:
+                raise self._error("removing", error) from error
+            return len(gone)
+
+    def _is_settled(self, hour: int, file: HourFile) -> bool:
+        return (hour + 1) * HOUR_MS <= self._settled.due_ms and file.last < self._settled.offset
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def hours(self) -> list[int]:
+        """The hours that have files, in order."""
+        with self._lock:
+            return sorted(self._hours)
+
+    def entries(self, hour: int) -> Entries:
+        """All entries of an hour, verified. Raises ``CorruptLogError``, ``DiskError``."""
+        with self._lock:
+            return self._entries(hour)
+
+    def follow(self, begin_ms: int, end_ms: int, listener: TimedListener) -> list[Entries]:
+        """The entries of the hours from ``begin_ms`` up to ``end_ms``, and from then on, to ``listener``, each one due
+        before ``end_ms`` (whole hours).
+
+        ``listener`` is called on the thread that appends, under a lock. Raises ``CorruptLogError``, ``DiskError``.
+        """
+        with self._lock:
+            wanted = [hour for hour in sorted(self._hours) if begin_ms <= hour * HOUR_MS < end_ms]
+            found = [self._entries(hour) for hour in wanted]
+            self._listener, self._listener_before = listener, end_ms
+            return found
+
+    def seen_with(self, take: Callable[[], None]) -> int:
+        """Call ``take`` while nothing is added; returns ``seen``."""
+        with self._lock:
+            take()
+            return self.seen
+
+    def unfollow(self) -> None:
+        """Call the listener no more."""
+        with self._lock:
+            self._listener, self._listener_before = None, 0
+
+    def _entries(self, hour: int) -> Entries:
+        file = self._hours.get(hour)
+        if file is None:
+            return decode_entries(b"")
+        try:
+            with file.path.open("rb") as opened:
+                data = opened.read(file.entries * ENTRY.size)
+        except OSError as error:
+            raise self._error("reading", error) from error
+        if crc32(data) != file.crc:
+            raise CorruptLogError(file.path, 0, "it is not what was written", ADVICE)
+        return decode_entries(data)
+
+    def needed_from(self, end: int) -> int:
+        """The position from which the log is needed for messages that are not settled; at most ``end``."""
+        with self._lock:
+            needed = [file.oldest for hour, file in self._hours.items() if not self._is_settled(hour, file)]
+        return min([end, *needed])
+
+    def _count_again(self) -> None:
+        """Bring the numbers of hours with copies up to date, so that the records before them are needed no more."""
+        for hour in self.hours():
+            with self._lock:
+                file = self._hours.get(hour)
+                if file is None or not file.is_inexact:
+                    continue
+                try:
+                    file.look_at(self._entries(hour))
+                except (CorruptLogError, DiskError) as error:  # who needs the file for more than that will fail
+                    _log.error("%s", error)
+                    file.is_inexact = False
+
+    def old_hours(self, before_ms: int, after_ms: int) -> list[int]:
+        """The hours from ``after_ms`` on with records that were stored before ``before_ms``."""
+        with self._lock:
+            return sorted(
+                hour for hour, file in self._hours.items() if hour * HOUR_MS >= after_ms and file.oldest_ms < before_ms
+            )
+
+    def due_in(self, due_ms: int) -> int:
+        """How many messages are due in the second of ``due_ms``."""
+        file = self._hours.get(due_ms // HOUR_MS)
+        return 0 if file is None else int(file.at_second[due_ms // 1000 % _SECONDS])
+
+    def open_count(self, after_ms: int) -> tuple[int, int]:
+        """Messages due after the second of ``after_ms``, and their bytes in the log."""
+        with self._lock:
+            hour, second = divmod(after_ms // 1000, _SECONDS)
+            found = [(int(file.at_second.sum()), file.bytes_open) for at, file in self._hours.items() if at > hour]
+            now = self._hours.get(hour)
+            if now is not None:
+                count, everything = int(now.at_second[second + 1 :].sum()), int(now.at_second.sum())
+                found.append((count, now.bytes_open * count // max(everything, 1)))
+        return sum(count for count, _ in found), sum(size for _, size in found)
+
+    def next_due_ms(self, after_ms: int) -> int | None:
+        """The second (ms) in which the next message after the second of ``after_ms`` is due; None without any."""
+        hour, second = divmod(after_ms // 1000, _SECONDS)
+        with self._lock:
+            for at in sorted(one for one in self._hours if one >= hour):
+                begin = second + 1 if at == hour else 0
+                found = np.flatnonzero(self._hours[at].at_second[begin:] > 0)
+                if len(found):
+                    return (at * _SECONDS + begin + int(found[0])) * 1000
+        return None
+
+    def _error(self, what: str, error: OSError) -> DiskError | DiskFullError:
+        if error.errno == errno.ENOSPC:
+            return DiskFullError(f"{what} {self.directory} failed: no space left on the device")
+        return DiskError(f"{what} {self.directory} failed: {error}")
