@@ -91,7 +91,7 @@ class Sends:
             self._choose_queue(message, one, topic)
         await self._registry.published(call, name)
         results = await self._store(call, found)
-        return self._answer(given, found, results)
+        return self._answer(given, results)
 
     def _choose_queue(self, message: Message, given: pb.Message, topic: TopicConfig | None) -> None:
         """The queue is the server's choice: by message group, by priority, or in turn."""
@@ -179,14 +179,12 @@ class Sends:
 
     # -- answering -----------------------------------------------------------------------------------------------------
 
-    def _answer(
-        self, given: Sequence[pb.Message], found: Sequence[Message], results: Sequence[PutResult]
-    ) -> pbs.SendMessageResponse:
+    def _answer(self, given: Sequence[pb.Message], results: Sequence[PutResult]) -> pbs.SendMessageResponse:
         gone = [one for one in results if _is_elsewhere(one)]
         if len(gone) == len(results):
             raise Refusal.of(gone[0])
         answer = pbs.SendMessageResponse()
-        for one, _message, result in zip(given, found, results, strict=True):
+        for one, result in zip(given, results, strict=True):
             entry = answer.entries.add(message_id=one.system_properties.message_id)
             entry.status.CopyFrom(_status(result, one.system_properties.message_type))
             stored = result.stored

@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from dledger.errors import invariant
 from rocketstore.timer.entries import ROW, Entries, EntryKind, TimedEntry, entries_of, open_entries
 from rocketstore.timer.progress import TimedProgress
 
@@ -116,17 +117,20 @@ class DueTable:
         return min(found, default=None)
 
     def count_due(self, by_ms: int) -> int:
-        """How many are due by a time, with those of the round."""
-        rest = self._sorted[self._at :]
+        """How many are due by a time, without those of the round."""
+        rest = self._sorted[self._at + self._taken :]
         fresh = sum(1 for one in self._fresh if one.due_ms <= by_ms)
         return int(np.searchsorted(rest["due_ms"], by_ms, side="right")) + fresh
 
     def begin_round(self, by_ms: int, until: int) -> Round | None:
         """What is due by a time, up to which everything must be loaded; None if that is nothing.
 
+        What was stored when others were delivered that are due later comes at once, also if the clock was set back.
         ``until``: every entry before this queue offset was loaded or added, and no other was. ``end_round`` must follow
         before the next one begins.
         """
+        by_ms = max(by_ms, self.progress.due_ms)
+        invariant(by_ms < self.loaded_ms, "not everything that is due is loaded", by_ms=by_ms, before=self.loaded_ms)
         due_ms = self.next_due_ms()
         if due_ms is None or due_ms > by_ms:
             return None

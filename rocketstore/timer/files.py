@@ -112,7 +112,7 @@ class HourFile:
         """How many messages are due in each second of the hour."""
         self.is_dirty = False
         self.is_inexact = False
-        """Whether a copy came since the last count, so that more may be needed than is."""
+        """Whether a copy or a recall came since the last count, so that less may be needed."""
 
     def note(self, entry: TimedEntry, data: bytes) -> None:
         """One entry more."""
@@ -123,7 +123,7 @@ class HourFile:
         self.entries += 1
         self.last = entry.queue_offset
         self.is_dirty = True
-        self.is_inexact = self.is_inexact or entry.kind == EntryKind.COPY
+        self.is_inexact = self.is_inexact or entry.kind != EntryKind.MESSAGE
 
     def _count(self, entry: TimedEntry) -> None:
         sign = {EntryKind.MESSAGE: 1, EntryKind.RECALL: -1}.get(EntryKind(entry.kind), 0)
@@ -392,7 +392,7 @@ class TimerFiles:
         return min([end, *needed])
 
     def _count_again(self) -> None:
-        """Bring the numbers of hours with copies up to date, so that the records before them are needed no more."""
+        """Bring the numbers of hours with copies and recalls up to date: records are needed no more."""
         for hour in self.hours():
             with self._lock:
                 file = self._hours.get(hour)

@@ -97,7 +97,6 @@ class FakeStore(MessageStore):
     role = BrokerRole.SYNC_MASTER
     numbers_known = True
     forced_files = 0
-    timers: MemoryTimers
     refusal: PutResult | None = None  # may be set at any time, as the role
     crowded: PutResult | None = None
 
@@ -128,7 +127,7 @@ class FakeStore(MessageStore):
         self._kept: dict[tuple[str, int], FakeQueue] = {}
         self._in_queues = 0
         self._listeners: list[Callable[[Sequence[RecordHead]], None]] = []
-        self.timers = MemoryTimers()
+        self._timers = MemoryTimers()
         with self.log.lock:
             self.log.stores.append(self)
         self.dispatch()
@@ -224,6 +223,10 @@ class FakeStore(MessageStore):
     def read_record(self, offset: int) -> bytes | None:
         with self.log.lock:
             return next((one.record for one in self.log.records if one.head.offset == offset), None)
+
+    @property
+    def timers(self) -> MemoryTimers:
+        return self._timers
 
     def forget_timed(self, progress: TimedProgress) -> None:
         self.timers.delete_settled(progress)

@@ -178,9 +178,10 @@ class Run:
 
     def _load(self, wall_ms: int) -> None:
         """Take in the hours that come next, and at first those before."""
-        if self._delivery is not None or wall_ms + LOAD_AHEAD_MS < self._table.loaded_ms:
+        needed_ms = max(wall_ms + LOAD_AHEAD_MS, self._table.progress.due_ms + 1)  # the clock may have been set back
+        if self._delivery is not None or needed_ms < self._table.loaded_ms:
             return
-        end_ms = ((wall_ms + LOAD_AHEAD_MS) // HOUR_MS + 1) * HOUR_MS
+        end_ms = (needed_ms // HOUR_MS + 1) * HOUR_MS
         found = self._store.timers.follow(self._table.loaded_ms, end_ms, self._on_arrival)
         self._take_in()
         began = time.monotonic()
@@ -384,15 +385,13 @@ class Run:
     def late(self, wall_ms: int) -> tuple[int, int]:
         """How many messages are due for more than a second, and for how long the first of them is (ms)."""
         with self._stepping:
-            count = self._table.count_due(wall_ms - LATE_MS)
-            delivery, due_ms = self._delivery, self._table.next_due_ms()
-            if delivery is not None:
-                due = delivery.round.entries["due_ms"]
-                open_ = due[~delivery.done]
-                count -= int((due[delivery.done] <= wall_ms - LATE_MS).sum())
-                due_ms = int(open_.min()) if len(open_) else due_ms
+            count, due_ms = self._table.count_due(wall_ms - LATE_MS), self._table.next_due_ms()
+            if self._delivery is not None:
+                rest = self._delivery.round.entries["due_ms"][~self._delivery.done]
+                count += int((rest <= wall_ms - LATE_MS).sum())
+                due_ms = int(rest.min()) if len(rest) else due_ms
         lag_ms = 0 if due_ms is None else wall_ms - due_ms
-        return max(count, 0), lag_ms if lag_ms > LATE_MS else 0
+        return count, lag_ms if lag_ms > LATE_MS else 0
 
     # -- recalling -----------------------------------------------------------------------------------------------------
 

@@ -1,12 +1,13 @@
 """Delivers timed messages, on a master only: puts each into its topic again when it is due.
 
 **At least once.** Progress is written after the messages it covers, once a second: if a master fails in between, its
-successor delivers those of the last second again. A message is never delivered early by the master's clock, and never
-counts as delivered unless it is stored. One that can never be (without a topic, or refused by the store as illegal) is
-skipped and logged, and so is one whose topic was deleted while it waited.
+successor delivers those of the last second again. A message is never delivered early by the master's clock, unless
+that was set back, and never counts as delivered unless it is stored. One that can never be (without a topic, or refused
+by the store as illegal) is skipped and logged, and so is one whose topic was deleted while it waited.
 
 **Recall.** A recall is accepted for a message that is not on its way yet; from then on the message waits until the log
-holds the recall, and if that fails, it is delivered after all.
+holds the recall, and if that fails, it is delivered after all. A new master does not know what was delivered within the
+last second before it, and may accept the recall of such a message.
 """
 
 from __future__ import annotations

@@ -156,6 +156,10 @@ def numbered(name: str) -> Asked:
     return Asked({}, NumberedSend("p", 0, [NumberedMessage(name, 0, 0, 0, 1, b"", b"x")]).encode())
 
 
+def recalled(name: str) -> Asked:
+    return Asked({"topic": name, "recallHandle": "x", "producerGroup": "p"})
+
+
 def beat(name: str, consumed: str) -> Asked:
     consumer = ConsumerData(name, subscription_data_set=(SubscriptionData(consumed),))
     return Asked({}, HeartbeatData("c1", (ProducerData("p"),), (consumer,)).encode())
@@ -202,6 +206,7 @@ CASES_OF_OTHERS: Final[Mapping[int, Case]] = {
     ),
     CODE.SEND_REPLY_MESSAGE_V2: Case(sent("T", properties=REPLY), sent("hidden"), "needs PUB on topic hidden"),
     OwnCode.SEND_NUMBERED: a_case(numbered, "needs PUB on topic hidden", ("T",), ("hidden",)),
+    CODE.RECALL_MESSAGE: a_case(recalled, "needs PUB on topic hidden", ("T",), ("hidden",)),
     OwnCode.NEXT_NUMBER: Case(Asked({}, encode_name("p")), Asked({}, encode_name("p")), ""),
     CODE.PULL_MESSAGE: Case(
         Asked(pull_fields("g", "T", sysFlag=4)), Asked(pull_fields("g", "hidden", sysFlag=4)), ON_HIDDEN

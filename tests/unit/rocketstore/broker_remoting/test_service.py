@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,7 +25,8 @@ from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.bodies.topics import TopicConfigTable
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.state.changes import GroupConfig, TopicConfig
-from rocketstore.types import BrokerRole
+from rocketstore.timer.handles import decode_handle
+from rocketstore.types import TIMED_TOPIC, BrokerRole
 from tests.support.remoting import RemotingSocket, pull_fields, send_fields
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness
@@ -126,35 +128,56 @@ TIMED = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
 
 
 @pytest.mark.parametrize("name", TIMED)
-@pytest.mark.parametrize("others", ["", "KEYS\x01k\x02", "TRAN_MSG\x01true\x02PGROUP\x01p\x02", "DELAY\x010\x02"])
-def test_a_message_that_shall_come_at_a_time_of_its_own_is_refused(
+@pytest.mark.parametrize("others", ["", "KEYS\x01k\x02", "DELAY\x013\x02"])
+def test_a_message_with_a_time_of_its_own_waits_for_it(
     client: RemotingSocket, broker: RemotingHarness, name: str, others: str
 ) -> None:
-    """Clients of RocketMQ 5 set these: an answer that it is stored would be taken for a promise."""
-    text = f"{others}{name}\x0110"
-    for code, fields in (
-        (RequestCode.SEND_MESSAGE_V2, send_fields("T") | {"i": text}),
-        (RequestCode.SEND_BATCH_MESSAGE, send_fields("T") | {"i": f"{name}\x0110", "m": "true"}),
+    """T1, T8: it is stored in the hidden topic with its real place, and a level does not count; the answer names it."""
+    before_ms = int(time.time() * 1000)
+    value = {"TIMER_DELAY_SEC": 3600, "TIMER_DELAY_MS": 3_600_000, "TIMER_DELIVER_MS": before_ms + 3_600_000}[name]
+    answer = client.ask(RequestCode.SEND_MESSAGE_V2, send_fields("T") | {"i": f"{others}{name}\x01{value}", "e": 2})
+    stored = decode_record(broker.store.log.records[0].record)
+    due_ms = int(stored.properties["TIMER_OUT_MS"])
+    assert before_ms + 3_600_000 <= due_ms <= int(time.time() * 1000) + 3_600_000
+    assert stored.topic == TIMED_TOPIC
+    assert (stored.properties["REAL_TOPIC"], stored.properties["REAL_QID"]) == ("T", "2")
+    assert (answer.fields["queueId"], "DELAY" in stored.properties) == ("2", False)
+    handle = decode_handle(answer.fields["recallHandle"])
+    assert (handle.topic, handle.due_ms, handle.origin) == ("T", due_ms, 0)
+
+
+@pytest.mark.parametrize(("days", "code"), [(39.9, AnswerCode.SUCCESS), (40.1, AnswerCode.MESSAGE_ILLEGAL)])
+def test_a_time_may_be_40_days_ahead(client: RemotingSocket, days: float, code: AnswerCode) -> None:
+    """T7."""
+    answer = client.send(properties=f"TIMER_DELAY_SEC\x01{round(days * 86_400)}")
+    assert (answer.code, "timerMaxDelaySec" in (answer.remark or "")) == (code, bool(code))
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_a_time_is_for_a_message_of_its_own(client: RemotingSocket, broker: RemotingHarness, name: str) -> None:
+    """A batch gets one place, and a transaction has no time: a promise that cannot be kept is not made."""
+    batch = encode_batch([Message("T", b"1"), Message("T", b"2", properties={name: "1999999999999"})])
+    for code, fields, body in (
+        (RequestCode.SEND_BATCH_MESSAGE, {}, batch),
+        (RequestCode.SEND_MESSAGE_V2, {"i": f"TRAN_MSG\x01true\x02PGROUP\x01p\x02{name}\x0110"}, b"x"),
+        (RequestCode.SEND_MESSAGE_V2, {"i": f"{name}\x01soon"}, b"x"),
     ):
-        body = encode_batch([Message("T", b"1")]) if code == RequestCode.SEND_BATCH_MESSAGE else b"x"
-        answer = client.ask(code, fields, body)
-        assert (answer.code, name in answer.remark) == (AnswerCode.MESSAGE_ILLEGAL, True)
-    batch = encode_batch([Message("T", b"1"), Message("T", b"2", properties={name: "10"})])
-    answer = client.ask(RequestCode.SEND_BATCH_MESSAGE, send_fields("T"), batch)
-    assert (answer.code, name in answer.remark) == (AnswerCode.MESSAGE_ILLEGAL, True)
+        answer = client.ask(code, send_fields("T") | fields, body)
+        assert (answer.code, bool(answer.remark)) == (AnswerCode.MESSAGE_ILLEGAL, True)
     assert not broker.store.log.records
 
 
 @pytest.mark.parametrize(
     "text",
-    ["TIMER_DELAY_SEC\x0110\x02DELAY\x013", "TIMER_DELAY_SEC\x0110\x02TIMER_OUT_MS\x01170", "NOTE\x01TIMER_DELAY_SEC"],
+    ["TIMER_DELIVER_MS\x0110\x02KEYS\x01k", "TIMER_DELAY_SEC\x0110\x02TIMER_OUT_MS\x01170", "NOTE\x01TIMER_DELAY_SEC"],
 )
-def test_what_has_a_delay_level_or_has_had_its_time_is_stored(
+def test_what_is_due_or_has_had_its_time_is_stored_at_once(
     client: RemotingSocket, broker: RemotingHarness, text: str
 ) -> None:
-    """As in RocketMQ 5: the level counts, and the copy of a message that was delivered in time comes at once."""
-    assert client.send(properties=text).code == 0
-    assert len(broker.store.log.records) == 1
+    """As in RocketMQ 5: the copy of a message that was delivered in time comes at once."""
+    answer = client.send(properties=text)
+    assert (answer.code, "recallHandle" in answer.fields) == (0, False)
+    assert decode_record(broker.store.log.records[0].record).topic == "T"
 
 
 def test_a_message_that_was_timed_elsewhere_can_be_sent_back(client: RemotingSocket, broker: RemotingHarness) -> None:

@@ -1,0 +1,224 @@
+"""The files of timed messages: the same on every member and after every rebuild, whole after every crash."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dledger.errors import CorruptLogError, DiskError, DiskFullError
+from rocketstore.timer.entries import HOUR_MS, TimedEntry
+from rocketstore.timer.files import HOURS_FILE, HourMark, TimerFiles, decode_hours, encode_hours, hour_path
+from rocketstore.timer.progress import TimedProgress
+from rocketstore.types import TIMED_TOPIC, RecordHead
+from tests.crash.crash_fs import IO_ERROR, NO_SPACE, FailingFs, RecordingFs, crash_states
+from tests.unit.rocketstore.heads import STORE_MS, head
+
+HOUR = STORE_MS // HOUR_MS
+
+
+def timed(number: int, due_ms: int, **more: int) -> RecordHead:
+    """Record ``number`` of the topic; ``origin`` or ``recall`` names another."""
+    text = f"UNIQ_KEY\x01{number}\x02TIMER_OUT_MS\x01{due_ms}"
+    text += "".join(f"\x02TIMER_{name.upper()}\x01{value}" for name, value in more.items())
+    return head(number, topic=TIMED_TOPIC, properties=text.encode())
+
+
+def heads(end: int) -> list[RecordHead]:
+    """In three hours, with other topics' records in between."""
+    found: list[RecordHead] = []
+    for number in range(end):
+        due_ms = STORE_MS + number % 3 * HOUR_MS + number * 1000
+        found += [timed(number, due_ms), head(number, number * 100 + 50, size=50)]
+    return found
+
+
+def opened(directory: Path, cut: int = 1 << 62, *, has_messages: bool = False) -> TimerFiles:
+    files = TimerFiles(directory)
+    assert files.load(cut, has_messages=has_messages)
+    return files
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.name != HOURS_FILE}
+
+
+def offsets(files: TimerFiles) -> list[int]:
+    return sorted(int(one) for hour in files.hours() for one in files.entries(hour)["queue_offset"])
+
+
+def test_a_rebuild_gives_the_same_bytes_whatever_the_batches_were(tmp_path: Path) -> None:
+    """T2: derived from the log alone."""
+    records = heads(40)
+    one, other = opened(tmp_path / "one"), opened(tmp_path / "other")
+    one.append(records)
+    for at in range(0, len(records), 7):
+        other.append(records[at : at + 7])
+        other.append(records[max(0, at - 10) : at + 3])  # replays skip what is there
+    assert content(tmp_path / "one") == content(tmp_path / "other")
+    assert [one.hours(), len(content(tmp_path / "one"))] == [[HOUR, HOUR + 1, HOUR + 2], 3]
+    assert offsets(one) == list(range(40))
+
+
+def test_after_a_clean_stop_nothing_is_dispatched_again(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    files.append(heads(9))
+    files.flush()
+    again = opened(tmp_path, has_messages=True)
+    assert (offsets(again), again.seen) == (list(range(9)), 9)
+    again.append(heads(12))
+    assert offsets(again) == list(range(12))
+
+
+@pytest.mark.parametrize("harm", ["missing", "shorter", "changed", "no hours", "hours changed"])
+def test_damage_has_everything_built_again(tmp_path: Path, harm: str) -> None:
+    """T2: like consume queues: a file that is not what was durable is not believed, and no other one either."""
+    files = opened(tmp_path)
+    files.append(heads(9))
+    files.flush()
+    whole, path = content(tmp_path), hour_path(tmp_path, HOUR + 1)
+    if harm == "missing":
+        path.unlink()
+    elif harm == "shorter":
+        path.write_bytes(path.read_bytes()[:-1])
+    elif harm == "changed":
+        data = bytearray(path.read_bytes())
+        data[5] ^= 1
+        path.write_bytes(data)
+    elif harm == "no hours":
+        (tmp_path / HOURS_FILE).unlink()
+    else:
+        (tmp_path / HOURS_FILE).write_bytes((tmp_path / HOURS_FILE).read_bytes()[:-2])
+    again = TimerFiles(tmp_path)
+    assert not again.load(1 << 62, has_messages=True)
+    assert (again.hours(), again.seen) == ([], 0)
+    again.append(heads(9))
+    assert content(tmp_path) == whole
+
+
+def test_a_new_store_needs_no_rebuild(tmp_path: Path) -> None:
+    assert TimerFiles(tmp_path).load(0, has_messages=False)
+
+
+def test_a_file_that_changes_under_a_running_broker_is_not_served(tmp_path: Path) -> None:
+    """Nothing unverified is served."""
+    files = opened(tmp_path)
+    files.append(heads(9))
+    path = hour_path(tmp_path, HOUR)
+    path.write_bytes(path.read_bytes()[::-1])
+    with pytest.raises(CorruptLogError, match="start it again"):
+        files.entries(HOUR)
+
+
+def test_after_any_crash_the_files_and_a_replay_make_a_whole(tmp_path: Path) -> None:
+    """T2: whatever of the unsynced changes a crash leaves, cut at the checkpoint and replayed from there."""
+    fs, source = RecordingFs(), tmp_path / "source"
+    files = TimerFiles(source, fs)
+    files.load(0, has_messages=False)
+    durable: list[tuple[int, int]] = [(0, 0)]  # after so many changes, the log is needed from this position on
+    records = heads(12)
+    for at in range(0, len(records), 6):
+        files.append(records[at : at + 6])
+        position = records[at + 5].offset + records[at + 5].size
+        files.flush()
+        durable.append((len(fs.changes), position))
+    files.append(heads(14))
+    files.delete_settled(TimedProgress((HOUR + 1) * HOUR_MS, 13))
+    seen: set[bytes] = set()
+    for at in range(len(fs.changes) + 1):
+        position = max(place for changes, place in durable if changes <= at)
+        for state in crash_states(fs.changes, at, subsets=2):
+            if state.content in seen and position == 0:
+                continue
+            seen.add(state.content)
+            target = tmp_path / f"crash-{len(seen)}-{position}"
+            target.mkdir(exist_ok=True)
+            state.write_to(source, target)
+            again = TimerFiles(target)
+            assert again.load(position, has_messages=position > 0), (at, state.lost)
+            again.append([one for one in heads(14) if one.offset >= position])
+            later = {number for number in range(14) if number % 3}
+            assert later <= set(offsets(again)) <= set(range(14)), (at, state.lost)
+            if at < durable[-1][0]:
+                assert offsets(again) == list(range(14)), (at, state.lost)
+
+
+def test_settled_hours_are_removed_and_what_comes_too_late_makes_a_new_file(tmp_path: Path) -> None:
+    """T4: only what is durable counts as settled; an hour is kept while one of its messages came after the progress."""
+    files = opened(tmp_path)
+    files.append(heads(9))
+    files.flush()
+    assert files.needed_from(900) == 0
+    assert files.delete_settled(TimedProgress((HOUR + 1) * HOUR_MS, 6)) == 0  # number 6 may not be delivered
+    assert files.delete_settled(TimedProgress((HOUR + 1) * HOUR_MS, 7)) == 1
+    assert (files.hours(), files.needed_from(900)) == ([HOUR + 1, HOUR + 2], 100)
+    late = timed(9, STORE_MS + 500)
+    files.append([late])
+    assert files.hours()[0] == HOUR
+    files.flush()
+    assert offsets(opened(tmp_path, has_messages=True)) == [1, 2, 4, 5, 7, 8, 9]
+
+
+def test_the_numbers_are_those_of_messages_that_wait(tmp_path: Path) -> None:
+    """T5, T6, T7: recalls and copies are no messages; what a copy replaces is needed no more."""
+    files = opened(tmp_path)
+    files.append([timed(0, STORE_MS + 1000), timed(1, STORE_MS + 1001), timed(2, STORE_MS + HOUR_MS)])
+    assert files.open_count(STORE_MS) == (3, 300)
+    assert (files.due_in(STORE_MS + 1999), files.due_in(STORE_MS + 2000)) == (2, 0)
+    assert files.next_due_ms(STORE_MS + 1000) == (STORE_MS + HOUR_MS) // 1000 * 1000
+    files.append([timed(3, STORE_MS + 1000, recall=0), timed(4, STORE_MS + HOUR_MS, origin=2)])
+    assert files.open_count(STORE_MS) == (2, 200)
+    assert files.needed_from(999) == 0
+    files.flush()
+    assert files.needed_from(999) == 100
+    files.append([timed(5, STORE_MS + 1001, recall=1)])
+    files.flush()
+    assert files.open_count(STORE_MS)[0] == 1
+    assert opened(tmp_path, has_messages=True).open_count(STORE_MS) == files.open_count(STORE_MS)
+    assert files.old_hours(STORE_MS + 1, STORE_MS) == [HOUR + 1]
+
+
+def test_a_follower_of_hours_hears_of_each_entry_once(tmp_path: Path) -> None:
+    """T3: those in the files when it came, and those that come afterwards, up to the end of the hours."""
+    files, heard = opened(tmp_path), list[TimedEntry]()
+    files.append(heads(4))
+    known = files.follow(0, (HOUR + 2) * HOUR_MS, heard.extend)
+    files.append(heads(9))
+    assert sorted(int(one) for part in known for one in part["queue_offset"]) == [0, 1, 3]
+    assert [one.queue_offset for one in heard] == [4, 6, 7]
+    taken: list[int] = []
+    assert (files.seen_with(lambda: taken.append(1)), taken) == (9, [1])
+    files.unfollow()
+    files.append(heads(11))
+    assert len(heard) == 3
+
+
+def test_records_without_a_time_are_counted_and_left_out(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    files.append([head(0, topic=TIMED_TOPIC), timed(1, STORE_MS)])
+    assert (offsets(files), files.malformed) == ([1], 1)
+
+
+def test_a_full_disk_may_be_tried_again_and_a_failed_flush_may_not(tmp_path: Path) -> None:
+    fs = FailingFs()
+    files = TimerFiles(tmp_path, fs)
+    files.load(0, has_messages=False)
+    fs.fails = lambda call, _path: NO_SPACE if call == "write" else None
+    with pytest.raises(DiskFullError):
+        files.append(heads(3))
+    fs.fails = lambda _call, _path: None
+    files.append(heads(3))
+    assert offsets(files) == [0, 1, 2]
+    fs.fails = lambda call, _path: IO_ERROR if call == "sync" else None
+    for _ in range(2):
+        with pytest.raises(DiskError):
+            files.flush()
+
+
+def test_the_list_of_hours_is_believed_only_whole() -> None:
+    marks = [HourMark(1, 2, 3), HourMark(4, 5, 1 << 31)]
+    whole = encode_hours(marks)
+    assert decode_hours(whole) == marks
+    for at in range(len(whole)):
+        assert decode_hours(whole[:at]) is None
+        assert decode_hours(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]) is None
