@@ -98,7 +98,7 @@ FAMILIES: Final = (
         minInSyncReplicas namesrvAddr offsetCheckInSlave osPageCacheBusyTimeOutMills
         redeleteHangedFileInterval registerBrokerTimeoutMills registerNameServerPeriod
         rejectTransactionMessage shortPollingTimeMills slaveReadEnable slaveTimeout storePathCommitLog
-        syncFlushTimeout transactionCheckInterval transactionCheckMax transactionTimeOut
+        syncFlushTimeout timerMaxDelaySec transactionCheckInterval transactionCheckMax transactionTimeOut
         transientStorePoolEnable transientStorePoolSize warmMapedFileEnable
         tls.client.certPath tls.client.keyPath tls.client.trustCertPath tls.enable tls.server.mode
         """,
@@ -380,11 +380,11 @@ FAMILIES: Final = (
     _family(
         "timed messages of RocketMQ 5",
         Idleness.UNSUPPORTED,
-        "Delays are the levels of `messageDelayLevel`.",
+        "Timed messages need no wheel: see `timer_max_delay_sec` and the settings beside it.",
         """
         allowRecallWhenBrokerNotWriteable mappedFileSizeTimerLog recallMessageEnable
         timerCongestNumEachSlot timerEnableCheckMetrics timerEnableRetryUntilSuccess timerFlushIntervalMs
-        timerGetMessageThreadNum timerInterceptDelayLevel timerMaxDelaySec timerMetricSmallThreshold
+        timerGetMessageThreadNum timerInterceptDelayLevel timerMetricSmallThreshold
         timerPrecisionMs timerProgressLogIntervalMs timerPutMessageThreadNum timerRollWindowSlot
         timerSkipUnknownError timerStopEnqueue timerWheelEnable
         """,

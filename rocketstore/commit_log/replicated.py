@@ -527,7 +527,7 @@ class _Put:
             for run in result.duplicates:
                 results += self._log.places_of(run)
             if self.positions:
-                results += [_make(PutResult, (_PUT_OK, stored, "stored", "", "")) for stored in self._stored()]
+                results += [_make(PutResult, (_PUT_OK, stored, "stored", "", "", "")) for stored in self._stored()]
             self._done(results)
             return
         status, leader = self._log.result_of(result)

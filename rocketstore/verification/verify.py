@@ -34,12 +34,14 @@ from rocketstore.message.delay import DelayLevels
 from rocketstore.message.record import CRC, CRC_AT
 from rocketstore.message.scan import RecordScanOutcome, scan_entries, scan_records
 from rocketstore.settings import load_broker_settings
-from rocketstore.state.changes import MalformedStateError
+from rocketstore.state.changes import MalformedStateError, SetTimedProgress
 from rocketstore.state.snapshot import SNAPSHOT_FILE, decode_snapshot
 from rocketstore.store.checkpoint import CHECKPOINT_FILE, StoreCheckpointFile, is_intact, read_checkpoint_file
 from rocketstore.store.deleted import DELETED_FILE, DeletedQueues
 from rocketstore.store.directory import ABORT_FILE
 from rocketstore.store.dispatch import RECORD_BYTES_MAX
+from rocketstore.timer.files import TimerFiles
+from rocketstore.timer.progress import NOTHING_DELIVERED, TimedProgress
 from rocketstore.types import RecordHead
 from rocketstore.verification.compare import (
     Bounds,
@@ -50,6 +52,7 @@ from rocketstore.verification.compare import (
     read_deleted,
     read_keys,
 )
+from rocketstore.verification.timers import compare_timers
 
 _CHUNK_BYTES: Final = 8 * MIB
 _SMALLEST: Final = 8
@@ -242,6 +245,9 @@ class _Derived:
     def __init__(self, directory: Path, store: MessageStoreConfig) -> None:
         self.queues_dir, self.keys_path = directory / "consumequeue", directory / "keys"
         self.queues_dir.mkdir()
+        self.timers_dir = directory / "timers"
+        self._timers = TimerFiles(self.timers_dir)
+        self._timers.load(0, has_messages=False)
         self.messages = self.keys = 0
         self._queues = ConsumeQueueTable(self.queues_dir, store.consume_queue_file_bytes)
         self._with_keys = store.message_index_enable
@@ -253,6 +259,7 @@ class _Derived:
         if not heads:
             return
         self._queues.append(heads)
+        self._timers.append(heads)
         self.messages += len(heads)
         if not self._with_keys:
             return
@@ -290,11 +297,23 @@ def _compare(store: MessageStoreConfig, derived: _Derived, bounds: Bounds, found
     queues = compare_queues(derived.queues_dir, store.consume_queue_dir, store.consume_queue_file_bytes, bounds)
     for one in queues.differences:
         found.add(Path(one.file), one.number % (store.consume_queue_file_bytes // UNIT_BYTES) * UNIT_BYTES, _told(one))
+    timers = compare_timers(derived.timers_dir, store.timers_dir, bounds, _timed_progress(store))
+    for path, offset, reason in timers:
+        found.add(path, offset, reason)
     if store.message_index_enable:
         shape = IndexShape(store.max_hash_slot_num, store.max_index_num)
         index = compare_index(read_keys(derived.keys_path), store.index_dir, shape, bounds)
         for one in index.differences:
             found.add(Path(one.file), shape.entries_at + one.number * ENTRIES.itemsize if one.number else 0, _told(one))
+
+
+def _timed_progress(store: MessageStoreConfig) -> TimedProgress:
+    """How far timed messages have been delivered for good; nothing is settled without a sound snapshot."""
+    try:
+        changes = decode_snapshot(read_whole(store.config_dir / SNAPSHOT_FILE)).changes
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, MalformedStateError):
+        return NOTHING_DELIVERED  # that it is unusable is reported where it is verified
+    return next((one.progress for one in changes if isinstance(one, SetTimedProgress)), NOTHING_DELIVERED)
 
 
 def _told(difference: Difference) -> str:

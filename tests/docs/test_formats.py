@@ -22,6 +22,7 @@ from rocketstore.consume_queue import units
 from rocketstore.index import chains
 from rocketstore.message import record
 from rocketstore.store import checkpoint as store_checkpoint
+from rocketstore.timer import entries as timer_entries
 from tests.docs.documents import ROOT, lines, table_below
 
 FORMATS: Final = ROOT / "docs" / "formats.md"
@@ -57,6 +58,7 @@ LAYOUTS: Final[dict[str, tuple[tuple[int, struct.Struct], ...]]] = {
     "Message": ((0, record._STRUCTS[0]),),
     "End of a file": ((0, record.BLANK),),
     "Consume queue unit": ((0, units._UNIT),),
+    "Timed message": ((0, timer_entries.ENTRY.struct()),),
     "Index file header": ((0, chains.HEADER),),
     "Index file entry": ((0, chains.ENTRY),),
     "Checkpoint of the message store": (

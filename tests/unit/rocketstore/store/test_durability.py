@@ -37,7 +37,7 @@ def dispatch() -> Dispatch:
 @pytest.fixture
 def parts(dispatch: Dispatch) -> dict[str, Mock]:
     index = Mock(indexed_to=100, last_entries=1)
-    found = {"log": Mock(), "queues": Mock(**{"all.return_value": []}), "index": index}
+    found = {"log": Mock(), "queues": Mock(**{"all.return_value": []}), "index": index, "timers": Mock()}
     for part in found.values():
         part.flush.side_effect = dispatch.goes_on
     return found
