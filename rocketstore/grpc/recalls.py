@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from rocketstore.grpc.calls import GatewayCall, name_of
 from rocketstore.grpc.checks import check_topic_name
-from rocketstore.grpc.codes import OK, RejectedError
-from rocketstore.pb import definition_pb2 as pb
+from rocketstore.grpc.codes import OK
 from rocketstore.pb import service_pb2 as pbs
 
 Recall = Callable[[str, str], Awaitable[str]]
@@ -19,12 +18,10 @@ that was delivered or recalled, ``INVALID`` for no handle of the broker's.
 class Recalls:
     """On the loop."""
 
-    def __init__(self, recall: Recall | None) -> None:
+    def __init__(self, recall: Recall) -> None:
         self._recall = recall
 
     async def recall(self, _: GatewayCall, request: pbs.RecallMessageRequest) -> pbs.RecallMessageResponse:
         """RecallMessage."""
-        if self._recall is None:
-            raise RejectedError(pb.NOT_IMPLEMENTED, "this broker keeps no timed messages")
         topic = check_topic_name(name_of(request.topic))
         return pbs.RecallMessageResponse(status=OK, message_id=await self._recall(topic, request.recall_handle))

@@ -30,7 +30,7 @@ from rocketstore.grpc.codes import ANSWERED, RejectedError, is_limit, status_of
 from rocketstore.grpc.endpoints import AccessPoints
 from rocketstore.grpc.methods import Method, Place
 from rocketstore.grpc.presence import Presence
-from rocketstore.grpc.recalls import Recall, Recalls
+from rocketstore.grpc.recalls import Recalls
 from rocketstore.grpc.receives import Receives, consuming, receive_needs
 from rocketstore.grpc.registry import Registry
 from rocketstore.grpc.relay import LOOK_INTERVAL_S, MovedError, PassedCall, Relay
@@ -60,10 +60,8 @@ _Context = grpc.aio.ServicerContext[Any, Any]  # Any: bytes, or the messages of 
 class GatewayService:
     """Create it on the loop's thread."""
 
-    def __init__(
-        self, broker: Broker, connections: Connections, client: RemotingClient, recall: Recall | None = None
-    ) -> None:
-        """``client`` asks other members. ``recall``: None without timed messages."""
+    def __init__(self, broker: Broker, connections: Connections, client: RemotingClient) -> None:
+        """``client`` asks other members."""
         self._broker = broker
         self._connections = connections
         self._calls = 0
@@ -82,7 +80,7 @@ class GatewayService:
         self.routes: Final = Routes(broker, AccessPoints(self.presence.serving, self.presence.down))
         self.sends: Final = Sends(broker, self.registry)
         self.receives: Final = Receives(broker, self.registry, self.routes)
-        self._recalls = Recalls(recall)
+        self._recalls = Recalls(broker.timed.recall)
         self._telemetry = Telemetry(broker, self.registry, self._announce, self._access.require)
         self._table = self._methods()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rocketstore.broker.refusal import Refusal, RefusalKind
-from rocketstore.grpc.recalls import Recalls
 from rocketstore.pb import definition_pb2 as pb
 from rocketstore.pb import service_pb2 as pbs
 from tests.unit.rocketstore.grpc.harness import GatewayClient, GatewayHarness
@@ -33,9 +32,3 @@ def test_a_recall_names_the_message_that_it_recalled(broker: GatewayHarness, cli
     assert recall(client, "T", "wrong").status.code == pb.BAD_REQUEST
     assert recall(client, "", "h").status.code == pb.ILLEGAL_TOPIC
     assert asked == [("T", "h"), ("T", "late"), ("T", "wrong")]
-
-
-def test_without_timed_messages_there_is_nothing_to_recall(broker: GatewayHarness, client: GatewayClient) -> None:
-    """In words, not as an error of gRPC's."""
-    broker.gateway._recalls._recall = Recalls(None)._recall
-    assert recall(client, "T", "h").status.code == pb.NOT_IMPLEMENTED
