@@ -9,19 +9,23 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
 
+from dledger.client import member_change
 from dledger.errors import DLedgerError
+from dledger.members import MemberRole
+from dledger.types import NodeId, Role
 from tests.integration import tracing
 from tests.integration.conftest import Adopt
-from tests.integration.harness import ProxiedGroup
+from tests.integration.harness import Group, ProxiedGroup
 from tests.integration.test_nemesis import FAULTS as NETWORK_FAULTS
 from tests.integration.test_nemesis import SERVICE_TIMEOUT_S, Fault
 from tests.support import power
 from tests.support.power import LoopDisk
+from tests.support.waiting import wait_until
 from tests.support.workload import Workload
 
 OPERATIONS = 50_000
@@ -104,3 +108,57 @@ def test_one_log_explains_all_that_clients_were_told(adopt: Adopt, tmp_path: Pat
 
         group.verify()
         assert (group.directory / "history.jsonl").stat().st_size
+
+
+def test_changes_of_the_members_are_invisible_to_clients(adopt: Adopt, tmp_path: Path) -> None:
+    """Configurations overlap (M1), a learner does not count (M4), and a leader that leaves hands over first (D6).
+
+    Clients know the first three addresses alone. Members that were removed, and one that is frozen while it is, go on
+    running meanwhile: none of them may tell a reader that what is there is not.
+    """
+    group = adopt(Group(tmp_path / "group"))
+    group.start_all()
+    load = Workload(group.addresses, group.history, singles=2, readers=3, pace_s=0.002)
+
+    def change(kind: str, node: NodeId, *, replaces: str = "") -> None:
+        address = group.peer_address(node, group.nodes[node]) if kind == "add" else ""
+        with closing(group.client(timeout_s=SERVICE_TIMEOUT_S)) as admin:
+            admin.change_members(member_change(kind, node, address, replaces=replaces))
+
+    with load:
+        added = group.join().node_id
+        change("add", added)
+        group.kill(dead := group.leader())  # whoever leads next promotes it
+        until_voters(group, "n0", "n1", "n2", added)
+        load.history.wait_for_acks(UNDER_A_FAULT, SERVICE_TIMEOUT_S)
+
+        change("add", group.join().node_id, replaces=dead)
+        until_voters(group, *(group.nodes.keys() - {dead}))
+        load.history.wait_for_acks(UNDER_A_FAULT, SERVICE_TIMEOUT_S)
+
+        change("remove", removed := group.leader())
+        load.history.wait_for_acks(UNDER_A_FAULT, SERVICE_TIMEOUT_S)
+
+        group.pause(frozen := group.leader())
+        load.history.wait_for_acks(UNDER_A_FAULT, SERVICE_TIMEOUT_S)
+        change("remove", frozen)
+        group.resume(frozen)
+        load.history.wait_for_acks(UNDER_A_FAULT, SERVICE_TIMEOUT_S)
+        until_voters(group, *(group.nodes.keys() - {dead, removed, frozen}))
+
+    for gone in (dead, removed, frozen):
+        if gone != dead:
+            group.kill(gone)
+        del group.nodes[gone]
+    group.verify()
+
+
+def until_voters(group: Group, *wanted: str) -> None:
+    """Return when exactly these vote, by the word of one that leads."""
+
+    def as_wanted() -> bool:
+        leading = [one for one in group.statuses().values() if one.role is Role.LEADER]
+        found = [{one.node_id for one in status.members if one.role is MemberRole.VOTER} for status in leading]
+        return set(wanted) in found
+
+    wait_until(as_wanted, f"{wanted} vote", ROUND_TIMEOUT_S)
