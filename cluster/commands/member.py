@@ -149,75 +149,54 @@ def replace(old: str, place: tuple[str, str], no_wait: bool, as_json: bool, targ
     _add(target, place, learner=False, replaces=old, waits=not no_wait, as_json=as_json)
 
 
-@member.command(
-    short_help="Make a learner a voter.",
-    epilog="""\b
-Examples:
-  dledger member promote n4""",
-)
-@click.argument("node")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@group_options
+def _step(
+    short_help: str, example: str, more: str = "", *, moves: bool = False
+) -> Callable[[Callable[..., None]], click.Command]:
+    """A command that is one change: of the member ``node``, or, if it ``moves``, of the one at ``place``."""
+    of_member = click.argument("place", callback=_place, metavar="ID=HOST:PORT") if moves else click.argument("node")
+
+    def made(command: Callable[..., None]) -> click.Command:
+        command = click.option("--json", "as_json", is_flag=True, help="One JSON object.")(group_options(command))
+        epilog = f"\b\nExamples:\n  dledger member {example}" + (f"\n\n{more}" if more else "")
+        return member.command(short_help=short_help, epilog=epilog)(of_member(command))
+
+    return made
+
+
+@_step("Make a learner a voter.", "promote n4")
 def promote(node: str, as_json: bool, target: GroupTarget) -> None:
     """Make a learner a voter, if it has caught up; otherwise the refusal says how far it is."""
     _change(target, ChangeKind.PROMOTE, node, "", as_json, f"{node} is a voter now")
 
 
-@member.command(
-    short_help="Make a voter a learner.",
-    epilog="""\b
-Examples:
-  dledger member demote n3""",
-)
-@click.argument("node")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@group_options
+@_step("Make a voter a learner.", "demote n3")
 def demote(node: str, as_json: bool, target: GroupTarget) -> None:
     """Make a voter a learner: it goes on to get the log, and counts no more."""
     _change(target, ChangeKind.DEMOTE, node, "", as_json, f"{node} is a learner now")
 
 
-@member.command(
-    short_help="Remove a member.",
-    epilog="""\b
-Examples:
-  dledger member remove n3
-
-A leader hands over first. Refused if too few of the others could be reached: the group would stop.""",
+@_step(
+    "Remove a member.",
+    "remove n3",
+    "A leader hands over first. Refused if too few of the others could be reached: the group would stop.",
 )
-@click.argument("node")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@group_options
 def remove(node: str, as_json: bool, target: GroupTarget) -> None:
     """Remove a member for good: its process stays up, serves reads, and counts no more."""
     _change(target, ChangeKind.REMOVE, node, "", as_json, f"{node} was removed: stop it, its directory is not needed")
 
 
-@member.command(
-    short_help="Undo an addition.",
-    epilog="""\b
-Examples:
-  dledger member cancel n4""",
-)
-@click.argument("node")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@group_options
+@_step("Undo an addition.", "cancel n4")
 def cancel(node: str, as_json: bool, target: GroupTarget) -> None:
     """Remove a learner, also one that was to become a voter."""
     _change(target, ChangeKind.REMOVE, node, "", as_json, f"{node} was removed", only_learners=True)
 
 
-@member.command(
-    short_help="Change a member's address.",
-    epilog="""\b
-Examples:
-  dledger member update n2=10.0.0.9:20911
-
-Start the node at its new address; the others use it once the change is committed.""",
+@_step(
+    "Change a member's address.",
+    "update n2=10.0.0.9:20911",
+    "Start the node at its new address; the others use it once the change is committed.",
+    moves=True,
 )
-@click.argument("place", callback=_place, metavar="ID=HOST:PORT")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@group_options
 def update(place: tuple[str, str], as_json: bool, target: GroupTarget) -> None:
     """Tell the group where a member is reached from now on."""
     node, address = place
