@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from cluster import reporting
 from cluster.cli import main
 from cluster.local.group import LocalGroup, LocalGroupError, wait_until
+from dledger.client import ReadMode
 from dledger.runtime.supervisor import EXIT_FATAL
 from dledger.types import LogIndex, Magic, NodeId
 from tests.docs.documents import ROOT, table_below
@@ -68,7 +69,8 @@ def _fill(group: LocalGroup) -> None:
 
 def _bodies(group: LocalGroup) -> list[bytes]:
     with closing(group.client(timeout_s=30)) as client:
-        return [entry.body for entry in client.read(LogIndex(0), count=1000) if entry.magic is Magic.NORMAL]
+        entries = client.read(LogIndex(0), count=1000, mode=ReadMode.LINEARIZABLE)  # who just started knows no leader
+        return [entry.body for entry in entries if entry.magic is Magic.NORMAL]
 
 
 def _wait_for_voters(group: LocalGroup) -> None:
