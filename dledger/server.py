@@ -14,14 +14,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar
 
-from dledger import __version__
 from dledger.access.control import AccessControl
 from dledger.access.guard import AccessGuard
 from dledger.client_server import ClientServer
 from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.config import ServerConfig
-from dledger.core.entry_pusher import EntryDispatcher
 from dledger.core.member_state import Leader, MemberRun
 from dledger.core.membership import Membership
 from dledger.core.messages import (
@@ -50,10 +48,11 @@ from dledger.errors import (
     RequestTimeoutError,
 )
 from dledger.instruments import SILENT, Instruments
-from dledger.measurements import NodeMeasurements, PeerMeasurements
+from dledger.measurements import NodeMeasurements
 from dledger.member_records import MemberRecords, had_peers
 from dledger.member_watch import MemberWatch, removal_index
-from dledger.members import Configuration, MemberChange, MemberProgress
+from dledger.members import Configuration, MemberChange
+from dledger.node_status import NodeReports
 from dledger.prehistory import Prehistory
 from dledger.records import record
 from dledger.remoting.log.service import LogHandlers
@@ -65,10 +64,8 @@ from dledger.rpc.peers.log_exchange import PeerLogClient
 from dledger.rpc.peers.transport import PeerTransport
 from dledger.rpc.ports import (
     CommitEvent,
-    MemberStatus,
     NodeEvent,
     NodeStatus,
-    PeerStatus,
     RoleEvent,
 )
 from dledger.rpc.tls_keeper import TlsKeeper
@@ -86,7 +83,6 @@ from dledger.store.repair import set_aside_damaged
 from dledger.store.watched import WatchedStore
 from dledger.types import NO_INDEX, AppendedBatch, Body, Entry, LogIndex, NodeId, ProducerBatch, Term
 from dledger.upkeep import LogUpkeep
-from dledger.values import address_text
 from dledger.watch import LogWatch, WatchSettings
 
 _log = logging.getLogger("dledger")
@@ -224,7 +220,9 @@ class DLedgerServer:
         self._lines.members_are(self._node.state.membership)
         self._member_watch = MemberWatch(config, self._node.state.membership, self.conditions, self._clock)
         self._roles = RoleChangeNotifier(name, self._supervisor)
-        self._role_since = (self._node.state.role_name, self._node.state.term), now_ms
+        self._reports = NodeReports(
+            config, self._node, self.log, self.conditions, self._clock, self._client_address_of, lambda: self.grpc_port
+        )
         old_logs = OldLogs(self._prehistory, self._compared_old_logs)
         self._addresses = PeerAddresses(config.node_id, config.peers, self._node.state.membership.copy())
         self._identity = PeerIdentity.of(config, old_logs, self._addresses)
@@ -617,29 +615,13 @@ class DLedgerServer:
 
     def status(self) -> NodeStatus:
         """See ``LogNode.status``."""
-        return self._driver.look(self._status)
+        return self._driver.look(self._reports.status)
 
     def measure(self) -> NodeMeasurements:
         """The figures for metrics beyond those of ``Instruments``. Holds the node's lock as briefly as ``status``."""
-        status, pending_bytes, elector, producers = self._driver.look(
-            lambda node: (self._status(node), node.quorum_ack.pending_bytes, node.elector, _producers(node))
-        )
-        log, transport, end = self.log, self._transport, status.end_position
+        transport = self._transport
         dropped = {} if transport is None else {peer: transport.dropped(peer) for peer in self._addresses.peers}
-        return NodeMeasurements(
-            status=status,
-            peers=tuple(PeerMeasurements(peer, max(0, end - log.end_of(peer.match_index))) for peer in status.peers),
-            pending_bytes=pending_bytes,
-            committed_position=log.committed_position,
-            flushed_position=log.flushed_position,
-            pre_votes=elector.pre_votes,
-            elections=elector.elections,
-            dropped_messages=dropped,
-            producers=producers,
-            repeated_entries=self._node.quorum_ack.duplicates,
-            disk_used_ratio=log.disk_used_ratio,
-            forced_segments=log.forced_segments,
-        )
+        return self._reports.measure(self._driver, dropped)
 
     def _submit(
         self,
@@ -659,7 +641,7 @@ class DLedgerServer:
             except IndexError:
                 return
             if isinstance(result, DLedgerError) and result.leader is not None:
-                result.leader = self._hint(result.leader.node_id)
+                result.leader = self._reports.hint(result.leader.node_id)
             elif isinstance(result, NotLeaderError) and (removed := self.removed):
                 done(MemberRemovedError(f"{removed}: ask another member. To join again, it must be added anew"))
                 return
@@ -670,87 +652,11 @@ class DLedgerServer:
         except DLedgerError as error:
             answer(error)
 
-    def _status(self, node: Node) -> NodeStatus:
-        config, state, log, members = self._config, node.state, self.log, node.state.membership
-        return NodeStatus(
-            cluster_id=config.effective_cluster_id,
-            group=config.group,
-            node_id=config.node_id,
-            role=state.role_name,
-            term=state.term,
-            leader=self._hint(state.leader_id),
-            members=tuple(
-                MemberStatus(
-                    one.node_id,
-                    address_text(one.host, one.port),
-                    self._client_address_of(one.node_id),
-                    one.role,
-                    one.number,
-                    one.uid,
-                    one.promote,
-                    one.replaces,
-                )
-                for one in members.current.members
-            ),
-            begin_index=LogIndex(log.begin.index + 1),
-            end_index=log.last.index,
-            committed_index=state.commit_index,
-            flushed_index=log.flushed.index,
-            begin_position=log.begin.position,
-            end_position=log.end_position,
-            flush_mode=config.store.flush_mode.value,
-            disk_full=log.disk_full,
-            voter=state.has_standing,
-            pending_entries=node.quorum_ack.pending_entries,
-            peers=self._peer_statuses(node),
-            version=__version__,
-            committed_position=log.committed_position,
-            is_broker=not config.client_appends and config.replication.noop_compatible,
-            conditions=self.conditions.now(),
-            role_age_ms=self._role_age_ms(node),
-            grpc_port=self.grpc_port,
-            configuration_index=members.current.index,
-            configuration_term=members.current.term,
-            configuration_committed=members.is_committed,
-            change_id=members.current.change_id,
-        )
+    # -- events --------------------------------------------------------------------------------------------------
 
     def _role_changed(self, change: RoleChange) -> None:
-        role = change.role, change.term
-        if role != self._role_since[0]:
-            self._role_since = role, self._clock.monotonic_ms()
+        self._reports.role_changed(change)
         self._roles.publish(change)
-
-    def _role_age_ms(self, node: Node) -> int:
-        role, since_ms = self._role_since
-        return self._clock.monotonic_ms() - since_ms if role == (node.state.role_name, node.state.term) else 0
-
-    def _peer_statuses(self, node: Node) -> tuple[PeerStatus, ...]:
-        leader = node.state.role
-        if not isinstance(leader, Leader):
-            return ()
-        now_ms, end = self._clock.monotonic_ms(), self.log.last.index
-        known = {one.node_id: one for one in node.changes.progress(now_ms)}
-
-        def status(peer: NodeId, dispatcher: EntryDispatcher) -> PeerStatus:
-            progress = known.get(peer, _NO_PROGRESS)
-            return PeerStatus(
-                node_id=peer,
-                match_index=leader.match[peer],
-                next_index=dispatcher.next_index,
-                state=dispatcher.state.value,
-                lag_entries=end - leader.match[peer],
-                inflight=dispatcher.in_flight,
-                last_contact_ms=progress.last_contact_ms,
-                health=progress.state,
-                lag_bytes=progress.lag_bytes,
-                rate=progress.rate,
-                not_ready=progress.not_ready,
-            )
-
-        return tuple(status(peer, one) for peer, one in node.dispatchers.items() if peer in leader.match)
-
-    # -- events --------------------------------------------------------------------------------------------------
 
     def _members_changed(self, membership: Membership, spoken_with: frozenset[NodeId]) -> None:
         self._addresses.adopt(membership, spoken_with)
@@ -784,10 +690,7 @@ class DLedgerServer:
             listener(event)
 
     def _role_event(self, change: RoleChange) -> RoleEvent:
-        return RoleEvent(self._config.node_id, change.role, change.term, self._hint(change.leader))
-
-    def _hint(self, leader: NodeId | None) -> LeaderHint | None:
-        return None if leader is None else LeaderHint(leader, self._client_address_of(leader))
+        return RoleEvent(self._config.node_id, change.role, change.term, self._reports.hint(change.leader))
 
     def _learn(self, peer: NodeId, client_address: str) -> None:
         """Followers say nothing to each other but when they compare logs."""
@@ -814,11 +717,3 @@ _STUCK_TOLD_MS = 60_000
 _TLS_INTERVAL_MS = 2000
 _ISOLATED_PUSH_BYTES = 16 * 1024
 _ISOLATED_PUSH_PAUSE_MS = 1
-
-
-_NO_PROGRESS: Final = MemberProgress(NodeId(""), "", NO_INDEX, 0, 0, 0, -1)
-"""Of a peer that leaves."""
-
-
-def _producers(node: Node) -> int:
-    return len(node.state.role.producers) if isinstance(node.state.role, Leader) else 0
