@@ -19,7 +19,6 @@ from cluster import terminal
 from cluster.broker_target import BrokerTarget, broker_options
 from cluster.commands.mq_print import print_message
 from cluster.commands.mq_query import expression_of, print_messages, query_by_id, query_by_key, sql_option
-from cluster.commands.mq_resume import resume
 from cluster.commands.mq_trace import trace
 from cluster.line_sending import LineTally, send_lines
 from cluster.moments import Moment, start_of
@@ -51,7 +50,7 @@ POLLED_MAX = 1024
 
 @click.group(
     cls=ErrorReportingGroup,
-    writing=frozenset({"send", "resume"}),
+    writing=frozenset({"send"}),
     short_help="Send, consume and find messages.",
     epilog="""\b
 Examples:
@@ -66,7 +65,6 @@ def message() -> None:
 message.add_command(query_by_id)
 message.add_command(query_by_key)
 message.add_command(print_messages)
-message.add_command(resume)
 message.add_command(trace)
 
 

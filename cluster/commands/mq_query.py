@@ -9,6 +9,7 @@ import click
 from cluster import terminal
 from cluster.broker_target import BrokerTarget, broker_options
 from cluster.commands.mq_print import body_of, message_json, print_details, print_message
+from cluster.letters import walk
 from cluster.moments import Moment, start_of, time_text
 from dledger import flag_values
 from dledger.errors import IndexOutOfRangeError, InvalidRequestError
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from rocketstore.client.aio.expressions import Sql
     from rocketstore.client.blocking import Admin
     from rocketstore.message.message import Message
-
-PAGE = 256
 
 
 @click.command(
@@ -191,13 +190,5 @@ def _print_queue(  # noqa: PLR0913  # one parameter per option
     end = admin.offset_at(queue, "last")
     place = admin.offset_at(queue, start if offset is None else "first")
     place = max(place, offset or 0)
-    left = end if count is None else count
-    while left > 0 and place < end:
-        most = min(left, PAGE, end - place)
-        messages, next_offset = admin.messages(queue, place, max_messages=most, expression=expression)
-        for one in messages:
-            print_message(one, as_json)
-        left -= len(messages)
-        if next_offset <= place:
-            break
-        place = next_offset
+    for one in walk(admin, queue, place, end, end if count is None else count, expression):
+        print_message(one, as_json)

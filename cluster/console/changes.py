@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from cluster.console.browse import QUEUES_MAX, broker_of
 from cluster.console.clients import ClientLists
 from cluster.console.inputs import OFFSET_MAX, BadInputError, Fields
+from cluster.letters import send_again
 from dledger.access.permissions import DEAD_PREFIX
 from dledger.errors import DLedgerError, InvalidRequestError
 from rocketstore.client import Message, MessageQueue, NotFoundError, SendStatus, TopicInfo
@@ -37,10 +38,6 @@ TAG_CHARS_MAX: Final = 256
 KEYS_CHARS_MAX: Final = 1024
 DELAY_LEVEL_MAX: Final = 18
 NAMED_MAX: Final = 5
-RESEND_LEVEL: Final = 1
-"""The shortest delay."""
-RESENDS_MAX: Final = 1_000_000
-"""A dead letter was delivered more often than its group allows."""
 _PERMISSIONS: Final = {"rw": PERMISSION_READ | PERMISSION_WRITE, "r": PERMISSION_READ, "w": PERMISSION_WRITE, "none": 0}
 
 
@@ -177,8 +174,7 @@ class BrokerChanges:
         found, _ = self._admin.messages(MessageQueue(topic, broker_of(self._admin, topic), 0), offset, max_messages=1)
         if not found or found[0].queue_offset != offset:
             raise NotFoundError(f"dead letter {offset} of {group} no longer exists")
-        position = found[0].offset
-        self._admin.send_back(group, topic, position, delay_level=RESEND_LEVEL, retries_max=RESENDS_MAX)
+        send_again(self._admin, group, found[0].offset)
         return Done(f"dead letter {offset} of {group} goes to its consumers again, once")
 
     # --- topics ------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""``dledger message query-by-id``, ``query-by-key``, ``print`` and ``resume`` at whole brokers."""
+"""``dledger message query-by-id``, ``query-by-key``, ``print`` and ``transaction resume`` at whole brokers."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_compressed_messages_are_found_decompressed(here: Here) -> None:
 def test_only_what_was_given_up_is_resumed(here: Here) -> None:
     """Any other message is none of a transaction: exit code 1, and the broker's reason."""
     (message_id,) = put(here, "plain", Message("plain", b"x"))
-    shown = here.run("message", "resume", message_id)
+    shown = here.run("transaction", "resume", message_id)
 
     assert shown.exit_code == 1
     assert f"no transaction that was given up has the id {message_id}" in shown.stderr
