@@ -1,0 +1,200 @@
+"""Receives and what consumers say of messages then: the protocol's requests, answers and codes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import pytest
+
+from rocketstore.pb import definition_pb2 as pb
+from rocketstore.pb import service_pb2 as pbs
+from rocketstore.state.changes import GroupConfig
+from tests.support.waiting import wait_until
+from tests.unit.rocketstore.grpc.harness import (
+    GatewayClient,
+    GatewayHarness,
+    consumer_settings,
+    endpoints,
+    message,
+)
+
+T = pb.Resource(name="T")
+G = pb.Resource(name="g")
+
+
+def receive(client: GatewayClient, **fields: object) -> tuple[pb.Status, Sequence[pb.Message]]:
+    """One receive that does not wait, for a minute."""
+    request = pbs.ReceiveMessageRequest(group=G, message_queue=pb.MessageQueue(topic=T, id=0), batch_size=32)
+    request.invisible_duration.seconds = 60
+    request.long_polling_timeout.seconds = 0
+    request.MergeFrom(pbs.ReceiveMessageRequest(**fields))  # type: ignore[arg-type]  # whatever its fields are
+    answers = client.calls("ReceiveMessage", request, pbs.ReceiveMessageResponse)
+    (status,) = [one.status for one in answers if one.HasField("status")]
+    messages = [one.message for one in answers if one.HasField("message")]
+    assert answers[0].HasField("status")
+    assert answers[-1].HasField("delivery_timestamp") == bool(messages)
+    return status, messages
+
+
+def ack(client: GatewayClient, *handles: str, group: pb.Resource = G) -> pbs.AckMessageResponse:
+    """AckMessage."""
+    entries = [pbs.AckMessageEntry(message_id=f"m{at}", receipt_handle=one) for at, one in enumerate(handles)]
+    request = pbs.AckMessageRequest(group=group, topic=T, entries=entries)
+    return client.call("AckMessage", request, pbs.AckMessageResponse)
+
+
+@pytest.fixture
+def started(broker: GatewayHarness, client: GatewayClient) -> GatewayClient:
+    """Its group begins here."""
+    assert receive(client)[0].code == pb.MESSAGE_NOT_FOUND
+    return client
+
+
+class TestReceiving:
+    """ReceiveMessage and QueryAssignment."""
+
+    def test_a_message_arrives_as_it_was_sent(self, started: GatewayClient) -> None:
+        """With its digest, encoding, handle and attempt, without which official clients lose it."""
+        given = message(b"hello", message_id="01A", tag="new", keys=["k1", "k2"])
+        given.user_properties["colour"] = "red"
+        started.send(given)
+        status, (found,) = receive(started)
+        system = found.system_properties
+        assert status.code == pb.OK
+        assert (found.body, found.topic.name, dict(found.user_properties)) == (b"hello", "T", {"colour": "red"})
+        assert (system.message_id, system.tag, list(system.keys)) == ("01A", "new", ["k1", "k2"])
+        assert (system.message_type, system.body_encoding) == (pb.NORMAL, pb.IDENTITY)
+        digest = hashlib.md5(b"hello", usedforsecurity=False).hexdigest().upper()
+        assert (system.body_digest.type, system.body_digest.checksum) == (pb.MD5, digest)
+        assert system.delivery_attempt == 1
+        assert system.receipt_handle
+        assert 58 <= system.invisible_duration.seconds <= 60
+
+    def test_the_queue_that_is_named_does_not_matter(self, started: GatewayClient) -> None:
+        """Simple consumers ask for one after the other, and would wait at an empty one."""
+        for number in range(4):
+            started.send(message(message_id=f"0{number}"))
+        assert len(receive(started)[1]) == 4
+
+    def test_nothing_in_time_is_no_error(self, started: GatewayClient) -> None:
+        """But a code that clients know."""
+        status, messages = receive(started)
+        assert (status.code, list(messages)) == (pb.MESSAGE_NOT_FOUND, [])
+
+    def test_a_poll_is_answered_before_the_client_hangs_up(self, started: GatewayClient) -> None:
+        """However long it asks to wait."""
+        request = pbs.ReceiveMessageRequest(group=G, message_queue=pb.MessageQueue(topic=T), batch_size=1)
+        request.invisible_duration.seconds = 60
+        request.long_polling_timeout.seconds = 3600
+        (answer,) = started.calls("ReceiveMessage", request, pbs.ReceiveMessageResponse, timeout_s=1.0)
+        assert answer.status.code == pb.MESSAGE_NOT_FOUND
+
+    def test_filters_are_those_of_the_request(self, started: GatewayClient) -> None:
+        """By tags, and by conditions; a wrong one is refused."""
+        started.send(message(message_id="01", tag="A"))
+        started.send(message(message_id="02", tag="B"))
+        (found,) = receive(started, filter_expression=pb.FilterExpression(type=pb.TAG, expression="B||C"))[1]
+        assert found.system_properties.message_id == "02"
+        wrong = pb.FilterExpression(type=pb.SQL, expression="a >")
+        assert receive(started, filter_expression=wrong)[0].code == pb.ILLEGAL_FILTER_EXPRESSION
+
+    def test_wrong_times_are_refused(self, started: GatewayClient) -> None:
+        """Push consumers give none; others must."""
+        request = pbs.ReceiveMessageRequest(group=G, message_queue=pb.MessageQueue(topic=T), batch_size=1)
+        (answer,) = started.calls("ReceiveMessage", request, pbs.ReceiveMessageResponse)
+        assert answer.status.code == pb.ILLEGAL_INVISIBLE_TIME
+        assert receive(started, auto_renew=True)[0].code == pb.MESSAGE_NOT_FOUND
+
+    def test_assignments_are_any_queue_or_each(self, broker: GatewayHarness, client: GatewayClient) -> None:
+        """One for a group without order, which every member gets; one per queue for an ordered group."""
+        request = pbs.QueryAssignmentRequest(topic=T, group=G, endpoints=endpoints("127.0.0.1:8081"))
+
+        def assigned() -> list[int]:
+            answer = client.call("QueryAssignment", request, pbs.QueryAssignmentResponse)
+            assert answer.status.code == pb.OK
+            assert all(one.message_queue.permission == pb.READ_WRITE for one in answer.assignments)
+            return [one.message_queue.id for one in answer.assignments]
+
+        assert assigned() == [-1]
+        broker.state.configs["g"] = GroupConfig("g", ordered=True)
+        assert assigned() == [0, 1, 2, 3]
+
+    def test_an_ordered_group_gets_its_queue(self, broker: GatewayHarness, client: GatewayClient) -> None:
+        """P8: and the same batch for the same attempt."""
+        broker.state.configs["g"] = GroupConfig("g", ordered=True)
+        assert receive(client)[0].code == pb.MESSAGE_NOT_FOUND
+        for number in range(3):
+            client.send(message(message_id=f"0{number}", kind=pb.FIFO, message_group="x"))
+        (queue_id,) = {one.head.queue_id for one in broker.store.log.records}
+        queue = pb.MessageQueue(topic=T, id=queue_id)
+        status, first = receive(client, message_queue=queue, attempt_id="A")
+        assert (status.code, len(first)) == (pb.OK, 3)
+        assert receive(client, message_queue=queue, attempt_id="B")[0].code == pb.MESSAGE_NOT_FOUND
+        again = receive(client, message_queue=queue, attempt_id="A")[1]
+        handles = [[one.system_properties.receipt_handle for one in some] for some in (first, again)]
+        assert handles[0] == handles[1]
+
+
+class TestAnswers:
+    """AckMessage, ChangeInvisibleDuration, ForwardMessageToDeadLetterQueue, NotifyClientTermination."""
+
+    def take(self, client: GatewayClient, count: int = 1, **fields: object) -> list[str]:
+        """The handles of new messages."""
+        for number in range(count):
+            client.send(message(message_id=f"0{number}"))
+        found = receive(client, **fields)[1]
+        assert len(found) == count
+        return [one.system_properties.receipt_handle for one in found]
+
+    def test_each_entry_has_its_result(self, started: GatewayClient) -> None:
+        """Several codes are one of their own; a handle that is settled never becomes valid again."""
+        first, second = self.take(started, 2)
+        answer = ack(started, first)
+        assert (answer.status.code, answer.entries[0].status.code) == (pb.OK, pb.OK)
+        answer = ack(started, first, second)
+        assert answer.status.code == pb.MULTIPLE_RESULTS
+        assert [one.status.code for one in answer.entries] == [pb.INVALID_RECEIPT_HANDLE, pb.OK]
+        assert [one.message_id for one in answer.entries] == ["m0", "m1"]
+        assert ack(started, second).status.code == pb.INVALID_RECEIPT_HANDLE
+        assert ack(started).status.code == pb.BAD_REQUEST
+
+    def test_a_changed_time_has_a_new_handle(self, started: GatewayClient) -> None:
+        """P6: the old one is refused."""
+        (handle,) = self.take(started)
+        request = pbs.ChangeInvisibleDurationRequest(group=G, topic=T, receipt_handle=handle)
+        request.invisible_duration.seconds = 30
+        answer = started.call("ChangeInvisibleDuration", request, pbs.ChangeInvisibleDurationResponse)
+        assert answer.status.code == pb.OK
+        assert ack(started, handle).status.code == pb.INVALID_RECEIPT_HANDLE
+        assert ack(started, answer.receipt_handle).status.code == pb.OK
+
+    def test_a_message_that_is_given_up_is_a_dead_letter(self, broker: GatewayHarness, started: GatewayClient) -> None:
+        """With the attempts that its consumer made."""
+        (handle,) = self.take(started)
+        request = pbs.ForwardMessageToDeadLetterQueueRequest(
+            group=G, topic=T, receipt_handle=handle, message_id="01", delivery_attempt=3, max_delivery_attempts=3
+        )
+        answer = started.call("ForwardMessageToDeadLetterQueue", request, pbs.ForwardMessageToDeadLetterQueueResponse)
+        assert answer.status.code == pb.OK
+        assert broker.store.max_offset("%DLQ%g", 0) == 1
+        answer = started.call("ForwardMessageToDeadLetterQueue", request, pbs.ForwardMessageToDeadLetterQueueResponse)
+        assert answer.status.code == pb.INVALID_RECEIPT_HANDLE
+
+    def test_a_client_that_ends_leaves_its_messages(self, broker: GatewayHarness, started: GatewayClient) -> None:
+        """Those whose leases the broker prolongs for it: they come again after a second, as one more attempt."""
+        with broker.dial("client-2") as other:
+            other.telemetry(consumer_settings("g", "T")).next()
+            (handle,) = self.take(other, auto_renew=True)
+            request = pbs.NotifyClientTerminationRequest(group=G)
+            other.call("NotifyClientTermination", request, pbs.NotifyClientTerminationResponse)
+            found: list[pb.Message] = []
+
+            def comes_again() -> bool:
+                found.extend(receive(started)[1])
+                return bool(found)
+
+            wait_until(comes_again, "the message comes again")
+            assert found[0].system_properties.delivery_attempt == 2
+            assert found[0].topic.name == "T"
+            assert ack(other, handle).status.code == pb.INVALID_RECEIPT_HANDLE
