@@ -1,4 +1,4 @@
-"""Clients of RocketMQ's brokers, ours and Apache's: ``Producer``, ``Consumer`` and ``Admin``.
+"""Clients of RocketMQ's brokers, ours and Apache's: ``Producer``, ``Consumer``, ``SimpleConsumer`` and ``Admin``.
 
 These block; ``rocketstore.client.aio`` has the same classes for asyncio. Everything else that an application needs is
 imported from here for both. A name's module is loaded when the name is first used.
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     )
     from rocketstore.client.aio.expressions import Sql
     from rocketstore.client.aio.pending import PipelineLimits
+    from rocketstore.client.aio.popped import PoppedMessage
     from rocketstore.client.aio.producer import ProducerOptions
     from rocketstore.client.aio.results import (
         PreparedMessage,
@@ -55,8 +56,10 @@ if TYPE_CHECKING:
         TransactionResult,
         TransactionState,
     )
+    from rocketstore.client.aio.simple_consumer import SimpleOptions
     from rocketstore.client.blocking import Admin, NumberedProducer, Producer, Transaction
     from rocketstore.client.blocking_consumer import Consumer
+    from rocketstore.client.blocking_simple_consumer import SimpleConsumer
     from rocketstore.message.message import Message
     from rocketstore.remoting.bodies.queues import MessageQueue
 
@@ -89,6 +92,7 @@ __all__ = [
     "OffsetOutOfRangeError",
     "PartlySentError",
     "PipelineLimits",
+    "PoppedMessage",
     "PreparedMessage",
     "Producer",
     "ProducerForgottenError",
@@ -100,6 +104,8 @@ __all__ = [
     "SendQueueFullError",
     "SendResult",
     "SendStatus",
+    "SimpleConsumer",
+    "SimpleOptions",
     "Sql",
     "TimedOutError",
     "TlsError",
@@ -142,6 +148,7 @@ __getattr__ = late_names(
         "OffsetOutOfRangeError": "rocketstore.client.aio.errors",
         "PartlySentError": "rocketstore.client.aio.errors",
         "PipelineLimits": "rocketstore.client.aio.pending",
+        "PoppedMessage": "rocketstore.client.aio.popped",
         "PreparedMessage": "rocketstore.client.aio.results",
         "Producer": "rocketstore.client.blocking",
         "ProducerForgottenError": "rocketstore.client.aio.errors",
@@ -153,6 +160,8 @@ __getattr__ = late_names(
         "SendQueueFullError": "rocketstore.client.aio.errors",
         "SendResult": "rocketstore.client.aio.results",
         "SendStatus": "rocketstore.client.aio.results",
+        "SimpleConsumer": "rocketstore.client.blocking_simple_consumer",
+        "SimpleOptions": "rocketstore.client.aio.simple_consumer",
         "Sql": "rocketstore.client.aio.expressions",
         "TimedOutError": "rocketstore.client.aio.errors",
         "TlsError": "dledger.errors",

@@ -70,9 +70,16 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         server.stop()
 
 
-def program_of_the_page() -> str:
-    """All its blocks: they continue each other."""
-    return "\n".join(line.text for line in lines(PYTHON) if line.fence == "python")
+def program_of_the_page(*without: str) -> str:
+    """All its blocks: they continue each other; but for the sections with these headings."""
+    found: list[str] = []
+    heading = ""
+    for line in lines(PYTHON):
+        if line.fence is None and line.text.startswith("#"):
+            heading = line.text.lstrip("# ")
+        elif line.fence == "python" and heading not in without:
+            found.append(line.text)
+    return "\n".join(found)
 
 
 @pytest.mark.slow

@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     from rocketstore.client.aio.consumer import Consumer
     from rocketstore.client.aio.numbered_producer import NumberedProducer
     from rocketstore.client.aio.producer import Producer
+    from rocketstore.client.aio.simple_consumer import SimpleConsumer
     from rocketstore.client.aio.transactions import Transaction
 
-__all__ = ["Admin", "Consumer", "NumberedProducer", "Producer", "Transaction"]
+__all__ = ["Admin", "Consumer", "NumberedProducer", "Producer", "SimpleConsumer", "Transaction"]
 
 __getattr__ = late_names(
     __name__,
@@ -45,6 +46,7 @@ __getattr__ = late_names(
         "Consumer": "rocketstore.client.aio.consumer",
         "NumberedProducer": "rocketstore.client.aio.numbered_producer",
         "Producer": "rocketstore.client.aio.producer",
+        "SimpleConsumer": "rocketstore.client.aio.simple_consumer",
         "Transaction": "rocketstore.client.aio.transactions",
     },
 )

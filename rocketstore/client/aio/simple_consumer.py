@@ -211,7 +211,8 @@ class SimpleConsumer:
         """These are done: when this returns, the group never gets them again, whatever fails.
 
         Raises ``NotFoundError`` if one was acknowledged before, or its time is over and it was delivered again; the
-        others are acknowledged then. After other errors acknowledging the same once more is right.
+        others are acknowledged then. So it is if brokers failed before they could say that it was acknowledged. After
+        other errors acknowledging the same once more is right.
         """
         await self.start()
         await self._ack_all(messages)

@@ -44,16 +44,18 @@ async def asynchronous() -> list[object]:
     """One of each; none of them asks a broker for anything."""
     async with aio.Producer(NOWHERE) as producer, aio.Admin(NOWHERE) as admin:
         transaction, numbered = producer.transaction(Message("T", b"")), producer.numbered("n")
-        return [producer, transaction, numbered, admin, aio.Consumer(NOWHERE, **READS)]
+        consumers = [aio.Consumer(NOWHERE, **READS), aio.SimpleConsumer(NOWHERE, **READS)]
+        return [producer, transaction, numbered, admin, *consumers]
 
 
 def blocking() -> list[object]:
     """Likewise."""
     with client.Producer(NOWHERE) as producer, client.Admin(NOWHERE) as admin:
-        consumer = client.Consumer(NOWHERE, **READS)
+        consumer, simple = client.Consumer(NOWHERE, **READS), client.SimpleConsumer(NOWHERE, **READS)
         consumer.close()
+        simple.close()
         transaction, numbered = producer.transaction(Message("T", b"")), producer.numbered("n")
-        return [producer, transaction, numbered, admin, consumer]
+        return [producer, transaction, numbered, admin, consumer, simple]
 
 
 def test_both_kinds_have_the_same_members() -> None:
@@ -64,7 +66,7 @@ def test_both_kinds_have_the_same_members() -> None:
         assert members(one) == members(other) - PARTS.get(name, set()), name
 
 
-@pytest.mark.parametrize("name", ["Admin", "Consumer", "NumberedProducer", "Producer"])
+@pytest.mark.parametrize("name", ["Admin", "Consumer", "NumberedProducer", "Producer", "SimpleConsumer"])
 def test_both_kinds_take_the_same_arguments(name: str) -> None:
     """Names, order, which are keywords, and defaults, of the constructors too."""
     one, other = getattr(client, name), getattr(aio, name)
@@ -80,4 +82,4 @@ def test_both_kinds_take_the_same_arguments(name: str) -> None:
 def test_both_kinds_have_all_the_classes_of_asyncio() -> None:
     """The others are the same objects for both, and are imported from one place."""
     assert set(aio.__all__) <= set(client.__all__)
-    assert len(client.__all__) <= 48
+    assert len(client.__all__) <= 51
