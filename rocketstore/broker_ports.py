@@ -43,6 +43,7 @@ from rocketstore.broker_config import HA_PORT_OFFSET, BrokerConfig
 from rocketstore.broker_remoting.registration import MASTER_ID, NameServerRegistration
 from rocketstore.broker_remoting.service import RemotingService
 from rocketstore.broker_remoting.successor import SuccessorWatch
+from rocketstore.grpc.other_groups import OtherGroups
 from rocketstore.grpc.service import SERVICE, GatewayService
 from rocketstore.ha.service import HaService
 from rocketstore.ha.slave_sync import SlaveSync
@@ -88,6 +89,7 @@ class BrokerPorts:
         self._grpc: GrpcServer | None = None
         self._gateway: GatewayService | None = None
         self._to_members: RemotingClient
+        self._to_name_servers: RemotingClient
         self._dialled: list[RemotingClient] = []
 
     # -- for any thread ------------------------------------------------------------------------------------------------
@@ -159,7 +161,8 @@ class BrokerPorts:
             listening = self._listen(opened)
             self.broker = broker = await self._broker(bridge)
             self._to_members = self._client_of_members()
-            self._dialled = [self._to_members]
+            self._to_name_servers = RemotingClient(tls=_name_server_tls(self._config))
+            self._dialled = [self._to_members, self._to_name_servers]
             await self._serve_grpc(broker)
             opened.pop_all()
         self._remoting = self._serve_remoting(broker)
@@ -225,7 +228,12 @@ class BrokerPorts:
             limits = replace(config.limits, connection_calls_max=config.grpc_connection_calls_max)
             server_options = options.server_options(limits, bytes_max, waiting_max)
             server = GrpcServer(connections, server_options, 2 * waiting_max, broker.shares.quotas, "streams_max")
-        self._gateway = gateway = GatewayService(broker, server.connections, self._to_members)
+        self._gateway = gateway = GatewayService(
+            broker,
+            server.connections,
+            self._to_members,
+            OtherGroups(config.name, config.name_servers, self._to_name_servers, self._to_members),
+        )
         server.add(SERVICE, gateway.grpc_methods())
         gateway.presence.own_address = lambda: address_text(host_of(self.address), self.grpc_port)
         credentials, both = self._grpc_credentials()
@@ -258,7 +266,7 @@ class BrokerPorts:
         config, (storage, node, replication, *_) = self._config, self._served
         to_members = self._to_members
         to_name_servers = RemotingClient(tls=_name_server_tls(config), lost=lambda address: registration.lost(address))
-        self._dialled = [to_members, to_name_servers]
+        self._dialled.append(to_name_servers)
         ha_address = address_text(host_of(self.address), config.store.ha_listen_port or self.port + HA_PORT_OFFSET)
         self._registration = registration = NameServerRegistration(broker, to_name_servers, self.address, ha_address)
         registration.belongs = self._belongs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from dledger.access.addresses import parse_address as parse_ip
@@ -26,19 +26,20 @@ class AccessPoints:
         each change costs a client its connections.
         """
         if not given.addresses:
-            return self._own()
+            return endpoints_of(sorted(self._members().values()))
         down = self._down()
         kept = [one for one in given.addresses[:ADDRESSES_MAX] if address_text(one.host, one.port) not in down]
         return pb.Endpoints(scheme=given.scheme, addresses=kept or given.addresses[:ADDRESSES_MAX])
 
-    def _own(self) -> pb.Endpoints:
-        found = pb.Endpoints(scheme=pb.IPv4)
-        for address in sorted(self._members().values()):
-            host, port = parse_address(address)
-            found.addresses.add(host=host, port=port)
-        if found.addresses:
-            found.scheme = scheme_of(found.addresses[0].host)
-        return found
+
+def endpoints_of(addresses: Iterable[str]) -> pb.Endpoints:
+    """These addresses (``host:port``); of names only the first, because some clients take one name and no more."""
+    places = [parse_address(one) for one in addresses][:ADDRESSES_MAX]
+    found = pb.Endpoints(scheme=pb.IPv4 if not places else scheme_of(places[0][0]))
+    alike = [(host, port) for host, port in places if scheme_of(host) == found.scheme]
+    for host, port in alike[:1] if found.scheme == pb.DOMAIN_NAME else alike:
+        found.addresses.add(host=host, port=port)
+    return found
 
 
 def scheme_of(host: str) -> pb.AddressScheme:

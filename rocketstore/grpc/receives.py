@@ -66,12 +66,11 @@ class Receives:
 
     async def assignment(self, _: GatewayCall, request: pbs.QueryAssignmentRequest) -> pbs.QueryAssignmentResponse:
         """QueryAssignment: every consumer may have messages of every queue; of an ordered group it asks for each."""
-        topic = self._routes.topic(name_of(request.topic))
-        broker = self._routes.broker(request.endpoints)
         ordered = self._broker.groups.retries.group(name_of(request.group)).ordered
         answer = pbs.QueryAssignmentResponse(status=OK)
-        for queue_id in range(topic.read_queues) if ordered else (ANY_QUEUE,):
-            answer.assignments.add().message_queue.CopyFrom(self._routes.queue(topic, queue_id, broker))
+        for topic, broker in await self._routes.places(name_of(request.topic), request.endpoints):
+            for queue_id in range(topic.read_queues) if ordered else (ANY_QUEUE,):
+                answer.assignments.add().message_queue.CopyFrom(self._routes.queue(topic, queue_id, broker))
         return answer
 
     async def receive(

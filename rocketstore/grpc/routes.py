@@ -9,7 +9,8 @@ from rocketstore.broker.topics import SeenTopic
 from rocketstore.broker_config import PERMISSION_READ, PERMISSION_WRITE
 from rocketstore.grpc.calls import GatewayCall, name_of
 from rocketstore.grpc.codes import OK, RejectedError
-from rocketstore.grpc.endpoints import AccessPoints
+from rocketstore.grpc.endpoints import AccessPoints, endpoints_of
+from rocketstore.grpc.other_groups import OtherGroups
 from rocketstore.message.checks import check_client_topic
 from rocketstore.pb import definition_pb2 as pb
 from rocketstore.pb import service_pb2 as pbs
@@ -30,17 +31,28 @@ _TYPES: Final = {
 class Routes:
     """On the loop."""
 
-    def __init__(self, broker: Broker, points: AccessPoints) -> None:
+    def __init__(self, broker: Broker, points: AccessPoints, others: OtherGroups | None = None) -> None:
         self._broker = broker
         self._points = points
+        self._others = others
 
     async def query(self, _: GatewayCall, request: pbs.QueryRouteRequest) -> pbs.QueryRouteResponse:
         """QueryRoute. A topic that a send would create has the route that it would have then."""
-        topic = self.topic(name_of(request.topic))
-        broker = self.broker(request.endpoints)
         answer = pbs.QueryRouteResponse(status=OK)
-        answer.message_queues.extend(self.queues(topic, broker))
+        for topic, broker in await self.places(name_of(request.topic), request.endpoints):
+            answer.message_queues.extend(self.queues(topic, broker))
         return answer
+
+    async def places(self, name: str, endpoints: pb.Endpoints) -> list[tuple[SeenTopic, pb.Broker]]:
+        """Where a topic is: here, and at other groups. Raises ``RejectedError``, ``Refusal``."""
+        others = () if self._others is None or check_client_topic(name) else await self._others.places(name)
+        found: list[tuple[SeenTopic, pb.Broker]] = [
+            (one.topic, pb.Broker(name=one.broker, id=MASTER_ID, endpoints=endpoints_of(one.addresses)))
+            for one in others
+        ]
+        if not others or self._broker.topics.seen(name) is not None:
+            found.insert(0, (self.topic(name), self.broker(endpoints)))
+        return found
 
     def topic(self, name: str) -> SeenTopic:
         """A topic as clients see it. Raises ``RejectedError``, ``Refusal``."""

@@ -29,6 +29,7 @@ from rocketstore.grpc.calls import SPARE_S, GatewayCall, Headers
 from rocketstore.grpc.codes import ANSWERED, RejectedError, is_limit, status_of
 from rocketstore.grpc.endpoints import AccessPoints
 from rocketstore.grpc.methods import Method, Place
+from rocketstore.grpc.other_groups import OtherGroups
 from rocketstore.grpc.presence import Presence
 from rocketstore.grpc.recalls import Recalls
 from rocketstore.grpc.receives import Receives, consuming, receive_needs
@@ -60,8 +61,14 @@ _Context = grpc.aio.ServicerContext[Any, Any]  # Any: bytes, or the messages of 
 class GatewayService:
     """Create it on the loop's thread."""
 
-    def __init__(self, broker: Broker, connections: Connections, client: RemotingClient) -> None:
-        """``client`` asks other members."""
+    def __init__(
+        self,
+        broker: Broker,
+        connections: Connections,
+        client: RemotingClient,
+        others: OtherGroups | None = None,
+    ) -> None:
+        """``client`` asks other members. ``others``: None without name servers."""
         self._broker = broker
         self._connections = connections
         self._calls = 0
@@ -76,8 +83,9 @@ class GatewayService:
             self._transactions.question,
         )
         self.relay: Final = Relay(broker, client, self._serve_passed, self.registry.tell)
+        self._others = others
         self.presence: Final = Presence(broker, client)
-        self.routes: Final = Routes(broker, AccessPoints(self.presence.serving, self.presence.down))
+        self.routes: Final = Routes(broker, AccessPoints(self.presence.serving, self.presence.down), others)
         self.sends: Final = Sends(broker, self.registry)
         self.receives: Final = Receives(broker, self.registry, self.routes)
         self._recalls = Recalls(broker.timed.recall)
@@ -196,6 +204,8 @@ class GatewayService:
     async def close(self) -> None:
         """Nothing is asked of clients any more, and nothing of the leader."""
         await self.presence.close()
+        if self._others is not None:
+            await self._others.close()
         await self.relay.close()
         await self.sends.close()
         await self.registry.close()
