@@ -60,16 +60,25 @@ class CommandStream:
     """The commands for one open stream, in order."""
 
     def __init__(self, end: Callable[[str], None]) -> None:
-        self.queue: Final[asyncio.Queue[bytes]] = asyncio.Queue(COMMANDS_MAX)
+        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(COMMANDS_MAX + 1)
         self.end: Final = end
         """Close it, with a reason."""
 
     def put(self, command: bytes) -> bool:
         """Returns whether there was room."""
-        if self.queue.full():
+        if self._queue.qsize() >= COMMANDS_MAX:
             return False
-        self.queue.put_nowait(command)
+        self._queue.put_nowait(command)
         return True
+
+    async def write_all(self, write: Callable[[bytes], Awaitable[None]]) -> None:
+        """Write what is put, until ``finish``."""
+        while (command := await self._queue.get()) is not None:
+            await write(command)
+
+    def finish(self) -> None:
+        """Put nothing more; what is there is still written. Call it once."""
+        self._queue.put_nowait(None)
 
 
 class GatewayClient:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import grpc
 from google.protobuf.message import Message
+from grpc._cython import cygrpc
 
 from dledger.access.addresses import place_of
 from dledger.remoting.client import RemotingClient
@@ -354,8 +355,9 @@ class GatewayService:
                     await self._telemetry.serve(call, _commands(requests), write)
         except ANSWERED as error:
             refused = status_of(error)
-            await context.write(pbs.TelemetryCommand(status=refused).SerializeToString())
-            await context.abort(_grpc_status(refused.code), refused.message)
+            with suppress(cygrpc.BaseError):  # abort raises one; so does a client that reads nothing, or is gone
+                await context.write(pbs.TelemetryCommand(status=refused).SerializeToString())
+                await context.abort(_grpc_status(refused.code), refused.message)
 
     def _until_revoked(self, call: GatewayCall) -> AbstractContextManager[None]:
         """Wraps a stream: ends it when the caller's key is revoked, or may no longer do what its settings say."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
-from contextlib import suppress
 from typing import Final
 
 from dledger.access.guard import Caller
@@ -21,6 +20,8 @@ from rocketstore.pb import service_pb2 as pbs
 FIRST_DELAY_S: Final = 0.1
 REPEAT_DELAY_S: Final = 0.3
 """For clients that do not listen yet when they ask, and then wait for ever."""
+FINISH_S_MAX: Final = 1.0
+"""How long a client may take to read its last commands."""
 _LATE_LISTENERS: Final = frozenset({pb.NODE_JS})
 _CONSUMERS: Final = frozenset({pb.PUSH_CONSUMER, pb.SIMPLE_CONSUMER})
 _KNOWN_TYPES: Final = _CONSUMERS | {pb.PRODUCER}
@@ -59,7 +60,7 @@ class Telemetry:
         if client.stream is not None:  # its connection is lost, and the old stream has not noticed
             client.stream.end("the client has opened another stream")
         client.stream, client.member = stream, ""
-        writer = asyncio.ensure_future(_write_all(stream, write))
+        writer = asyncio.ensure_future(stream.write_all(write))
         try:
             async for command in requests:
                 if command.HasField("settings"):
@@ -72,9 +73,8 @@ class Telemetry:
         finally:
             if client.stream is stream:
                 client.stream = None
-            writer.cancel()
-            with suppress(asyncio.CancelledError):
-                await writer
+            stream.finish()
+            await _finished(writer)
 
     async def _settle(
         self, call: GatewayCall, client: GatewayClient, stream: CommandStream, given: pb.Settings
@@ -146,6 +146,11 @@ class Telemetry:
         return pbs.NotifyClientTerminationResponse(status=OK)
 
 
-async def _write_all(stream: CommandStream, write: Write) -> None:
-    while True:
-        await write(await stream.queue.get())
+async def _finished(writer: asyncio.Task[None]) -> None:
+    """Let it write what is left: gRPC takes one message at a time, and one whose writing is given up is still there."""
+    done, _ = await asyncio.wait({writer}, timeout=FINISH_S_MAX)
+    if not done:
+        writer.cancel()
+        await asyncio.wait({writer})
+    elif not writer.cancelled():
+        writer.exception()  # looked at: the client is gone

@@ -126,7 +126,8 @@ def test_no_more_topics_are_remembered_than_so_many(monkeypatch: pytest.MonkeyPa
     async def act(groups: OtherGroups, client: FakeClient) -> None:
         client.hanging = True
         waiting = asyncio.ensure_future(groups.places("T"))
-        await asyncio.sleep(0)
+        while not client.asked:
+            await asyncio.sleep(0)
         client.hanging = False
         for name in ("U", "V", "W"):
             await groups.places(name)
