@@ -110,7 +110,7 @@ class Producer(BlockingClient):
 
     def send(self, message: Message, *, key: str | None = None, queue: MessageQueue | int | None = None) -> SendResult:
         """Send one message; returns when the broker has stored it: see ``aio.Producer.send``."""
-        return self._run(self._producer.send(message, key=key, queue=queue))
+        return self._run(self._producer.send(self._producer.carried(message), key=key, queue=queue))
 
     def submit(
         self, message: Message, *, key: str | None = None, queue: MessageQueue | int | None = None
@@ -130,7 +130,8 @@ class Producer(BlockingClient):
         self, messages: Iterable[Message], *, key: str | None = None, queue: MessageQueue | int | None = None
     ) -> list[SendResult]:
         """Send messages in as few requests as possible; one result each: see ``aio.Producer.send_many``."""
-        return self._run(self._producer.send_many(messages, key=key, queue=queue))
+        carried = map(self._producer.carried, messages)
+        return self._run(self._producer.send_many(list(carried), key=key, queue=queue))
 
     def send_oneway(self, message: Message, *, key: str | None = None, queue: MessageQueue | int | None = None) -> None:
         """Send one message without an answer, once: see ``aio.Producer.send_oneway``."""

@@ -6,11 +6,12 @@ Every skip of this project goes through ``lacks``. Where all is meant to be inst
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shutil
 from collections.abc import Iterable
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import pytest
 
@@ -34,6 +35,14 @@ def program(name: str, package: str = "") -> str:
     if found is None:
         lacks(name, f"apt-get install {package or name}")
     return found
+
+
+def module(name: str, extra: str) -> Any:  # noqa: ANN401  # a module that need not be installed
+    """A module of one of the project's extras; skips the test where it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        lacks(name.partition(".")[0], f"pip install 'dledger[{extra}]'")
 
 
 def need_root(why: str = "") -> None:

@@ -10,7 +10,7 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from rocketstore.client.aio.consumed_message import ConsumedMessage
 from rocketstore.client.aio.errors import ForbiddenError
@@ -137,6 +137,7 @@ class Delivery:
         "may_expire",
         "messages",
         "since",
+        "span",
         "traced",
         "tries_here",
     )
@@ -157,6 +158,7 @@ class Delivery:
         """Whether it was logged that it takes long."""
         self.traced: tuple[str, int] | None = None
         """The id of its trace and when that began (ms since 1970), until its end is written."""
+        self.span: Any = None  # of OpenTelemetry, which need not be installed
         for one in messages:
             one.tries_here = tries_here
 

@@ -8,6 +8,7 @@ import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
@@ -32,6 +33,7 @@ from rocketstore.client.aio.offsets import BrokerOffsets, LocalOffsets, OffsetSt
 from rocketstore.client.aio.producer import Producer, ProducerOptions
 from rocketstore.client.aio.rebalancer import Assign, Rebalancer
 from rocketstore.client.aio.routes import TopicRoute
+from rocketstore.client.aio.spans import ConsumeSpans, OpenTelemetry
 from rocketstore.client.aio.subscription_check import check_conditions, warn_of_others
 from rocketstore.client.aio.tracing import TRACE_CLOSE_S, TRACE_LIMITS, ConsumeTraces, TraceWriter
 from rocketstore.message.checks import check_group_name, check_topic
@@ -435,6 +437,10 @@ class _Running:
                 lambda: Producer(addresses, name_servers=name_servers, security=security, options=trace_options)
             )
             self.deliveries.observers += (ConsumeTraces(subscriptions.group, subscriptions.client_id, self._traces),)
+        self._spans: ConsumeSpans | None = None
+        if options.spans:
+            self._spans = ConsumeSpans(OpenTelemetry(), subscriptions.group)
+            self.deliveries.observers += (self._spans,)
         self._heartbeats = Heartbeats(self.cluster, self._heartbeat) if assign is None else None
         self.rebalancer = Rebalancer(
             self.cluster,
@@ -556,7 +562,8 @@ class _Running:
     async def _handle(self, handler: BatchHandler, delivery: Delivery) -> None:
         async def handled() -> BaseException | None:
             try:
-                await handler(delivery.messages)
+                with nullcontext() if self._spans is None else self._spans.current(delivery):
+                    await handler(delivery.messages)
             except asyncio.CancelledError:
                 raise
             except BaseException as error:  # noqa: BLE001  # also SystemExit, which a task would pass on to the loop

@@ -28,7 +28,7 @@ class ConsumerOptions:
     behind a message that is not done, because all of that comes again if this consumer is killed.
     ``consume_timeout_s``: a message that a handler is not done with after this time is sent back as if it had failed,
     except in order. ``timeout_s``: for every request. ``trace``: write to RMQ_SYS_TRACE_TOPIC who consumed which
-    message, when, and how long it took.
+    message, when, and how long it took. ``spans``: record OpenTelemetry spans of deliveries (the extra ``otel``).
     """
 
     start: Start = "last"
@@ -47,6 +47,7 @@ class ConsumerOptions:
     pull_wait_s: Annotated[float, Range(0, 60)] = 15.0
     stock_bytes_max: Bytes = 4 * MIB
     trace: bool = False
+    spans: bool = False
 
     def __post_init__(self) -> None:
         problems = out_of_range(self)
@@ -77,3 +78,4 @@ class ConsumerSettings(TypedDict, total=False):
     pull_wait_s: float
     stock_bytes_max: int
     trace: bool
+    spans: bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from dledger.errors import InvalidRequestError
 from dledger.remoting.frame import Frame
@@ -107,6 +107,8 @@ class OutgoingMessage:
     """Why it may be stored already, if so."""
     future: AnyFuture = None
     """Gets its outcome."""
+    span: Any = None  # of OpenTelemetry, which need not be installed
+    """Ends with its outcome, if there is one."""
 
     def __init__(self, message: Message, properties: str, size: int) -> None:
         self.message = message

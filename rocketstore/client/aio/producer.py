@@ -23,6 +23,7 @@ from rocketstore.client.aio.pending import PipelineLimits
 from rocketstore.client.aio.pipeline import SendPipeline
 from rocketstore.client.aio.queue_selection import OnFailure
 from rocketstore.client.aio.results import PreparedMessage, SendResult, TransactionResult, TransactionState
+from rocketstore.client.aio.spans import OpenTelemetry, SendSpans
 from rocketstore.client.aio.tracing import TRACE_CLOSE_S, TRACE_LIMITS, SendTraces, TraceWriter
 from rocketstore.client.aio.transactions import Check, Transaction, Transactions, checked_state
 from rocketstore.message.checks import check_group_name
@@ -52,7 +53,7 @@ class ProducerOptions:
     fails with ``outcome="unknown"``, and the caller decides. ``check_workers``: how many transactions ``check`` is
     called for at once. ``close_timeout_s``: how long ``close`` waits for messages on their way.
     ``on_failure`` is called with a broker's name and the error of each request to it that fails, repeated or not; on
-    the loop: it must neither block nor raise.
+    the loop: it must neither block nor raise. ``spans``: record OpenTelemetry spans of sends (the extra ``otel``).
     """
 
     allow_duplicates: bool = False
@@ -61,6 +62,7 @@ class ProducerOptions:
     close_timeout_s: float = 10.0
     limits: PipelineLimits = field(default_factory=PipelineLimits)
     on_failure: OnFailure | None = None
+    spans: bool = False
 
 
 class Producer:
@@ -115,6 +117,7 @@ class Producer:
             lost=self._lost,
         )
         self._trace = trace
+        self._spans = SendSpans(OpenTelemetry(), group) if options is not None and options.spans else None
         self._given = (addresses, name_servers, security)
         self._traces: TraceWriter | None = None
         self._pipeline: SendPipeline | None = None
@@ -263,11 +266,27 @@ class Producer:
 
     def prepared(self, message: Message, key: str | None, queue: MessageQueue | int | None) -> OutgoingMessage:
         """Check and encode a message. On any thread. Raises ``MessageRefusedError``."""
+        if self._spans is None:
+            return self._outgoing(message, key, queue)
+        message, span = self._spans.begin(message)
+        try:
+            prepared = self._outgoing(message, key, queue)
+        except Exception as error:
+            self._spans.refused(span, error)
+            raise
+        prepared.span = span
+        return prepared
+
+    def _outgoing(self, message: Message, key: str | None, queue: MessageQueue | int | None) -> OutgoingMessage:
         prepared = outgoing(message, self._options.body_bytes_max)
         if key is None and queue is None:
             prepared.key = message.properties.get(PROPERTY_SHARDING_KEY)
             return prepared
         return _placed(prepared, key, queue)
+
+    def carried(self, message: Message) -> Message:
+        """The message with the context of the caller's current span, for one that is sent on another thread."""
+        return message if self._spans is None else self._spans.carried(message)
 
     @property
     def has_room(self) -> bool:
@@ -338,6 +357,8 @@ class Producer:
                 allow_duplicates=options.allow_duplicates,
                 on_failure=options.on_failure,
             )
+            if self._spans is not None:
+                self._pipeline.pending.observers += (self._spans,)
             if self._trace:
                 self._traces = TraceWriter(self._trace_producer)
                 self._pipeline.pending.observers += (SendTraces(self.group, self._traces),)

@@ -206,10 +206,13 @@ def _zstd(body: bytes, bytes_max: int) -> bytes:
     try:
         with zstandard.ZstdDecompressor().stream_reader(body) as stream:
             plain: bytes = stream.read(bytes_max + 1)
+        is_bounded = len(plain) <= bytes_max
+        whole = zstandard.ZstdDecompressor().decompressobj()  # which knows whether the frame ends, but no limit
+        is_whole = is_bounded and len(whole.decompress(body)) == len(plain) and whole.eof
     except zstandard.ZstdError as error:
         raise _damaged("Zstandard", error) from None
-    if len(plain) > bytes_max:
-        raise BadAnswerError(f"the body is larger than {bytes_max} bytes")
+    if not is_whole:
+        raise BadAnswerError(f"the body is truncated, or larger than {bytes_max} bytes")
     return plain
 
 

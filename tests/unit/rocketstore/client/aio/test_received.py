@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketstore.client.aio.errors import BadAnswerError
-from rocketstore.client.aio.received import split_records
+from rocketstore.client.aio.received import decompress, split_records
 from rocketstore.message.message import SYS_FLAG_COMPRESSED, HostAddress, Message
 from rocketstore.message.record import HEAD_V4_BYTES, MESSAGE_MAGIC_V2, encode_record
+from tests.support import lacking
 from tests.unit.rocketstore.message.samples import resized
 
 V4 = HostAddress(b"\x7f\0\0\1", 1)
@@ -93,6 +95,32 @@ def test_bodies_that_cannot_be_inflated(body: bytes, sys_flag: int) -> None:
     with pytest.raises(BadAnswerError):
         _ = message.body
     assert message.tags == "a"
+
+
+def _compressors() -> list[tuple[int, Callable[[bytes], bytes]]]:
+    """With their system flags, those that RocketMQ 5's clients have besides zlib."""
+    lz4, zstandard = lacking.module("lz4.frame", "compression"), lacking.module("zstandard", "compression")
+
+    def streamed(body: bytes) -> bytes:  # without the length in the header
+        compressing = zstandard.ZstdCompressor().compressobj()
+        packed: bytes = compressing.compress(body) + compressing.flush()
+        return packed
+
+    return [(0x101, lz4.compress), (0x201, zstandard.compress), (0x201, streamed)]
+
+
+def test_bodies_of_rocketmq_5_are_inflated() -> None:
+    """LZ4 and Zstandard, with and without the length in the header; a truncated or an endless one is an error."""
+    body = b"x" * 5000
+    for sys_flag, compress in _compressors():
+        packed = compress(body)
+        assert decompress(packed, sys_flag) == body
+        for wrong in (packed[:-4], packed[:5], b"none", b""):
+            with pytest.raises(BadAnswerError):
+                decompress(wrong, sys_flag)
+        with pytest.raises(BadAnswerError):
+            decompress(packed, sys_flag, bytes_max=4999)
+        assert decompress(packed, sys_flag, bytes_max=5000) == body
 
 
 def test_every_flipped_bit_of_a_body_is_noticed() -> None:
