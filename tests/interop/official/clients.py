@@ -210,13 +210,13 @@ def _run(command: Sequence[str], cwd: Path, variables: Mapping[str, str] | None 
         )
 
 
-def _python_command(_home: Path) -> Sequence[str]:
-    program = (
+def python_with_client(program: Path) -> Sequence[str]:
+    """How a program is run with the client, and without the packages of this environment."""
+    start = (
         f"import runpy, sys; sys.path.insert(0, {str(_PYTHON_PACKAGES)!r}); "
         "runpy.run_path(sys.argv[1], None, '__main__')"
     )
-    base = getattr(sys, "_base_executable", sys.executable)  # without the packages of this environment
-    return [base, "-s", "-E", "-c", program, str(HERE / "python" / "driver.py")]
+    return [getattr(sys, "_base_executable", sys.executable), "-s", "-E", "-c", start, str(program)]
 
 
 def _java_command(home: Path) -> Sequence[str]:
@@ -226,7 +226,7 @@ def _java_command(home: Path) -> Sequence[str]:
 LANGUAGES: Final = {
     one.name: one
     for one in (
-        Language("python", _install_python, _python_command),
+        Language("python", _install_python, lambda _: python_with_client(HERE / "python" / "driver.py")),
         Language("node", _install_node, lambda _: ["node", str(HERE / "node" / "driver.js")], frozenset({"addresses"})),
         Language("java", java.build, _java_command, takes_any_certificate=True),
         Language(

@@ -34,20 +34,20 @@ accounts:
 
 
 @contextmanager
-def broker(directory: Path, settings: Mapping[str, str]) -> Iterator[str]:
-    """A plain one meanwhile; gives the address of its port for gRPC."""
+def broker(directory: Path, settings: Mapping[str, str]) -> Iterator[BrokerServer]:
+    """A plain one meanwhile."""
     given = {"storePathRootDir": str(directory / "store"), "listenPort": "0", "mappedFileSizeCommitLog": "8m"}
     server = BrokerServer(load_broker_settings(None, {}, given | dict(settings))[0])
     try:
         server.start()
-        yield f"127.0.0.1:{server.grpc_port}"
+        yield server
     finally:
         server.stop()
 
 
-def passes(client: OfficialClient, endpoints: str, body: str, **options: object) -> None:
+def passes(client: OfficialClient, server: BrokerServer, body: str, **options: object) -> None:
     """Send a message and receive it. Raises ``ClientError``."""
-    given: Fields = {"endpoints": endpoints, **options}
+    given: Fields = {"endpoints": f"127.0.0.1:{server.grpc_port}", **options}
     consumer, producer = f"consumes {body}", f"sends {body}"
     client.ask("producer", name=producer, topics=[TOPIC], **given)
     client.ask("send", client=producer, topic=TOPIC, body="before")  # a new group begins at the end
@@ -82,17 +82,17 @@ def test_tls_and_plaintext_share_a_port(language: Language, client: OfficialClie
         "grpc_tls_mode": "permissive",
     }
     trust = {"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(pair.ca), "NODE_EXTRA_CA_CERTS": str(pair.ca)}
-    with broker(tmp_path, settings) as address, running(language, tmp_path / "home", trust) as started:
-        passes(started, address, "sealed", tls=True)
-        passes(started, address, "plain", tls=False)
+    with broker(tmp_path, settings) as server, running(language, tmp_path / "home", trust) as started:
+        passes(started, server, "sealed", tls=True)
+        passes(started, server, "plain", tls=False)
 
 
 def test_a_certificate_that_nobody_signed_is_enough(language: Language, client: OfficialClient, tmp_path: Path) -> None:
     """For clients that believe any."""
     if not client.language.takes_any_certificate:
         pytest.skip(f"the client for {client.language.name} verifies certificates")
-    with broker(tmp_path, {"grpc_self_signed": "true"}) as address, running(language, tmp_path / "home") as started:
-        passes(started, address, "sealed", tls=True)
+    with broker(tmp_path, {"grpc_self_signed": "true"}) as server, running(language, tmp_path / "home") as started:
+        passes(started, server, "sealed", tls=True)
 
 
 def test_keys_decide_who_may_do_what(language: Language, tmp_path: Path) -> None:
@@ -101,9 +101,9 @@ def test_keys_decide_who_may_do_what(language: Language, tmp_path: Path) -> None
     file.write_text(RULES)
     file.chmod(0o600)
     settings = {"acl_enable": "true", "acl_file": str(file)}
-    with broker(tmp_path, settings) as address, running(language, tmp_path / "home") as started:
-        passes(started, address, "alice", key=["alice", "alice-secret"])
+    with broker(tmp_path, settings) as server, running(language, tmp_path / "home") as started:
+        passes(started, server, "alice", key=["alice", "alice-secret"])
         for key in (["mallory", "mallory-secret"], ["alice", "another-secret"], ["nobody", "knows"]):
             with pytest.raises(ClientError):
-                passes(started, address, key[1], key=key)
-        passes(started, address, "again", key=["alice", "alice-secret"])
+                passes(started, server, key[1], key=key)
+        passes(started, server, "again", key=["alice", "alice-secret"])
