@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -55,6 +56,35 @@ def broker(directory: Path, settings: Mapping[str, object]) -> Iterator[subproce
     }
     with _running("org.apache.rocketmq.broker.BrokerStartup", directory / "broker.conf", plain | dict(settings)) as one:
         yield one
+
+
+@contextmanager
+def proxy(directory: Path, name_servers: str, *, broker_conf: Path | None = None) -> Iterator[str]:
+    """A proxy meanwhile, killed at the end; gives the address for gRPC, which it serves some time later.
+
+    For the brokers that the name servers know; with ``broker_conf`` it starts a broker of its own, with these settings.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    grpc_port, remoting_port = free_ports(2)
+    settings = {
+        "rocketMQClusterName": "DefaultCluster",
+        "proxyMode": "LOCAL" if broker_conf is not None else "CLUSTER",
+        "namesrvAddr": name_servers,
+        "grpcServerPort": grpc_port,
+        "remotingListenPort": remoting_port,
+        "localServeAddr": "127.0.0.1",
+    }
+    conf = directory / "proxy.json"
+    conf.write_text(json.dumps(settings))
+    words = command(MODULE, "org.apache.rocketmq.proxy.ProxyStartup", directory, "-pc", str(conf))
+    words += ["-n", name_servers, "-bc", str(broker_conf)] if broker_conf is not None else ["-n", name_servers]
+    with (directory / "proxy.out").open("ab") as out:
+        process = subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT, env=environment_in(directory))
+    try:
+        yield f"127.0.0.1:{grpc_port}"
+    finally:
+        process.kill()
+        process.wait()
 
 
 def admin(directory: Path, *arguments: str) -> str:
