@@ -31,7 +31,7 @@ from rocketstore.broker_remoting.access import RemotingAccess
 from rocketstore.broker_remoting.waiting import WaitingTasks
 from rocketstore.filter.filters import TAG
 from rocketstore.message.added_property import with_property
-from rocketstore.message.record import QueuePlace, queue_place_of
+from rocketstore.message.record import PHYSICAL_OFFSET, PHYSICAL_OFFSET_AT, QueuePlace, queue_place_of
 from rocketstore.remoting.bodies.pop import (
     ACKS_MAX,
     AssignmentsBody,
@@ -149,9 +149,10 @@ class RemotingPops:
             offsets.setdefault((is_retry, queue_id), []).append(offset)
             counts[is_retry, queue_id] = one.attempt - 1
             popped_ms = one.visible_at_ms - header.invisible_time
-            point = CheckPoint(
-                offset, popped_ms, header.invisible_time, revive, is_retry, name, queue_id, offset, one.handle
-            )
+            (log_offset,) = PHYSICAL_OFFSET.unpack_from(one.record, PHYSICAL_OFFSET_AT)
+            times = popped_ms, header.invisible_time
+            place = queue_id, offset, int(log_offset)
+            point = CheckPoint(offset, *times, revive, is_retry, name, *place, one.handle)
             records.append(with_property(one.record, PROPERTY_CHECK_POINT, str(point)))
         popped_ms = max(one.visible_at_ms for one in messages) - header.invisible_time
         counted = order_counts(counts) if header.order else ""

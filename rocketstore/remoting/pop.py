@@ -21,6 +21,7 @@ ORDERED: Final = 999
 FROM_FIRST: Final = 0
 """``initMode``: a group that is new begins at the first message of each queue; otherwise at the end."""
 _PLACES: Final = 8
+_PLACES_WITH_LOG: Final = 9
 _INT32: Final = 1 << 31
 _INT64: Final = 1 << 63
 
@@ -148,13 +149,17 @@ class CheckPoint(NamedTuple):
     broker: str
     queue_id: int
     offset: int
+    log_offset: int = -1
+    """Where the message is in the log; RocketMQ's proxy demands a number there, if there is anything; -1: nothing."""
     rest: str = ""
-    """The broker's own word, if the client got it with the message."""
+    """The broker's own word without blanks, if the client got it with the message."""
 
     def __str__(self) -> str:
         numbers = f"{self.start} {self.pop_time} {self.invisible_time} {self.revive} {int(self.is_retry)}"
         place = f"{self.broker} {self.queue_id} {self.offset}"
-        return f"{numbers} {place} {self.rest}" if self.rest else f"{numbers} {place}"
+        if self.log_offset < 0 and not self.rest:
+            return f"{numbers} {place}"
+        return f"{numbers} {place} {self.log_offset} {self.rest}".rstrip(" ")
 
     @classmethod
     def parse(cls, text: str) -> CheckPoint:
@@ -163,12 +168,15 @@ class CheckPoint(NamedTuple):
         if len(parts) < _PLACES or len(text) > 4096:
             raise RequestError(f"<extraInfo> is no check point of a message: {text[:64]!r}")
         try:
-            start, pop_time, invisible, revive, retry, queue_id, offset = map(int, (*parts[:5], *parts[6:8]))
+            start, pop_time, invisible, revive, retry, *place = map(int, (*parts[:5], *parts[6:_PLACES_WITH_LOG]))
         except ValueError:
             raise RequestError(f"<extraInfo> has a place that is no number: {text[:64]!r}") from None
-        if max(map(abs, (start, pop_time, invisible, offset))) >= _INT64 or max(abs(revive), abs(queue_id)) >= _INT32:
+        queue_id, offset, log_offset = place if len(place) > 2 else (*place, -1)
+        longs = start, pop_time, invisible, offset, log_offset
+        if max(map(abs, longs)) >= _INT64 or max(abs(revive), abs(queue_id)) >= _INT32:
             raise RequestError(f"<extraInfo> has a number that is too large: {text[:64]!r}")
-        return cls(start, pop_time, invisible, revive, retry > 0, parts[5], queue_id, offset, " ".join(parts[8:]))
+        rest = parts[_PLACES_WITH_LOG] if len(parts) > _PLACES_WITH_LOG else ""  # RocketMQ's proxy adds a word
+        return cls(start, pop_time, invisible, revive, retry > 0, parts[5], queue_id, offset, log_offset, rest)
 
 
 def start_offsets(offsets: Mapping[tuple[bool, int], Iterable[int]]) -> str:

@@ -74,6 +74,15 @@ class TestCheckPoints:
         point = POINT._replace(rest="handle")
         assert CheckPoint.parse(str(point)) == point
 
+    def test_a_number_is_before_what_the_broker_adds(self) -> None:
+        """RocketMQ's proxy takes a ninth place for the message's offset in the log, and ignores what is behind."""
+        text = str(POINT._replace(log_offset=4711, rest="handle"))
+        assert text == f"{POINT} 4711 handle"
+        assert str(POINT._replace(log_offset=4711)) == f"{POINT} 4711"
+        assert str(POINT._replace(rest="handle")) == f"{POINT} -1 handle"
+        assert CheckPoint.parse(f"{POINT} 4711") == POINT._replace(log_offset=4711)
+        assert CheckPoint.parse(f"{text} 4711") == CheckPoint.parse(text), "the proxy adds the number once more"
+
     def test_the_second_kind_of_retry_topic_is_one_too(self) -> None:
         """RocketMQ 5 has two names for them."""
         assert CheckPoint.parse("40 1 2 0 2 b 3 42").is_retry
