@@ -104,6 +104,11 @@ class GatewayClient:
         self.trusted = False
         """Whether its address may do everything."""
 
+    @property
+    def has_stream(self) -> bool:
+        """Whether its stream of commands ends here, or at another member as far as known."""
+        return self.stream is not None or bool(self.member)
+
     def publish(self, topics: Iterable[str]) -> bool:
         """Note that it publishes to these topics; returns whether one is new."""
         known = self.topics
@@ -145,8 +150,10 @@ class GatewayLink:
         return f"{self._client.host}:{self._client.port}"
 
     def may_send(self, topic: str) -> bool:
-        """Whether its account may send to a topic."""
-        return self._registry.may_send(self._client, topic)
+        """Whether its account may send to a topic, and it can be asked: it has a stream of commands somewhere. One that
+        died has none; it is still known until it has been silent for long, and others are asked meanwhile.
+        """
+        return self._client.has_stream and self._registry.may_send(self._client, topic)
 
     def members_changed(self, group: str) -> bool:  # noqa: ARG002  # the port's
         """Clients of the gateway do not divide queues among themselves: nothing to tell."""
@@ -302,7 +309,7 @@ class Registry:
 
     def ask(self, client: GatewayClient, check: HalfCheck) -> bool:
         """Ask a producer what became of a transaction, wherever its stream ends; whether it probably hears of it."""
-        if client.stream is None and not client.member:
+        if not client.has_stream:
             return False
         command = self._question_of(check)
         if client.stream is not None:

@@ -63,11 +63,11 @@ function told(view) {
     size: view.body.length,
     tag: view.tag ?? null,
     keys: [...view.keys].sort(),
-    group: view.messageGroup ?? null,
+    group: view.messageGroup || null,
     priority: view.priority ?? null,
     properties: Object.fromEntries(view.properties),
     attempt: view.deliveryAttempt,
-    corrupted: view.corrupted,
+    corrupted: Boolean(view.corrupted),
   };
 }
 

@@ -95,6 +95,18 @@ def test_a_producer_that_says_nothing_is_asked(broker: GatewayHarness, client: G
     assert committed(broker) == [b"half"]
 
 
+def test_another_producer_is_asked_if_the_first_one_has_no_stream(
+    broker: GatewayHarness, client: GatewayClient
+) -> None:
+    """It is not known whether it died, which only silence tells; its transactions do not wait for that."""
+    wait_until(lambda: broker.broker.storage.transactions.is_ready, "it knows which are open")
+    with broker.dial("another") as another:
+        stream = another.telemetry(producer_settings("T"))
+        stream.next()
+        transaction = begin(client)
+        assert stream.next().recover_orphaned_transaction_command.transaction_id == transaction
+
+
 def test_recovery_waits_as_long_as_the_message_says(broker: GatewayHarness, client: GatewayClient) -> None:
     """Seconds for which nobody asks are kept with the half message; an hour at most."""
     wait_until(lambda: broker.broker.storage.transactions.is_ready, "it knows which are open")
