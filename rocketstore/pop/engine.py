@@ -262,6 +262,9 @@ class PopEngine:
             again = next_batch(queue, wish.attempt_id, delivery.room, self._now_ms)
             if again is None:
                 return None
+            if again and not is_locked(queue, self._now_ms) and self._is_worn_out(queue, again[0]):
+                self._end_batch(queue)
+                return None
             if again:
                 return Read(queue.place, again[0], len(again), again)
         elif queue.is_ordered or queue.lock is not None:
@@ -604,11 +607,15 @@ class PopEngine:
             return
         first = next(queue.open_offsets(), None)
         lease = queue.leases.get(first) if first is not None else None
-        most = self._view.pop_rules(queue.place.group).attempts_max
-        if first is None or lease is None or not most or attempts_so_far(queue, first) < most:
+        if first is not None and lease is not None and self._is_worn_out(queue, first):
+            self._copy(queue, first, lease, forced=True)
+        else:
             self._wake(self._topic_of[queue.place])
-            return
-        self._copy(queue, first, lease, forced=True)
+
+    def _is_worn_out(self, queue: Queue, offset: int) -> bool:
+        """Whether a message of an ordered group was tried often enough."""
+        most = self._view.pop_rules(queue.place.group).attempts_max
+        return 0 < most <= attempts_so_far(queue, offset)
 
     def _start_copies(self, topic: _Topic) -> None:
         while topic.due and len(topic.copying) < COPIES_MAX:

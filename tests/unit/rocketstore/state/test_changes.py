@@ -7,6 +7,7 @@ import json
 import pytest
 
 from dledger.errors import InvalidRequestError
+from rocketstore.pop.tables import Place, PopRow
 from rocketstore.state.attributes import ExponentialRetryDelays, FixedRetryDelays
 from rocketstore.state.changes import (
     Change,
@@ -18,6 +19,7 @@ from rocketstore.state.changes import (
     GroupConfig,
     MalformedStateError,
     NewerStateError,
+    PopRows,
     PutGroup,
     PutTopic,
     QueueOffset,
@@ -54,7 +56,10 @@ ATTRIBUTES: tuple[Change, ...] = (
     PutGroup(GroupConfig("group", ordered=True, retry_policy=FixedRetryDelays((1000, 5000)))),
     PutGroup(GroupConfig("other", retry_policy=ExponentialRetryDelays(1000, 60_000, 2))),
 )
-NEWEST: tuple[Change, ...] = (DeleteTopic("Old", ((0, 7),), (QueueOffset("SCHEDULE_TOPIC_XXXX", 2, 9),)),)
+NEWEST: tuple[Change, ...] = (
+    DeleteTopic("Old", ((0, 7),), (QueueOffset("SCHEDULE_TOPIC_XXXX", 2, 9),)),
+    PopRows((PopRow(Place("group", "Orders", 0), 1, 5, reserved=9, settled_from=6, settled=0b10),), 4),
+)
 
 
 def test_changes_come_back_as_they_were_written() -> None:
