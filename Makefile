@@ -17,6 +17,7 @@ PYTHON ?= python3 python3.14 python3.13 python3.12 python3.11
 BASE_IMAGE ?=
 SEEDS ?= 2000
 CONSUMER_SEEDS ?= 50
+POP_SEEDS ?= 100000
 MUTANTS ?=
 TESTS ?= tests
 # more than there are processors, for tests often wait
@@ -27,7 +28,7 @@ DEMO_ARGS ?= --keep
 CLUSTER ?= start
 SPARK_VERSIONS ?= 4.2.1 4.3.0
 
-.PHONY: help install lock demo test test-all test-rest durations nightly coverage soak test-spark-matrix spark-cluster interop check format bench flame sim sim-store sim-consumer mutants image-base image compose-check drill proto screenshots tidy docs clean
+.PHONY: help install lock demo test test-all test-rest durations nightly coverage soak test-spark-matrix spark-cluster interop check format bench flame sim sim-store sim-consumer sim-pop mutants image-base image compose-check drill proto screenshots tidy docs clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -86,7 +87,7 @@ durations: $(STAMP) ## Measure how long each module takes, which decides the ord
 nightly: ## What takes hours: soak, all seeds, all planted bugs, other examples, interop, Spark matrix, bench
 	$(MAKE) test-all
 	FUZZ=$(FUZZ) $(MAKE) test TESTS="tests/fuzz tests/unit" PYTEST_ARGS="--tier=all $(PYTEST_ARGS)"
-	for target in soak sim sim-store sim-consumer mutants interop test-spark-matrix bench; do $(MAKE) $$target || exit; done
+	for target in soak sim sim-store sim-consumer sim-pop mutants interop test-spark-matrix bench; do $(MAKE) $$target || exit; done
 
 coverage: $(STAMP) ## `make test-all` with branch coverage, which takes longer
 	@rm -f .coverage .coverage.*
@@ -140,6 +141,9 @@ sim: $(STAMP) ## The deterministic simulation (SEEDS=2000 FROM=0; SEED=7 replays
 sim-store: $(STAMP) ## The same with whole brokers on simulated disks (SEEDS=2000 FROM=0; WORLD=plain SEED=7 TRACE=1)
 	@$(BIN)/python -m tests.sim_store $(if $(WORLD),--world $(WORLD)) $(if $(SEED),--seed $(SEED) $(if $(TRACE),--trace),--seeds $(SEEDS) --jobs $(WORKERS)) \
 		$(if $(FROM),--from $(FROM))
+
+sim-pop: $(STAMP) ## Consumption by pop: the real engine against a model of everything around it (POP_SEEDS=100000, SEED=7)
+	@$(BIN)/python -m tests.sim_pop $(if $(SEED),--seed $(SEED),--seeds $(POP_SEEDS) --jobs $(WORKERS)) $(if $(FROM),--from $(FROM))
 
 sim-consumer: $(STAMP) ## Consumers against a model of a broker (CONSUMER_SEEDS=50)
 	@$(BIN)/python -m tests.sim_consumer --seeds $(CONSUMER_SEEDS)

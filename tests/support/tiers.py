@@ -25,7 +25,20 @@ TESTS: Final = Path(__file__).parents[1]
 DURATIONS: Final = TESTS / "durations.json"
 ALL, QUICK, REST, MACHINE = TIERS = ("all", "test", "rest", "machine")
 QUICK_DIRECTORIES: Final = frozenset(
-    {"contract", "crash", "docs", "fuzz", "interop", "paper", "scenarios", "sim", "sim_consumer", "sim_store", "unit"}
+    {
+        "contract",
+        "crash",
+        "docs",
+        "fuzz",
+        "interop",
+        "paper",
+        "scenarios",
+        "sim",
+        "sim_consumer",
+        "sim_pop",
+        "sim_store",
+        "unit",
+    }
 )
 PROGRAMS: Final = frozenset({"subprocess", "program", "lacks", "need_root", "LocalGroup", "LocalBrokers"})
 """Names in modules whose tests start programs."""
