@@ -17,6 +17,7 @@ import click
 
 from cluster import terminal
 from cluster.broker_target import BrokerTarget, broker_options
+from cluster.commands.mq_delayed import delayed
 from cluster.commands.mq_print import print_message
 from cluster.commands.mq_query import expression_of, print_messages, query_by_id, query_by_key, sql_option
 from cluster.commands.mq_trace import trace
@@ -65,6 +66,7 @@ def message() -> None:
 message.add_command(query_by_id)
 message.add_command(query_by_key)
 message.add_command(print_messages)
+message.add_command(delayed)
 message.add_command(trace)
 
 

@@ -26,6 +26,7 @@ from rocketstore.client.aio.outgoing import OutgoingMessage
 from rocketstore.client.aio.pending import in_another_process
 from rocketstore.client.aio.producer import TIMEOUT_S, ProducerOptions
 from rocketstore.client.aio.results import PreparedMessage, SendResult, TransactionResult, TransactionState
+from rocketstore.client.aio.timed import TimedMessages
 from rocketstore.client.aio.transactions import checked_state
 from rocketstore.client.loop_thread import BlockingClient, ClientThread
 from rocketstore.message.trace import TRACE_TOPIC
@@ -145,6 +146,10 @@ class Producer(BlockingClient):
     def pending_messages(self) -> int:
         """Messages that were submitted and have no outcome yet."""
         return len(self._handed_over) + self._producer.pending_messages
+
+    def recall(self, handle: str) -> str:
+        """Have a message that waits for its time not delivered: see ``aio.Producer.recall``."""
+        return self._run(self._producer.recall(handle))
 
     def transaction(
         self, message: Message, *, key: str | None = None, queue: MessageQueue | int | None = None
@@ -539,6 +544,16 @@ class Admin(BlockingClient):
     ) -> tuple[list[DelayLevelStatus], list[Message]]:
         """Every delay level of a broker, and messages that wait at one, from ``offset`` on (-1: the next ones)."""
         return self._run(self._admin.delayed(level, offset, max_messages=max_messages, broker=broker))
+
+    def timed(
+        self, topic: str = "", key: str = "", from_ms: int = 0, *, max_messages: int = 32, broker: str = ""
+    ) -> TimedMessages:
+        """Messages that wait for a time of their own, by due time: see ``aio.Admin.timed``."""
+        return self._run(self._admin.timed(topic, key, from_ms, max_messages=max_messages, broker=broker))
+
+    def recall(self, handle: str) -> str:
+        """Have a message that waits for its time not delivered: see ``aio.Producer.recall``."""
+        return self._run(self._admin.recall(handle))
 
     def send_back(
         self, group: str, topic: str, position: int, *, delay_level: int, retries_max: int, broker: str = ""

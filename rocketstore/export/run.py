@@ -53,6 +53,7 @@ from rocketstore.types import (
     HALF_TOPIC,
     HIDDEN_TOPICS,
     QUEUE_NUMBERS_TOPIC,
+    TIMED_TOPIC,
     BrokerRole,
     QueueKey,
     RecordHead,
@@ -63,6 +64,8 @@ PARTIAL_SUFFIX: Final = ".partial"
 _COMMITTED: Final = 0x8
 _NOWHERE: Final = -1
 """As the prepared offset of a message whose half message has expired: 0 would be the log's first record."""
+LEFT_OUT: Final = HIDDEN_TOPICS - {TIMED_TOPIC}
+"""Topics of which nothing is exported. Timed messages wait on in the plain broker, if it is ours."""
 _PREPARED_AT: Final = {flags: head.at("prepared_offset") for flags, head in HEAD.items()}
 _KEPT: Final = (TOPICS, GROUPS, "consumerFilter.json", DELETED_FILE)
 """State files copied from the source: of the first two, what has no meaning here."""
@@ -203,7 +206,7 @@ class _Export:
         tail = replace(self._entries, begin=self._entries.end, end=node.end)
         heads = [head for one in read_log(tail, entries=True, levels=self._levels) for head in one.outcome.heads]
         done.tail = node.last_index - node.committed
-        done.tail_messages = sum(head.topic not in HIDDEN_TOPICS for head in heads)
+        done.tail_messages = sum(head.topic not in LEFT_OUT for head in heads)
         if done.tail_messages and not self._choices.committed_only:
             raise ConfigError(
                 [
@@ -283,7 +286,7 @@ class _Export:
 
     def _copy(self, stretch: LogPiece, head: RecordHead, files: PlainLogWriter, halves: HalfPlaces) -> None:
         self._note(head, stretch)
-        if head.topic in HIDDEN_TOPICS:
+        if head.topic in LEFT_OUT:
             self.done.left_out[head.topic] = self.done.left_out.get(head.topic, 0) + 1
             return
         record = bytearray(_bytes_of(stretch, head))
@@ -310,7 +313,7 @@ class _Export:
             self._state.add(head)
         elif head.topic == QUEUE_NUMBERS_TOPIC:
             self._numbers.take_set(_bytes_of(stretch, head))
-        elif head.queue_offset >= 0 and head.topic not in HIDDEN_TOPICS:
+        elif head.queue_offset >= 0 and head.topic not in LEFT_OUT:
             self._numbers.take(head)
             self._with_messages.add((head.topic, head.queue_id))
 
@@ -322,7 +325,7 @@ class _Export:
         if not (store.store_path_root_dir / ABORT_FILE).exists():
             self._numbers.raise_to(stored_ends(store.consume_queue_dir))
         self._state.next_offset = max(self._state.next_offset, self._numbers.of.get((BROKER_STATE_TOPIC, 0), 0))
-        shown = {key: end for key, end in self._numbers.of.items() if key[0] not in HIDDEN_TOPICS}
+        shown = {key: end for key, end in self._numbers.of.items() if key[0] not in LEFT_OUT}
         expired = without_messages(shown, self._with_messages)
         write_expired(self._fs, self._plain.consume_queue_dir, self._plain.consume_queue_file_bytes, expired)
         self.done.expired_queues = len(expired)
@@ -372,7 +375,7 @@ class _Export:
         with _opened(self._plain) as store:
             for (topic, queue_id), end in self._numbers.of.items():
                 known = store.max_offset(topic, queue_id)
-                if topic not in HIDDEN_TOPICS and known != end:
+                if topic not in LEFT_OUT and known != end:
                     reason = f"queue {queue_id} of {topic} goes on at {known} instead of {end}"
                     raise CorruptLogError(self._partial, 0, reason, "")
 
@@ -380,7 +383,7 @@ class _Export:
         """Every record is that of the source, but for what names physical offsets."""
         ours = _records(part, entries=False, levels=self._levels, told=lambda one: self._told("comparing", one, part))
         theirs = _records(self._entries, entries=True, levels=self._levels, told=lambda _one: None)
-        wanted = ((head, record) for head, record in theirs if head.topic not in HIDDEN_TOPICS)
+        wanted = ((head, record) for head, record in theirs if head.topic not in LEFT_OUT)
         for mine, source in zip_longest(ours, wanted):
             if mine is None or source is None:
                 raise CorruptLogError(self._partial, 0, "the export has not as many records as the source", "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
 from rocketstore.message.delay import parse_level
@@ -59,6 +60,8 @@ class Message:
 
     ``tags`` is what consumers select by. ``keys`` are business keys to find the message by, one text or several;
     blanks separate keys. ``delay_level``: deliver later, 1 and up (by default 1 s, 5 s, 10 s, 30 s, 1 min ...).
+    ``deliver_at``: deliver at this time (a datetime, or ms since 1970), ``delay``: so much later (seconds or a
+    timedelta, counted when the broker gets it); by default up to 40 days.
     ``message_group``: messages of one group go to one queue, and are consumed in order. ``priority``: in a topic of
     that type, the higher the sooner.
     ``properties`` are the application's own; producers refuse those that mean something to the store, and name the
@@ -125,6 +128,8 @@ class Message:
         delay_level: int = 0,
         priority: int | None = None,
         message_group: str = "",
+        deliver_at: datetime | int | None = None,
+        delay: timedelta | float | None = None,
     ) -> None:
         self.topic = topic
         self.body = body
@@ -151,6 +156,26 @@ class Message:
             self._add(tags, keys, delay_level)
         if message_group or priority is not None:
             self._place(message_group, priority)
+        if deliver_at is not None or delay is not None:
+            self._wait(deliver_at, delay, delay_level)
+
+    def _wait(self, deliver_at: datetime | int | None, delay: timedelta | float | None, delay_level: int) -> None:
+        """Until a time, or for a while."""
+        if delay_level or (deliver_at is not None and delay is not None):
+            raise ValueError("a message has one of deliver_at, delay and delay_level: each says when it is delivered")
+        if deliver_at is not None:
+            if not isinstance(deliver_at, datetime | int) or isinstance(deliver_at, bool):
+                raise TypeError(f"deliver_at is a datetime or milliseconds since 1970, not {deliver_at!r}")
+            at_ms = round(deliver_at.timestamp() * 1000) if isinstance(deliver_at, datetime) else deliver_at
+            name, ms = PROPERTY_TIMER_DELIVER_MS, at_ms
+        else:
+            if not isinstance(delay, timedelta | int | float) or isinstance(delay, bool):
+                raise TypeError(f"delay is seconds or a timedelta, not {delay!r}")
+            name, ms = PROPERTY_TIMER_DELAY_MS, round(_seconds(delay) * 1000)
+        if ms < 0:
+            raise ValueError(f"a message cannot be delivered before it is sent: {deliver_at or delay!r}")
+        self.properties = self.properties | {name: str(ms)}
+        self.meant |= {name}
 
     def _place(self, message_group: str, priority: int | None) -> None:
         """What decides in which queue it is."""
@@ -214,6 +239,10 @@ def _check_kinds(topic: object, body: object) -> None:
         raise TypeError(f"body must be bytes, not str: encode it, for example {body[:20]!r}.encode()")
     if not isinstance(body, bytes | bytearray | memoryview):
         raise TypeError(f"body must be bytes, not {type(body).__name__}")
+
+
+def _seconds(delay: timedelta | float) -> float:
+    return delay.total_seconds() if isinstance(delay, timedelta) else delay
 
 
 def _texts(keys: Iterable[str]) -> list[str]:

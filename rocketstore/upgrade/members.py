@@ -22,7 +22,7 @@ from rocketstore.store.checkpoint import CHECKPOINT_FILE
 from rocketstore.store.directory import ABORT_FILE
 
 COMMIT_LOG: Final = "commitlog"
-BELONGING: Final = ("consumequeue", "index", "index-sums", "config", CHECKPOINT_FILE)
+BELONGING: Final = ("consumequeue", "index", "index-sums", "timers", "config", CHECKPOINT_FILE)
 """Files that belong to a log, besides its own."""
 DISCARDED: Final = ".discarded-"
 _MARKS: Final = (LOCK_FILE, ABORT_FILE)

@@ -83,6 +83,14 @@ class FakeLog(PlainCommitLog):
         self.is_repaired = True
         self.flush_error: DLedgerError | None = None
 
+    @property
+    def min_offset(self) -> int:
+        return 0
+
+    @property
+    def max_offset(self) -> int:
+        return self.end
+
     def flush(self) -> int:
         if self.flush_error is not None:
             raise self.flush_error

@@ -83,7 +83,7 @@ class Rolling:
             self._look_at_ms = now_ms + LOOK_MS
             self._hours.extend(timers.old_hours(old_ms, after_ms))
             self._report(wall_ms)
-        self._submit()
+        self._submit(after_ms)
         busy = bool(self._under_way)  # then the answer wakes us
         return now_ms if (self._todo or self._hours) and not busy else max(self._look_at_ms, now_ms + 1)
 
@@ -100,11 +100,12 @@ class Rolling:
         else:
             self._conditions.clear(ConditionKind.TIMED_MESSAGES)
 
-    def _submit(self) -> None:
+    def _submit(self, after_ms: int) -> None:
+        """Those that are due before ``after_ms`` by now are on their way: a copy would be delivered, too."""
         messages: list[Message] = []
         while self._todo and len(messages) < BATCH:
             entry = self._todo.popleft()
-            message = self._copy_of(entry)
+            message = self._copy_of(entry) if entry.due_ms >= after_ms else None
             if message is not None:
                 messages.append(message)
                 self._under_way.append(entry)

@@ -50,6 +50,7 @@ SLEEP_MS_MAX: Final = 10_000
 PACE_MS: Final = 200
 """How far puts may be ahead of ``timed_bytes_per_s_max``."""
 LATE_MS: Final = 1000
+DISPATCH_WAIT_S: Final = 2.0
 STOP_TIMEOUT_S: Final = 10.0
 FLUSH_TIMEOUT_S: Final = 2.0
 
@@ -407,6 +408,8 @@ class Run:
                 f"the recall handle is for topic {handle.topic} of broker {handle.broker}, not for {topic} of "
                 f"{self._config.name}",
             )
+        if not self._store.wait_dispatched(DISPATCH_WAIT_S):  # it may have been sent a moment ago
+            raise Refusal(RefusalKind.BUSY, "queues and index are behind the log: try again")
         with self._stepping:
             if self._stopped:
                 raise Refusal(RefusalKind.UNAVAILABLE, "this broker is not the master any more")
@@ -461,9 +464,13 @@ class Run:
         return found
 
     def _stored(self, origin: int, due_ms: int) -> TimedEntry | None:
-        entries = self._store.timers.entries(due_ms // HOUR_MS)
-        found = open_entries(entries[entries["origin"] == origin])
-        return TimedEntry(*map(int, found[0])) if len(found) else None
+        """In its hour, or one beside it: a client counts a delay from when it sent, the broker from the arrival."""
+        for hour in (due_ms // HOUR_MS + ahead for ahead in (0, 1, -1)):
+            entries = self._store.timers.entries(hour)
+            found = open_entries(entries[entries["origin"] == origin])
+            if len(found):
+                return TimedEntry(*map(int, found[0]))
+        return None
 
     def _is_meant(self, entry: TimedEntry, handle: RecallHandle) -> bool:
         record = self._store.read_record(entry.position)

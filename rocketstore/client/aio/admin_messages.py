@@ -26,6 +26,7 @@ from rocketstore.client.aio.errors import (
 )
 from rocketstore.client.aio.expressions import ALL, Expression, Sql
 from rocketstore.client.aio.newest import PAGE_MAX, Page, QueueSpan, read_page, span_of
+from rocketstore.client.aio.timed import TimedMessages, list_timed, recall
 from rocketstore.message.message import Message
 from rocketstore.message.trace import TRACE_TOPIC
 from rocketstore.remoting.bodies.queues import MessageQueue
@@ -202,6 +203,20 @@ class MessageAdmin(AdminRequests):
         if not level or (first := max(levels[level - 1].next_offset, offset)) >= levels[level - 1].end_offset:
             return levels, []
         return levels, await pull(level, first, max_messages)
+
+    async def timed(
+        self, topic: str = "", key: str = "", from_ms: int = 0, *, max_messages: int = 32, broker: str = ""
+    ) -> TimedMessages:
+        """Messages that wait at a broker for a time of their own, by due time, from ``from_ms`` on.
+
+        ``topic``, ``key``: only those for this topic, with this key or message id. There may be more: the result says
+        from when on. Needs an administrator's account.
+        """
+        return await list_timed(self._cluster, broker, topic, key, from_ms, max_messages, self._deadline())
+
+    async def recall(self, handle: str) -> str:
+        """Have a message that waits for its time not delivered: see ``Producer.recall``."""
+        return await recall(self._cluster, handle, "", self._deadline())
 
     async def send_back(
         self, group: str, topic: str, position: int, *, delay_level: int, retries_max: int, broker: str = ""

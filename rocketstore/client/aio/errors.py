@@ -181,6 +181,7 @@ _KINDS: Final[Mapping[int, type[RefusedError]]] = {
     AnswerCode.SUBSCRIPTION_GROUP_NOT_EXIST: NotFoundError,
     AnswerCode.CONSUMER_NOT_ONLINE: NotFoundError,
     AnswerCode.NO_MESSAGE: NotFoundError,
+    AnswerCode.ILLEGAL_OPERATION: NotFoundError,
 }
 _DENIED: Final = "AclException: "
 """In the remark of RocketMQ's brokers, and ours, whose access control denies a request: code SYSTEM_ERROR in 4.9."""

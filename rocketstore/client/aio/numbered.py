@@ -43,6 +43,7 @@ from rocketstore.client.aio.pending import PipelineLimits
 from rocketstore.client.aio.queue_selection import OnFailure
 from rocketstore.client.aio.results import NO_OFFSET, STORED, SendResult, SendStatus
 from rocketstore.client.aio.routes import RoutedBroker
+from rocketstore.client.aio.timed import handle_of
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import HostAddress
 from rocketstore.remoting.codes import OwnCode, RequestCode
@@ -397,7 +398,10 @@ def _results(
             queue_id, queue_offset, offset_id = queue.queue_id, NO_OFFSET, ""
         else:
             offset_id = f"{id_prefix}{offset:016X}"
-        yield SendResult(queue.topic, queue.broker_name, queue_id, queue_offset, message.unique_key, offset_id, status)
+        handle = handle_of(message, queue.broker_name, queue_offset) if message.alone else ""
+        yield SendResult(
+            queue.topic, queue.broker_name, queue_id, queue_offset, message.unique_key, offset_id, status, handle
+        )
 
 
 def _own(outcome: SendResult | DLedgerError | None) -> SendResult | ClientError:

@@ -24,6 +24,7 @@ from rocketstore.client.aio.pipeline import SendPipeline
 from rocketstore.client.aio.queue_selection import OnFailure
 from rocketstore.client.aio.results import PreparedMessage, SendResult, TransactionResult, TransactionState
 from rocketstore.client.aio.spans import OpenTelemetry, SendSpans
+from rocketstore.client.aio.timed import recall
 from rocketstore.client.aio.tracing import TRACE_CLOSE_S, TRACE_LIMITS, SendTraces, TraceWriter
 from rocketstore.client.aio.transactions import Check, Transaction, Transactions, checked_state
 from rocketstore.message.checks import check_group_name
@@ -313,6 +314,15 @@ class Producer:
             settle([one.future for one in messages], [error] * len(messages))
 
     # -- transactions --------------------------------------------------------------------------------------------------
+
+    async def recall(self, handle: str) -> str:
+        """Have a message that waits for its time not delivered; ``handle`` is ``recall_handle`` of its send's result.
+
+        Returns the message's id. Raises ``ValueError`` for a text that is no handle, ``NotFoundError`` for a message
+        that was delivered or recalled, and ``ClientError``.
+        """
+        self._opened()
+        return await recall(self._cluster, handle, self.group, self._cluster.deadline())
 
     def transaction(
         self, message: Message, *, key: str | None = None, queue: MessageQueue | int | None = None

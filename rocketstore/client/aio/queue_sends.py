@@ -287,7 +287,7 @@ class QueueSends:
         ids += [""] * (len(batch) - len(ids))
         topic, broker, number = queue.topic, queue.broker_name, stored.queue_id
         results = [
-            SendResult(topic, broker, number, offset, message.unique_key, offset_id, status)
+            SendResult(topic, broker, number, offset, message.unique_key, offset_id, status, stored.recall_handle)
             for offset, message, offset_id in zip(range(stored.queue_offset, 1 << 63), batch, ids, strict=False)
         ]
         self._pending.settle(batch, results)

@@ -40,7 +40,8 @@ class SendResult:
 
     ``offset`` is its number in the queue (``NO_OFFSET``: not known). ``message_id`` is the id that this producer gave
     it (UNIQ_KEY); ``offset_id`` names the broker's address and the position in its log. For a delayed message and for
-    one of a transaction, queue and offset are those of the place where it waits.
+    one of a transaction, queue and offset are those of the place where it waits. ``recall_handle``: what
+    ``Producer.recall`` needs to have a message with a time of its own not delivered.
     """
 
     topic: str
@@ -50,6 +51,7 @@ class SendResult:
     message_id: str
     offset_id: str = ""
     status: SendStatus = SendStatus.SEND_OK
+    recall_handle: str = ""
 
 
 class TransactionState(StrEnum):

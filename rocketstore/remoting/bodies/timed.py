@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from dledger.records import record
 from rocketstore.remoting.body import Body
 from rocketstore.remoting.headers import Int32, Int64
@@ -31,7 +29,7 @@ class TimedMessagesBody(Body):
     ``next_ms``: there may be more, due then or later; -1: there are none. ``next_due_ms``: when the next of all is due.
     """
 
-    messages: Sequence[TimedMessageBody]
+    messages: tuple[TimedMessageBody, ...]
     next_ms: Int64
     open: Int64
     late: Int64

@@ -1,0 +1,89 @@
+"""Timed messages: their recall handles, recalling them, and what waits at a broker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from rocketstore.client.aio.admin_answers import body_of
+from rocketstore.client.aio.cluster import Cluster
+from rocketstore.client.aio.connections import Deadline
+from rocketstore.client.aio.outgoing import OutgoingMessage
+from rocketstore.message.message import PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELIVER_MS
+from rocketstore.remoting.bodies.timed import TimedMessagesBody
+from rocketstore.remoting.codes import OwnCode, RequestCode
+from rocketstore.remoting.headers import ListTimedHeader, RecallHeader
+from rocketstore.timer.handles import RecallHandle, WrongHandleError, decode_handle
+
+PAGE: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class TimedMessage:
+    """A message that waits for its time. ``due_ms`` and ``born_ms`` are Unix times (ms), ``size`` is in bytes."""
+
+    topic: str
+    queue: int
+    due_ms: int
+    message_id: str
+    keys: str
+    tags: str
+    size: int
+    born_ms: int
+    recall_handle: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimedMessages:
+    """A part of the messages that wait at a broker, by due time.
+
+    ``next_ms``: where the next part begins; -1: this is the last one. ``open``: how many wait in all; ``late``: how
+    many should have been delivered more than a second ago; ``next_due_ms``: when the first of all is due, or -1.
+    """
+
+    broker: str
+    messages: list[TimedMessage]
+    next_ms: int
+    open: int
+    late: int
+    next_due_ms: int
+
+
+def handle_of(message: OutgoingMessage, broker: str, queue_offset: int) -> str:
+    """The recall handle of a message that was stored there; empty if it does not wait for a time."""
+    found = message.message.properties
+    text = found.get(PROPERTY_TIMER_DELIVER_MS, "")
+    due_ms = int(text) if text.isdigit() else 0
+    if text := found.get(PROPERTY_TIMER_DELAY_MS, ""):
+        due_ms = message.born_ms + int(text)
+    if due_ms <= message.born_ms or queue_offset < 0:
+        return ""
+    return RecallHandle(message.message.topic, broker, due_ms, message.unique_key, queue_offset).encode()
+
+
+async def recall(cluster: Cluster, handle: str, group: str, deadline: Deadline) -> str:
+    """Have a timed message not delivered; returns its id. Raises ``ValueError`` and ``ClientError``."""
+    try:
+        found = decode_handle(handle)
+    except WrongHandleError as error:
+        raise ValueError(f"{error}: pass the recall_handle of a send's result") from error
+    header = RecallHeader(found.topic, handle, group)
+    await cluster.ask_master(found.broker, RequestCode.RECALL_MESSAGE, header, deadline=deadline, harmless=False)
+    return found.message_id
+
+
+async def list_timed(
+    cluster: Cluster, broker: str, topic: str, key: str, from_ms: int, count: int, deadline: Deadline
+) -> TimedMessages:
+    """Messages that wait at a broker's master. Raises ``ClientError``."""
+    name = (await cluster.broker(broker, deadline)).name
+    header = ListTimedHeader(topic, key, from_ms, min(count, PAGE))
+    answer = await cluster.ask_master(name, OwnCode.LIST_TIMED, header, deadline=deadline)
+    body = body_of(TimedMessagesBody, answer, name)
+    messages = [
+        TimedMessage(
+            one.topic, one.queue_id, one.due_ms, one.message_id, one.keys, one.tags, one.size, one.born_ms, one.handle
+        )
+        for one in body.messages
+    ]
+    return TimedMessages(name, messages, body.next_ms, body.open, body.late, body.next_due_ms)
