@@ -47,6 +47,7 @@ from rocketstore.grpc.other_groups import OtherGroups
 from rocketstore.grpc.service import SERVICE, GatewayService
 from rocketstore.ha.service import HaService
 from rocketstore.ha.slave_sync import SlaveSync
+from rocketstore.pb.pool import POOL
 from rocketstore.remoting.bodies.ha import HA_PORT
 from rocketstore.remoting.bodies.runtime import GRPC_PORT
 from rocketstore.types import BrokerRole
@@ -234,7 +235,7 @@ class BrokerPorts:
             self._to_members,
             OtherGroups(config.name, config.name_servers, self._to_name_servers, self._to_members),
         )
-        server.add(SERVICE, gateway.grpc_methods())
+        server.add(SERVICE, gateway.grpc_methods(), POOL)
         gateway.presence.own_address = lambda: address_text(host_of(self.address), self.grpc_port)
         credentials, both = self._grpc_credentials()
         await server.start(

@@ -307,6 +307,12 @@ class GatewayService:
             if method.place is Place.LEADER and self._is_moved(error):
                 raise MovedError(str(error), may_be_done=error.outcome == "unknown") from None
             raise
+        except (MovedError, *ANSWERED):
+            raise
+        except Exception as error:  # noqa: BLE001  # a client must not be told of a defect in gRPC's words
+            _LOG.error("broker %s: %s of %s failed", self._broker.config.name, name, call.host, exc_info=error)
+            why = f"{name} failed: see the log of broker {self._broker.config.name}"
+            raise RejectedError(pb.INTERNAL_SERVER_ERROR, why) from None
         answers: Sequence[Message] = answer if method.streams else (answer,)
         return [one.SerializeToString() for one in answers]
 

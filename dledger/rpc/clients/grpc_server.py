@@ -8,11 +8,12 @@ each that is malformed.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
+from google.protobuf.descriptor_pool import Default, DescriptorPool
 from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
@@ -50,13 +51,16 @@ class GrpcServer:
         self._setting = setting
         self._statuses = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in grpc-stubs
         self._services: list[str] = []
+        self._pools: list[DescriptorPool] = [Default()]
         self._relay: FirstByteRelay | None = None
         self.port = 0
         """Once started."""
 
-    def add(self, service: str, methods: Methods) -> None:
-        """Serve these methods; call it before the start."""
+    def add(self, service: str, methods: Methods, pool: DescriptorPool | None = None) -> None:
+        """Serve these methods; call it before the start. ``pool``: of its messages, if they are in one of their own."""
         self._services.append(service)
+        if pool is not None:
+            self._pools.append(pool)
         add_methods(self._server, service, methods)
 
     async def start(
@@ -140,7 +144,7 @@ class GrpcServer:
     def _add_reflection(self) -> None:
         """Describe the services and their messages."""
         names = (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        servicer = reflection.aio.ReflectionServicer(names)  # type: ignore[attr-defined]  # missing in its stubs
+        servicer = reflection.aio.ReflectionServicer(names, _Pools(self._pools))  # type: ignore[attr-defined]  # missing in its stubs
 
         async def decoded(requests: AsyncIterable[bytes]) -> AsyncIterator[reflection_pb2.ServerReflectionRequest]:
             async for data in requests:
@@ -166,6 +170,22 @@ class GrpcServer:
             quota = quota_at(connection.host, connection.peer, self._quotas)
             with quota.stream("health and reflection", self._setting):
                 yield connection
+
+
+class _Pools:
+    """Several pools, as far as reflection looks into one: the first that knows what is asked for answers."""
+
+    def __init__(self, pools: Sequence[DescriptorPool]) -> None:
+        self._pools = pools
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        def find(*asked: object) -> object:
+            for pool in self._pools[:-1]:
+                with suppress(KeyError):
+                    return getattr(pool, name)(*asked)
+            return getattr(self._pools[-1], name)(*asked)
+
+        return find
 
 
 def _decoded(kind: type[_Asked], data: bytes) -> _Asked:

@@ -14,6 +14,7 @@ from dledger.rpc.listening import stop_serving
 from rocketstore.broker.ports import GroupView
 from rocketstore.broker_remoting.service import RemotingService
 from rocketstore.grpc.service import SERVICE, GatewayService
+from rocketstore.pb.pool import POOL
 from tests.support.gateway_client import (
     CommandsOfServer,
     GatewayClient,
@@ -57,7 +58,7 @@ class GatewayHarness(Harness):
         self.remoting = RemotingService(self.broker, self.client, member_calls=calls)
         self._listening = await asyncio.get_running_loop().create_server(self.remoting.server.protocol, "127.0.0.1", 0)
         self.remoting_port = self._listening.sockets[0].getsockname()[1]
-        self.server.add(SERVICE, self.gateway.grpc_methods())
+        self.server.add(SERVICE, self.gateway.grpc_methods(), POOL)
         await self.server.start("127.0.0.1", 0, None, describes_itself=True)
 
     async def _end(self, grace_s: float | None) -> None:
