@@ -146,6 +146,8 @@ TARGETS: Final[Mapping[str, tuple[Limit, ...]]] = {
     "crowd_deaf_send_p99": (Limit(50, False, "ms", quiet_machine_only=True),),
     "crowd_heartbeats_memory": (at_most(150, "MB"),),
     "crowd_heartbeats_send_p99": (Limit(50, False, "ms", quiet_machine_only=True),),
+    # Ten groups with different SQL conditions on a topic that gets 10,000 messages/s, and its producer.
+    "sql_groups_send_p99": (at_most(1.1, baseline=ALONE),),
     "metrics_scrape": (at_most(20, "ms"),),
     "metrics_overhead_pipelined": (at_most(1.1, baseline=UNMEASURED),),
     "metrics_overhead_single": (at_most(1.1, baseline=UNMEASURED),),
