@@ -1,8 +1,8 @@
 """How far the members have followed their leader, and whether a learner may become a voter (M4).
 
 A learner is ready if its process has standing and if it acknowledged durably, within the last minimum election
-timeout, everything that the leader's log held one such timeout earlier. So the entry that promotes it never waits for
-it, however long its log is and however fast entries arrive.
+timeout, everything that was committed one such timeout earlier. So the entry that promotes it never waits for it,
+however long its log is and however fast entries arrive.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PeerCatchUp:
     def __init__(self, state: MemberState, dispatchers: Mapping[NodeId, EntryDispatcher]) -> None:
         self._state = state
         self._dispatchers = dispatchers
-        self._ends: deque[tuple[int, LogIndex]] = deque()
+        self._committed: deque[tuple[int, LogIndex]] = deque()
         self._places: dict[NodeId, _Place] = {}
         self._timeout_ms = state.election.election_timeout_ms_min
 
@@ -49,15 +49,15 @@ class PeerCatchUp:
 
     def begin(self) -> None:
         """A new leadership."""
-        self._ends.clear()
+        self._committed.clear()
         self._places.clear()
 
     def sample(self, leader: Leader, now_ms: int) -> None:
-        """Note where the log ends, and how far each member is."""
-        ends = self._ends
-        ends.append((now_ms, self._state.log.last.index))
-        while len(ends) > 1 and ends[1][0] <= now_ms - self._timeout_ms:
-            ends.popleft()
+        """Note how much is committed, and how far each member is."""
+        known = self._committed
+        known.append((now_ms, self._state.commit_index))
+        while len(known) > 1 and known[1][0] <= now_ms - self._timeout_ms:
+            known.popleft()
         for gone in self._places.keys() - leader.match.keys():
             del self._places[gone]
         for peer, match in leader.match.items():
@@ -80,9 +80,9 @@ class PeerCatchUp:
             return "it has no standing yet, which it takes when it holds an entry appended after it was first heard"
         if leader.memories.get(peer, (0, 0))[0] != leader.boot_ids.get(peer):
             return "it has not been heard since it took standing"
-        if not self._ends or self._ends[0][0] > now_ms - self._timeout_ms:
+        if not self._committed or self._committed[0][0] > now_ms - self._timeout_ms:
             return f"the leader has not looked for {self._timeout_ms} ms yet: ask again"
-        if leader.match[peer] < self._ends[0][1]:
+        if leader.match[peer] < self._committed[0][1]:
             entries, size = self._lag(leader.match[peer])
             return f"it lacks {entries} entries ({size} bytes), and receives {self._rate(peer)} bytes per second"
         return ""
@@ -121,7 +121,7 @@ class PeerCatchUp:
         dispatcher = self._dispatchers[peer]
         if dispatcher.state is DispatcherState.INSTALL:
             return "installing"
-        behind = bool(self._ends) and leader.match[peer] < self._ends[0][1]
+        behind = bool(self._committed) and leader.match[peer] < self._committed[0][1]
         if behind or leader.match[peer] == NO_INDEX:
             return "catching up"
         return "in sync" if self._has_standing(leader, peer) else "no standing"

@@ -569,6 +569,7 @@ class MemberState:
         self.quorum = membership.quorum
         self.voting_peers = membership.voting_peers
         self.withheld = membership.withheld
+        self.learners = membership.current.learners
         self._uids = {one.node_id: one.uid for one in membership.current.members}
         self._numbers = {one.node_id: one.number for one in membership.current.members}
 

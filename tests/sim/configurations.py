@@ -159,8 +159,13 @@ class ConfigurationChecks:
         require(confirmed, "a round that no majority of the voters confirmed", node.name, answered, current)
 
     def observe_push(self, node: SimNode, target: NodeId, last_index: LogIndex) -> None:
-        """A removal or demotion reaches its subject only once it is committed (M9)."""
+        """A removal or demotion reaches its subject only once it is committed, as everything does a learner (M9)."""
         configurations = node.log.configurations
+        state = None if node.core is None else node.core.state
+        if state is not None and state.membership.is_committed and target in state.learners:
+            require(
+                last_index <= state.commit_index, "a learner gets what may be undone", node.name, target, last_index
+            )
         if node.core is None or not configurations:
             return
         newest = configurations[-1]

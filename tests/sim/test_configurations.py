@@ -28,7 +28,8 @@ def group(voters: str, learners: str = "", *, index: int = -1, term: int = 1) ->
 def member(name: str, in_force: Configuration, *others: Configuration) -> SimNode:
     """A running member with these configurations in its log."""
     log = SimpleNamespace(configurations=list(others), begin=SimpleNamespace(index=-1))
-    state = SimpleNamespace(membership=SimpleNamespace(current=in_force), commit_index=-1)
+    membership = SimpleNamespace(current=in_force, is_committed=in_force not in others)
+    state = SimpleNamespace(membership=membership, learners=in_force.learners, commit_index=-1)
     return cast("SimNode", SimpleNamespace(name=name, log=log, is_unread=False, core=SimpleNamespace(state=state)))
 
 
@@ -116,6 +117,18 @@ def test_m9_a_removal_that_reaches_its_subject_before_it_is_committed_is_refused
     found.observe_push(leader, NodeId("b"), LogIndex(5))
     with pytest.raises(Violation, match="reaches its subject first"):
         found.observe_push(leader, NodeId("c"), LogIndex(5))
+
+
+def test_m9_what_is_not_committed_reaches_no_learner() -> None:
+    """A voter that holds the learner's promotion may need its vote, and must not hold less."""
+    newest = group("ab", "c", index=5)
+    leader = member("a", newest, group("abd", index=4))
+    found = checks(group("ab"))
+
+    found.observe_push(leader, NodeId("b"), LogIndex(6))
+    found.observe_push(leader, NodeId("c"), LogIndex(-1))
+    with pytest.raises(Violation, match="a learner gets what may be undone"):
+        found.observe_push(leader, NodeId("c"), LogIndex(6))
 
 
 def test_a_configuration_that_may_yet_be_committed_counts_for_majorities() -> None:

@@ -213,9 +213,7 @@ class EntryDispatcher:
         if self.next_index <= log.begin.index:
             self._restart()
             return self._compare(now_ms)
-        last = log.last.index
-        if self._state.withheld:  # M9
-            last = min(last, self._state.withheld.get(self.peer, last))
+        last = self._last_to_send()
         while self.next_index <= last and len(self._in_flight) < window:
             run_last = min(last, log.slice_run(self.next_index, self._config.push_bytes_max))
             cold = self.next_index < self._live_from or (run_last < last and self._is_far_behind())
@@ -229,6 +227,14 @@ class EntryDispatcher:
         if commit_due is None or append_due is None:
             return append_due if commit_due is None else commit_due
         return min(commit_due, append_due)
+
+    def _last_to_send(self) -> LogIndex:
+        """What a demotion or removal withholds from its subject, and what no learner gets (M9)."""
+        state = self._state
+        last = state.log.last.index
+        if self.peer in state.learners:
+            last = state.commit_index
+        return min(last, state.withheld.get(self.peer, last)) if state.withheld else last
 
     def _is_far_behind(self) -> bool:
         """Whether the next run was written so long ago that its pages may have left memory."""

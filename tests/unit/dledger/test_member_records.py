@@ -219,6 +219,24 @@ def test_what_damage_hid_from_one_without_standing_and_file_waits_for_a_leader(
     assert solo.state.membership.voters == (set() if changed else {N0, N1})
 
 
+@pytest.mark.parametrize("counts", [True, False])
+def test_only_a_memory_that_counts_takes_the_uid_that_the_log_tells(tmp_path: Path, *, counts: bool) -> None:
+    """M11: one that was copied from another member has none, and is no memory of its own."""
+    config = config_of(tmp_path)
+    with closing(opened(config)) as log:
+        if counts:
+            remembers(log)
+        members = (ClusterMember(N0, "h", 1, uid=77), ClusterMember(N1, "h", 2))
+        log.append_as_leader(Term(1), [encode_configuration(Configuration(members))], Magic.NOOP)
+        log.flush()
+        log.members.vouch()
+
+    with closing(opened(config)) as log:
+        records = MemberRecords(config, log)
+        records.find()
+        assert records.uid == (77 if counts else 0)
+
+
 def test_what_damage_hid_is_in_force_above_what_a_leader_told_meanwhile(tmp_path: Path) -> None:
     """M2: also at one without standing whose file was lost and cannot be written again, on a full disk."""
     config = config_of(tmp_path)

@@ -48,14 +48,16 @@ def _told(solo: Solo) -> MemberProgress:
     return told
 
 
-def test_a_learner_is_ready_that_holds_what_the_log_held_a_timeout_ago() -> None:
+def test_a_learner_is_ready_that_holds_what_was_committed_a_timeout_ago() -> None:
     """M4: what came since is on its way."""
     solo = _leader()
-    _pass(solo, _TIMEOUT_MS)
     held = solo.log.last.index
+    solo.state.advance_commit(held)
+    _pass(solo, _TIMEOUT_MS)
     solo.matches(N3, held)
     for _ in range(8):
         solo.log.append_as_leader(solo.state.term, [b"x"])
+        solo.state.advance_commit(solo.log.last.index)
         _pass(solo, 50)
     assert _told(solo).not_ready == ""
     assert _told(solo).state == "in sync"
@@ -64,6 +66,18 @@ def test_a_learner_is_ready_that_holds_what_the_log_held_a_timeout_ago() -> None
 
     assert _told(solo).not_ready.startswith("it lacks 8 entries (")
     assert _told(solo).state == "catching up"
+
+
+def test_a_learner_needs_nothing_that_is_not_committed() -> None:
+    """M4: it does not get it (M9), however long the commit takes."""
+    solo = _leader()
+    solo.state.advance_commit(solo.log.last.index)
+    solo.matches(N3, solo.log.last.index)
+    solo.log.append_as_leader(solo.state.term, [b"x"])
+
+    _pass(solo, 2 * _TIMEOUT_MS)
+
+    assert _told(solo).not_ready == ""
 
 
 def test_a_new_leader_does_not_know_yet() -> None:

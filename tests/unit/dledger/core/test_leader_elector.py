@@ -6,7 +6,15 @@ import pytest
 
 from dledger.config import ReplicationConfig, ServerConfig
 from dledger.core.member_state import Candidate, Follower
-from dledger.core.messages import HeartbeatRequest, HeartbeatResponse, TakeLeadership, VoteRequest, VoteResult
+from dledger.core.messages import (
+    CommittedEntry,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    Readmission,
+    TakeLeadership,
+    VoteRequest,
+    VoteResult,
+)
 from dledger.core.outbox import Wake
 from dledger.errors import ConfigError, DiskFullError
 from dledger.store.format import HEADER, EntryHeader
@@ -23,7 +31,7 @@ from dledger.types import (
 )
 from tests.support.cluster import N0, N1, N2, N3, Outcome
 from tests.support.disk_log import DiskLog
-from tests.support.members import configuration
+from tests.support.members import configuration, put
 from tests.support.solo import Solo
 
 
@@ -406,3 +414,44 @@ def test_a_learner_that_is_not_heard_keeps_nobody_a_founder() -> None:
         solo.beat(voter)
         standings.append(solo.state.standing)
     assert standings == [Standing.FOUNDER, Standing.FULL]
+
+
+def test_a_refusal_tells_that_the_configuration_is_committed() -> None:
+    """M6: then the voters before it are not needed, nor the one that refuses; the rest has voted already."""
+    solo = Solo(3, terms=[1, 1], committed=0)
+    index = put(solo.log, 1, "01", "2")
+    solo.state.adopt(configuration("01", "2", index=index))
+    solo.flush()
+    solo.time_out()
+    solo.vote(N1, pre_vote=True, standing=Standing.BLANK)
+    assert solo.node.elector.elections == 0
+    committed = (CommittedEntry(index, solo.log.chain_crc_at(index)),)
+
+    solo.vote(N2, granted=False, pre_vote=True, committed=committed)
+
+    assert solo.node.elector.elections == 1
+
+
+def test_who_has_forgotten_waits_for_an_entry_that_a_majority_holds_without_it() -> None:
+    """What it holds itself, or its leader alone, keeps nobody from being elected who lacks it."""
+    solo = Solo(3, terms=[1], committed=0)
+    solo.lead()
+    solo.flush()
+    solo.beat(N1, standing=Standing.BLANK, boot_id=8)
+    solo.tick(solo.config.election.heartbeat_interval_ms)
+    index = solo.log.last.index
+    solo.flush()
+    solo.leader_role.match[N1] = index
+    solo.settle_quorum()
+    assert _readmissions(solo) == [None]
+
+    solo.matches(N2, index)
+    solo.settle_quorum()
+
+    assert _readmissions(solo) == [Readmission(8, index)]
+
+
+def _readmissions(solo: Solo) -> list[Readmission | None]:
+    """What the next heartbeat tells n1."""
+    sent = solo.tick(solo.config.election.heartbeat_interval_ms)
+    return [beat.readmission for to, beat in sent if to == N1 and isinstance(beat, HeartbeatRequest)]

@@ -243,13 +243,16 @@ def test_an_earlier_farewell_shortens_no_later_one(*, by_another: bool) -> None:
 
 
 def test_attempts_towards_a_member_that_comes_back_are_numbered_on() -> None:
-    """Within one term it takes those with earlier numbers for given up (world 400,147)."""
-    solo = _leader(3)
-    solo.streaming(N2)
+    """Within one term it takes those with earlier numbers for given up (world 400,147); whoever left after it."""
+    solo = _leader(4)
+    for _ in range(2):
+        solo.streaming(N2)
+        solo.node.connection_lost(N2)
     before = solo.node.dispatchers[N2].epoch
-    _put(solo, "01")
-    _pass(solo, 11_000)
-    assert N2 not in solo.node.dispatchers
+    for voters, gone in (("013", N2), ("01", N3)):
+        _put(solo, voters)
+        _pass(solo, 11_000)
+        assert gone not in solo.node.dispatchers
 
     _put(solo, "012")
 

@@ -147,7 +147,21 @@ def test_one_that_is_committed_without_a_leaders_word_is_in_force_again() -> Non
     membership = _unsure()
     assert not membership.commit(LogIndex(4))
 
-    assert membership.commit(LogIndex(6))
+    assert membership.commit(LogIndex(5))
 
     assert (membership.committed.index, membership.current.index) == (5, 9)
+    assert membership.previous_voters == ("a", "b", "c", "d")
+
+
+def test_all_that_damage_hid_waits_for_a_leaders_word() -> None:
+    """M6: the one before the last has a say in elections."""
+    found = _membership()
+    found.adopt(_configuration(5, "abcd"))
+    found.adopt(_configuration(9, "abcde"))
+    membership = _membership()
+
+    membership.hold_until_told(found)
+    assert (membership.voters, membership.is_unsure) == (frozenset(), True)
+    membership.commit(LogIndex(5))
+
     assert membership.previous_voters == ("a", "b", "c", "d")

@@ -276,6 +276,28 @@ def test_the_subject_of_a_removal_or_demotion_gets_it_only_when_it_is_committed(
     assert sent[-1].last_index == index + 1
 
 
+def test_a_learner_gets_what_is_committed_and_as_a_voter_everything() -> None:
+    """M9: what may still be undone must not make its log longer than a voter's, which it would refuse."""
+    solo = Solo(3, terms=[1], committed=0)
+    solo.lead()
+    term = int(solo.state.term)
+    solo.state.adopt(configuration("012", "3", index=put(solo.log, term, "012", "3"), term=term))
+    solo.flush()
+    solo.matches(N1, solo.log.last.index)
+    solo.settle_quorum()
+    committed = solo.state.commit_index
+    solo.streaming(N3, match=0)
+    solo.log.append_as_leader(solo.state.term, [b"x"])
+
+    runs = [one for one in solo.dispatch(N3) if isinstance(one, LoadRun)]
+    assert runs[-1].last_index == committed == solo.log.last.index - 1
+    promotion = put(solo.log, term, "0123")
+    solo.state.adopt(configuration("0123", index=promotion, term=term))
+
+    runs = [one for one in solo.dispatch(N3) if isinstance(one, LoadRun)]
+    assert runs[-1].last_index == promotion
+
+
 def test_a_removed_member_is_spoken_to_until_it_knows_or_ten_seconds_have_passed() -> None:
     """M9: then its dispatcher ends."""
     for tells in (True, False):
@@ -469,6 +491,8 @@ def test_a_process_counts_unless_it_is_of_another_memory(process: int, uid: int,
     solo.lead()
     solo.state.adopt(configuration("012", index=1, n1=9))
     solo.leader_role.memories[N1] = process, uid
+
+    solo.leader_role.blank_boot_ids[N1] = 5  # an earlier one was readmitted
 
     assert solo.state.remembers(solo.leader_role, N1, 7) is remembers
     assert solo.state.remembers(solo.leader_role, N2, 7)

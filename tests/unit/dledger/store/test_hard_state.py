@@ -73,6 +73,32 @@ def test_a_save_syncs_once(tmp_path: Path) -> None:
     assert len(fs.changes) == before, "it is up to date"
 
 
+class FullFs(RecordingFs):
+    """Creates no file, on demand."""
+
+    full = False
+
+    def create(self, path: Path) -> int:
+        if self.full:
+            raise OSError
+        return super().create(path)
+
+
+def test_a_mirror_that_found_no_room_is_written_later(tmp_path: Path) -> None:
+    """It stops nothing, and people and Java's tools see no old term for ever."""
+    fs = FullFs()
+    file = saved(tmp_path / "node", fs)
+    fs.full = True
+    file.mirror()
+    assert not (tmp_path / "node" / "currterm").exists()
+    fs.full = False
+
+    file.mirror()
+
+    assert (tmp_path / "node" / "currterm").read_text() == "voteLeader=n1\ncurrTerm=3\n"
+    file.close()
+
+
 def test_a_torn_save_takes_back_no_saved_vote(tmp_path: Path) -> None:
     """Whatever a power cut leaves of both sectors; that both are spoilt takes the member's vote, but not the state."""
     fs, directory, target = RecordingFs(), tmp_path / "node", tmp_path / "crash"
