@@ -136,6 +136,7 @@ class ReadOptions:
     schema_style: SchemaStyle = "default"
     properties_format: PropertiesFormat = "map"
     include_headers: bool = False
+    decompressed: bool = False
     allow_uncommitted: bool = False
     consumer_group: str = ""
     security: SecurityOptions = field(default_factory=lambda: SecurityOptions())
@@ -442,6 +443,13 @@ READ_OPTIONS: Final = (
         parse_boolean,
         "false",
         "with `schemaStyle=kafka`: the properties as `headers`",
+    ),
+    Option(
+        "decompressed",
+        "decompressed",
+        parse_boolean,
+        "false",
+        "bodies as they were before their producers compressed them (zlib, LZ4, Zstandard); null if damaged",
     ),
     Option(
         "allowUncommitted",

@@ -11,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dledger.errors import invariant
+from dledger_spark.decode.bodies import decompressed
 from dledger_spark.decode.hosts import ipv4_texts, ipv6_texts
 from dledger_spark.decode.layout import MESSAGE, Ints
 from dledger_spark.decode.properties import KEYS, TAGS, as_maps, named
@@ -75,7 +76,11 @@ def _topic(shared: Shared) -> pa.Array:
 
 
 def _body(shared: Shared) -> pa.Array:
-    return slices(shared.records.buffer, shared.records.body_begins, shared.records.body_ends)
+    records = shared.records
+    found = slices(records.buffer, records.body_begins, records.body_ends)
+    if not records.context.decompressed or records.context.content != "message":
+        return found
+    return decompressed(found, records.field("sys_flag"))
 
 
 def _property_string(shared: Shared) -> pa.Array:

@@ -58,3 +58,5 @@ class DecodeContext:
     schema_style: SchemaStyle = "default"
     properties_format: PropertiesFormat = "map"
     filters: tuple[RowFilter, ...] = ()
+    decompressed: bool = False
+    """Whether bodies are given as their producers had them before they compressed them."""

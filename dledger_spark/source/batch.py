@@ -84,6 +84,7 @@ def decode_context(
         schema_style=options.schema_style,
         properties_format="raw" if is_raw else "map",
         filters=filters,
+        decompressed=options.decompressed,
     )
 
 
