@@ -10,6 +10,7 @@ import hmac
 import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Final
 
 from dledger.access.addresses import host_of
@@ -51,7 +52,7 @@ class GatewayAccess:
             raise RejectedError(pb.NOT_IMPLEMENTED, "x-mq-namespace: this broker has no namespaces, leave it empty")
         guard = self._guard
         if guard is None:
-            return None, quota_at(host_of(peers[0]), peers[0], self._quotas)
+            return None, quota_at(_host_of(peers[0]), peers[0], self._quotas)
         key, signature = "", ""
         if headers.authorization:
             found = _AUTHORIZATION.fullmatch(headers.authorization)
@@ -86,3 +87,8 @@ class GatewayAccess:
                 f"the call was signed at {text}, but this server's clock reads {now}: more than "
                 f"{WINDOW_S // 60} minutes apart; synchronize the clocks"
             )
+
+
+@lru_cache(maxsize=4096)
+def _host_of(peer: str) -> str:
+    return host_of(peer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -109,10 +110,15 @@ def to_store(
         0,
         flag,
         max(0, to_ms(system.born_timestamp)),
-        host_address(call.host, call.port),
+        _born_host(call.host, call.port),
         store_host,
         property_string=text.encode(),
     )
+
+
+@lru_cache(maxsize=4096)
+def _born_host(host: str, port: int) -> HostAddress:
+    return host_address(host, port)
 
 
 def _of_type(kind: pb.MessageType, topic: str, system: pb.SystemProperties) -> dict[str, str]:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Final
 
 import grpc
@@ -245,7 +246,7 @@ class GatewayService:
         remaining = context.time_remaining()
         most = CALL_S_MAX if remaining is None else min(remaining, 2 * CALL_S_MAX)
         deadline = asyncio.get_running_loop().time() + most
-        return GatewayCall(name, headers, place_of(connection.peer), admitted, deadline)
+        return GatewayCall(name, headers, _place_of(connection.peer), admitted, deadline)
 
     async def _carry_out(self, name: str, method: Method, call: GatewayCall, data: bytes) -> Sequence[bytes]:
         """The encoded answers. Raises ``ANSWERED``."""
@@ -300,7 +301,8 @@ class GatewayService:
     async def _here(self, name: str, method: Method, call: GatewayCall, data: bytes) -> Sequence[bytes]:
         """Raises ``ANSWERED``, and ``MovedError`` if it is the leader's and this broker is none."""
         request = parse(method.request, data)
-        self._access.require(call.caller, name, method.needs(request))
+        if call.caller is not None:
+            self._access.require(call.caller, name, method.needs(request))
         try:
             answer = await method.handle(call, request)
         except Refusal as error:
@@ -382,6 +384,11 @@ class GatewayService:
         """Tell the leader of a client's settings."""
         told = GatewayCall(SETTINGS, call.headers, (call.host, call.port), (call.caller, call.quota), _soon())
         await self._tell_leader(told, given.SerializeToString())
+
+
+@lru_cache(maxsize=4096)
+def _place_of(peer: str) -> tuple[str, int]:
+    return place_of(peer)
 
 
 def _soon() -> float:
