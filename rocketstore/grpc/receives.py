@@ -109,10 +109,13 @@ class Receives:
                     pb.ILLEGAL_INVISIBLE_TIME,
                     f"a message can be invisible for 1 s to 12 h, not for {invisible_ms / 1000:g} s",
                 )
+        # A simple consumer names the queue whose turn it is, though another one may have messages; that of Node.js
+        # always names the first.
+        queue_id = request.message_queue.id if ordered and request.auto_renew else ANY_QUEUE
         return Receive(
             group,
             topic,
-            request.message_queue.id if ordered else ANY_QUEUE,
+            queue_id,
             max(1, min(request.batch_size, MESSAGES_MAX)),
             max(invisible_ms, INVISIBLE_MS_MIN),
             self._wait_ms(call, request),

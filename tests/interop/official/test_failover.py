@@ -65,7 +65,13 @@ class Rig:
             "every client goes on",
             TIMEOUT_S,
         )
-        brokers.wait_converged()
+        wait_until(self._is_whole, "who was killed follows again", TIMEOUT_S)
+
+    def _is_whole(self) -> bool:
+        """Whether every member has what was committed a moment ago."""
+        before = max((one.committed_index for one in self.world.brokers.statuses().values()), default=0)
+        now = self.world.brokers.statuses()
+        return len(now) == len(self.world.brokers.nodes) and all(one.committed_index >= before for one in now.values())
 
 
 @pytest.fixture
