@@ -48,6 +48,7 @@ SLAVES_PORT: Final = 10912
 USER_ID: Final = 10001
 """The image's user, who must be able to write to the volume."""
 LABEL: Final = "dledger.drill"
+GROUP: Final = "drill"
 READY_TIMEOUT_S: Final = 60.0
 FREEZER_GAVE_UP: Final = "unable to freeze"
 """The engine's error when the kernel has not frozen a container in time."""
@@ -78,12 +79,17 @@ class ContainerTarget:
         self._small_disks = small_disks
         self._keep = keep
         self.name = f"dledger-drill-{os.getpid()}-{secrets.token_hex(2)}"
-        self.nodes = tuple(NodeId(f"n{number}") for number in range(size))
+        self._all: Final = tuple(NodeId(f"n{number}") for number in range(size))
         self._hosts: dict[NodeId, str] = {}
         self._network: Network | None = None
         self._containers: dict[NodeId, Container] = {}
         self._volumes: dict[NodeId, str] = {}
         self._volumes_made = 0
+
+    @property
+    def nodes(self) -> tuple[NodeId, ...]:
+        """See ``DrillTarget``."""
+        return self._all
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -105,8 +111,12 @@ class ContainerTarget:
         self._network = self._make_network()
         for node in self.nodes:
             self._create(node)
-        self.restart(*self.nodes)
-        for node in self.nodes:
+        self._start(self.nodes)
+
+    def _start(self, nodes: Iterable[NodeId]) -> None:
+        chosen = tuple(nodes)
+        self.restart(*chosen)
+        for node in chosen:
             self._wait_ready(node)
 
     def close(self) -> None:
@@ -143,7 +153,7 @@ class ContainerTarget:
                 if "overlaps" in str(error):
                     continue
                 raise NotPossibleError(f"the engine cannot create a network: {error.explanation}") from error
-            self._hosts = {node: str(hosts[_FIRST_HOST + number]) for number, node in enumerate(self.nodes)}
+            self._hosts = {node: str(hosts[_FIRST_HOST + number]) for number, node in enumerate(self._all)}
             return network
         raise NotPossibleError("no free subnet for a private network")
 
@@ -177,12 +187,15 @@ class ContainerTarget:
             healthcheck={"test": ["NONE"]},  # the drill checks itself, ten times as often and much cheaper
         )
 
+    def _members_of(self, node: NodeId) -> tuple[NodeId, ...]:  # noqa: ARG002  # groups that change make a difference
+        """Those that a node is told of."""
+        return self.nodes
+
     def _settings(self, node: NodeId) -> dict[str, str]:
-        members = ";".join(f"{one}-{host}:{PEER_PORT}" for one, host in self._hosts.items())
         return {
             "enableDLegerCommitLog": "true",
-            "dLegerGroup": "drill",
-            "dLegerPeers": members,
+            "dLegerGroup": GROUP,
+            "dLegerPeers": ";".join(f"{one}-{self._hosts[one]}:{PEER_PORT}" for one in self._members_of(node)),
             "dLegerSelfId": node,
             "brokerName": "drill",
             "listenPort": str(LISTEN_PORT),
@@ -283,12 +296,17 @@ class ContainerTarget:
 
     def empty_volume(self, node: NodeId) -> None:
         """Remove the stopped container and its volume, and create both again."""
+        self._discard(node)
+        with _told():
+            self._create(node)
+
+    def _discard(self, node: NodeId) -> None:
+        """Remove the stopped container and its volume."""
         if self._running(node):
             raise DrillError(f"{node} is still running: cannot take away its volume")
         with _told():
             self._containers.pop(node).remove()
             self._client.volumes.get(self._volumes.pop(node)).remove()
-            self._create(node)
 
     def log_of(self, node: NodeId) -> str:
         """The last lines of its log."""
@@ -361,12 +379,6 @@ class ContainerRoad(ContainerTarget):
                 self._containers.pop(node).remove()
                 self._contain(node)
         self._start(nodes)
-
-    def _start(self, nodes: Iterable[NodeId]) -> None:
-        chosen = tuple(nodes)
-        self.restart(*chosen)
-        for node in chosen:
-            self._wait_ready(node)
 
     def _settings(self, node: NodeId) -> dict[str, str]:
         return self._settings_as(self._form, node)

@@ -181,7 +181,7 @@ def _grow_and_shrink(stage: Stage) -> None:
 
 def _changing(stage: Stage) -> MemberTarget:
     if not isinstance(stage.target, MemberTarget):
-        raise NotPossibleError(f"the members of a group of {stage.target.kind} cannot change here: use --on processes")
+        raise NotPossibleError(f"the members of this group of {stage.target.kind} cannot change")
     return stage.target
 
 

@@ -144,6 +144,7 @@ def _container_targets(*, keep: bool) -> Iterator[MakeTarget]:
         from cluster.containers.engine import EngineUnavailableError, engine
         from cluster.containers.image import ImageError, ensure_image
         from cluster.drill.containers import ContainerRoad, ContainerTarget
+        from cluster.drill.member_containers import ContainerMembers
     except ImportError as error:
         raise NotPossibleError(f"the Docker SDK is not installed ({error}): run {install_command('drill')}") from error
 
@@ -155,8 +156,8 @@ def _container_targets(*, keep: bool) -> Iterator[MakeTarget]:
             raise NotPossibleError(str(error)) from error
 
         def make(drill: Drill, options: DrillOptions) -> DrillTarget:
-            if drill.changes_members:  # containers have no spares
-                return _process_target(drill, options)
+            if drill.changes_members:
+                return ContainerMembers(client, image, size=options.nodes, keep=options.keep)
             if drill.is_road:
                 return ContainerRoad(client, image, size=options.nodes, keep=options.keep)
             return ContainerTarget(client, image, size=options.nodes, small_disks=drill.small_disks, keep=options.keep)

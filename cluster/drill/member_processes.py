@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
-from typing import Final
 
+from cluster.drill.member_changes import SPARES, change_members
 from cluster.drill.processes import DetouredBrokers, ProcessTarget, told
-from cluster.drill.target import TOOL_TIMEOUT_S, DrillError
 from cluster.local.group import HOST
 from dledger.types import NodeId
-
-SPARES: Final = 2
 
 
 class MemberBrokers(DetouredBrokers):
@@ -84,11 +79,4 @@ class ProcessMembers(ProcessTarget):
         return f"{node}={HOST}:{self._group.nodes[node].peer_port}"
 
     def _change(self, *words: str) -> None:
-        addresses = ",".join(self.address(node) for node in self.nodes)
-        command = [sys.executable, "-m", "cluster.entry", "member", *words, "-b", addresses, "-g", self._group.name]
-        try:
-            done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=TOOL_TIMEOUT_S)
-        except subprocess.TimeoutExpired as error:
-            raise DrillError(f"member {' '.join(words)} did not end within {TOOL_TIMEOUT_S:g} s") from error
-        if done.returncode:
-            raise DrillError(f"member {' '.join(words)}: {done.stderr.strip()}")
+        change_members([self.address(node) for node in self.nodes], self._group.name, *words)

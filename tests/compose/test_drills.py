@@ -10,6 +10,7 @@ import pytest
 from cluster.containers.engine import EngineClient
 from cluster.drill.containers import LABEL, ContainerRoad, ContainerTarget
 from cluster.drill.drills import DRILLS, Drill
+from cluster.drill.member_containers import ContainerMembers
 from cluster.drill.road import run_road
 from cluster.drill.runner import DrillResult, run_drill
 from cluster.drill.stage import DrillOptions, Stage
@@ -17,12 +18,16 @@ from cluster.drill.target import Direction
 
 SHORT = DrillOptions(rate=200, calm_s=0.5)
 ONE_LEADER_EACH = ("kill-leader", "pause-leader", "disconnect-leader", "replace-volume")
+CHANGE_MEMBERS = ("grow-and-shrink", "replace-node")
 MOVES_THE_LEADERSHIP = len(ONE_LEADER_EACH) + len(Direction)
 
 
 def run(client: EngineClient, image: str, drill: Drill) -> DrillResult:
     """Nothing of it may be left afterwards."""
-    with closing(ContainerTarget(client, image, size=SHORT.nodes, small_disks=drill.small_disks)) as target:
+    target = ContainerTarget(client, image, size=SHORT.nodes, small_disks=drill.small_disks)
+    if drill.changes_members:
+        target = ContainerMembers(client, image, size=SHORT.nodes)
+    with closing(target):
         result = run_drill(drill, target, SHORT, lambda _event: None)
     nothing_is_left(client, target)
     assert result.passed, "\n".join([*result.problems, str(result.verdict), *map(str, result.events)])
@@ -57,8 +62,7 @@ def test_a_group_survives_one_drill_after_the_other(docker_engine: EngineClient,
     rolls through the group, every node stops gracefully and the leader hands over: no message fails for long.
     """
     together = {*ONE_LEADER_EACH, "isolate-leader", "restart-all", "rolling-restart"}
-    of_processes = {"grow-and-shrink", "replace-node"}
-    assert set(DRILLS) == {*together, *of_processes, "fill-disk", "upgrade"}
+    assert set(DRILLS) == {*together, *CHANGE_MEMBERS, "fill-disk", "upgrade"}
 
     result = run(docker_engine, image, Drill("most-drills", "one after the other", most_drills))
 
@@ -70,6 +74,25 @@ def test_a_group_survives_one_drill_after_the_other(docker_engine: EngineClient,
     rolling = rounds[MOVES_THE_LEADERSHIP + 1 :]
     assert len(rolling) == SHORT.nodes
     assert all(one.without_service_s < 5 for one in rolling), rolling
+
+
+def changes_of_members(stage: Stage) -> None:
+    """Three become five and three others; then one of those is lost, and a node that had left takes its place."""
+    for name in CHANGE_MEMBERS:
+        DRILLS[name].round(stage)
+
+
+@pytest.mark.slow
+def test_containers_come_and_go_under_load(docker_engine: EngineClient, image: str) -> None:
+    """Nothing acknowledged is lost, doubled or moved; a node that had left comes back with an empty volume."""
+    drill = Drill("changes-of-members", "one after the other", changes_of_members, changes_members=True)
+
+    rounds = run(docker_engine, image, drill).rounds
+
+    assert [one.round.victim for one in rounds[:2]] == ["n3", "n4"]
+    lost = rounds[-1]
+    assert lost.leader_before == lost.round.victim
+    assert lost.leader_after not in (None, lost.round.victim)
 
 
 @pytest.mark.soak

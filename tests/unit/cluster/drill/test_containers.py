@@ -9,6 +9,7 @@ import docker.errors
 import pytest
 
 from cluster.drill.containers import FREEZER_GAVE_UP, ContainerRoad, ContainerTarget
+from cluster.drill.member_containers import ContainerMembers
 from cluster.drill.target import DrillError, RoadForm
 from dledger.types import NodeId
 
@@ -59,3 +60,16 @@ def test_a_road_takes_each_form_with_its_own_settings_on_the_same_address() -> N
     roots = {form: {one["store_path_root_dir"] for one in several} for form, several in forms.items()}
     assert roots[RoadForm.PAIR] == roots[RoadForm.GROUP] != roots[RoadForm.PLAIN]
     assert target.root_of(N0).startswith("/volumes/n0/")
+
+
+def test_a_node_that_is_no_member_waits_to_be_added_by_those_that_are() -> None:
+    """M12: one that is told of itself as of a founder would found a group of its own."""
+    target = ContainerMembers(Mock(), "image", size=1)
+    target._hosts = {NodeId(f"n{number}"): f"10.0.0.{number}" for number in range(3)}
+    spare = target.spares[0]
+
+    assert (target.nodes, target.spares) == ((N0,), ("n1", "n2"))
+    assert "dLegerJoin" not in target._settings(N0)
+    assert target._settings(N0)["dLegerPeers"] == "n0-10.0.0.0:20911"
+    assert target._settings(spare)["dLegerJoin"] == "true"
+    assert target._settings(spare)["dLegerPeers"] == "n0-10.0.0.0:20911;n1-10.0.0.1:20911"
