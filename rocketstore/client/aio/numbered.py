@@ -61,6 +61,8 @@ from rocketstore.types import PutMessageStatus
 
 SEARCH_PAUSE_S: Final = 0.01
 """Between two attempts to reach a master, besides the pauses of the lookup."""
+SILENT_S: Final = 0.2
+"""How long a master may take to accept a stream before another one is looked for."""
 ANSWER_S_MAX: Final = 60.0
 """How long a request is waited for; its messages have an outcome before, but the numbers behind it depend on it."""
 REQUESTS_MAX: Final = 12
@@ -247,7 +249,11 @@ class NumberedSender:
             failure: ClientError
             try:
                 if address:
-                    return await self._opened(address, deadline - loop.time(), on_answer, on_end)
+                    found = await self._opened_or_replaced(address, deadline - loop.time(), on_answer, on_end)
+                    if not isinstance(found, str):
+                        return found
+                    address = found
+                    continue
                 failure = BrokerUnreachableError(f"brokers {self.broker} have no master now")
             except ClientError as error:
                 failure = error
@@ -259,6 +265,30 @@ class NumberedSender:
                 raise failure
             await asyncio.sleep(SEARCH_PAUSE_S)
             address = await self._find_master() or ""
+
+    async def _opened_or_replaced(
+        self,
+        address: str,
+        timeout_s: float,
+        on_answer: OnAnswer[OutgoingMessage, SendResult],
+        on_end: OnEnd[OutgoingMessage, SendResult],
+    ) -> NumberedStream | str:
+        """A stream to a master, or the address of another one that is found while this one is silent: a machine that
+        is gone refuses nothing. Raises ``ClientError``.
+        """
+        opening = asyncio.ensure_future(self._opened(address, timeout_s, on_answer, on_end))
+        try:
+            while not (await asyncio.wait((opening,), timeout=SILENT_S))[0]:
+                looking = asyncio.ensure_future(self._find_master())
+                await asyncio.wait((opening, looking), return_when=asyncio.FIRST_COMPLETED)
+                if not looking.done():
+                    looking.cancel()
+                elif (found := looking.result()) not in (None, address):
+                    return found or ""
+            return opening.result()
+        finally:
+            if not opening.cancel() and not opening.cancelled():
+                opening.exception()  # nobody else looks at it, if there is another master
 
     async def _opened(
         self,

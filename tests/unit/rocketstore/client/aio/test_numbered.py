@@ -229,6 +229,30 @@ async def test_a_new_master_knows_what_the_old_one_has_stored() -> None:
 
 
 @on_loop
+async def test_a_master_whose_machine_is_gone_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing refuses a connection there; the other members know a new master as soon as there is one."""
+    monkeypatch.setattr(numbered, "ATTEMPT_S_MAX", 60.0)
+    async with scripted_server() as first, scripted_server() as second:
+        store = MessageStore()
+        topics = Topics({"a": {0: first.address, 1: second.address}}, {"T": {"a": 2}})
+        for server in (first, second):
+            topics.serve(server)
+            store.serve_numbered(server)
+        async with Producer([second.address, first.address], timeout_s=20) as producer:
+            await producer.send(message(b"0"), key="k")
+            for code in (OwnCode.NEXT_NUMBER, NUMBERED, RequestCode.GET_ROUTEINFO_BY_TOPIC):
+                first.scripts[code] = silence
+            asked = len(first.requests)
+            first.connections[-1].close("its machine is gone")
+            sent = asyncio.create_task(producer.send(message(b"1"), key="k"))
+            await until(lambda: len(first.requests) > asked, "the old master is asked")
+            topics.brokers["a"] = {0: second.address, 1: first.address}
+            await sent
+        assert store.bodies() == bodies(2)
+        assert second.of(NUMBERED)
+
+
+@on_loop
 async def test_who_must_have_it_is_told_where_it_cannot_be_had() -> None:
     """Apache's brokers; "auto" sends there as RocketMQ's producers do, and False everywhere."""
     async with world() as here:
