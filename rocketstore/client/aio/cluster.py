@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from dledger.errors import ConfigError
@@ -39,6 +40,8 @@ _OTHER_LOOP: Final = "this client was made on another event loop: make one for e
 PAUSE_S: Final = 0.05
 """Before a request is repeated for the first time; then up to ``PAUSE_S_MAX``, each time twice as long."""
 PAUSE_S_MAX: Final = 1.0
+SILENT_S: Final = 0.2
+"""How long a master may take to accept a connection before another one is looked for."""
 ASKED_AT_ONCE: Final = 64
 """Requests about single queues, topics or groups that are in progress for one call."""
 _T = TypeVar("_T")
@@ -183,6 +186,32 @@ class Cluster:
             raise failure or BrokerUnreachableError(f"brokers {name or 'of this group'} have no address now")
 
         return await self.repeat(attempt, deadline, harmless=True)
+
+    async def find_master(self, name: str) -> str:
+        """The master of a broker name, looked up now; empty if there is none, or nobody tells."""
+        with suppress(ClientError):
+            await self.routes.refresh_brokers()
+        broker = self.routes.broker(name)
+        return broker.master if broker is not None else ""
+
+    async def unless_replaced(self, name: str, address: str, reaching: Coroutine[object, object, _T]) -> _T | None:
+        """The result of ``reaching`` a master; None if another one is found while it is silent.
+
+        A machine that is gone refuses nothing. Raises what ``reaching`` does.
+        """
+        task = asyncio.ensure_future(reaching)
+        try:
+            while not (await asyncio.wait((task,), timeout=SILENT_S))[0]:
+                looking = asyncio.ensure_future(self.find_master(name))
+                await asyncio.wait((task, looking), return_when=asyncio.FIRST_COMPLETED)
+                if not looking.done():
+                    looking.cancel()
+                elif looking.result() not in ("", address):
+                    return None
+            return task.result()
+        finally:
+            if not task.cancel() and not task.cancelled():
+                task.exception()  # nobody else looks at it, if there is another master
 
     async def repeat(self, attempt: Callable[[], Awaitable[_T]], deadline: Deadline, *, harmless: bool) -> _T:
         """``attempt`` until it succeeds, or fails for good, or the deadline passes: then its last error."""

@@ -130,6 +130,15 @@ class BrokerConnections:
             self._heard.add(address)
         return answer
 
+    async def connect(self, address: str, timeout_s: float) -> int:
+        """Open a connection, if there is none; returns its number. Raises ``BrokerUnreachableError``."""
+        self._check(address)
+        try:
+            await self._client.connection(address, timeout_s)
+        except UnreachableError as error:
+            raise self._unreachable(error, address) from error
+        return self.connection_number(address)
+
     async def ask(
         self,
         address: str,

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -61,8 +60,6 @@ from rocketstore.types import PutMessageStatus
 
 SEARCH_PAUSE_S: Final = 0.01
 """Between two attempts to reach a master, besides the pauses of the lookup."""
-SILENT_S: Final = 0.2
-"""How long a master may take to accept a stream before another one is looked for."""
 ANSWER_S_MAX: Final = 60.0
 """How long a request is waited for; its messages have an outcome before, but the numbers behind it depend on it."""
 REQUESTS_MAX: Final = 12
@@ -229,10 +226,7 @@ class NumberedSender:
             self._note_failure(self.broker, error)
 
     async def _find_master(self) -> str | None:
-        with suppress(ClientError):
-            await self._cluster.routes.refresh_brokers()
-        broker = self._cluster.routes.broker(self.broker)
-        return (broker.master or None) if broker is not None else None
+        return await self._cluster.find_master(self.broker) or None
 
     async def _connect(
         self,
@@ -249,12 +243,12 @@ class NumberedSender:
             failure: ClientError
             try:
                 if address:
-                    found = await self._opened_or_replaced(address, deadline - loop.time(), on_answer, on_end)
-                    if not isinstance(found, str):
-                        return found
-                    address = found
-                    continue
-                failure = BrokerUnreachableError(f"brokers {self.broker} have no master now")
+                    opening = self._opened(address, deadline - loop.time(), on_answer, on_end)
+                    if (stream := await self._cluster.unless_replaced(self.broker, address, opening)) is not None:
+                        return stream
+                    failure = BrokerUnreachableError(f"{address} is silent, and not the master any more")
+                else:
+                    failure = BrokerUnreachableError(f"brokers {self.broker} have no master now")
             except ClientError as error:
                 failure = error
                 if not may_repeat(error, harmless=True):
@@ -264,31 +258,7 @@ class NumberedSender:
                 failure.outcome = "not_applied"
                 raise failure
             await asyncio.sleep(SEARCH_PAUSE_S)
-            address = await self._find_master() or ""
-
-    async def _opened_or_replaced(
-        self,
-        address: str,
-        timeout_s: float,
-        on_answer: OnAnswer[OutgoingMessage, SendResult],
-        on_end: OnEnd[OutgoingMessage, SendResult],
-    ) -> NumberedStream | str:
-        """A stream to a master, or the address of another one that is found while this one is silent: a machine that
-        is gone refuses nothing. Raises ``ClientError``.
-        """
-        opening = asyncio.ensure_future(self._opened(address, timeout_s, on_answer, on_end))
-        try:
-            while not (await asyncio.wait((opening,), timeout=SILENT_S))[0]:
-                looking = asyncio.ensure_future(self._find_master())
-                await asyncio.wait((opening, looking), return_when=asyncio.FIRST_COMPLETED)
-                if not looking.done():
-                    looking.cancel()
-                elif (found := looking.result()) not in (None, address):
-                    return found or ""
-            return opening.result()
-        finally:
-            if not opening.cancel() and not opening.cancelled():
-                opening.exception()  # nobody else looks at it, if there is another master
+            address = await self._cluster.find_master(self.broker)
 
     async def _opened(
         self,

@@ -16,6 +16,7 @@ from typing import Final
 from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
 from rocketstore.client.aio.cluster import PAUSE_S, PAUSE_S_MAX, Cluster
+from rocketstore.client.aio.connections import ATTEMPT_S_MAX
 from rocketstore.client.aio.errors import (
     BadAnswerError,
     BrokerUnreachableError,
@@ -34,6 +35,7 @@ from rocketstore.client.aio.outgoing import OutgoingMessage, fit_together, reque
 from rocketstore.client.aio.pending import PendingMessages, PipelineLimits
 from rocketstore.client.aio.queue_selection import QueueSelector
 from rocketstore.client.aio.results import STORED, SendResult
+from rocketstore.client.aio.routes import RoutedBroker
 from rocketstore.message.message import SYS_FLAG_PREPARED
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.headers import SendAnswer, read_header
@@ -261,13 +263,24 @@ class QueueSends:
         if broker is None or not broker.master:
             raise BrokerUnreachableError(f"brokers {queue.broker_name} have no master now")
         request = request_of(batch, queue, self._group)
-        timeout_s = max(one.deadline for one in batch) - self._loop.time()
+        deadline = max(one.deadline for one in batch)
         self._requests += 1
         try:
+            await self._reach(broker, deadline - self._loop.time())
+            timeout_s = deadline - self._loop.time()
             return await self._cluster.connections.call(broker.master, request, timeout_s), broker.master
         finally:
             self._requests -= 1
             self._schedule()
+
+    async def _reach(self, broker: RoutedBroker, timeout_s: float) -> None:
+        """Connect to its master. Raises ``BrokerUnreachableError``, as soon as others have another one."""
+        connections = self._cluster.connections
+        if connections.connection_number(broker.master):
+            return
+        connecting = connections.connect(broker.master, min(timeout_s, ATTEMPT_S_MAX))
+        if await self._cluster.unless_replaced(broker.name, broker.master, connecting) is None:
+            raise BrokerUnreachableError(f"{broker.master} is silent, and not the master of {broker.name} any more")
 
     def _settle(
         self, batch: list[OutgoingMessage], queue: MessageQueue, answered: tuple[Frame, str]

@@ -16,6 +16,7 @@ from dledger.remoting.frame import Frame
 from rocketstore.client.aio import errors, numbered, routes
 from rocketstore.client.aio.admin import Admin
 from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.aio.connections import BrokerConnections
 from rocketstore.client.aio.outgoing import outgoing
 from rocketstore.client.aio.producer import Producer, ProducerOptions
 from rocketstore.client.aio.queue_selection import OnFailure
@@ -228,28 +229,43 @@ async def test_a_new_master_knows_what_the_old_one_has_stored() -> None:
             assert second.of(NUMBERED)
 
 
+@pytest.mark.parametrize("numbers", ["auto", False])
 @on_loop
-async def test_a_master_whose_machine_is_gone_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_master_whose_machine_is_gone_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, numbers: bool | str
+) -> None:
     """Nothing refuses a connection there; the other members know a new master as soon as there is one."""
     monkeypatch.setattr(numbered, "ATTEMPT_S_MAX", 60.0)
+    is_gone = asyncio.Event()
+    connect = BrokerConnections.connect
+
+    async def connect_unless_gone(connections: BrokerConnections, address: str, timeout_s: float) -> int:
+        if is_gone.is_set() and address == first.address:
+            await asyncio.Event().wait()
+        return await connect(connections, address, timeout_s)
+
+    monkeypatch.setattr(BrokerConnections, "connect", connect_unless_gone)
     async with scripted_server() as first, scripted_server() as second:
         store = MessageStore()
         topics = Topics({"a": {0: first.address, 1: second.address}}, {"T": {"a": 2}})
         for server in (first, second):
             topics.serve(server)
             store.serve_numbered(server)
-        async with Producer([second.address, first.address], timeout_s=20) as producer:
+        options = ProducerOptions(close_timeout_s=20)
+        given = [second.address, first.address]
+        async with Producer(given, timeout_s=20, enable_idempotence=numbers, options=options) as producer:  # type: ignore[arg-type]  # one of three
             await producer.send(message(b"0"), key="k")
-            for code in (OwnCode.NEXT_NUMBER, NUMBERED, RequestCode.GET_ROUTEINFO_BY_TOPIC):
+            for code in (*first.scripts, RequestCode.GET_ROUTEINFO_BY_TOPIC):
                 first.scripts[code] = silence
-            asked = len(first.requests)
+            is_gone.set()
+            looked = len(second.of(RequestCode.GET_BROKER_CLUSTER_INFO))
             first.connections[-1].close("its machine is gone")
             sent = asyncio.create_task(producer.send(message(b"1"), key="k"))
-            await until(lambda: len(first.requests) > asked, "the old master is asked")
+            await until(lambda: len(second.of(RequestCode.GET_BROKER_CLUSTER_INFO)) > looked + 1, "it looks around")
             topics.brokers["a"] = {0: second.address, 1: first.address}
             await sent
         assert store.bodies() == bodies(2)
-        assert second.of(NUMBERED)
+        assert second.of(NUMBERED if numbers else RequestCode.SEND_MESSAGE_V2)
 
 
 @on_loop

@@ -77,6 +77,9 @@ class _Broker:
     def broker(self, name: str) -> RoutedBroker:
         return RoutedBroker("", name, {0: "127.0.0.1:1"})
 
+    def connection_number(self, _address: str) -> int:
+        return 1
+
     async def call(self, _address: str, _request: Frame, timeout_s: float) -> Frame:
         self.asked.set_result(timeout_s)
         never: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
