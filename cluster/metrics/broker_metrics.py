@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from cluster.metrics.families import Families
 from cluster.metrics.histogram import cumulative
 from cluster.metrics.recorder import MetricsRecorder
-from rocketstore.broker.measurements import BrokerMeasurements, ServiceCounters
+from rocketstore.broker.measurements import BrokerMeasurements, PopCounters, ServiceCounters
 from rocketstore.remoting.bodies.ha import NEVER, HaFacts
 from rocketstore.server import BrokerServer
 from rocketstore.store.stats import LATENCY_BOUNDS_MS, StoreStats
@@ -48,6 +48,7 @@ class BrokerMetrics(Collector):
         found.counter("rocketmq_transactions_given_up_total", now.service.transactions_given_up)
         found.counter("rocketmq_messages_dropped_total", now.service.dropped_messages)
         self._grpc(found, now.service)
+        self._pop(found, now.service.pop)
         found.gauge("rocketmq_send_pending_messages", now.service.messages_pending)
         found.gauge("rocketmq_send_pending_bytes", now.service.bytes_pending)
         if self._broker.replication is not None:
@@ -57,6 +58,15 @@ class BrokerMetrics(Collector):
         conditions = Families(config.name, config.node_id)
         conditions.conditions(self._broker.conditions.now())
         return [*found.all(), *conditions.all()]
+
+    @staticmethod
+    def _pop(found: Families, pop: PopCounters) -> None:
+        found.gauge("rocketmq_pop_waiting", pop.waiting)
+        found.counter("rocketmq_pop_messages_total", pop.delivered)
+        found.counter("rocketmq_pop_acknowledged_total", pop.acknowledged)
+        found.counter("rocketmq_pop_redelivered_total", pop.copied)
+        found.counter("rocketmq_pop_dead_total", pop.dead)
+        found.counter("rocketmq_pop_changes_total", pop.ticks)
 
     @staticmethod
     def _grpc(found: Families, service: ServiceCounters) -> None:

@@ -256,6 +256,15 @@ BROKER_SPECS: Final = (
         "rocketmq_grpc_repeated_messages_total",
         "Messages that a RocketMQ 5 client has sent again, and that were not stored again.",
     ),
+    _gauge("rocketmq_pop_waiting", "Receives that wait for messages which are acknowledged singly."),
+    _counter("rocketmq_pop_messages_total", "Messages given out for a time, to be acknowledged singly."),
+    _counter("rocketmq_pop_acknowledged_total", "Those of them that were acknowledged."),
+    _counter(
+        "rocketmq_pop_redelivered_total",
+        "Those that were not in time, or were given back: copies in the groups' retry topics.",
+    ),
+    _counter("rocketmq_pop_dead_total", "Those that were given out as often as the group permits, or were given up."),
+    _counter("rocketmq_pop_changes_total", "Changes of the broker's state for all of this."),
     _gauge("rocketmq_streams", "Open send and pull streams."),
     _gauge(
         "rocketmq_send_pending_messages",
