@@ -1,0 +1,244 @@
+"""RocketMQ 5's pop over remoting, as its Java client asks and reads it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.frame import Frame
+from rocketstore.client.aio.received import ReceivedMessage, split_records
+from rocketstore.remoting.codes import POLLING_FULL, RequestCode
+from rocketstore.remoting.pop import CheckPoint
+from rocketstore.state.changes import GroupConfig
+from tests.support.remoting import RemotingSocket, pull_fields
+from tests.support.waiting import wait_until
+from tests.unit.rocketstore.broker.popping.harness import GROUP, TOPIC, PopBroker
+
+CODE = RequestCode
+NAMES = {"consumerGroup": GROUP, "topic": TOPIC}
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[PopBroker]:
+    with PopBroker(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+def client(broker: PopBroker) -> Iterator[RemotingSocket]:
+    with RemotingSocket(broker.server.port) as dialled:
+        yield dialled
+
+
+def pop_fields(**more: object) -> dict[str, object]:
+    """As a Java client pops: 32 messages of any queue, for a minute, from the first on."""
+    numbers = {"queueId": -1, "maxMsgNums": 32, "invisibleTime": 60_000, "pollTime": 0, "bornTime": 1, "initMode": 0}
+    return {**NAMES, **numbers, "expType": "TAG", "exp": "*", "order": "false", **more}
+
+
+def pop(client: RemotingSocket, **more: object) -> tuple[Frame, list[ReceivedMessage]]:
+    answer = client.ask(CODE.POP_MESSAGE, pop_fields(**more))
+    return answer, list(split_records(answer.body))
+
+
+def point_of(message: ReceivedMessage) -> CheckPoint:
+    return CheckPoint.parse(message.property("POP_CK"))
+
+
+def ack(client: RemotingSocket, text: str, topic: str = TOPIC) -> int:
+    """Of a message with this check point."""
+    point = CheckPoint.parse(text)
+    more = {"topic": topic, "queueId": point.queue_id, "extraInfo": text, "offset": point.offset}
+    return client.ask(CODE.ACK_MESSAGE, NAMES | more).code
+
+
+def without_handle(message: ReceivedMessage) -> str:
+    """As clients put it together of an answer's numbers."""
+    return str(point_of(message)._replace(rest=""))
+
+
+class TestPops:
+    """POP_MESSAGE and its answer."""
+
+    def test_the_numbers_say_where_each_message_is(self, broker: PopBroker, client: RemotingSocket) -> None:
+        """Clients look up each message's queue among them, and fail without."""
+        broker.send([b"a", b"b", b"c"], 1)
+        answer, messages = pop(client, maxMsgNums=2)
+        assert (answer.code, [one.body for one in messages]) == (0, [b"a", b"b"])
+        fields = answer.fields
+        assert (fields["startOffsetInfo"], fields["msgOffsetInfo"]) == ("0 1 0", "0 1 0,1")
+        assert (fields["invisibleTime"], fields["reviveQid"], fields["restNum"]) == ("60000", "0", "1")
+        point = point_of(messages[1])
+        assert (point.queue_id, point.offset, point.broker) == (1, 1, broker.broker.config.name)
+        assert point.pop_time == int(fields["popTime"])
+        assert not point.is_retry
+
+    def test_nothing_in_time_is_told_so(self, client: RemotingSocket) -> None:
+        """With the header, which clients read whatever the code."""
+        answer, _ = pop(client)
+        assert answer.code == AnswerCode.PULL_NOT_FOUND
+        assert answer.fields.keys() >= {"popTime", "invisibleTime", "reviveQid", "restNum"}
+
+    def test_it_waits_as_long_as_it_asks(self, broker: PopBroker, client: RemotingSocket) -> None:
+        """And an arrival ends that."""
+        opaque = client.begin(CODE.POP_MESSAGE, pop_fields(pollTime=30_000))
+        wait_until(lambda: broker.broker.counters().pop.waiting == 1, "it waits")
+        with RemotingSocket(broker.server.port) as other:
+            polling = other.ask(CODE.POLLING_INFO, NAMES | {"queueId": -1})
+            assert polling.fields["pollingNum"] == "1"
+        broker.send([b"new"])
+        (message,) = split_records(client.answer_to(opaque).body)
+        assert message.body == b"new"
+
+    def test_who_hangs_up_waits_no_more(self, broker: PopBroker) -> None:
+        """What comes later is for others."""
+        with RemotingSocket(broker.server.port) as gone:
+            gone.begin(CODE.POP_MESSAGE, pop_fields(pollTime=30_000))
+            wait_until(lambda: broker.broker.counters().pop.waiting == 1, "it waits")
+        wait_until(lambda: broker.broker.counters().pop.waiting == 0, "it is gone")
+
+    @pytest.mark.parametrize(
+        ("more", "code", "reason"),
+        [
+            ({"maxMsgNums": 33}, AnswerCode.INVALID_PARAMETER, "1 to 32 messages"),
+            ({"order": "true"}, AnswerCode.INVALID_PARAMETER, "consumeMessageOrderly"),
+            ({"topic": "nowhere"}, AnswerCode.TOPIC_NOT_EXIST, "does not exist"),
+            ({"expType": "SQL92", "exp": "a >"}, AnswerCode.SUBSCRIPTION_PARSE_FAILED, ""),
+        ],
+    )
+    def test_impossible_wishes_are_refused(
+        self, client: RemotingSocket, more: dict[str, object], code: int, reason: str
+    ) -> None:
+        """By the codes that clients know."""
+        answer = client.ask(CODE.POP_MESSAGE, pop_fields(**more))
+        assert answer.code == code
+        assert reason in answer.remark
+
+    def test_a_full_window_is_told(
+        self, broker: PopBroker, client: RemotingSocket, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """P10: the client pauses, and asks again."""
+        monkeypatch.setattr("rocketstore.pop.queue.WINDOW_MAX", 2)
+        broker.send([b"a", b"b", b"c"])
+        assert len(pop(client)[1]) == 2
+        assert pop(client)[0].code == POLLING_FULL
+
+    def test_order_is_counted(self, broker: PopBroker, client: RemotingSocket) -> None:
+        """P8: of an ordered group, how often a queue's batch was delivered before."""
+        broker.put_group(GroupConfig(GROUP, ordered=True))
+        broker.send([b"a"])
+        first, _ = pop(client, order="true", queueId=0, attemptId="A", invisibleTime=1000)
+        assert (first.fields["reviveQid"], first.fields["orderCountInfo"]) == ("999", "0 0 0")
+
+        def again() -> bool:
+            answer, messages = pop(client, order="true", queueId=0, attemptId="B")
+            return bool(messages) and answer.fields["orderCountInfo"] == "0 0 1"
+
+        wait_until(again, "the batch comes again")
+
+    def test_a_pull_of_the_same_group_is_refused(self, client: RemotingSocket) -> None:
+        """P11: it names the client that pops."""
+        pop(client)
+        client.subscribe(GROUP, TOPIC)
+        answer = client.ask(CODE.PULL_MESSAGE, pull_fields(GROUP, TOPIC))
+        assert answer.code == AnswerCode.NO_PERMISSION
+        assert "127.0.0.1:" in answer.remark
+
+    def test_messages_are_looked_at_without_taking_them(self, broker: PopBroker, client: RemotingSocket) -> None:
+        """PEEK_MESSAGE and NOTIFICATION."""
+        asked = NAMES | {"queueId": -1, "pollTime": 0, "bornTime": 1}
+        pop(client)
+        assert client.ask(CODE.NOTIFICATION, asked).fields["hasMsg"] == "false"
+        assert client.ask(CODE.PEEK_MESSAGE, NAMES | {"queueId": -1, "maxMsgNums": 9}).code != 0
+        broker.send([b"a", b"b"])
+        assert client.ask(CODE.NOTIFICATION, asked).fields["hasMsg"] == "true"
+        for _ in range(2):
+            peeked = client.ask(CODE.PEEK_MESSAGE, NAMES | {"queueId": -1, "maxMsgNums": 9})
+            assert [one.body for one in split_records(peeked.body)] == [b"a", b"b"]
+        assert len(pop(client)[1]) == 2
+
+
+class TestAnswers:
+    """What clients send back."""
+
+    def test_a_message_is_acknowledged_by_its_check_point(self, broker: PopBroker, client: RemotingSocket) -> None:
+        """As it was given, or put together of the numbers; once."""
+        broker.send([b"a", b"b"])
+        first, second = pop(client)[1]
+        assert ack(client, first.property("POP_CK")) == 0
+        assert ack(client, without_handle(second)) == 0
+        assert ack(client, first.property("POP_CK")) == AnswerCode.NO_MESSAGE
+        assert ack(client, without_handle(second)) == AnswerCode.NO_MESSAGE
+        assert broker.window().commit == 2
+
+    def test_numbers_of_an_older_delivery_are_refused(self, broker: PopBroker, client: RemotingSocket) -> None:
+        """P6: its time was changed since."""
+        broker.send([b"a"])
+        (message,) = pop(client)[1]
+        old = point_of(message)
+        more = {"queueId": 0, "extraInfo": str(old), "offset": 0, "invisibleTime": 30_000}
+        changed = client.ask(CODE.CHANGE_MESSAGE_INVISIBLETIME, NAMES | more)
+        assert (changed.code, changed.fields["invisibleTime"]) == (0, "30000")
+        assert ack(client, without_handle(message)) == AnswerCode.NO_MESSAGE
+        new = old._replace(pop_time=int(changed.fields["popTime"]), invisible_time=30_000, rest="")
+        assert ack(client, str(new)) == 0
+
+    def test_another_master_knows_check_points_by_their_handles(
+        self, broker: PopBroker, client: RemotingSocket
+    ) -> None:
+        """P5: numbers alone only say something to the one that gave the message out."""
+        broker.send([b"a"])
+        (message,) = pop(client)[1]
+        role = broker.broker.store.role
+        broker.broker.store.become_slave()
+        broker.broker.store.become_master(role)
+        assert ack(client, without_handle(message)) == AnswerCode.NO_MESSAGE
+        assert ack(client, message.property("POP_CK")) == 0
+
+    def test_many_are_acknowledged_by_bits(self, broker: PopBroker, client: RemotingSocket) -> None:
+        """BATCH_ACK_MESSAGE: of each queue the first offset, and the distances from it."""
+        broker.send([b"%d" % number for number in range(12)])
+        messages = pop(client)[1]
+        point = point_of(messages[0])
+        bits = base64.b64encode((1 << 0 | 1 << 2 | 1 << 11).to_bytes(2, "little")).decode()
+        entry = {"c": GROUP, "t": TOPIC, "r": "0", "so": 0, "q": 0, "rq": 0, "pt": point.pop_time, "it": 60_000}
+        body = json.dumps({"brokerName": "b", "acks": [entry | {"b": bits}]}).encode()
+        assert client.ask(CODE.BATCH_ACK_MESSAGE, body=body).code == 0
+        settled = [broker.window().is_settled(offset) for offset in range(12)]
+        assert [at for at, one in enumerate(settled) if one] == [0, 2, 11]
+        answer = client.ask(CODE.BATCH_ACK_MESSAGE, body=body)
+        assert (answer.code, "3 of 3 messages" in answer.remark) == (AnswerCode.NO_MESSAGE, True)
+        assert client.ask(CODE.BATCH_ACK_MESSAGE, body=b'{"acks":[]}').code == AnswerCode.NO_MESSAGE
+
+    def test_a_message_that_comes_again_is_of_the_retry_topic(self, broker: PopBroker, client: RemotingSocket) -> None:
+        """By RocketMQ's name of it, which clients send back with the acknowledgement."""
+        broker.send([b"a"])
+        pop(client, invisibleTime=1000)
+        opaque = client.begin(CODE.POP_MESSAGE, pop_fields(pollTime=30_000))
+        answer = client.answer_to(opaque)
+        (again,) = split_records(answer.body)
+        assert (answer.fields["startOffsetInfo"], point_of(again).is_retry) == ("1 0 0", True)
+        assert again.decode().reconsume_times == 1
+        assert ack(client, without_handle(again), f"%RETRY%{GROUP}_{TOPIC}") == 0
+
+
+def test_clients_that_ask_shall_pop(broker: PopBroker, client: RemotingSocket) -> None:
+    """QUERY_ASSIGNMENT: of all queues; what was sent back is pulled, and divided; who wants all gets every queue."""
+
+    def assigned(topic: str, model: str = "CLUSTERING") -> list[tuple[str, int]]:
+        body = json.dumps({"topic": topic, "consumerGroup": GROUP, "clientId": "c1", "messageModel": model}).encode()
+        answer = client.ask(CODE.QUERY_ASSIGNMENT, body=body)
+        found = json.loads(answer.body)["messageQueueAssignments"]
+        return [(one["mode"], one["messageQueue"]["queueId"]) for one in found]
+
+    assert assigned(TOPIC) == [("POP", -1)]
+    assert assigned(TOPIC, "BROADCASTING") == [("PULL", 0), ("PULL", 1)]
+    assert assigned("nowhere") == []
+    client.subscribe(GROUP, TOPIC, client_id="c1")
+    wait_until(lambda: broker.broker.topics.find(f"%RETRY%{GROUP}") is not None, "the retry topic")
+    assert assigned(f"%RETRY%{GROUP}") == [("PULL", 0)]
