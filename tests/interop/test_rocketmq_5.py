@@ -79,6 +79,21 @@ def test_a_client_that_polls_gets_everything(tmp_path: Path, broker: BrokerServe
     assert sum(committed) == 20
 
 
+def test_a_push_consumer_pops(tmp_path: Path, broker: BrokerServer, name_server: NameServer) -> None:
+    """Its broker tells it to; a message that it could not consume comes again, as one of its topic."""
+    address = name_server.address
+    assert rocketmq5.client(tmp_path / "c", "produce", address, "Popped", "20") == ["SEND_OK"] * 20
+
+    popped = [one.split() for one in rocketmq5.client(tmp_path / "c", "pop", address, "Popped", "21", "7")]
+
+    assert sorted(int(one[0]) for one in popped) == sorted([*range(20), 7])
+    assert [one for one in popped if one[1] != "0"] == [["7", "1", "Popped"]]
+    assert {one[2] for one in popped} == {"Popped"}
+    group, retry = "interop-poppers", "%RETRY%interop-poppers_Popped"
+    assert sum(broker.state.offset(group, "Popped", queue) for queue in range(4)) == 20
+    assert broker.state.offset(group, retry, 0) == 1
+
+
 def test_a_timed_message_is_refused(tmp_path: Path, broker: BrokerServer, name_server: NameServer) -> None:
     """The client learns that it will not be delivered then, and nothing is stored."""
     address = name_server.address

@@ -21,7 +21,8 @@ import org.apache.rocketmq.common.message.MessageExt;
  * A client of RocketMQ 5: {@code produce|batch|timed|poll NAME_SERVERS TOPIC COUNT}. {@code batch} sends all messages as one;
  * {@code timed} tries to have messages delivered in COUNT seconds, in every way that the client has, and prints what became
  * of each; {@code poll} gets so many messages by polling, {@code sql} by its other consumer; of those that fulfil the
- * condition behind COUNT, if there is one.
+ * condition behind COUNT, if there is one. {@code pop} gets so many deliveries as a push consumer whose broker assigns queues;
+ * the first one of the message whose body stands behind COUNT fails.
  */
 public final class Client5Main {
   private static final int TIMEOUT_S = 120;
@@ -37,6 +38,7 @@ public final class Client5Main {
         case "produce" -> produce(arguments[1], arguments[2], count, false);
         case "batch" -> produce(arguments[1], arguments[2], count, true);
         case "timed" -> timed(arguments[1], arguments[2], count);
+        case "pop" -> pop(arguments[1], arguments[2], count, arguments[4]);
         case "sql" -> sql(arguments[1], arguments[2], count, arguments[4]);
         default -> poll(arguments[1], arguments[2], count, arguments.length > 4 ? arguments[4] : "");
       }
@@ -130,6 +132,34 @@ public final class Client5Main {
     if (!left.await(TIMEOUT_S, TimeUnit.SECONDS)) {
       throw new IllegalStateException(left.getCount() + " messages are missing");
     }
+    consumer.shutdown();
+  }
+
+  private static void pop(String nameServers, String topic, int count, String failing) throws Exception {
+    DefaultMQPushConsumer consumer = new DefaultMQPushConsumer("interop-poppers");
+    consumer.setNamesrvAddr(nameServers);
+    consumer.setMqClientApiTimeout(CALL_MS_MAX);
+    consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+    consumer.setClientRebalance(false);
+    consumer.subscribe(topic, "*");
+    CountDownLatch left = new CountDownLatch(count);
+    consumer.registerMessageListener(
+        (MessageListenerConcurrently)
+            (messages, context) -> {
+              boolean fails = false;
+              for (MessageExt one : messages) {
+                String body = new String(one.getBody(), StandardCharsets.UTF_8);
+                System.out.println("> " + body + " " + one.getReconsumeTimes() + " " + one.getTopic());
+                fails |= body.equals(failing) && one.getReconsumeTimes() == 0;
+                left.countDown();
+              }
+              return fails ? ConsumeConcurrentlyStatus.RECONSUME_LATER : ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+            });
+    consumer.start();
+    if (!left.await(TIMEOUT_S, TimeUnit.SECONDS)) {
+      throw new IllegalStateException(left.getCount() + " messages are missing");
+    }
+    Thread.sleep(POLL_MS); // acknowledgements are not waited for
     consumer.shutdown();
   }
 
