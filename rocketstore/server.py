@@ -311,7 +311,9 @@ class BrokerServer:
     def measure(self) -> BrokerMeasurements:
         """The broker's measurements for metrics, besides those of its node. May wait for a disk."""
         service = self._ports.counters()
-        service = replace(service, dropped_messages=service.dropped_messages + self.schedule.dropped_count)
+        service = replace(
+            service, dropped_messages=service.dropped_messages + self.schedule.dropped_count + self.timed.dropped
+        )
         most, now_ms = self.config.metrics_topics_max, self._clock.wall_ms()
         return measure(self.store, self.state, service, topics_max=most, now_ms=now_ms)
 

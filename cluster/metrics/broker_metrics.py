@@ -12,6 +12,7 @@ from cluster.metrics.families import Families
 from cluster.metrics.histogram import cumulative
 from cluster.metrics.recorder import MetricsRecorder
 from rocketstore.broker.measurements import BrokerMeasurements, PopCounters, ServiceCounters
+from rocketstore.broker.timed.service import TimedCounts
 from rocketstore.remoting.bodies.ha import NEVER, HaFacts
 from rocketstore.server import BrokerServer
 from rocketstore.store.stats import LATENCY_BOUNDS_MS, StoreStats
@@ -47,6 +48,7 @@ class BrokerMetrics(Collector):
         found.gauge("rocketmq_transactions_open", now.service.transactions_open)
         found.counter("rocketmq_transactions_given_up_total", now.service.transactions_given_up)
         found.counter("rocketmq_messages_dropped_total", now.service.dropped_messages)
+        self._timed(found, self._broker.timed.counts())
         self._grpc(found, now.service)
         self._pop(found, now.service.pop)
         found.gauge("rocketmq_send_pending_messages", now.service.messages_pending)
@@ -67,6 +69,16 @@ class BrokerMetrics(Collector):
         found.counter("rocketmq_pop_redelivered_total", pop.copied)
         found.counter("rocketmq_pop_dead_total", pop.dead)
         found.counter("rocketmq_pop_changes_total", pop.ticks)
+
+    @staticmethod
+    def _timed(found: Families, now: TimedCounts) -> None:
+        found.gauge("rocketmq_timed_messages_open", now.open)
+        found.gauge("rocketmq_timed_messages_open_bytes", now.open_bytes)
+        found.gauge("rocketmq_timed_messages_late", now.late)
+        found.gauge("rocketmq_timed_messages_lag_seconds", now.lag_ms / 1000)
+        found.gauge("rocketmq_timed_messages_next_due_seconds", max(now.next_due_ms, 0) / 1000)
+        found.counter("rocketmq_timed_messages_delivered_total", now.delivered)
+        found.counter("rocketmq_timed_messages_skipped_total", now.skipped)
 
     @staticmethod
     def _grpc(found: Families, service: ServiceCounters) -> None:

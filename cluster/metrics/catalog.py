@@ -241,8 +241,15 @@ BROKER_SPECS: Final = (
     ),
     _counter(
         "rocketmq_messages_dropped_total",
-        "Delayed messages, and messages of transactions, whose topic was deleted while they waited.",
+        "Delayed and timed messages, and messages of transactions, whose topic was deleted while they waited.",
     ),
+    _gauge("rocketmq_timed_messages_open", "Messages that wait for a time of their own."),
+    _gauge("rocketmq_timed_messages_open_bytes", "What they take up in the log."),
+    _gauge("rocketmq_timed_messages_late", "Master only: those due for more than a second and not delivered."),
+    _gauge("rocketmq_timed_messages_lag_seconds", "Master only: for how long the first of those has been due."),
+    _gauge("rocketmq_timed_messages_next_due_seconds", "When the next one is due (Unix time); 0: none waits."),
+    _counter("rocketmq_timed_messages_delivered_total", "Timed messages delivered since the broker was started."),
+    _counter("rocketmq_timed_messages_skipped_total", "Timed messages that could never be delivered; logged."),
     _gauge("rocketmq_pulls_waiting", "Pulls that wait for messages (long polls).", java="pullRequestHold…Size"),
     _counter(
         "rocketmq_filter_errors_total",

@@ -117,6 +117,11 @@ class TimedService:
             raise Refusal(RefusalKind.UNAVAILABLE, NOT_RUNNING)
         return run.recall(topic, handle, done)
 
+    @property
+    def dropped(self) -> int:
+        """The number of messages that waited when their topic was deleted."""
+        return self.tally["dropped"]
+
     def counts(self) -> TimedCounts:
         """On any member; what only a master knows is 0 elsewhere."""
         now_ms = self._clock.wall_ms()

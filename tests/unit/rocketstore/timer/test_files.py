@@ -143,6 +143,21 @@ def test_after_any_crash_the_files_and_a_replay_make_a_whole(tmp_path: Path) -> 
                 assert offsets(again) == list(range(14)), (at, state.lost)
 
 
+def test_what_a_power_cut_took_from_the_log_is_not_in_the_files_any_more(tmp_path: Path) -> None:
+    """T2: other messages have these queue offsets now."""
+    files = opened(tmp_path)
+    files.append(heads(9))
+    files.flush()
+    again = opened(tmp_path, 600, has_messages=True)
+    assert offsets(again) == [0, 1, 2, 3, 4, 5]
+    again.append([timed(6, STORE_MS + 2 * HOUR_MS + 1), timed(7, STORE_MS + 1)])
+    assert [one.tolist() for one in (again.entries(HOUR + hour)["queue_offset"] for hour in range(3))] == [
+        [0, 3, 7],
+        [1, 4],
+        [2, 5, 6],
+    ]
+
+
 def test_settled_hours_are_removed_and_what_comes_too_late_makes_a_new_file(tmp_path: Path) -> None:
     """T4: only what is durable counts as settled; an hour is kept while one of its messages came after the progress."""
     files = opened(tmp_path)
