@@ -12,6 +12,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from rocketstore.broker.hosts import host_address, host_text
 from rocketstore.broker.transactions.messages import PROPERTY_CHECK_IMMUNITY
+from rocketstore.config import KIB
 from rocketstore.grpc.calls import GatewayCall, name_of
 from rocketstore.grpc.checks import (
     RECOVERY_S_MAX,
@@ -47,7 +48,8 @@ PROPERTY_DEAD_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
 PRIORITY_MAX: Final = 2**31 - 1
 _GZIP: Final = b"\x1f\x8b"
 _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
-_ZLIB_OR_GZIP: Final = 32 + zlib.MAX_WBITS
+_GZIP_HEAD: Final = _GZIP + b"\x08" + bytes(6) + b"\xff"
+_PART_BYTES: Final = 64 * KIB
 _TYPES: Final = frozenset({pb.NORMAL, pb.FIFO, pb.DELAY, pb.TRANSACTION, pb.PRIORITY})
 
 
@@ -212,10 +214,28 @@ def _readable(message: Message, bytes_max: int) -> tuple[bytes, pb.Encoding]:
         return body, pb.IDENTITY
     if body.startswith(_GZIP):
         return body, pb.GZIP
+    made = _as_gzip(body, bytes_max)
+    return (body, pb.IDENTITY) if made is None else (made, pb.GZIP)
+
+
+def _as_gzip(body: bytes, bytes_max: int) -> bytes | None:
+    """A body that zlib compressed, with gzip's head and end around the same data, so that nothing grows here; None: it
+    is none, or one of more than ``bytes_max``.
+    """
+    unpacker = zlib.decompressobj()
+    crc = size = 0
     try:
-        return _unpacked(body, _ZLIB_OR_GZIP, 16 * bytes_max), pb.IDENTITY
-    except RejectedError:
-        return body, pb.IDENTITY
+        part = unpacker.decompress(body, _PART_BYTES)
+        while part:
+            crc, size = zlib.crc32(part, crc), size + len(part)
+            if size > bytes_max:
+                return None
+            part = unpacker.decompress(unpacker.unconsumed_tail, _PART_BYTES)
+    except zlib.error:
+        return None
+    if not unpacker.eof or unpacker.unused_data:
+        return None
+    return _GZIP_HEAD + body[2:-4] + crc.to_bytes(4, "little") + size.to_bytes(4, "little")
 
 
 def _unpacked(body: bytes, window: int, bytes_max: int) -> bytes:
