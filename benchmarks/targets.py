@@ -126,6 +126,8 @@ TARGETS: Final[Mapping[str, tuple[Limit, ...]]] = {
     "broker_send_plain": (at_least(60_000, "messages/s", quiet_machine_only=True),),
     "pull": (at_least(200_000, "messages/s", quiet_machine_only=True),),
     "query_p50": (at_most(1.5, "ms"),),
+    "pop_8consumers": (at_least(10_000, "messages/s", quiet_machine_only=True),),
+    "pop_latency_p50": (Limit(5, False, "ms", quiet_machine_only=True),),
     "broker_failover_p99": (at_most(3.0, "s"),),
     # RocketMQ's own client. Java's brokers answer from memory, ours when a quorum has flushed.
     "remoting_send_one": (at_most(1.0, baseline=JAVA_BROKERS),),
