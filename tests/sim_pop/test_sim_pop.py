@@ -9,7 +9,7 @@ from tests.support.sweeps import fewer
 
 SEEDS = fewer(4000, 4)
 PARTS = 8
-REGRESSIONS = (109, 142, 184, 265, 305, 685, 759, 1208, 1271, 1948, 2249, 2722, 4838, 21990, 24476)
+REGRESSIONS = (109, 142, 184, 265, 305, 685, 759, 1208, 1271, 1948, 2249, 2722, 4838, 21990, 24476, 40902)
 """Seeds that have found something."""
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from rocketstore.pop.engine import COPIES_MAX, NotLoadedError, PopEngine
+from rocketstore.pop.engine import PopEngine
 from rocketstore.pop.operations import (
     Bounds,
     Copy,
@@ -30,6 +30,7 @@ from rocketstore.pop.operations import (
 )
 from rocketstore.pop.rows import check_row, row_from_json, row_json
 from rocketstore.pop.tables import Place, PopRow, PopTables, Window
+from rocketstore.pop.windows import COPIES_MAX, NotLoadedError
 from tests.sim_pop.oracle import BrokenRuleError, Oracle, Sent, Told
 
 GROUP: Final = "g"

@@ -7,8 +7,8 @@ from typing import Final
 from rocketstore.broker.popping.copies import ONE_BYTES, dead_topic_of, origin_of, retry_topic_of
 from rocketstore.broker.reading import QueueReading, ReadLimits
 from rocketstore.broker.topics import Topics
-from rocketstore.pop.engine import COPIES_MAX
 from rocketstore.pop.operations import Bounds, Loading, Origin
+from rocketstore.pop.windows import COPIES_MAX
 from rocketstore.store.message_store import MessageStore
 
 READ_AT_ONCE: Final = 256

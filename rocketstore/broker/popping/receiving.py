@@ -21,9 +21,9 @@ from rocketstore.broker.subscriptions import SubscriptionFilters
 from rocketstore.broker.topics import Topics
 from rocketstore.filter.filters import MessageFilter
 from rocketstore.message.record import queue_offset_of, reconsume_times_of
-from rocketstore.pop.engine import NotLoadedError
 from rocketstore.pop.operations import Delivery, Found, Read, Wish
 from rocketstore.pop.tables import Place
+from rocketstore.pop.windows import NotLoadedError
 from rocketstore.state.pop_state import PopState
 from rocketstore.types import GetMessageStatus, GetResult, MessageType
 

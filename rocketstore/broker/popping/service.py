@@ -32,8 +32,9 @@ from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.topics import Topics
 from rocketstore.message.checks import check_client_topic
 from rocketstore.message.record import TOPIC_BYTES_MAX, QueuePlace
-from rocketstore.pop.engine import NotLoadedError, PopEngine
+from rocketstore.pop.engine import PopEngine
 from rocketstore.pop.operations import Verdict
+from rocketstore.pop.windows import NotLoadedError
 
 ACKS_MAX: Final = 4096
 """Acknowledgements of one call."""

@@ -1,0 +1,315 @@
+"""The windows that a leader has taken up: their topics, the ends of their leases, and the copies that follow."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from dledger.errors import DLedgerError
+from rocketstore.pop.fifo import attempts_so_far, covers, is_locked, relock
+from rocketstore.pop.journal import Journal
+from rocketstore.pop.lease_book import LeaseBook
+from rocketstore.pop.operations import (
+    Copy,
+    CopyResult,
+    Loading,
+    Origin,
+    Pending,
+    PopView,
+    Settling,
+    Verdict,
+)
+from rocketstore.pop.queue import Lease, Queue
+from rocketstore.pop.tables import LEASE_MS_MAX, Parked, Place, Window
+
+COPIES_MAX: Final = 256
+"""Copies of one topic of a group that are stored and whose originals are not settled: so many messages of the retry
+topic a new leader looks at (``Loading.copied``).
+"""
+GIVEN_BACK_MS: Final = 1000
+"""After a client is gone, or an answer did not reach it, its messages are visible again."""
+COPY_AGAIN_MS: Final = 1000
+
+
+class NotLoadedError(DLedgerError):
+    """Raised when ``load`` must be called first, for a group and a topic."""
+
+    def __init__(self, group: str, topic: str) -> None:
+        super().__init__(f"topic {topic} is not loaded for group {group}")
+        self.group = group
+        self.topic = topic
+
+
+class Topic:
+    """A topic of a group."""
+
+    def __init__(self, group: str, topic: str, retry_topic: str) -> None:
+        self.group: Final = group
+        self.topic: Final = topic
+        self.retry_topic: Final = retry_topic
+        self.due: deque[tuple[Queue, int, Lease]] = deque()
+        """Leases that have ended, whose messages are to be copied."""
+        self.copying: set[Origin] = set()
+        """Originals of copies that may be stored, until they are settled."""
+
+    @property
+    def retries(self) -> Place:
+        return Place(self.group, self.retry_topic, 0)
+
+
+class Windows:
+    """The part of the engine (``rocketstore.pop.engine``) that is about windows, not about who asks."""
+
+    def __init__(self, view: PopView, choose: Callable[[int], int]) -> None:
+        """``choose(n)``: any number from 0 to below n."""
+        self._view = view
+        self._choose = choose
+        self._topics: dict[tuple[str, str], Topic] = {}
+        self._topic_of: dict[Place, Topic] = {}
+        self._queues: dict[Place, Queue] = {}
+        self._book = LeaseBook()
+        self._journal = Journal(view, self._applied, self._void)
+        self._dead: dict[Origin, Settling] = {}
+        self._copies: list[Copy] = []
+        self._woken: set[tuple[str, str]] = set()
+        self._generation = 0
+        self._now_ms = 0
+
+    # -- topics --------------------------------------------------------------------------------------------------------
+
+    def is_loaded(self, group: str, topic: str) -> bool:
+        """Whether ``load`` was called since there was the group, and the topic."""
+        return (group, topic) in self._topics
+
+    def knows(self, place: Place) -> bool:
+        """Whether a queue was loaded."""
+        return place in self._queues
+
+    def load(self, loading: Loading, now_ms: int) -> Pending:
+        """Take a topic up; done when its windows are there (P9), before which no receive may be answered, not even that
+        there is nothing. To be repeated when the topic has got more queues.
+        """
+        self._now_ms = now_ms
+        key = loading.group, loading.topic
+        topic = self._topics.get(key)
+        if topic is None:
+            topic = self._topics[key] = Topic(*key, loading.retry_topic)
+        is_known = any(self._view.offset(*key, queue_id) >= 0 for queue_id in loading.queues)
+        starts = {} if loading.retry_begin is None else {topic.retries: loading.retry_begin}
+        for queue_id, (begin, start) in loading.queues.items():
+            starts[Place(*key, queue_id)] = begin if is_known else start
+        for place, start in starts.items():
+            if place not in self._queues:
+                self._open(topic, place, start)
+        for origin in loading.copied:
+            queue = self._queues.get(origin.place)
+            if queue is not None and origin.place in starts and queue.generation == origin.generation:
+                self._found_copy(topic, queue, origin)
+        pending = Pending()
+        self._journal.commit(pending, [self._queues[place] for place in starts if self._queues[place].window is None])
+        return pending
+
+    def _found_copy(self, topic: Topic, queue: Queue, origin: Origin) -> None:
+        """A copy that an earlier leader has stored: if its original is not settled yet, it is now."""
+        lease = queue.leases.get(origin.offset)
+        is_open = origin.offset < queue.cursor and not queue.is_settled(origin.offset)
+        is_copying = lease is not None and lease.copying
+        if (is_open or (lease is not None and lease.parked)) and not is_copying:
+            topic.copying.add(origin)
+            self._settle_copied(queue, origin.offset)
+
+    def _open(self, topic: Topic, place: Place, start: int) -> Queue:
+        """Take up one window, which begins at the group's offset or at ``start`` if there is none yet."""
+        window = self._view.pop_window(place)
+        if window is not None:
+            ordered = self._is_ordered(place.group)
+            queue = Queue.inherited(place, window, self._now_ms, ordered=ordered)
+            for offset, lease in list(queue.leases.items()):
+                del queue.leases[offset]
+                self._book.add(queue, offset, lease)
+        else:
+            self._generation = max(self._generation, self._view.pop_epoch()) + 1
+            offset = self._view.offset(*place)
+            queue = Queue(place, self._generation, offset if offset >= 0 else start)
+        self._queues[place] = queue
+        self._topic_of[place] = topic
+        self._journal.add(queue)
+        return queue
+
+    def _queue(self, place: Place) -> Queue | None:
+        """The queue with the window as it is now; None if the group or the topic is gone."""
+        queue = self._queues.get(place)
+        if queue is None:
+            return None
+        window = self._view.pop_window(place)
+        if window is queue.window:
+            return queue
+        if window is None or window.generation != queue.generation:
+            self._void(queue)
+            return self._queues.get(place)
+        self._applied(queue, window)
+        return queue
+
+    def _applied(self, queue: Queue, window: Window) -> None:
+        settled = queue.refresh(window)
+        if settled:
+            topic = self._topic_of[queue.place]
+            topic.copying.difference_update(Origin(queue.place, one, queue.generation) for one in settled)
+            self._start_copies(topic)
+
+    def _void(self, queue: Queue) -> None:
+        """Somebody else has moved or removed the window: begin anew with what there is; if there is nothing, the whole
+        topic has to be loaded again.
+        """
+        place = queue.place
+        if self._queues.get(place) is not queue:
+            return
+        topic = self._forget(queue)
+        if self._view.pop_window(place) is not None or self._view.offset(*place) >= 0:
+            self._open(topic, place, 0)
+        elif self._topics.pop((topic.group, topic.topic), None) is not None:
+            for other in [one for one in self._queues.values() if self._topic_of[one.place] is topic]:
+                self._forget(other)
+        self._wake(topic)
+
+    def _forget(self, queue: Queue) -> Topic:
+        self._book.drop_all(queue)
+        self._journal.forget(queue)
+        queue.is_void = True
+        del self._queues[queue.place]
+        topic = self._topic_of.pop(queue.place)
+        topic.copying = {one for one in topic.copying if one.place != queue.place}
+        for origin in [one for one in self._dead if one.place == queue.place]:
+            self._journal.confirm(self._dead.pop(origin), Verdict.INVALID_HANDLE)
+        return topic
+
+    # -- leases that end -----------------------------------------------------------------------------------------------
+
+    def due_ms(self) -> int | None:
+        """When to call ``expire``, or ``take_tick``; None: not before something else happens."""
+        dues = [one for one in (self._book.due_ms(), self._journal.due_ms()) if one is not None]
+        return min(dues, default=None)
+
+    def expire(self, now_ms: int) -> None:
+        """End or prolong the leases that are due."""
+        self._now_ms = now_ms
+        for queue, offset, lease in self._book.due(now_ms):
+            if lease.visible_at_ms < lease.renew_until_ms:
+                end_ms = min(max(now_ms + LEASE_MS_MAX, lease.visible_at_ms), lease.renew_until_ms)
+                self._end_lease(queue, offset, lease, end_ms)
+            elif offset >= queue.applied.reserved:
+                # Nobody was told of it. A copy now, and a leader that knows nothing of that would give out both.
+                self._book.look_again(queue, offset, lease, now_ms + GIVEN_BACK_MS)
+            elif self._is_ordered(queue.place.group) and not lease.parked:
+                queue.is_ordered = True
+                self._end_batch(queue)
+            else:
+                topic = self._topic_of[queue.place]
+                topic.due.append((queue, offset, lease))
+                self._start_copies(topic)
+
+    def copied(self, copy: Copy, result: CopyResult, now_ms: int) -> None:
+        """What became of a copy; see ``Copy``."""
+        self._now_ms = now_ms
+        origin = copy.origin
+        queue = self._queue(origin.place)
+        dead = self._dead.pop(origin, None)
+        lease = queue.leases.get(origin.offset) if queue and queue.generation == origin.generation else None
+        if queue is None or lease is None or not lease.copying:
+            if dead is not None:
+                self._journal.confirm(dead, Verdict.INVALID_HANDLE)
+            return  # the offsets were reset meanwhile
+        if result is not CopyResult.NOT_STORED:
+            if dead is None and queue.lock is not None:
+                queue.lock = queue.lock._replace(attempt=0)
+            self._settle_copied(queue, origin.offset)
+            if dead is not None:
+                self._journal.commit(dead, [queue])
+            return
+        lease.copying = False
+        topic = self._topic_of[queue.place]
+        topic.copying.discard(origin)
+        self._end_lease(queue, origin.offset, lease, max(lease.visible_at_ms, now_ms + COPY_AGAIN_MS))
+        if dead is not None:
+            self._journal.end(dead, Verdict.FAILED)
+        self._start_copies(topic)
+
+    def _end_batch(self, queue: Queue) -> None:
+        """A lease of an ordered group has ended: when all of its batch have, it may be given out again.
+
+        If that was often enough, its first message is dead; those behind it begin anew, because it kept them back.
+        """
+        if is_locked(queue, self._now_ms):
+            return
+        first = next(queue.open_offsets(), None)
+        lease = queue.leases.get(first) if first is not None else None
+        if first is not None and lease is not None and self._is_worn_out(queue, first):
+            self._copy(queue, first, lease, forced=True)
+        else:
+            self._wake(self._topic_of[queue.place])
+
+    def _is_worn_out(self, queue: Queue, offset: int) -> bool:
+        """Whether a message of an ordered group was tried often enough."""
+        most = self._view.pop_rules(queue.place.group).attempts_max
+        return 0 < most <= attempts_so_far(queue, offset)
+
+    def _start_copies(self, topic: Topic) -> None:
+        while topic.due and len(topic.copying) < COPIES_MAX:
+            queue, offset, lease = topic.due.popleft()
+            if queue.leases.get(offset) is lease and not lease.copying and lease.visible_at_ms <= self._now_ms:
+                self._copy(queue, offset, lease)
+
+    def _copy(self, queue: Queue, offset: int, lease: Lease, *, forced: bool = False) -> Origin:
+        topic = self._topic_of[queue.place]
+        origin = Origin(queue.place, offset, queue.generation)
+        most = self._view.pop_rules(queue.place.group).attempts_max
+        lease.copying = True
+        topic.copying.add(origin)
+        self._copies.append(Copy(origin, topic.topic, lease.attempt, most, forced))
+        return origin
+
+    def _end_lease(self, queue: Queue, offset: int, lease: Lease, end_ms: int, *, suspended: bool = False) -> None:
+        """Have a lease end at another time, and note what a later leader has to know of it."""
+        lease.visible_at_ms, lease.guard_ms = end_ms, 0
+        self._book.moved(queue, offset, lease)
+        if lease.parked:
+            queue.park(offset, Parked(end_ms, max(lease.attempt, 0), lease.number))
+        elif covers(queue.lock, offset):
+            relock(queue, suspended=suspended)
+        else:
+            queue.leased_until_ms = max(queue.leased_until_ms, end_ms)
+        self._journal.add(queue)
+
+    def _settle(self, queue: Queue, offset: int, lease: Lease | None) -> None:
+        was_locked = queue.lock is not None
+        if lease is not None and lease.parked:
+            queue.parks[offset] = None
+        else:
+            queue.settle(offset)
+        self._book.drop(queue, offset)
+        self._journal.add(queue)
+        self._wake_passed_over(queue)
+        if was_locked and not is_locked(queue, self._now_ms):
+            self._wake(self._topic_of[queue.place])
+
+    def _settle_copied(self, queue: Queue, offset: int) -> None:
+        queue.copied.add(offset)
+        self._settle(queue, offset, queue.leases.get(offset))
+
+    def _topic(self, group: str, topic: str) -> Topic:
+        found = self._topics.get((group, topic))
+        if found is None:
+            raise NotLoadedError(group, topic)
+        return found
+
+    def _is_ordered(self, group: str) -> bool:
+        return self._view.pop_rules(group).ordered
+
+    def _wake(self, topic: Topic) -> None:
+        self._woken.add((topic.group, topic.topic))
+
+    def _wake_passed_over(self, queue: Queue) -> None:
+        if queue.passed_over:
+            queue.passed_over = False
+            self._wake(self._topic_of[queue.place])
