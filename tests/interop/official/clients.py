@@ -43,7 +43,7 @@ class Language:
     command: Callable[[Path], Sequence[str]]
     """With a home directory."""
     lacks: frozenset[str] = frozenset()
-    """``push``, ``change``, ``recall``, ``priority``, ``tls``, ``addresses`` (several of them), ``check``."""
+    """``push``, ``change``, ``recall``, ``priority``, ``tls``, ``addresses`` (several of them), ``retries``."""
     takes_any_certificate: bool = False
     separator: str = ";"
     """Between addresses."""
@@ -240,7 +240,7 @@ LANGUAGES: Final = {
             "rust",
             _install_rust,
             lambda _: [str(HERE / "rust" / "target" / "debug" / "interop-official")],
-            frozenset({"push", "change", "recall", "priority", "tls"}),
+            frozenset({"push", "change", "recall", "priority", "tls", "retries"}),
             separator=",",
         ),
     )
