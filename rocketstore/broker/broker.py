@@ -112,7 +112,6 @@ class Broker:
         self.sending: Final = Sending(self.live, store, self.topics, halves, self.timed, mastership, bridge, conditions)
         waiting = WaitingPulls(bridge, waiting_max=config.pulls_waiting_max)
         store.add_arrival_listener(waiting.arrived)
-        store.pace.is_awaited = lambda: len(waiting) > 0 or self.popping.is_awaited
         self.filters: Final = SubscriptionFilters(self.live, readers)
         self.reading: Final = QueueReading(store, readers)
         self.pulling: Final = PullService(self.live, self.topics, self.reading, waiting, clock, self.filters)
@@ -137,6 +136,8 @@ class Broker:
             self.sending,
             store_host,
         )
+        popping = self.popping
+        store.pace.is_awaited = lambda: len(waiting) > 0 or popping.is_awaited  # dispatch runs already
         self.stats: Final = Stats(store, state, self.topics, self.offsets, clock)
         """For read threads."""
         self.ends: Final = TransactionEnds(transactions, readers, bridge, mastership)
