@@ -167,19 +167,20 @@ def test_a_reset_shows_what_it_does_before_it_does_it(page: Page, broker: Broker
 
 @pytest.mark.parametrize(("permission", "chosen"), [(4, "r"), (2, "w"), (0, "none")])
 def test_a_change_of_a_topic_begins_with_what_it_is(page: Page, broker: Broker, permission: int, chosen: str) -> None:
-    """Whoever changes the queues only, leaves the permission as it was."""
+    """Whoever changes the queues only, leaves permission, type and retention as they were."""
     with console_of(broker) as console:
-        broker.admin.put_topic(TopicInfo("limited", 3, 2, permission))
+        shape = TopicInfo("limited", 3, 2, permission, message_type="FIFO", retention="36h")
+        broker.admin.put_topic(shape)
         page.open(console.url)
         page.click("tr[data-row=limited] .expander")
         page.click("[aria-label='Change topic limited']")
         given = (
             "return [...document.querySelectorAll('#form-content input, #form-content select')].map((one) => one.value)"
         )
-        page.wait(lambda: page.js(given) == ["2", "3", chosen], "its shape")
+        page.wait(lambda: page.js(given) == ["2", "3", chosen, "FIFO", "36h"], "its shape")
         page.click("#form-content button[type=submit]")
         until_says(page, "changed topic limited")
-        assert broker.about("limited") == TopicInfo("limited", 3, 2, permission)
+        assert broker.about("limited") == shape
         broker.admin.delete_topic("limited")
         page.leave()
 

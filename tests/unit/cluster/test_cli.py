@@ -745,7 +745,7 @@ def test_every_command_that_lists_speaks_json_too() -> None:
 
     servers = {"broker start", "console", "demo", "nameserver", "serve"}
     changes = {"consumer delete", "ha promote", "member force", "restore-vote", "transaction resume", "dlq resend"}
-    changes |= {"topic create", "topic delete"}
+    changes |= {"message delayed cancel", "topic create", "topic delete"}
     json_only = {"dlq export", "transaction export"}
     own_files = {
         "access new",
