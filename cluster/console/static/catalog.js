@@ -18,6 +18,7 @@ let offer = () => {};
 let offered = -1;
 let typing = 0;
 const lists = {};
+const kinds = new Map(); // by topic, what only its row in the list says
 
 /** `onBrowse(topic, queue)`: somebody wants to see messages. `onOffer(names)`: topics to choose from, when they change. */
 export function start(onBrowse, onOffer) {
@@ -78,6 +79,7 @@ async function offerTopics(search) {
 }
 
 function topicCell(row) {
+  kinds.set(row.name, { message_type: row.message_type, retention: row.retention });
   return lists.topics.table.expander(row.name, row.name, (place) => fillTopic(place, row.name));
 }
 
@@ -123,7 +125,7 @@ const fillTopic = (place, name) => fill(place, "/api/topic", name, (found) => {
     found.all_groups > groups.length ? `The first ${groups.length} of ${found.all_groups} groups that consume it.` : "",
   ];
   table.append(...left.filter(Boolean).map((words) => h("p", { class: "quiet" }, words)));
-  return h("div", {}, changes.topicTools(found, lists.topics), table);
+  return h("div", {}, changes.topicTools({ ...found, ...kinds.get(name) }, lists.topics), table);
 });
 
 function progress(committed, queue) {

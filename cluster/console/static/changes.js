@@ -113,7 +113,7 @@ function changeTopic({ name, write_queues: write, read_queues: read, permission,
   openForm({
     title: `Change topic ${name}`,
     intro: "To remove queues without losing messages, first lower only the write queues, and lower the read queues once they are consumed.",
-    fields: [...queueFields(write, read), { name: "permission", label: "Consumers and producers may", kind: "select", options: PERMISSIONS, value }, ...keptFields(type, retention)],
+    fields: [...queueFields(write, read), { name: "permission", label: "Consumers and producers may", kind: "select", options: PERMISSIONS, value }, ...(type === undefined ? [] : keptFields(type, retention))],
     submit: "Change",
     send: (values) => askedFirst((fields) => change("put-topic", fields), { ...values, name }),
     done: closing,
