@@ -23,6 +23,8 @@ REPEAT_DELAY_S: Final = 0.3
 FINISH_S_MAX: Final = 1.0
 """How long a client may take to read its last commands."""
 _LATE_LISTENERS: Final = frozenset({pb.NODE_JS})
+SAID_GOODBYE: Final = "it said that it ends"
+"""The reason for which a stream ends without an error."""
 _CONSUMERS: Final = frozenset({pb.PUSH_CONSUMER, pb.SIMPLE_CONSUMER})
 _KNOWN_TYPES: Final = _CONSUMERS | {pb.PRODUCER}
 
@@ -69,6 +71,8 @@ class Telemetry:
             if not reasons or task is None:
                 raise
             task.uncancel()
+            if reasons[0] == SAID_GOODBYE:  # an error would end a process of Node.js, whose client listens no more
+                return
             raise RejectedError(pb.FORBIDDEN, f"the stream was closed: {reasons[0]}") from None
         finally:
             if client.stream is stream:
@@ -142,7 +146,7 @@ class Telemetry:
         """NotifyClientTermination."""
         client = self._registry.find(call.client_id)
         if client is not None and client.owner == call.quota.owner:
-            self._registry.forget(call.client_id, "it said that it ends")
+            self._registry.forget(call.client_id, SAID_GOODBYE)
         return pbs.NotifyClientTerminationResponse(status=OK)
 
 
