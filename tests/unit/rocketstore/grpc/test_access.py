@@ -87,6 +87,22 @@ def test_everything_else_is_not_authenticated(broker: GatewayHarness, headers: d
     assert broker.store.log.records == []
 
 
+@pytest.mark.parametrize("form", ["{:%Y%m%dT%H%M%SZ}", "{:%Y-%m-%dT%H:%M:%S.123456789Z}", "{:%Y-%m-%dT%H:%M:%S+00:00}"])
+def test_clients_write_the_date_in_more_than_one_way(broker: GatewayHarness, form: str) -> None:
+    """ISO 8601: Rust's in full, with nanoseconds."""
+    with broker.dial(**signature("alice", "alice-secret", form.format(datetime.now(UTC)))) as client:
+        assert client.send(message()).status.code == pb.OK
+
+
+@pytest.mark.parametrize("date", ["now", "2026-11-30T12:00:00", "20261330T120000Z"])
+def test_a_date_that_is_none_or_has_no_zone_is_refused(broker: GatewayHarness, date: str) -> None:
+    """Whatever is signed."""
+    with broker.dial(**signature("alice", "alice-secret", date)) as client:
+        answer = client.send(message())
+    assert answer.status.code == pb.UNAUTHORIZED
+    assert "20261130T120000Z" in answer.status.message
+
+
 def test_a_date_that_was_changed_is_not_signed(broker: GatewayHarness) -> None:
     """The date is all that the signature covers."""
     with alice(broker, x_mq_date_time=datetime.now(UTC).strftime("%Y%m%dT%H%M%S") + "z") as client:
