@@ -86,6 +86,8 @@ class Receive(NamedTuple):
     """Who asks, up to ``CLIENT_ID_MAX`` characters: limits count by it, and ``client_gone`` names it."""
     from_first: bool = False
     """A group that is new to the topic begins with its first messages, not at its end (P9)."""
+    since_ms: int = 0
+    """It begins with what was stored then (ms since 1970) or later: it has subscribed since; 0: at the end."""
     auto_renew: bool = False
     """Prolong the leases until the messages are settled, the client is gone, or ``AUTO_RENEW_MS_MAX`` have passed."""
 

@@ -62,6 +62,12 @@ class QueueReading:
         """The offset after the queue's last message; 0 if there is no such queue."""
         return await self._readers.run(self._store.max_offset, topic, queue_id)
 
+    async def stored_since(self, topic: str, queue_id: int, time_ms: int) -> int:
+        """The offset of the first message stored at that time (ms since 1970) or later; the queue's end if there is
+        none. Raises ``CorruptLogError``.
+        """
+        return await self._readers.run(self._store.offset_by_time, topic, queue_id, time_ms)
+
     def begin_at_once(self, topic: str, queue_id: int) -> int:
         """The offset of the queue's first message, without a change of thread."""
         return max(self._store.min_offset(topic, queue_id), 0)

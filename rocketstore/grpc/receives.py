@@ -123,6 +123,7 @@ class Receives:
             filter_.expression or "*",
             request.attempt_id,
             call.client_id,
+            since_ms=self._registry.subscribed_since_ms(group, topic),
             auto_renew=request.auto_renew,
         )
 

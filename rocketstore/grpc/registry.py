@@ -94,6 +94,8 @@ class GatewayClient:
         """That it publishes to."""
         self.group = ""
         """In which it consumes."""
+        self.subscribed: frozenset[tuple[str, str]] = frozenset()
+        """Group and topics of its settings."""
         self.stream: CommandStream | None = None
         """If it ends here."""
         self.member = ""
@@ -168,6 +170,16 @@ class GatewayLink:
         self._registry.forget(self._client.client_id, reason)
 
 
+class _Subscribers:
+    """The consumers of one group that want one topic."""
+
+    __slots__ = ("count", "since_ms")
+
+    def __init__(self, since_ms: int) -> None:
+        self.since_ms: Final = since_ms
+        self.count = 0
+
+
 class Registry:
     """On the loop."""
 
@@ -178,12 +190,15 @@ class Registry:
         share_percent: int,
         tell_member: TellMember,
         question_of: QuestionOf,
+        wall_ms: Callable[[], int],
     ) -> None:
         self._groups = groups
         self._guard = guard
         self._share = max(1, CLIENTS_MAX * share_percent // 100)
         self._tell_member = tell_member
         self._question_of = question_of
+        self._wall_ms = wall_ms
+        self._subscribers: dict[tuple[str, str], _Subscribers] = {}  # by group and topic
         self._clients: dict[str, GatewayClient] = {}
         self._owners: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[bool]] = set()
@@ -240,6 +255,22 @@ class Registry:
         client.publish(name_of(one) for one in settings.publishing.topics[:TOPICS_MAX])
         if settings.HasField("subscription"):
             client.group = name_of(settings.subscription.group)
+        entries = settings.subscription.subscriptions[:TOPICS_MAX]
+        self._subscribe(client, frozenset((client.group, one.topic.name) for one in entries))
+
+    def subscribed_since_ms(self, group: str, topic: str) -> int:
+        """Since when (ms since 1970) a consumer of the group that is still known wants the topic; 0: there is none."""
+        found = self._subscribers.get((group, topic))
+        return 0 if found is None else found.since_ms
+
+    def _subscribe(self, client: GatewayClient, wanted: frozenset[tuple[str, str]]) -> None:
+        for one in wanted - client.subscribed:
+            self._subscribers.setdefault(one, _Subscribers(self._wall_ms())).count += 1
+        for one in client.subscribed - wanted:
+            self._subscribers[one].count -= 1
+            if not self._subscribers[one].count:
+                del self._subscribers[one]
+        client.subscribed = wanted
 
     async def published(self, call: GatewayCall, topic: str) -> None:
         """A client sends to a topic, so it may be asked about transactions there, whether or not it said so before."""
@@ -278,6 +309,7 @@ class Registry:
         self._owners[client.owner] -= 1
         if not self._owners[client.owner]:
             del self._owners[client.owner]
+        self._subscribe(client, frozenset())
         self._groups.clients.closed(GatewayLink(self, client))
         if client.stream is not None:
             client.stream.end(reason)

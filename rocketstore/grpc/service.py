@@ -83,6 +83,7 @@ class GatewayService:
             broker.config.access.account_share_percent,
             lambda *command: self.relay.tell_member(*command),
             self._transactions.question,
+            broker.loop.clock.wall_ms,
         )
         self.relay: Final = Relay(broker, client, self._serve_passed, self.registry.tell)
         self._others = others

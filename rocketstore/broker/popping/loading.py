@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from rocketstore.broker.popping.copies import ONE_BYTES, dead_topic_of, origin_of, retry_topic_of
 from rocketstore.broker.reading import QueueReading, ReadLimits
@@ -15,6 +15,18 @@ READ_AT_ONCE: Final = 256
 """Copies that are read together."""
 
 
+class Start(NamedTuple):
+    """Where a group begins that is new to a topic (P9): with the first messages, with what was stored at ``since_ms``
+    or later, or, if that is 0, at the end.
+    """
+
+    from_first: bool = False
+    since_ms: int = 0
+
+
+END: Final = Start()
+
+
 class TopicLoader:
     """On the loop."""
 
@@ -23,8 +35,8 @@ class TopicLoader:
         self._topics = topics
         self._reading = reading
 
-    async def load(self, group: str, topic: str, *, from_first: bool) -> Loading:
-        """Of a topic that exists. ``from_first``: where a group begins that is new to it (P9).
+    async def load(self, group: str, topic: str, start: Start) -> Loading:
+        """Of a topic that exists. ``start``: where a group begins that is new to it (P9).
 
         Raises ``Refusal`` and ``CorruptLogError``.
         """
@@ -34,7 +46,7 @@ class TopicLoader:
         for queue_id in range(config.queues):
             begin = self._begin(topic, queue_id)
             end = max(await self._reading.end(topic, queue_id), begin)
-            bounds[queue_id] = Bounds(begin, begin if from_first else end)
+            bounds[queue_id] = Bounds(begin, await self._start(topic, queue_id, begin, end, start))
         copied = [one for name in (retry, dead) for one in await self._copied(name, group)]
         retry_begin = None if self._topics.find(retry) is None else self._begin(retry, 0)
         return Loading(group, topic, retry, bounds, retry_begin, copied)
@@ -54,6 +66,15 @@ class TopicLoader:
                 break
             at = result.next_offset
         return found
+
+    async def _start(self, topic: str, queue_id: int, begin: int, end: int, start: Start) -> int:
+        """``end`` was read before the search: what has come since is found, too."""
+        if start.from_first:
+            return begin
+        if not start.since_ms or begin == end:
+            return end
+        found = await self._reading.stored_since(topic, queue_id, start.since_ms)
+        return min(max(found, begin), end)
 
     def _begin(self, topic: str, queue_id: int) -> int:
         return max(self._store.min_offset(topic, queue_id), self._topics.begin_offset(topic, queue_id), 0)

@@ -11,7 +11,7 @@ from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.pop_types import ANY_QUEUE, PoppedMessage, Receive, Received
 from rocketstore.broker.popping.copies import ONE_BYTES, retry_topic_of
 from rocketstore.broker.popping.driver import EngineDriver, Leadership
-from rocketstore.broker.popping.loading import TopicLoader
+from rocketstore.broker.popping.loading import END, Start, TopicLoader
 from rocketstore.broker.popping.waiting import Subscribed, WaitingReceives
 from rocketstore.broker.ports import QueueKey
 from rocketstore.broker.pull import PULL_BYTES_DEFAULT
@@ -42,7 +42,7 @@ class _Plan(NamedTuple):
 
     wish: Wish
     wanted: MessageFilter | None
-    from_first: bool
+    start: Start
     subscribed: Subscribed
     queues: tuple[QueueKey, ...]
     """Those whose messages end its wait."""
@@ -111,7 +111,7 @@ class Receiving:
 
     async def peek(self, group: str, topic: str, queue_id: int, count: int, leases: Leases) -> list[bytes]:
         """What would be given out next of these queues."""
-        await self._loaded(group, topic, from_first=False)
+        await self._loaded(group, topic, END)
         await leases.take(PULL_BYTES_DEFAULT)
         found: list[bytes] = []
         for place in self._places(group, topic, queue_id):
@@ -124,7 +124,7 @@ class Receiving:
 
     async def await_message(self, group: str, topic: str, queue_id: int, wait_ms: int) -> bool:
         """Whether there is anything, within this time."""
-        await self._loaded(group, topic, from_first=False)
+        await self._loaded(group, topic, END)
         loop = asyncio.get_running_loop()
         end, places = loop.time() + wait_ms / 1000, self._places(group, topic, queue_id)
         subscribed, keys = Subscribed(group, topic), [(one.topic, one.queue_id) for one in places]
@@ -151,33 +151,33 @@ class Receiving:
         """How many wait for a topic."""
         return self._waiting.of(Subscribed(group, topic))
 
-    async def load(self, leadership: Leadership, group: str, topic: str, *, from_first: bool = False) -> None:
+    async def load(self, leadership: Leadership, group: str, topic: str, start: Start = END) -> None:
         """Have the engine know a topic of a group, and its windows be stored (P9). Raises ``Refusal``."""
         key = Subscribed(group, topic)
         task = self._loading.get(key)
         if task is None:
-            loading = self._load(leadership, key, from_first=from_first)
+            loading = self._load(leadership, key, start)
             task = self._loading[key] = asyncio.get_running_loop().create_task(loading)
             task.add_done_callback(lambda _: self._loading.pop(key, None))
         await asyncio.shield(task)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    async def _load(self, leadership: Leadership, key: Subscribed, *, from_first: bool) -> None:
+    async def _load(self, leadership: Leadership, key: Subscribed, start: Start) -> None:
         self._take_group(self._owners.get(key.group, ""), key.group)
-        loading = await self._loader.load(*key, from_first=from_first)
+        loading = await self._loader.load(*key, start)
         self._driver.require(leadership)
         self._view.check_room(key.group, [(key.topic, one) for one in loading.queues])
         pending = leadership.engine.load(loading, leadership.now_ms())
         self._driver.look(leadership)
         await self._driver.done(pending)
 
-    async def _loaded(self, group: str, topic: str, *, from_first: bool) -> Leadership:
+    async def _loaded(self, group: str, topic: str, start: Start) -> Leadership:
         leadership = self._driver.leadership()
         engine, retry = leadership.engine, retry_topic_of(group, topic)
         is_known = engine.knows(Place(group, retry, 0)) or self._topics.find(retry) is None
         if not is_known or not engine.is_loaded(group, topic):
-            await self.load(leadership, group, topic, from_first=from_first)
+            await self.load(leadership, group, topic, start)
         return leadership
 
     def _plan(self, asked: Receive, wanted: MessageFilter | None) -> _Plan:
@@ -199,17 +199,18 @@ class Receiving:
         )
         keys = [(asked.topic, one) for one in range(config.read_queues)]
         keys.append((retry_topic_of(asked.group, asked.topic), 0))
-        return _Plan(wish, wanted, asked.from_first, Subscribed(asked.group, asked.topic), tuple(keys))
+        start = Start(asked.from_first, asked.since_ms)
+        return _Plan(wish, wanted, start, Subscribed(asked.group, asked.topic), tuple(keys))
 
     async def _begun(self, plan: _Plan) -> tuple[Leadership, Delivery]:
         wish = plan.wish
         for _ in range(LOADS_MAX):
-            leadership = await self._loaded(wish.group, wish.topic, from_first=plan.from_first)
+            leadership = await self._loaded(wish.group, wish.topic, plan.start)
             self._driver.require(leadership)
             try:
                 delivery = leadership.engine.begin(wish, leadership.now_ms())
             except NotLoadedError:
-                await self.load(leadership, wish.group, wish.topic, from_first=plan.from_first)
+                await self.load(leadership, wish.group, wish.topic, plan.start)
             else:
                 return leadership, delivery
         raise Refusal(RefusalKind.BUSY, f"topic {wish.topic} is changing: try again")

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from dledger.rpc.clients.answers import Leases
+from rocketstore.broker.pop_types import Receive, Received
 from rocketstore.pb import definition_pb2 as pb
 from rocketstore.pb import service_pb2 as pbs
 from rocketstore.state.changes import GroupConfig
@@ -21,6 +23,7 @@ from tests.unit.rocketstore.grpc.harness import (
 
 T = pb.Resource(name="T")
 G = pb.Resource(name="g")
+_TERMINATED = pbs.NotifyClientTerminationResponse
 
 
 def receive(client: GatewayClient, **fields: object) -> tuple[pb.Status, Sequence[pb.Message]]:
@@ -89,6 +92,32 @@ class TestReceiving:
         request.long_polling_timeout.seconds = 3600
         (answer,) = started.calls("ReceiveMessage", request, pbs.ReceiveMessageResponse, timeout_s=1.0)
         assert answer.status.code == pb.MESSAGE_NOT_FOUND
+
+    def test_a_group_begins_when_it_subscribes(self, broker: GatewayHarness, client: GatewayClient) -> None:
+        """P9: since its first consumer that is still there has said so, or at the end of the queues."""
+        assert broker.gateway.registry.subscribed_since_ms("g", "T") == 0
+        before_ms = broker.broker.loop.clock.wall_ms()
+        client.telemetry(consumer_settings("g", "T")).next()
+        since_ms = broker.gateway.registry.subscribed_since_ms("g", "T")
+        assert before_ms <= since_ms <= broker.broker.loop.clock.wall_ms()
+        asked: list[int] = []
+        popping = broker.broker.popping
+        receive_it = popping.receive
+
+        async def noted(wish: Receive, leases: Leases, owner: str = "") -> Received:
+            asked.append(wish.since_ms)
+            return await receive_it(wish, leases, owner)
+
+        popping.receive = noted  # type: ignore[method-assign]  # to see what is asked
+        assert receive(client)[0].code == pb.MESSAGE_NOT_FOUND
+        assert asked == [since_ms]
+        with broker.dial("client-2") as other:
+            other.telemetry(consumer_settings("g", "T")).next()
+            client.call("NotifyClientTermination", pbs.NotifyClientTerminationRequest(group=G), _TERMINATED)
+            assert broker.gateway.registry.subscribed_since_ms("g", "T") == since_ms
+            other.call("NotifyClientTermination", pbs.NotifyClientTerminationRequest(group=G), _TERMINATED)
+        assert broker.gateway.registry.subscribed_since_ms("g", "T") == 0
+        assert not broker.gateway.registry._subscribers
 
     def test_filters_are_those_of_the_request(self, started: GatewayClient) -> None:
         """By tags, and by conditions; a wrong one is refused."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dledger.access.quota import Quota
+from dledger.clock import Clock
 from dledger.errors import InvalidRequestError
 from dledger.rpc.clients.answers import Leases
 from rocketstore.broker.pop_types import MESSAGES_MAX, PopResult, Receive
@@ -96,6 +97,15 @@ class TestReceives:
         assert pop.window().commit == 1
         pop.send([b"new"])
         assert bodies(pop.receive(from_first=False).messages) == [b"new"]
+
+    def test_a_new_group_begins_when_it_subscribed(self, pop: PopBroker) -> None:
+        """P9: nothing sent since is skipped, whenever the first receive comes; what is older is."""
+        pop.send([b"old"])
+        since_ms = wall_ms_after(pop.stored(TOPIC)[-1].store_timestamp)
+        pop.send([b"new", b"newer"])
+        assert bodies(pop.receive(from_first=False, since_ms=since_ms).messages) == [b"new", b"newer"]
+        assert not pop.receive("late", from_first=False, since_ms=since_ms + 3_600_000).messages
+        assert pop.window(group="late").commit == 3
 
     def test_a_large_answer_is_cut(self, pop: PopBroker) -> None:
         """By bytes, too: what was not read is left for others."""
@@ -446,3 +456,10 @@ def test_all_leases_of_a_killed_consumer_are_given_out_once_more(pop: PopBroker)
     wait_until(lambda: pop.window().commit == count and pop.window(topic=RETRY).commit == count, "all is settled", 60)
     assert pop.ack(held[:1000]) == [PopResult.INVALID_HANDLE] * 1000
     assert not pop.receive().messages
+
+
+def wall_ms_after(time_ms: int) -> int:
+    """The time, once it is later than that."""
+    clock = Clock()
+    wait_until(lambda: clock.wall_ms() > time_ms, "the clock ticks")
+    return clock.wall_ms()
