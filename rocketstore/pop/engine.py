@@ -95,6 +95,7 @@ class PopEngine(Windows):
         if queue.reader is not None:
             queue.passed_over = True
             return None
+        was_ordered, queue.is_ordered = queue.is_ordered, ordered
         if ordered:
             again = next_batch(queue, wish.attempt_id, delivery.room, self._now_ms)
             if again is None:
@@ -104,9 +105,8 @@ class PopEngine(Windows):
                 return None
             if again:
                 return Read(queue.place, again[0], len(again), again)
-        elif queue.is_ordered or queue.lock is not None:
+        elif was_ordered or queue.lock is not None:
             self._unlock(queue)
-        queue.is_ordered = ordered
         room = min(queue.room, LEASES_MAX - self._book.count)
         if not ordered and self._invisible_ms(wish) > LEASE_MS_MAX:
             parked = sum(one.parked for one in queue.leases.values())

@@ -35,6 +35,8 @@ class Told:
     was_prolonged: bool
     """The same, ever."""
     attempt: int
+    kept_until_ms: int = 0
+    """The leader prolongs it no longer than this."""
     changes_open: int = 0
     """Changes that were sent, and have no certain outcome."""
 
@@ -109,7 +111,7 @@ class Oracle:
             _rule(not sent.is_dead, sent, "comes again although it is dead")
             if last is not None:
                 _rule(now_ms >= last.end_ms, sent, f"is visible again {last.end_ms - now_ms} ms early")
-                is_kept = last.is_prolonged and last.leader == told.leader
+                is_kept = last.is_prolonged and last.leader == told.leader and now_ms < last.kept_until_ms
                 _rule(not is_kept, sent, "is visible again although its lease is prolonged")
         sent.deliveries.append(told)
 
@@ -124,19 +126,20 @@ class Oracle:
             done = before.is_done or before.may_be_dead or before in batch
             _rule(done, batch[-1], f"overtakes the message at {offset}")
 
-    def acked(self, sent: Sent, told: Told, handle: str, leader: int) -> None:
+    def acked(self, now_ms: int, sent: Sent, told: Told, handle: str, leader: int) -> None:
         """An ack was answered with OK."""
-        self._accepted(sent, told, handle, leader, "ack")
+        self._accepted(now_ms, sent, told, handle, leader, "ack")
         sent.is_acked = True
 
-    def changed(self, sent: Sent, told: Told, handle: str, leader: int) -> None:
+    def changed(self, now_ms: int, sent: Sent, told: Told, handle: str, leader: int) -> None:
         """So was a change of invisibility; the caller says in ``told`` what is new."""
-        self._accepted(sent, told, handle, leader, "change")
+        self._accepted(now_ms, sent, told, handle, leader, "change")
 
-    def _accepted(self, sent: Sent, told: Told, handle: str, leader: int, what: str) -> None:
+    def _accepted(self, now_ms: int, sent: Sent, told: Told, handle: str, leader: int, what: str) -> None:
         if sent.may_repeat:
             return
-        _rule(sent.deliveries[-1] is told, sent, f"accepts the {what} of an older delivery")
+        is_over = self.ordered and sent.deliveries[-1].end_ms < now_ms  # behind a batch, nobody has it
+        _rule(sent.deliveries[-1] is told or is_over, sent, f"accepts the {what} of an older delivery")
         is_old = told.handle != handle and told.leader == leader
         _rule(not is_old, sent, f"accepts the {what} with a handle that this leader has replaced")
         _rule(not sent.is_dead, sent, f"accepts an {what} of a dead letter")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from rocketstore.pop.engine import PopEngine
+from rocketstore.pop.engine import AUTO_RENEW_MS_MAX, PopEngine
 from rocketstore.pop.operations import (
     Bounds,
     Copy,
@@ -406,7 +406,7 @@ class World:
                 end_ms = one.visible_at_ms - leader.skew_ms
                 is_kept = client.auto_renew and ends == client.ends
                 told = Told(one.handle, leader.number, client.name, end_ms, is_kept, is_kept, one.attempt)
-                told.was_prolonged = client.auto_renew
+                told.was_prolonged, told.kept_until_ms = client.auto_renew, self.now_ms + AUTO_RENEW_MS_MAX - LEASE_MS
                 if sent.deliveries and sent.deliveries[-1].handle == one.handle:
                     told = sent.deliveries[-1]
                 batch.append((sent, told))
@@ -447,7 +447,7 @@ class World:
         def answer() -> None:
             if operation.verdict is Verdict.OK:
                 self.tell(f"leader {leader.number} acks {sent.number}")
-                self.oracle.acked(sent, told, handle, leader.number)
+                self.oracle.acked(self.now_ms, sent, told, handle, leader.number)
             elif operation.verdict is Verdict.INVALID_HANDLE:
                 sent.acks_open -= 1
                 self.oracle.refused(sent, told, handle, self.now_ms)
@@ -483,7 +483,7 @@ class World:
             self.tell(f"leader {leader.number} changes {sent.number} by {duration_ms}")
             if operation.visible_at_ms - leader.skew_ms <= self.now_ms:
                 return  # it is over already: it may have been given out again
-            self.oracle.changed(sent, told, handle, leader.number)
+            self.oracle.changed(self.now_ms, sent, told, handle, leader.number)
             told.handle, told.leader = operation.handle, leader.number
             told.end_ms = operation.visible_at_ms - leader.skew_ms if not told.changes_open else self.now_ms
             client.held.append((sent, told, operation.handle))
