@@ -183,5 +183,10 @@ class PopPort(Protocol):
         second copy, but loses none (P4).
         """
 
+    def give_back(self, group: str, topic: str, handles: Sequence[str], /) -> None:
+        """The answer with these messages did not reach the client: as if the receive had been cancelled before. Their
+        handles stay valid until they are given out again.
+        """
+
     def client_gone(self, client_id: str, /) -> None:
         """Its messages become visible after ``INVISIBLE_MS_MIN``; without effect if it has none."""

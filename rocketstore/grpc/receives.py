@@ -179,6 +179,12 @@ class Receives:
         dead = DeadLetter(name_of(request.group), name_of(request.topic), request.receipt_handle, reason)
         return pbs.ForwardMessageToDeadLetterQueueResponse(status=_status(await self._broker.popping.dead_letter(dead)))
 
+    async def undelivered(self, _: GatewayCall, request: pbs.AckMessageRequest) -> pbs.AckMessageResponse:
+        """Between members only: the client of a receive was gone before its answer, with these messages, was there."""
+        handles = [one.receipt_handle for one in request.entries[:MESSAGES_MAX]]
+        self._broker.popping.give_back(name_of(request.group), name_of(request.topic), handles)
+        return pbs.AckMessageResponse(status=OK)
+
     def _is_push(self, call: GatewayCall) -> bool:
         """Unless it is known to be another one."""
         client = self._registry.find(call.client_id)
@@ -198,6 +204,17 @@ def _delivered(one: PoppedMessage, topic: str, now_ms: int) -> pbs.ReceiveMessag
 
 def _status(result: PopResult) -> pb.Status:
     return OK if result is PopResult.OK else _INVALID
+
+
+def returned(data: bytes, answers: Sequence[bytes]) -> pbs.AckMessageRequest | None:
+    """For ``undelivered``: the messages in the answers to a receive, whose request was ``data``; None without any."""
+    found = [pbs.ReceiveMessageResponse.FromString(one).message for one in answers]
+    handles = [one.system_properties.receipt_handle for one in found]
+    entries = [pbs.AckMessageEntry(receipt_handle=one) for one in handles if one]
+    asked = pbs.ReceiveMessageRequest.FromString(data)
+    return (
+        pbs.AckMessageRequest(group=asked.group, topic=asked.message_queue.topic, entries=entries) if entries else None
+    )
 
 
 def duration_ms(duration: Duration) -> int:

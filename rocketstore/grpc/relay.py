@@ -75,6 +75,8 @@ class PassedCall(NamedTuple):
 
 Serve = Callable[[PassedCall, bytes], Awaitable[Sequence[bytes]]]
 """Carry out a call; returns the encoded answers. Raises ``MovedError``."""
+Unwanted = Callable[[Sequence[bytes]], None]
+"""Takes answers that nobody waits for."""
 Tell = Callable[[str, bytes], bool]
 """Write a command to a client's stream that ends here; returns whether it will be written."""
 
@@ -130,8 +132,13 @@ class Relay:
             self._view, self._viewed_at = self._broker.mastership.view(), now
         return self._view
 
-    async def ask(self, leader: str, call: GatewayCall, data: bytes, *, has_stream: bool) -> Sequence[bytes]:
-        """The leader's answers. Raises ``MovedError``, ``RejectedError``."""
+    async def ask(
+        self, leader: str, call: GatewayCall, data: bytes, *, has_stream: bool, unwanted: Unwanted | None = None
+    ) -> Sequence[bytes]:
+        """The leader's answers. Raises ``MovedError``, ``RejectedError``.
+
+        ``unwanted`` gets answers that come when nobody waits for them any more, if they do within ``COMMAND_S_MAX``.
+        """
         number = str(next(self._numbers))
         fields = call.headers.fields() | {
             _METHOD: call.method,
@@ -146,7 +153,9 @@ class Relay:
             fields[_AGAIN] = "1"
         loop = asyncio.get_running_loop()
         found: asyncio.Future[Sequence[bytes]] = loop.create_future()
-        task = loop.create_task(self._ask(leader, Frame(MemberCode.GATEWAY_CALL, 0, fields, data), call, found))
+        task = loop.create_task(
+            self._ask(leader, Frame(MemberCode.GATEWAY_CALL, 0, fields, data), call, found, unwanted)
+        )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         self._asked[found] = leader
@@ -155,16 +164,27 @@ class Relay:
         try:
             return await found
         except asyncio.CancelledError:
+            if unwanted is not None and found.done() and not found.cancelled() and found.exception() is None:
+                unwanted(found.result())
+                raise
             cancel = Frame(MemberCode.GATEWAY_CANCEL, 0, {_MEMBER: fields[_MEMBER], _NUMBER: number})
             with suppress(UnreachableError, FrameError, DisconnectedError, TooManyCallsError):
                 await self._client.tell(leader, cancel)
             raise
         finally:
             del self._asked[found]
-            task.cancel()
+            if unwanted is None:
+                task.cancel()
+            elif not task.done():
+                loop.call_later(COMMAND_S_MAX, task.cancel)
 
     async def _ask(
-        self, leader: str, request: Frame, call: GatewayCall, found: asyncio.Future[Sequence[bytes]]
+        self,
+        leader: str,
+        request: Frame,
+        call: GatewayCall,
+        found: asyncio.Future[Sequence[bytes]],
+        unwanted: Unwanted | None,
     ) -> None:
         outcome: Sequence[bytes] | Exception
         try:
@@ -178,6 +198,8 @@ class Relay:
             sentence = f"the leader at {leader} has not answered in time: it may have carried out the call, or may yet"
             outcome = RejectedError(pb.SLAVE_PERSISTENCE_TIMEOUT, sentence)
         if found.done():
+            if unwanted is not None and not isinstance(outcome, Exception):
+                unwanted(outcome)
             return
         if isinstance(outcome, Exception):
             found.set_exception(outcome)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import grpc
@@ -34,7 +34,7 @@ from rocketstore.grpc.methods import Method, Place
 from rocketstore.grpc.other_groups import OtherGroups
 from rocketstore.grpc.presence import Presence
 from rocketstore.grpc.recalls import Recalls
-from rocketstore.grpc.receives import Receives, consuming, receive_needs
+from rocketstore.grpc.receives import Receives, consuming, receive_needs, returned
 from rocketstore.grpc.registry import Registry
 from rocketstore.grpc.relay import LOOK_INTERVAL_S, MovedError, PassedCall, Relay
 from rocketstore.grpc.routes import Routes
@@ -50,6 +50,10 @@ SERVICE: Final = "apache.rocketmq.v2.MessagingService"
 TELEMETRY: Final = "Telemetry"
 SETTINGS: Final = "Settings"
 """Between members only: a client's settings have come in."""
+UNDELIVERED: Final = "Undelivered"
+"""Between members only: messages did not reach the client that was to have them."""
+RETURNS_MAX: Final = 1024
+"""Such calls at a time; messages of others come again when their leases end."""
 TELL_S_MAX: Final = 1.0
 """How long the leader may take to hear of a client."""
 CALL_S_MAX: Final = 30.0
@@ -94,6 +98,7 @@ class GatewayService:
         self._recalls = Recalls(broker.timed.recall)
         self._telemetry = Telemetry(broker, self.registry, self._announce, self._access.require)
         self._table = self._methods()
+        self._returns: set[asyncio.Task[None]] = set()
 
     def _methods(self) -> dict[str, Method]:
         telemetry = self._telemetry
@@ -157,6 +162,9 @@ class GatewayService:
                 self._recalls.recall,
                 needs=lambda asked: needs(Operation.SEND, topics=[asked.topic.name]),
             ),
+            UNDELIVERED: Method(
+                pbs.AckMessageRequest, pbs.AckMessageResponse, self.receives.undelivered, Place.PASSED, consuming
+            ),
             SETTINGS: Method(
                 pb.Settings,
                 pbs.HeartbeatResponse,
@@ -206,6 +214,7 @@ class GatewayService:
 
     async def close(self) -> None:
         """Nothing is asked of clients any more, and nothing of the leader."""
+        await asyncio.gather(*self._returns, return_exceptions=True)
         await self.presence.close()
         if self._others is not None:
             await self._others.close()
@@ -231,9 +240,14 @@ class GatewayService:
             try:
                 with self._connections.call(context) as connection:
                     call = self._call(name, context, connection)
-                    for one in await self._carry_out(name, method, call, data):
-                        with connection.writing():
-                            await context.write(one)
+                    answers = await self._carry_out(name, method, call, data)
+                    try:
+                        for one in answers:
+                            with connection.writing():
+                                await context.write(one)
+                    except BaseException:  # the client is gone
+                        self._give_back(call, data, answers)
+                        raise
             except ANSWERED as error:
                 await context.write(self._refused(method, error))
 
@@ -283,7 +297,8 @@ class GatewayService:
             raise call.quota.full_error()
         call.quota.take(1, len(data))
         try:
-            return await self.relay.ask(leader, call, data, has_stream=self._has_stream(call))
+            unwanted = partial(self._give_back, call, data) if self._table[call.method].streams else None
+            return await self.relay.ask(leader, call, data, has_stream=self._has_stream(call), unwanted=unwanted)
         finally:
             call.quota.give(1, len(data))
 
@@ -294,6 +309,23 @@ class GatewayService:
             with suppress(MovedError, RejectedError, TimeoutError):
                 async with asyncio.timeout(min(TELL_S_MAX, max(0.0, call.remaining_s()))):
                     await self.relay.ask(leader, call, data, has_stream=self._has_stream(call))
+
+    def _give_back(self, call: GatewayCall, data: bytes, answers: Sequence[bytes]) -> None:
+        """The client of a receive was gone before it got these answers."""
+        request = returned(data, answers)
+        if request is None or len(self._returns) >= RETURNS_MAX:
+            return
+        told = GatewayCall(UNDELIVERED, call.headers, (call.host, call.port), (call.caller, call.quota), _soon())
+        task = asyncio.get_running_loop().create_task(self._tell_undelivered(told, request.SerializeToString()))
+        self._returns.add(task)
+        task.add_done_callback(self._returns.discard)
+
+    async def _tell_undelivered(self, call: GatewayCall, data: bytes) -> None:
+        if not self._broker.mastership.is_master:
+            await self._tell_leader(call, data)
+            return
+        with suppress(*ANSWERED):
+            await self._here(UNDELIVERED, self._table[UNDELIVERED], call, data)
 
     def _has_stream(self, call: GatewayCall) -> bool:
         client = self.registry.find(call.client_id)

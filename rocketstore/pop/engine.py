@@ -333,6 +333,23 @@ class PopEngine(Windows):
             return ""
         return self._handle(queue, offset, lease.attempt, lease.number)
 
+    def give_back(self, group: str, topic: str, handles: Sequence[str], now_ms: int) -> None:
+        """These deliveries did not reach their client: the messages are soon visible again, and that was no attempt.
+
+        What is not loaded, settled or given out anew is passed over; the handles stay valid until then.
+        """
+        self._now_ms = now_ms
+        for handle in handles:
+            try:
+                found = self._named(group, topic, handle)
+            except NotLoadedError:
+                continue
+            if found is None:
+                continue
+            queue, said, lease = found
+            if lease is not None and lease.number == said.number:
+                self._give_back([self._leased(queue, said.offset, lease)])
+
     def dead_letter(self, group: str, topic: str, handle: str, now_ms: int) -> Settling:
         """A message is to be stored with the dead letters: done when it is, and settled. Raises ``NotLoadedError``."""
         self._now_ms = now_ms

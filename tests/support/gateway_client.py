@@ -52,11 +52,14 @@ class GatewayClient:
 
     def calls(self, method: str, request: Message, answer: type[_Answer], timeout_s: float = WAIT_S) -> list[_Answer]:
         """A call with several answers."""
+        return [answer.FromString(one) for one in self.begin(method, request, timeout_s)]
+
+    def begin(self, method: str, request: Message, timeout_s: float = WAIT_S) -> grpc.CallIterator[bytes]:
+        """The same, under way: its encoded answers."""
         call: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(
             f"/{SERVICE}/{method}", request_serializer=None, response_deserializer=None
         )
-        found = call(request.SerializeToString(), timeout=timeout_s, metadata=self._metadata)
-        return [answer.FromString(one) for one in found]
+        return call(request.SerializeToString(), timeout=timeout_s, metadata=self._metadata)
 
     def telemetry(self, settings: pb.Settings | None = None) -> CommandsOfServer:
         """A stream of commands; sends these settings first."""

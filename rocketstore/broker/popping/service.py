@@ -132,6 +132,12 @@ class Popping:
             )
             return _result(await self._driver.done(settling))
 
+    def give_back(self, group: str, topic: str, handles: Sequence[str]) -> None:
+        """See ``PopPort``."""
+        leadership = self._driver.leadership()
+        leadership.engine.give_back(group, topic, handles, leadership.now_ms())
+        self._driver.look(leadership)
+
     def client_gone(self, client_id: str) -> None:
         """See ``PopPort``."""
         if client_id:

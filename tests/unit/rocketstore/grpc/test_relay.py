@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterator
-from threading import Thread
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from threading import Event, Thread
 
 import pytest
 
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.errors import FrameError
 from dledger.remoting.frame import Frame
+from dledger.rpc.clients.answers import Leases
+from rocketstore.broker.pop_types import Receive, Received
 from rocketstore.broker.ports import GroupView
 from rocketstore.grpc.relay import join, split
 from rocketstore.message.record import decode_record
@@ -161,6 +165,56 @@ def test_commands_of_the_leader_reach_clients_of_members(
     assert stream.next() == command
     assert not leader.bridge.run(tell(node, "unknown", b""))
     assert not leader.bridge.run(tell("n9", "client-1", b""))
+
+
+@pytest.mark.parametrize("where", ["leader", "member"])
+def test_messages_that_do_not_reach_their_client_are_given_back(
+    leader: GatewayHarness, member: GatewayHarness, where: str
+) -> None:
+    """A receive that is answered when its client is gone, with the leader's answer on its way or written in part."""
+    entry = leader if where == "leader" else member
+    given = _note_returns(leader)
+    with entry.dial() as client:
+        client.calls("ReceiveMessage", _wish(), pbs.ReceiveMessageResponse)
+        client.send(message(b"lost"))
+        held = Event()
+        popping = leader.broker.popping
+        receive = popping.receive
+
+        async def answer_late(wish: Receive, leases: Leases, owner: str = "") -> Received:
+            found = await receive(wish, leases, owner)
+            held.set()
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(10)  # until the call is cancelled, which this one does not notice any more
+            return found
+
+        popping.receive = answer_late  # type: ignore[method-assign]  # to have the client go at that moment
+        call = client.begin("ReceiveMessage", _wish())
+        assert held.wait(10)
+        call.cancel()  # type: ignore[no-untyped-call]  # gRPC's
+    wait_until(lambda: len(given) == 1, "the message is given back")
+
+
+def _note_returns(leader: GatewayHarness) -> list[str]:
+    """The handles that are given back from now on."""
+    popping, found = leader.broker.popping, list[str]()
+    give_back = popping.give_back
+
+    def noted(group: str, topic: str, handles: Sequence[str]) -> None:
+        assert (group, topic) == ("g", "T")
+        found.extend(handles)
+        give_back(group, topic, handles)
+
+    popping.give_back = noted  # type: ignore[method-assign]  # to see what is given back
+    return found
+
+
+def _wish() -> pbs.ReceiveMessageRequest:
+    queue = pb.MessageQueue(topic=pb.Resource(name="T"))
+    request = pbs.ReceiveMessageRequest(group=pb.Resource(name="g"), message_queue=queue, batch_size=1)
+    request.invisible_duration.seconds = 3600
+    request.long_polling_timeout.seconds = 0
+    return request
 
 
 class Elsewhere(GatewayHarness):

@@ -286,6 +286,22 @@ class TestAnswers:
         assert second.attempt == 2
         assert pop.ack([first]) == [PopResult.INVALID_HANDLE]
 
+    def test_an_answer_that_did_not_arrive_is_given_back(self, pop: PopBroker) -> None:
+        """In a second, whatever the lease; that was no attempt. Other groups' handles do not count."""
+        pop.send([b"a", b"b"])
+        first, second = pop.receive(invisible_ms=3_600_000).messages
+        assert pop.ack([second]) == [PopResult.OK]
+
+        async def give_back(group: str) -> None:
+            pop.broker.popping.give_back(group, TOPIC, [first.handle, second.handle, "none"])
+
+        pop.run(give_back("other"))
+        pop.run(give_back(GROUP))
+        pop.run(give_back(GROUP))
+        (again,) = pop.receive(wait_ms=10_000).messages
+        assert (bodies([again]), again.attempt) == ([b"a"], 1)
+        assert pop.ack([first, again]) == [PopResult.INVALID_HANDLE, PopResult.OK]
+
     def test_a_receive_that_is_cancelled_leaves_nothing_behind(self, pop: PopBroker) -> None:
         """What it had reserved is soon visible, and that was no attempt; nobody waits any more."""
         waiting = pop.begin()
