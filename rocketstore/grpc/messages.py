@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import logging
 import zlib
 from collections.abc import Mapping
 from functools import lru_cache
@@ -24,6 +26,13 @@ from rocketstore.grpc.checks import (
     check_topic_name,
 )
 from rocketstore.grpc.codes import RejectedError
+from rocketstore.message.compression import (
+    METHOD_FLAGS,
+    ZLIB,
+    UnknownCompressionError,
+    WrongBodyError,
+    decompress,
+)
 from rocketstore.message.message import (
     PROPERTY_KEYS,
     PROPERTY_PRIORITY,
@@ -39,7 +48,7 @@ from rocketstore.message.message import (
     HostAddress,
     Message,
 )
-from rocketstore.message.record import decode_record
+from rocketstore.message.record import SYS_FLAG_AT, decode_record
 from rocketstore.pb import definition_pb2 as pb
 
 PROPERTY_TRACE_CONTEXT: Final = "TRACE_CONTEXT"
@@ -49,6 +58,11 @@ PRIORITY_MAX: Final = 2**31 - 1
 _GZIP: Final = b"\x1f\x8b"
 _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 _GZIP_HEAD: Final = _GZIP + b"\x08" + bytes(6) + b"\xff"
+UNPACKED_BYTES_MAX: Final = 16 * KIB * KIB
+"""Of a body that LZ4 or Zstandard compressed: RocketMQ's producers take no more than 4 MiB."""
+REPACKED_BYTES_MAX: Final = 8 * KIB * KIB
+"""Of the same by gzip, also of all in one answer, which must fit into a frame between members."""
+_LOG: Final = logging.getLogger("rocketstore")
 _PART_BYTES: Final = 64 * KIB
 _TYPES: Final = frozenset({pb.NORMAL, pb.FIFO, pb.DELAY, pb.TRANSACTION, pb.PRIORITY})
 
@@ -181,6 +195,11 @@ def to_client(record: bytes, body_bytes_max: int, *, topic: str = "") -> pb.Mess
     return found
 
 
+def is_compressed(record: bytes) -> bool:
+    """Whether making ``to_client`` of it takes long."""
+    return bool(record[SYS_FLAG_AT + 3] & SYS_FLAG_COMPRESSED)
+
+
 def _set_optional(system: pb.SystemProperties, properties: Mapping[str, str]) -> None:
     if group := properties.get(PROPERTY_SHARDING_KEY):
         system.message_group = group
@@ -214,8 +233,28 @@ def _readable(message: Message, bytes_max: int) -> tuple[bytes, pb.Encoding]:
         return body, pb.IDENTITY
     if body.startswith(_GZIP):
         return body, pb.GZIP
-    made = _as_gzip(body, bytes_max)
+    made = _as_gzip(body, bytes_max) if message.sys_flag & METHOD_FLAGS in ZLIB else _packed_anew(message, bytes_max)
     return (body, pb.IDENTITY) if made is None else (made, pb.GZIP)
+
+
+def _packed_anew(message: Message, bytes_max: int) -> bytes | None:
+    """The body of a message that LZ4 or Zstandard compressed, by gzip; None: it cannot be read, or would have more than
+    ``REPACKED_BYTES_MAX``.
+    """
+    try:
+        plain = decompress(message.body, message.sys_flag, min(bytes_max, UNPACKED_BYTES_MAX))
+    except UnknownCompressionError as error:
+        _warn_once(str(error))
+        return None
+    except WrongBodyError:
+        return None
+    made = gzip.compress(plain, 1, mtime=0)
+    return made if len(made) <= REPACKED_BYTES_MAX else None
+
+
+@lru_cache(maxsize=16)
+def _warn_once(sentence: str) -> None:
+    _LOG.warning("clients of gRPC get a message as it is stored, which they cannot read: %s", sentence)
 
 
 def _as_gzip(body: bytes, bytes_max: int) -> bytes | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from google.protobuf.duration_pb2 import Duration
@@ -25,10 +26,11 @@ from rocketstore.broker.pop_types import (
     Receive,
 )
 from rocketstore.broker.popping.service import ACKS_MAX
+from rocketstore.broker.refusal import Refusal
 from rocketstore.filter.filters import SQL92, TAG
 from rocketstore.grpc.calls import GatewayCall, name_of
 from rocketstore.grpc.codes import OK, RejectedError
-from rocketstore.grpc.messages import set_ms, to_client
+from rocketstore.grpc.messages import REPACKED_BYTES_MAX, is_compressed, set_ms, to_client
 from rocketstore.grpc.registry import Registry
 from rocketstore.grpc.routes import Routes
 from rocketstore.pb import definition_pb2 as pb
@@ -90,10 +92,33 @@ class Receives:
             return [pbs.ReceiveMessageResponse(status=pb.Status(code=code, message=why))]
         answers = [pbs.ReceiveMessageResponse(status=OK)]
         now_ms = self._broker.loop.clock.wall_ms()
-        answers += [_delivered(one, wish.topic, now_ms) for one in found.messages]
+        answers += await self._delivered(wish, found.messages, now_ms)
         last = pbs.ReceiveMessageResponse()
         set_ms(last.delivery_timestamp, now_ms)
         return [*answers, last]
+
+    async def _delivered(
+        self, wish: Receive, found: Sequence[PoppedMessage], now_ms: int
+    ) -> list[pbs.ReceiveMessageResponse]:
+        """As clients can read them: what is compressed not on the loop, and what does not fit then comes again."""
+        if not any(map(is_compressed, (one.record for one in found))):
+            return [_delivered(one, wish.topic, now_ms) for one in found]
+        answers: list[pbs.ReceiveMessageResponse] = []
+        grown, done = 0, 0
+        try:
+            for one in found:
+                answer = await self._broker.loop.readers.run(_delivered, one, wish.topic, now_ms)
+                grown += max(0, len(answer.message.body) - len(one.record))
+                if answers and grown > REPACKED_BYTES_MAX:
+                    break
+                answers.append(answer)
+            done = len(answers)
+        finally:
+            left = [one.handle for one in found[done:]]
+            if left:
+                with suppress(Refusal):
+                    self._broker.popping.give_back(wish.group, wish.topic, left)
+        return answers
 
     def _wish(self, call: GatewayCall, request: pbs.ReceiveMessageRequest) -> Receive:
         """Raises ``RejectedError``, ``Refusal``."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import zlib
 from collections.abc import Sequence
-from typing import Any, Final, TypeVar, overload
+from typing import Final, TypeVar, overload
 
 from rocketstore.client.aio.errors import BadAnswerError, UnreadableBodyError
+from rocketstore.message import compression
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import PROPERTY_UNIQUE_KEY, SYS_FLAG_COMPRESSED, Message
 from rocketstore.message.properties import find_property
@@ -25,11 +25,6 @@ from rocketstore.message.record import (
 )
 
 _HEAD: Final = HEAD_V4.struct("size", "magic", "crc", "queue_id", "queue_offset", "sys_flag", "body_length")
-_COMPRESSION: Final = 0x700
-_ZLIB: Final = (0, 0x300)
-_LZ4: Final = 0x100
-_ZSTD: Final = 0x200
-COMPRESSION_FLAGS: Final = SYS_FLAG_COMPRESSED | _COMPRESSION
 DECOMPRESSED_BYTES_MAX: Final = 64 << 20
 _M = TypeVar("_M", bound="ReceivedMessage")
 
@@ -170,61 +165,9 @@ def decompress(body: bytes, sys_flag: int, bytes_max: int = DECOMPRESSED_BYTES_M
 
     ``UnreadableBodyError`` without the module that its compression needs.
     """
-    method = sys_flag & _COMPRESSION
-    if method == _LZ4:
-        return _lz4(body, bytes_max)
-    if method == _ZSTD:
-        return _zstd(body, bytes_max)
-    if method not in _ZLIB:
-        raise UnreadableBodyError(f"the body is compressed by an unknown method (sysFlag {sys_flag:#x}): use raw_body")
-    inflating = zlib.decompressobj()
     try:
-        plain = inflating.decompress(body, max(bytes_max, 1))  # 0 would be no limit
-    except zlib.error as error:
-        raise BadAnswerError(
-            f"the body is marked as compressed with zlib, but cannot be decompressed: {error}"
-        ) from None
-    if not inflating.eof:
-        raise BadAnswerError(f"the body is truncated, or larger than {bytes_max} bytes")
-    return plain
-
-
-def _lz4(body: bytes, bytes_max: int) -> bytes:
-    frame = _module("lz4.frame", "LZ4")
-    inflating = frame.LZ4FrameDecompressor()
-    try:
-        plain: bytes = inflating.decompress(body, max(bytes_max, 1))
-    except RuntimeError as error:
-        raise _damaged("LZ4", error) from None
-    if not inflating.eof:
-        raise BadAnswerError(f"the body is truncated, or larger than {bytes_max} bytes")
-    return plain
-
-
-def _zstd(body: bytes, bytes_max: int) -> bytes:
-    zstandard = _module("zstandard", "Zstandard")
-    try:
-        with zstandard.ZstdDecompressor().stream_reader(body) as stream:
-            plain: bytes = stream.read(bytes_max + 1)
-        is_bounded = len(plain) <= bytes_max
-        whole = zstandard.ZstdDecompressor().decompressobj()  # which knows whether the frame ends, but no limit
-        is_whole = is_bounded and len(whole.decompress(body)) == len(plain) and whole.eof
-    except zstandard.ZstdError as error:
-        raise _damaged("Zstandard", error) from None
-    if not is_whole:
-        raise BadAnswerError(f"the body is truncated, or larger than {bytes_max} bytes")
-    return plain
-
-
-def _module(name: str, method: str) -> Any:  # noqa: ANN401  # a module that need not be installed
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise UnreadableBodyError(
-            f"the body is compressed with {method}, and {name.partition('.')[0]} is not installed: install dledger "
-            "with the extra 'compression', or use raw_body"
-        ) from error
-
-
-def _damaged(method: str, error: Exception) -> BadAnswerError:
-    return BadAnswerError(f"the body is marked as compressed with {method}, but cannot be decompressed: {error}")
+        return compression.decompress(body, sys_flag, bytes_max)
+    except compression.UnknownCompressionError as error:
+        raise UnreadableBodyError(f"{error}, or use raw_body") from error
+    except compression.WrongBodyError as error:
+        raise BadAnswerError(str(error)) from None

@@ -23,7 +23,7 @@ from dledger.remoting.frame import Frame
 from rocketstore.client.aio.cluster import Cluster
 from rocketstore.client.aio.connections import ATTEMPT_S_MAX
 from rocketstore.client.aio.errors import ClientError
-from rocketstore.client.aio.received import COMPRESSION_FLAGS, decompress
+from rocketstore.client.aio.received import decompress
 from rocketstore.client.aio.results import (
     PreparedMessage,
     SendResult,
@@ -31,6 +31,7 @@ from rocketstore.client.aio.results import (
     TransactionResult,
     TransactionState,
 )
+from rocketstore.message.compression import COMPRESSION_FLAGS
 from rocketstore.message.ids import parse_offset_message_id
 from rocketstore.message.message import PROPERTY_CHECK_TIMES, PROPERTY_UNIQUE_KEY, SYS_FLAG_COMPRESSED, Message
 from rocketstore.message.record import CorruptRecordError, decode_record

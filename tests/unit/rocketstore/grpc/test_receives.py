@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -73,6 +74,33 @@ class TestReceiving:
         assert system.delivery_attempt == 1
         assert system.receipt_handle
         assert 58 <= system.invisible_duration.seconds <= 60
+
+    def test_what_does_not_fit_when_it_is_readable_comes_again(
+        self, broker: GatewayHarness, started: GatewayClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Compressed bodies that grow are in one answer as far as it has room; the loop unpacks none of them."""
+        threads: list[str] = []
+
+        def grown(record: bytes, _: int, *, topic: str = "") -> pb.Message:
+            threads.append(threading.current_thread().name)
+            return pb.Message(topic=pb.Resource(name=topic), body=bytes(len(record) + 600))
+
+        given: list[str] = []
+
+        def noted(group: str, topic: str, handles: Sequence[str]) -> None:
+            assert (group, topic) == ("g", "T")
+            given.extend(handles)
+
+        broker.broker.popping.give_back = noted  # type: ignore[method-assign]  # to see what is given back
+        monkeypatch.setattr("rocketstore.grpc.receives.to_client", grown)
+        monkeypatch.setattr("rocketstore.grpc.receives.is_compressed", lambda _record: True)
+        monkeypatch.setattr("rocketstore.grpc.receives.REPACKED_BYTES_MAX", 1500)
+        for number in range(4):
+            started.send(message(message_id=f"0{number}"))
+        assert len(receive(started)[1]) == 2
+        assert len(given) == 2
+        broker.on_loop(lambda: given.append(threading.current_thread().name))
+        assert given[-1] not in threads
 
     def test_the_queue_that_is_named_does_not_matter(self, started: GatewayClient) -> None:
         """Simple consumers ask for one after the other, and would wait at an empty one."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -13,7 +12,7 @@ from rocketstore.client.aio.errors import BadAnswerError
 from rocketstore.client.aio.received import decompress, split_records
 from rocketstore.message.message import SYS_FLAG_COMPRESSED, HostAddress, Message
 from rocketstore.message.record import HEAD_V4_BYTES, MESSAGE_MAGIC_V2, encode_record
-from tests.support import lacking
+from tests.support.compressors import rocketmq_5_compressors
 from tests.unit.rocketstore.message.samples import resized
 
 V4 = HostAddress(b"\x7f\0\0\1", 1)
@@ -97,22 +96,10 @@ def test_bodies_that_cannot_be_inflated(body: bytes, sys_flag: int) -> None:
     assert message.tags == "a"
 
 
-def _compressors() -> list[tuple[int, Callable[[bytes], bytes]]]:
-    """With their system flags, those that RocketMQ 5's clients have besides zlib."""
-    lz4, zstandard = lacking.module("lz4.frame", "compression"), lacking.module("zstandard", "compression")
-
-    def streamed(body: bytes) -> bytes:  # without the length in the header
-        compressing = zstandard.ZstdCompressor().compressobj()
-        packed: bytes = compressing.compress(body) + compressing.flush()
-        return packed
-
-    return [(0x101, lz4.compress), (0x201, zstandard.compress), (0x201, streamed)]
-
-
 def test_bodies_of_rocketmq_5_are_inflated() -> None:
     """LZ4 and Zstandard, with and without the length in the header; a truncated or an endless one is an error."""
     body = b"x" * 5000
-    for sys_flag, compress in _compressors():
+    for sys_flag, compress in rocketmq_5_compressors():
         packed = compress(body)
         assert decompress(packed, sys_flag) == body
         for wrong in (packed[:-4], packed[:5], b"none", b""):
