@@ -188,5 +188,5 @@ class PopPort(Protocol):
         handles stay valid until they are given out again.
         """
 
-    def client_gone(self, client_id: str, /) -> None:
-        """Its messages become visible after ``INVISIBLE_MS_MIN``; without effect if it has none."""
+    def client_gone(self, client_id: str, owner: str = "", /) -> None:
+        """The messages that ``owner`` received in its name become visible after ``INVISIBLE_MS_MIN``."""

@@ -62,7 +62,7 @@ class Receives:
         self._broker = broker
         self._registry = registry
         self._routes = routes
-        registry.add_gone_listener(lambda client_id, _group: broker.popping.client_gone(client_id))
+        registry.add_gone_listener(broker.popping.client_gone)
 
     # -- who gets what -------------------------------------------------------------------------------------------------
 

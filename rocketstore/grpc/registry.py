@@ -214,7 +214,7 @@ class Registry:
         return sum(one.stream is not None for one in self._clients.values())
 
     def add_gone_listener(self, listener: Callable[[str, str], None]) -> None:
-        """Call it with client id and consumer group when a client is gone."""
+        """Call it with client id and owner when a client is gone."""
         self._gone = (*self._gone, listener)
 
     async def close(self) -> None:
@@ -240,6 +240,9 @@ class Registry:
                 why = "too many clients of this account or address (account_share_percent)"
                 raise RejectedError(pb.TOO_MANY_REQUESTS, f"{why}, or of all: at most {CLIENTS_MAX}")
             if found is not None:
+                if call.caller is not None:
+                    why = f"the client id {call.client_id} is in use by another account: every client has its own"
+                    raise RejectedError(pb.FORBIDDEN, why)
                 self.forget(call.client_id, "another account or address uses its client id")
             found = self._clients[call.client_id] = GatewayClient(call.client_id, owner)
             self._owners[owner] += 1
@@ -314,7 +317,7 @@ class Registry:
         if client.stream is not None:
             client.stream.end(reason)
         for listener in self._gone:
-            listener(client_id, client.group)
+            listener(client_id, client.owner)
 
     # -- what clients are told -----------------------------------------------------------------------------------------
 

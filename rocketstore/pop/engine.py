@@ -384,8 +384,8 @@ class PopEngine(Windows):
             said = decode_handle(text)
         except InvalidHandleError:
             return None
-        if said.group != group:
-            return None
+        if said.group != group or not topic.endswith(said.topic):
+            return None  # and nothing is loaded of a topic that the client may have no right to
         there = self._topic(group, said.topic)
         if topic not in (there.topic, there.retry_topic):
             return None

@@ -90,13 +90,13 @@ class Receiving:
 
     async def receive(self, asked: Receive, leases: Leases, owner: str) -> Received:
         """Of a checked receive. Raises ``Refusal`` and ``CorruptLogError``."""
-        plan = self._plan(asked, await self._filters.of(asked.kind, asked.expression))
+        plan = self._plan(asked, await self._filters.of(asked.kind, asked.expression), owner)
         if len(self._owners) >= OWNERS_MAX:
             self._owners.clear()
         self._owners[asked.group] = owner
         loop = asyncio.get_running_loop()
         end = loop.time() + min(asked.wait_ms, self._live.now.pull_wait_ms_max) / 1000
-        with self._waiting.entered(plan.subscribed, plan.queues, asked.queue_id, asked.client_id) as waiter:
+        with self._waiting.entered(plan.subscribed, plan.queues, asked.queue_id, plan.wish.client_id) as waiter:
             while True:
                 self._waiting.arm(plan.subscribed, waiter)
                 got = await self._look(plan, leases)
@@ -180,7 +180,7 @@ class Receiving:
             await self.load(leadership, group, topic, start)
         return leadership
 
-    def _plan(self, asked: Receive, wanted: MessageFilter | None) -> _Plan:
+    def _plan(self, asked: Receive, wanted: MessageFilter | None, owner: str) -> _Plan:
         config = self._topics.require(asked.topic)
         is_any = asked.queue_id == ANY_QUEUE
         queue_ids = tuple(range(config.read_queues)) if is_any else (asked.queue_id,)
@@ -191,7 +191,7 @@ class Receiving:
             queue_ids[::-1] if by_priority else queue_ids,
             asked.max_messages,
             asked.invisible_ms,
-            asked.client_id,
+            client_key(owner, asked.client_id),
             asked.attempt_id,
             asked.auto_renew,
             by_priority,
@@ -292,6 +292,11 @@ class Receiving:
         wish = plan.wish
         places = (Place(wish.group, wish.topic, one) for one in wish.queue_ids)
         return sum(max(0, self._reading.end_at_once(one.topic, one.queue_id) - self._next(one)) for one in places)
+
+
+def client_key(owner: str, client_id: str) -> str:
+    """A client among those of all owners: nobody else's receives and leases can be meant by its id."""
+    return f"{owner} {client_id}" if client_id else ""
 
 
 def _found(record: bytes) -> Found:

@@ -26,7 +26,7 @@ from rocketstore.broker.pop_types import (
 )
 from rocketstore.broker.popping.copies import retry_topic_of
 from rocketstore.broker.popping.driver import EngineDriver
-from rocketstore.broker.popping.receiving import LOADS_MAX, Receiving
+from rocketstore.broker.popping.receiving import LOADS_MAX, Receiving, client_key
 from rocketstore.broker.popping.use import GroupUse
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.topics import Topics
@@ -138,10 +138,10 @@ class Popping:
         leadership.engine.give_back(group, topic, handles, leadership.now_ms())
         self._driver.look(leadership)
 
-    def client_gone(self, client_id: str) -> None:
+    def client_gone(self, client_id: str, owner: str = "") -> None:
         """See ``PopPort``."""
         if client_id:
-            self._driver.client_gone(client_id)
+            self._driver.client_gone(client_key(owner, client_id))
 
     def handle_at(self, group: str, place: QueuePlace, visible_at_ms: int) -> str:
         """The handle of a message that is out until then; empty if there is none here. ``place``: of its record.

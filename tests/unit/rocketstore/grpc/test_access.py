@@ -62,6 +62,18 @@ def test_a_signed_call_may_do_what_its_account_may(broker: GatewayHarness) -> No
         assert client.route("T").status.code == pb.OK
 
 
+def test_nobody_takes_the_client_id_of_another_account(broker: GatewayHarness) -> None:
+    """Its stream of commands would end, and its messages would be given to others."""
+    with alice(broker) as client, broker.dial(**signature("root", "root-secret")) as other:
+        stream = client.telemetry(producer_settings("T"))
+        stream.next()
+        assert other.heartbeat().code == pb.FORBIDDEN
+        known = broker.gateway.registry.find("client-1")
+        assert known is not None
+        assert known.stream is not None
+        assert client.heartbeat(pb.PUSH_CONSUMER, "G").code == pb.OK
+
+
 @pytest.mark.parametrize(
     "headers",
     [

@@ -13,11 +13,12 @@ from dledger.access.quota import Quota
 from dledger.clock import Clock
 from dledger.errors import InvalidRequestError
 from dledger.rpc.clients.answers import Leases
-from rocketstore.broker.pop_types import MESSAGES_MAX, PopResult, Receive
+from rocketstore.broker.pop_types import MESSAGES_MAX, Ack, PopResult, Receive
 from rocketstore.broker.popping.copies import origin_of
 from rocketstore.broker.popping.waiting import CLIENT_WAITS_MAX
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.filter.filters import SQL92
+from rocketstore.pop.handles import Handle, encode_handle
 from rocketstore.pop.operations import Origin
 from rocketstore.pop.tables import Place
 from rocketstore.state.changes import GroupConfig, TopicConfig
@@ -171,12 +172,12 @@ class TestReceives:
     def test_one_client_cannot_wait_without_end(self, pop: PopBroker) -> None:
         """P10: others still can."""
         waiting = pop.broker.popping._receiving._waiting  # a thousand receives take seconds
-        waiting._clients["c"] = CLIENT_WAITS_MAX
+        waiting._clients["@test c"] = CLIENT_WAITS_MAX
         with pytest.raises(Refusal, match="1024 waiting receives") as refused:
             pop.receive(wait_ms=1)
         assert refused.value.kind is RefusalKind.TOO_MANY
         assert not pop.receive(wait_ms=1, client_id="other").messages
-        del waiting._clients["c"]
+        del waiting._clients["@test c"]
 
 
 class TestAnswers:
@@ -281,7 +282,14 @@ class TestAnswers:
         """Those that the broker prolongs for it; while it is there they do not end."""
         pop.send([b"a"])
         (first,) = pop.receive(auto_renew=True, client_id="gone").messages
-        pop.broker.loop.bridge.post(lambda: pop.broker.popping.client_gone("gone"))
+
+        async def end_ms_without(owner: str) -> int:
+            pop.broker.popping.client_gone("gone", owner)
+            queues = pop.broker.popping._driver.leadership().engine._queues.values()
+            return next(one.visible_at_ms for queue in queues for one in queue.leases.values())
+
+        assert pop.run(end_ms_without("@another")) == first.visible_at_ms  # who only uses its id
+        pop.broker.loop.bridge.post(lambda: pop.broker.popping.client_gone("gone", "@test"))
         (second,) = pop.receive_all(1)
         assert second.attempt == 2
         assert pop.ack([first]) == [PopResult.INVALID_HANDLE]
@@ -301,6 +309,14 @@ class TestAnswers:
         (again,) = pop.receive(wait_ms=10_000).messages
         assert (bodies([again]), again.attempt) == ([b"a"], 1)
         assert pop.ack([first, again]) == [PopResult.INVALID_HANDLE, PopResult.OK]
+
+    def test_a_forged_handle_makes_no_group_begin_in_another_topic(self, pop: PopBroker) -> None:
+        """P5, P9: the topic that a client may consume is the one it names, not that of the handle."""
+        pop.run(pop.broker.topics.put([TopicConfig("secret", 1, 1)]))
+        handle = encode_handle(Handle(GROUP, "secret", False, 0, 0, 1, 1, 1))
+        for result in pop.run(pop.broker.popping.ack([Ack(GROUP, TOPIC, handle)])):
+            assert result is PopResult.INVALID_HANDLE
+        assert pop.broker.state.pop.pop_window(Place(GROUP, "secret", 0)) is None
 
     def test_a_receive_that_is_cancelled_leaves_nothing_behind(self, pop: PopBroker) -> None:
         """What it had reserved is soon visible, and that was no attempt; nobody waits any more."""
@@ -463,7 +479,7 @@ def test_all_leases_of_a_killed_consumer_are_given_out_once_more(pop: PopBroker)
     for start in range(0, count, 500):
         pop.send([b"%d" % number for number in range(start, start + 500)])
     held = pop.receive_all(count, auto_renew=True, client_id="killed")
-    pop.broker.loop.bridge.post(lambda: pop.broker.popping.client_gone("killed"))
+    pop.broker.loop.bridge.post(lambda: pop.broker.popping.client_gone("killed", "@test"))
     again = pop.receive_all(count, client_id="other")
     assert sorted(bodies(again)) == sorted(bodies(held))
     assert {one.attempt for one in again} == {2}
