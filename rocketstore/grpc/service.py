@@ -24,7 +24,7 @@ from dledger.rpc.clients.connections import Connection, Connections
 from dledger.rpc.fields import parse
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.measurements import ServiceCounters
-from rocketstore.broker.permissions import Operation, has, needs
+from rocketstore.broker.permissions import Need, Operation, has, needs
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.grpc.access import GatewayAccess
 from rocketstore.grpc.calls import SPARE_S, GatewayCall, Headers
@@ -334,10 +334,11 @@ class GatewayService:
     async def _here(self, name: str, method: Method, call: GatewayCall, data: bytes) -> Sequence[bytes]:
         """Raises ``ANSWERED``, and ``MovedError`` if it is the leader's and this broker is none."""
         request = parse(method.request, data)
-        if call.caller is not None:
-            self._access.require(call.caller, name, method.needs(request))
+        needed = () if call.caller is None else tuple(method.needs(request))
+        self._access.require(call.caller, name, needed)
         try:
-            answer = await method.handle(call, request)
+            with self._while_allowed(call, needed) if method.streams else nullcontext():  # which may wait
+                answer = await method.handle(call, request)
         except Refusal as error:
             if method.place is Place.LEADER and self._is_moved(error):
                 raise MovedError(str(error), may_be_done=error.outcome == "unknown") from None
@@ -412,6 +413,13 @@ class GatewayService:
             return settings is None or all(has(caller, one) for one in self._telemetry.needs_of(settings))
 
         return open_stream(guard, caller, is_still_allowed)
+
+    def _while_allowed(self, call: GatewayCall, needed: Sequence[Need]) -> AbstractContextManager[None]:
+        """Wraps a call that waits: ends it when the caller's key is revoked, or has these permissions no longer."""
+        guard, caller = self._broker.shares.guard, call.caller
+        if guard is None or caller is None:
+            return nullcontext()
+        return open_stream(guard, caller, lambda: all(has(caller, one) for one in needed))
 
     async def _announce(self, call: GatewayCall, given: pb.Settings) -> None:
         """Tell the leader of a client's settings."""

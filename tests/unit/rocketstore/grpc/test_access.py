@@ -13,6 +13,7 @@ import pytest
 from dledger.access.rules import parse_rules
 from rocketstore.pb import definition_pb2 as pb
 from rocketstore.pb import service_pb2 as pbs
+from tests.support.waiting import wait_until
 from tests.unit.rocketstore.grpc.harness import (
     GatewayClient,
     GatewayHarness,
@@ -146,6 +147,25 @@ def test_a_stream_ends_with_its_key_and_with_its_permission(broker: GatewayHarne
             broker.on_loop(lambda changed=changed: broker.guard.apply(changed))  # type: ignore[misc]
             assert stream.next().status.code == pb.FORBIDDEN
         broker.on_loop(lambda: broker.guard.apply(parse_rules(RULES)))  # type: ignore[union-attr]
+
+
+def test_a_receive_that_waits_ends_with_its_key_and_with_its_permission(broker: GatewayHarness) -> None:
+    """Otherwise it gets the next message, though its account may not read it any more."""
+    guard, permitted = broker.guard, RULES.replace("T=PUB", "T=SUB")
+    assert guard is not None
+    queue = pb.MessageQueue(topic=pb.Resource(name="T"))
+    request = pbs.ReceiveMessageRequest(group=pb.Resource(name="G"), message_queue=queue, batch_size=1)
+    request.invisible_duration.seconds = 60
+    request.long_polling_timeout.seconds = 20
+    for rules in (permitted.replace("T=SUB", "T=DENY"), permitted.replace("alice-secret", "new-secret")):
+        broker.on_loop(lambda: guard.apply(parse_rules(permitted)))
+        with alice(broker) as client:
+            answers = client.begin("ReceiveMessage", request)
+            wait_until(lambda: broker.broker.popping.counters().waiting == 1, "the receive waits")
+            changed = parse_rules(rules)
+            broker.on_loop(lambda changed=changed: guard.apply(changed))  # type: ignore[misc]
+            assert pbs.ReceiveMessageResponse.FromString(next(iter(answers))).status.code == pb.FORBIDDEN
+        assert broker.broker.popping.counters().waiting == 0
 
 
 def test_who_may_not_send_is_not_asked_about_transactions(broker: GatewayHarness) -> None:
