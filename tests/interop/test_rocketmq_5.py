@@ -13,7 +13,7 @@ import pytest
 from dledger.remoting.codes import AnswerCode
 from rocketstore.client import Admin, Consumer, ConsumerOptions, NotFoundError, Producer
 from rocketstore.client.aio.admin_records import Traced
-from rocketstore.message.message import Message
+from rocketstore.message.message import PROPERTY_TIMER_OUT_MS, Message
 from rocketstore.nameserver.server import NameServer
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.server import BrokerServer
@@ -94,16 +94,28 @@ def test_a_push_consumer_pops(tmp_path: Path, broker: BrokerServer, name_server:
     assert broker.state.offset(group, retry, 0) == 1
 
 
-def test_a_timed_message_is_refused(tmp_path: Path, broker: BrokerServer, name_server: NameServer) -> None:
-    """The client learns that it will not be delivered then, and nothing is stored."""
-    address = name_server.address
+def test_a_timed_message_is_delivered_when_it_is_due(
+    tmp_path: Path, broker: BrokerServer, name_server: NameServer
+) -> None:
+    """T1: never before, in whichever of its three ways the client says when that is."""
+    address, delay_s = name_server.address, 5
     assert rocketmq5.client(tmp_path / "c", "produce", address, "Timed", "1") == ["SEND_OK"]
 
-    told = rocketmq5.client(tmp_path / "c", "timed", address, "Timed", "3600")
+    told = rocketmq5.client(tmp_path / "c", "timed", address, "Timed", str(delay_s))
 
-    code = AnswerCode.MESSAGE_ILLEGAL.value
-    assert told == [f"seconds {code}", f"milliseconds {code}", f"moment {code}"]
-    assert sum(broker.store.max_offset("Timed", queue) for queue in range(4)) == 1
+    assert told == ["seconds SEND_OK", "milliseconds SEND_OK", "moment SEND_OK"]
+    polled = rocketmq5.client(tmp_path / "c", "poll", address, "Timed", "4")
+    assert sorted(polled) == ["0", "0", "1", "2"]
+    with Admin(broker.address, timeout_s=30) as admin:
+        queues = [one.queue for one in admin.queue_ranges("Timed")]
+        stored = [one for queue in queues for one in admin.messages(queue, 0)[0]]
+    timed = [one for one in stored if PROPERTY_TIMER_OUT_MS in one.properties]
+    assert sorted(one.body for one in timed) == [b"0", b"1", b"2"]
+    for one in timed:
+        due_ms = int(one.properties[PROPERTY_TIMER_OUT_MS])
+        is_moment = one.body == b"2"  # told before any of them was sent
+        assert is_moment or due_ms >= one.born_timestamp + 1000 * delay_s
+        assert one.store_timestamp >= due_ms
 
 
 def test_mqadmin_gets_its_answers(tmp_path: Path, broker: BrokerServer, name_server: NameServer) -> None:
