@@ -267,7 +267,12 @@ class GatewayService:
         """The encoded answers. Raises ``ANSWERED``."""
         if method.place is Place.LEADER:
             return await self._at_leader(name, method, call, data)
-        answers = await self._here(name, method, call, data)
+        try:
+            answers = await self._here(name, method, call, data)
+        except RejectedError as error:
+            if error.code != pb.TOPIC_NOT_FOUND or method.place is not Place.HERE or self._broker.mastership.is_master:
+                raise
+            return await self._at_leader(name, method, call, data)  # this member may not have the new topic yet
         if method.place is Place.BOTH:
             await self._tell_leader(call, data)
         return answers

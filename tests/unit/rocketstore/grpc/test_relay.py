@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from threading import Event, Thread
 
 import pytest
@@ -16,11 +17,13 @@ from dledger.remoting.frame import Frame
 from dledger.rpc.clients.answers import Leases
 from rocketstore.broker.pop_types import Receive, Received
 from rocketstore.broker.ports import GroupView
+from rocketstore.broker_config import BrokerConfig
 from rocketstore.grpc.relay import join, split
 from rocketstore.message.record import decode_record
 from rocketstore.pb import definition_pb2 as pb
 from rocketstore.pb import service_pb2 as pbs
 from rocketstore.remoting.codes import MemberCode
+from rocketstore.state.changes import TopicConfig
 from rocketstore.types import BrokerRole
 from tests.support.remoting import RemotingSocket
 from tests.support.waiting import wait_until
@@ -253,3 +256,15 @@ def test_answers_are_split_as_they_were_joined() -> None:
         with pytest.raises(FrameError):
             split(cut)
     assert split(Frame(0, 0).body) == []
+
+
+def test_a_topic_that_a_member_does_not_have_yet_is_the_leaders() -> None:
+    """G1: a client that has just created a topic asks any member for its route, which may not have applied that yet."""
+    config = replace(BrokerConfig(), auto_create_topic_enable=False)
+    with GatewayHarness(config, TopicConfig("New", 2, 2)) as leader, GatewayHarness(config) as member:
+        member.become(BrokerRole.SLAVE)
+        follow(member, leader)
+        with member.dial() as client:
+            answer = client.route("New", "10.0.0.1:8081")
+            assert (answer.status.code, len(answer.message_queues)) == (pb.OK, 2)
+            assert client.route("none").status.code == pb.TOPIC_NOT_FOUND
