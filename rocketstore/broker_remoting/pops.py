@@ -123,7 +123,7 @@ class RemotingPops:
         )
         with self._waiting.cancelled_with(connection), Leases(self._broker.shares.room, quota) as leases:
             with _room(quota, wish.wait_ms):
-                found = await self._pop.receive(wish, leases)
+                found = await self._pop.receive(wish, leases, quota.owner)
             self._access.admit_again(connection, frame, rules)
             now_ms = self._broker.loop.clock.wall_ms()
             if not found.messages:

@@ -47,6 +47,8 @@ from rocketstore.pop.windows import GIVEN_BACK_MS, NotLoadedError, Windows
 
 LEASES_MAX: Final = 262_144
 PARKED_TOTAL_MAX: Final = 100_000
+OWNER_PERCENT: Final = 50
+"""Of either, for one owner, so that nobody keeps all others from receiving for hours."""
 RETRIES_PERCENT: Final = 20
 """How often the retry topic comes before the others (P7)."""
 AUTO_RENEW_MS_MAX: Final = 3 * 3_600_000
@@ -108,9 +110,11 @@ class PopEngine(Windows):
         elif was_ordered or queue.lock is not None:
             self._unlock(queue)
         room = min(queue.room, LEASES_MAX - self._book.count)
+        if wish.owner:
+            room = min(room, LEASES_MAX * OWNER_PERCENT // 100 - self._book.owned[wish.owner])
         if not ordered and self._invisible_ms(wish) > LEASE_MS_MAX:
             parked = sum(one.parked for one in queue.leases.values())
-            room = min(room, PARKED_MAX - parked, PARKED_TOTAL_MAX - self._book.parked)
+            room = min(room, PARKED_MAX - parked, self._room_to_park(wish.owner))
         if room <= 0:
             delivery.full = queue.passed_over = True
             return None
@@ -220,6 +224,7 @@ class PopEngine(Windows):
         lease = Lease(self._now_ms + invisible_ms, attempt, number)
         if wish.auto_renew:
             lease.client_id, lease.renew_until_ms = wish.client_id, self._now_ms + AUTO_RENEW_MS_MAX
+        lease.owner = wish.owner
         if not ordered and invisible_ms > LEASE_MS_MAX:
             lease.parked = True
             queue.park(offset, Parked(lease.visible_at_ms, attempt, number))
@@ -306,7 +311,8 @@ class PopEngine(Windows):
             return changing  # behind the newest batch of an ordered group there are no leases
         queue, said, lease = found
         long = duration_ms > LEASE_MS_MAX and not covers(queue.lock, said.offset)
-        if long and (lease is None or not lease.parked) and not self._has_room_to_park(queue):
+        owner = "" if lease is None else lease.owner
+        if long and (lease is None or not lease.parked) and not self._has_room_to_park(queue, owner):
             self._journal.confirm(changing, Verdict.FULL)
             return changing
         if lease is None:
@@ -461,5 +467,11 @@ class PopEngine(Windows):
     def _invisible_ms(self, wish: Wish) -> int:
         return LEASE_MS_MAX if wish.auto_renew else max(1, min(wish.invisible_ms, INVISIBLE_MS_MAX))
 
-    def _has_room_to_park(self, queue: Queue) -> bool:
-        return sum(one.parked for one in queue.leases.values()) < PARKED_MAX and self._book.parked < PARKED_TOTAL_MAX
+    def _room_to_park(self, owner: str) -> int:
+        room = PARKED_TOTAL_MAX - self._book.parked
+        if owner:
+            room = min(room, PARKED_TOTAL_MAX * OWNER_PERCENT // 100 - self._book.owned_parked[owner])
+        return room
+
+    def _has_room_to_park(self, queue: Queue, owner: str) -> bool:
+        return sum(one.parked for one in queue.leases.values()) < PARKED_MAX and self._room_to_park(owner) > 0

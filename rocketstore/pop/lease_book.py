@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator
 from itertools import count
 from typing import Final
@@ -21,6 +22,10 @@ class LeaseBook:
     def __init__(self) -> None:
         self.count = 0
         self.parked = 0
+        self.owned: Final[Counter[str]] = Counter()
+        """Leases by owner."""
+        self.owned_parked: Final[Counter[str]] = Counter()
+        """Those that are parked."""
         self._heap: list[tuple[int, int, Queue, int, Lease]] = []
         self._order = count()
         self._clients: dict[str, set[tuple[Queue, int]]] = {}
@@ -30,7 +35,9 @@ class LeaseBook:
         self.drop(queue, offset)
         queue.leases[offset] = lease
         self.count += 1
-        self.parked += lease.parked
+        self._count(self.owned, lease, 1)
+        if lease.parked:
+            self._count_parked(lease, 1)
         if lease.client_id:
             self._clients.setdefault(lease.client_id, set()).add((queue, offset))
         self.moved(queue, offset, lease)
@@ -41,7 +48,9 @@ class LeaseBook:
         if lease is None:
             return
         self.count -= 1
-        self.parked -= lease.parked
+        self._count(self.owned, lease, -1)
+        if lease.parked:
+            self._count_parked(lease, -1)
         theirs = self._clients.get(lease.client_id)
         if theirs is not None:
             theirs.discard((queue, offset))
@@ -55,8 +64,20 @@ class LeaseBook:
 
     def park(self, lease: Lease) -> None:
         """It is noted singly from now on."""
-        self.parked += not lease.parked
+        if not lease.parked:
+            self._count_parked(lease, 1)
         lease.parked = True
+
+    def _count_parked(self, lease: Lease, by: int) -> None:
+        self.parked += by
+        self._count(self.owned_parked, lease, by)
+
+    @staticmethod
+    def _count(counter: Counter[str], lease: Lease, by: int) -> None:
+        if lease.owner:
+            counter[lease.owner] += by
+            if not counter[lease.owner]:
+                del counter[lease.owner]
 
     def moved(self, queue: Queue, offset: int, lease: Lease) -> None:
         """It ends at another time."""

@@ -92,6 +92,8 @@ class Wish(NamedTuple):
     auto_renew: bool = False
     by_priority: bool = False
     """Whether ``queue_ids`` are tried in their order; otherwise they are in turn, and begin anywhere."""
+    owner: str = ""
+    """Whose share of all leases it counts for; empty: nobody's."""
     with_retries: bool = True
     """Whether messages of the retry topic are wanted, too; not if the client names a queue."""
 

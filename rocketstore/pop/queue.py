@@ -41,6 +41,7 @@ class Lease:
         "copying",
         "guard_ms",
         "number",
+        "owner",
         "parked",
         "renew_until_ms",
         "visible_at_ms",
@@ -57,6 +58,8 @@ class Lease:
         """Receives whose answer has it: more than one if an attempt was repeated."""
         self.guard_ms = 0
         """How much earlier its end is noted in the window, which is what its consumer may be told."""
+        self.owner = ""
+        """Whose share of all leases it counts for."""
         self.client_id = ""
         self.renew_until_ms = 0
         """Until when the leader prolongs it; 0: it does not."""

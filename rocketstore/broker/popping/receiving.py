@@ -195,6 +195,7 @@ class Receiving:
             asked.attempt_id,
             asked.auto_renew,
             by_priority,
+            owner,
             is_any,
         )
         keys = [(asked.topic, one) for one in range(config.read_queues)]

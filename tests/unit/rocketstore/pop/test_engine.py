@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rocketstore.pop.operations import PopRules, Verdict
 from tests.unit.rocketstore.pop.desk import GROUP, QUEUE, RETRIES, TOPIC, Desk
 
@@ -128,3 +130,38 @@ def test_an_ordered_group_gets_one_batch_at_a_time() -> None:
     assert desk.ack(batch[1]) is Verdict.INVALID_HANDLE
     assert desk.ack(again) is Verdict.OK
     assert [one.offset for one in desk.receive(2, attempt_id="c")] == [2, 3]
+
+
+@pytest.mark.parametrize(("limit", "invisible_ms"), [("LEASES_MAX", 60_000), ("PARKED_TOTAL_MAX", 3_600_000)])
+def test_one_owner_cannot_take_all_leases(monkeypatch: pytest.MonkeyPatch, limit: str, invisible_ms: int) -> None:
+    """P10: others would get nothing for hours. What is settled makes room, and a failover forgets who has what."""
+    monkeypatch.setattr(f"rocketstore.pop.engine.{limit}", 8)
+    desk = _loaded(20)
+    mine = desk.receive(owner="a", invisible_ms=invisible_ms)
+    assert len(mine) == 4
+    refused = desk.begin(owner="a", invisible_ms=invisible_ms)
+    assert refused.full
+    assert not refused.messages
+    assert len(desk.receive(owner="b", invisible_ms=invisible_ms)) == 4
+    assert [desk.ack(one) for one in mine] == [Verdict.OK] * 4
+    assert len(desk.receive(owner="a", invisible_ms=invisible_ms)) == 4
+    book = desk.engine._book
+    assert max(book.owned.values()) <= 4
+    for queue in list(desk.engine._queues.values()):
+        book.drop_all(queue)
+    assert not book.owned
+    assert not book.owned_parked
+
+
+def test_a_lease_is_not_made_long_beyond_its_owners_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P10: a nack with a long delay is refused then."""
+    monkeypatch.setattr("rocketstore.pop.engine.PARKED_TOTAL_MAX", 2)
+    desk = _loaded(3)
+    for expected, one in zip((Verdict.OK, Verdict.FULL), desk.receive(2, owner="a"), strict=True):
+        changing = desk.engine.change(GROUP, TOPIC, one.handle, 3_600_000, desk.now_ms)
+        desk.settle()
+        assert changing.verdict is expected
+    (other,) = desk.receive(1, owner="b")
+    changing = desk.engine.change(GROUP, TOPIC, other.handle, 3_600_000, desk.now_ms)
+    desk.settle()
+    assert changing.verdict is Verdict.OK
