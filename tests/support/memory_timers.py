@@ -27,6 +27,9 @@ class MemoryTimers(TimerFiles):
             self._data[file.path] += entry.encode()
             file.note(entry, entry.encode())
 
+    def entries(self, hour: int) -> Entries:
+        return self._entries(hour)
+
     def _entries(self, hour: int) -> Entries:
         file = self._hours.get(hour)
         return decode_entries(b"" if file is None else self._data[file.path])

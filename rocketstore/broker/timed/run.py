@@ -432,20 +432,16 @@ class Run:
         self._take_in()
         if handle.origin in self._recalling:
             raise Refusal(RefusalKind.NO_MESSAGE, "the message is being recalled already")
-        due_ms = self._due_of(handle)
+        first = self._record_at(handle.origin)
+        if first is None and handle.origin >= self._store.max_offset(TIMED_TOPIC, 0):
+            raise _no_message()
+        if first is not None and not _is_of(first, handle):
+            raise _no_message()  # without looking for it, which may read the hours of millions
+        due_ms = _due_of(first, handle)
         entry = self._loaded(handle.origin) if due_ms < self._table.loaded_ms else self._stored(handle.origin, due_ms)
         if entry is None or not self._is_meant(entry, handle):
-            raise Refusal(
-                RefusalKind.NO_MESSAGE,
-                "there is no such timed message any more: it was delivered or recalled, or its topic was deleted",
-            )
+            raise _no_message()
         return entry
-
-    def _due_of(self, handle: RecallHandle) -> int:
-        """When the message is due; what the handle says counts only if its first record has expired."""
-        record = self._record_at(handle.origin)
-        found = None if record is None else waiting_of(encode_properties(record.properties))
-        return handle.due_ms if found is None else found[0]
 
     def _record_at(self, queue_offset: int) -> Message | None:
         try:
@@ -480,9 +476,27 @@ class Run:
             return False
         if message is None or message.topic != TIMED_TOPIC or message.queue_offset != entry.queue_offset:
             return False
-        same_topic = message.properties.get(PROPERTY_REAL_TOPIC) == handle.topic
-        return same_topic and (message.unique_key or NO_ID) == handle.message_id
+        return _is_of(message, handle)
 
     def _wake(self) -> None:
         if self._worker is not None:
             self._worker.wake()
+
+
+def _no_message() -> Refusal:
+    return Refusal(
+        RefusalKind.NO_MESSAGE,
+        "there is no such timed message any more: it was delivered or recalled, or its topic was deleted",
+    )
+
+
+def _due_of(record: Message | None, handle: RecallHandle) -> int:
+    """When the message is due; what the handle says counts only if its first record has expired."""
+    found = None if record is None else waiting_of(encode_properties(record.properties))
+    return handle.due_ms if found is None else found[0]
+
+
+def _is_of(message: Message, handle: RecallHandle) -> bool:
+    """Whether a record is of the message that a handle names."""
+    same_topic = message.properties.get(PROPERTY_REAL_TOPIC) == handle.topic
+    return same_topic and (message.unique_key or NO_ID) == handle.message_id

@@ -21,7 +21,8 @@ from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import DeleteTopic, PutTopic, QueueOffset, TopicConfig
 from rocketstore.state.publisher import StateDone
 from rocketstore.state.tables import Tables
-from rocketstore.timer.handles import RecallHandle
+from rocketstore.timer.entries import Entries
+from rocketstore.timer.handles import RecallHandle, decode_handle
 from rocketstore.timer.progress import NOTHING_DELIVERED, TimedProgress
 from rocketstore.types import TIMED_TOPIC, BrokerRole, PutMessageStatus, PutResult
 from tests.support.fake_store import FakeLog, FakeStore
@@ -228,6 +229,26 @@ def test_a_delivered_message_cannot_be_recalled_nor_one_by_another_handle(broker
         assert refused.value.kind is kind
     broker.advance(9000)
     assert broker.bodies() == [b"x", b"y"]
+
+
+def test_a_forged_handle_has_no_hours_read(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T5: an hour may have a million entries, and delivery waits while they are searched."""
+    handle = decode_handle(broker.send(NOW_MS + 20 * HOUR_MS, b"far"))
+    read: list[int] = []
+    entries = broker.store.timers.entries
+
+    def noted(hour: int) -> Entries:
+        read.append(hour)
+        return entries(hour)
+
+    monkeypatch.setattr(broker.store.timers, "entries", noted)
+    for wrong in (handle._replace(message_id="other"), handle._replace(origin=handle.origin + 1)):
+        with pytest.raises(Refusal) as refused:
+            broker.recall(wrong.encode())
+        assert refused.value.kind is RefusalKind.NO_MESSAGE
+    assert not read
+    assert broker.recall(handle.encode()).ok
+    assert read
 
 
 def test_a_message_waits_while_its_recall_is_on_its_way_and_comes_if_that_fails(broker: Broker) -> None:
