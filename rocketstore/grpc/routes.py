@@ -55,14 +55,17 @@ class Routes:
         return found
 
     def topic(self, name: str) -> SeenTopic:
-        """A topic as clients see it. Raises ``RejectedError``, ``Refusal``."""
+        """A topic as clients see it. Raises ``RejectedError``, ``Refusal``.
+
+        Only the leader knows that there is none; elsewhere the call is passed on to it.
+        """
         if problem := check_client_topic(name):
             raise RejectedError(pb.ILLEGAL_TOPIC, problem)
         topics, config = self._broker.topics, self._broker.config
         found = topics.seen(name)
         if found is not None:
             return found
-        if not config.auto_create_topic_enable:
+        if not config.auto_create_topic_enable or not self._broker.mastership.is_master:
             self._broker.mastership.require_caught_up()
             raise RejectedError(pb.TOPIC_NOT_FOUND, f"topic {name} does not exist: create it first")
         queues = config.default_topic_queue_nums

@@ -374,7 +374,7 @@ class GatewayService:
             deadline = asyncio.get_running_loop().time() + min(passed.remaining_s, 2 * CALL_S_MAX) + SPARE_S
             call = GatewayCall(name, passed.headers, (origin.host, origin.port), admitted, deadline, passed.via)
             call.may_be_repeated = passed.may_be_repeated
-            if method.place is Place.LEADER and not self._broker.mastership.is_master:
+            if method.place in (Place.LEADER, Place.HERE) and not self._broker.mastership.is_master:
                 raise MovedError("this member does not lead", may_be_done=False)
             return await self._here(name, method, call, data)
         except ANSWERED as error:

@@ -18,7 +18,7 @@ from dledger.rpc.clients.answers import Leases
 from rocketstore.broker.pop_types import Receive, Received
 from rocketstore.broker.ports import GroupView
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.grpc.relay import join, split
+from rocketstore.grpc.relay import PassedCall, join, split
 from rocketstore.message.record import decode_record
 from rocketstore.pb import definition_pb2 as pb
 from rocketstore.pb import service_pb2 as pbs
@@ -258,13 +258,38 @@ def test_answers_are_split_as_they_were_joined() -> None:
     assert split(Frame(0, 0).body) == []
 
 
-def test_a_topic_that_a_member_does_not_have_yet_is_the_leaders() -> None:
+@pytest.mark.parametrize("creates", [False, True])
+def test_a_topic_that_a_member_does_not_have_yet_is_the_leaders(creates: bool) -> None:
     """G1: a client that has just created a topic asks any member for its route, which may not have applied that yet."""
-    config = replace(BrokerConfig(), auto_create_topic_enable=False)
+    config = replace(BrokerConfig(), auto_create_topic_enable=creates)
     with GatewayHarness(config, TopicConfig("New", 2, 2)) as leader, GatewayHarness(config) as member:
         member.become(BrokerRole.SLAVE)
         follow(member, leader)
         with member.dial() as client:
             answer = client.route("New", "10.0.0.1:8081")
             assert (answer.status.code, len(answer.message_queues)) == (pb.OK, 2)
-            assert client.route("none").status.code == pb.TOPIC_NOT_FOUND
+            assert client.route("none").status.code == (pb.OK if creates else pb.TOPIC_NOT_FOUND)
+
+
+def test_only_the_leader_says_that_there_is_no_topic(
+    leader: GatewayHarness, client: GatewayClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G1: a member that is taken for the leader and is none does not; the client is held until there is one."""
+    leader.become(BrokerRole.SLAVE)
+    asked = Event()
+    serve = leader.gateway.relay._serve
+
+    async def noted(passed: PassedCall, data: bytes) -> Sequence[bytes]:
+        try:
+            return await serve(passed, data)
+        finally:
+            asked.set()
+
+    monkeypatch.setattr(leader.gateway.relay, "_serve", noted)
+    found: list[pb.Code] = []
+    thread = Thread(target=lambda: found.append(client.route("new").status.code))
+    thread.start()
+    assert asked.wait(10)
+    leader.become(BrokerRole.SYNC_MASTER)
+    thread.join()
+    assert found == [pb.OK]
