@@ -124,7 +124,11 @@ class RemotingPops:
         with self._waiting.cancelled_with(connection), Leases(self._broker.shares.room, quota) as leases:
             with _room(quota, wish.wait_ms):
                 found = await self._pop.receive(wish, leases, quota.owner)
-            self._access.admit_again(connection, frame, rules)
+            try:
+                self._access.admit_again(connection, frame, rules)
+            except RequestError:
+                self._pop.give_back(wish.group, wish.topic, [one.handle for one in found.messages])
+                raise
             now_ms = self._broker.loop.clock.wall_ms()
             if not found.messages:
                 code = POLLING_FULL if found.full else AnswerCode.PULL_NOT_FOUND

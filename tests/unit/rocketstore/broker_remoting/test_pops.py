@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dledger.remoting.codes import AnswerCode
+from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
 from rocketstore.client.aio.received import ReceivedMessage, split_records
 from rocketstore.remoting.codes import POLLING_FULL, RequestCode
@@ -83,6 +84,21 @@ class TestPops:
         answer, _ = pop(client)
         assert answer.code == AnswerCode.PULL_NOT_FOUND
         assert answer.fields.keys() >= {"popTime", "invisibleTime", "reviveQid", "restNum"}
+
+    def test_messages_of_an_answer_that_is_refused_are_given_back(
+        self, broker: PopBroker, client: RemotingSocket, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its account may not read them any more; others need not wait until the lease ends."""
+
+        def revoked(*_: object) -> None:
+            raise RequestError("revoked", AnswerCode.NO_PERMISSION)
+
+        broker.send([b"a"])
+        with monkeypatch.context() as patch:
+            patch.setattr("rocketstore.broker_remoting.access.RemotingAccess.admit_again", revoked)
+            assert pop(client)[0].code == AnswerCode.NO_PERMISSION
+        (again,) = pop(client, pollTime=10_000)[1]
+        assert again.body == b"a"
 
     def test_it_waits_as_long_as_it_asks(self, broker: PopBroker, client: RemotingSocket) -> None:
         """And an arrival ends that."""
