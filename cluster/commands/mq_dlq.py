@@ -38,6 +38,7 @@ def dlq() -> None:
 
 @dlq.command(
     "list",
+    short_help="Show dead letters, or who has any.",
     epilog="""\b
 Examples:
   dledger dlq list                          groups with dead letters, and how many
@@ -89,6 +90,7 @@ def _row(one: Message) -> tuple[str, ...]:
 
 
 @dlq.command(
+    short_help="Deliver dead letters once more.",
     epilog="""\b
 Examples:
   dledger dlq resend -g billing --offset 17 --offset 18
@@ -134,6 +136,7 @@ def resend(  # noqa: PLR0913  # one parameter per option
 
 
 @dlq.command(
+    short_help="Write dead letters to a file.",
     epilog="""\b
 Examples:
   dledger dlq export -g billing -o letters.jsonl

@@ -34,7 +34,14 @@ def transaction() -> None:
     """Transactions that were given up, because no producer said what became of them, however often it was asked."""
 
 
-@transaction.command("list")
+@transaction.command(
+    "list",
+    short_help="Show transactions that were given up.",
+    epilog="""\b
+Examples:
+  dledger transaction list --from 1d
+  dledger transaction list --json --max 1000""",
+)
 @wanted_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per message.")
 @broker_options
@@ -126,7 +133,13 @@ def _resume(brokers: ChosenBrokers, ids: tuple[str, ...], broker: str, *, skips_
         click.echo(f"{begun:,} of {len(ids):,} are transactions again: their producers are asked in the next round")
 
 
-@transaction.command()
+@transaction.command(
+    short_help="Write given-up transactions to a file.",
+    epilog="""\b
+Examples:
+  dledger transaction export -o transactions.jsonl
+  dledger transaction export --from 1d | wc -l""",
+)
 @wanted_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="A new file; default: standard output.")
 @broker_options

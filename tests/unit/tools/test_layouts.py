@@ -19,11 +19,14 @@ HOMES: Final = {
     "dledger/store/hard_state.py": "the hard state",
     "dledger/store/slots.py": "slots around checkpoint and hard state",
     "dledger_spark/decode/slices.py": "Arrow's views; nothing stored",
+    "rocketstore/grpc/relay.py": "requests between members; nothing stored",
     "rocketstore/ha/wire.py": "numbers and frames between masters and slaves; nothing stored",
     "rocketstore/index/chains.py": "index files: header, entry, slot, and keys on their way there",
     "rocketstore/index/sums.py": "the files of sums beside index files",
+    "rocketstore/message/added_property.py": "two numbers of a record, changed for its reader; nothing stored",
     "rocketstore/message/batch.py": "batches, as clients send them",
     "rocketstore/message/ids.py": "message ids",
+    "rocketstore/pop/handles.py": "handles, which clients send back",
     "rocketstore/queue_numbers/record.py": "bodies of sets of queue numbers",
     "rocketstore/remoting/bodies/topics.py": "RocketMQ's compressed registrations; nothing stored",
     "dledger/remoting/log/codec.py": "requests of ours to a log, over remoting; nothing stored",
@@ -32,6 +35,7 @@ HOMES: Final = {
     "dledger/remoting/frame.py": "frames of RocketMQ's remoting protocol; nothing stored",
     "rocketstore/state/unserved.py": "RocketMQ's timer files, which are read once",
     "rocketstore/store/checkpoint.py": "the store's checkpoint",
+    "rocketstore/timer/files.py": "files of an hour's timed messages, and the list of them",
 }
 """Each module that may write a struct's or a table's fields down, and of what."""
 _WRITTEN_DOWN: Final = re.compile(r"\bStruct\(|\bstruct\.(?:un)?pack(?:_from|_into)?\(|\bnp\.dtype\(")

@@ -12,7 +12,7 @@ from rocketstore import client
 from rocketstore.client import Message, aio
 
 PARTS = {
-    "Producer": {"prepared", "has_room", "wait_for_room", "add", "add_all"},
+    "Producer": {"carried", "prepared", "has_room", "wait_for_room", "add", "add_all"},
     "NumberedProducer": {"prepared", "add_all"},
     "Consumer": {"take_singly", "return_unused", "finish"},
 }
