@@ -26,7 +26,7 @@ def condition(number: int) -> str:
     )
 
 
-class Groups:
+class SqlGroups:
     """Those that have joined."""
 
     def __init__(self, address: str) -> None:
@@ -59,7 +59,7 @@ class Groups:
 
 
 async def _serve() -> None:
-    groups = Groups(sys.argv[1])
+    groups = SqlGroups(sys.argv[1])
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         command = json.loads(line)

@@ -26,7 +26,7 @@ LISTED = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedLetters:
     """``offsets``: only these; otherwise those stored from ``start`` to before ``until_ms`` (0: no end), with this
     ``key`` if it is given, at most ``count``.
     """
@@ -44,7 +44,7 @@ class Wanted:
 
 
 def wanted_options(command: _F) -> _F:
-    """The options of ``Wanted``."""
+    """The options of ``WantedLetters``."""
     for option in reversed(
         (
             click.option(
@@ -62,7 +62,7 @@ def wanted_options(command: _F) -> _F:
     return command
 
 
-def found(brokers: ChosenBrokers, topic: str, wanted: Wanted) -> Iterator[tuple[str, Message]]:
+def found(brokers: ChosenBrokers, topic: str, wanted: WantedLetters) -> Iterator[tuple[str, Message]]:
     """The messages of a topic that are wanted, with the names of their brokers, oldest first in each queue.
 
     Raises ``NotFoundError`` if there is no such topic.

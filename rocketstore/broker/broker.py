@@ -32,7 +32,7 @@ from rocketstore.broker.sending import Sending
 from rocketstore.broker.state_changes import StateChanges
 from rocketstore.broker.stats import Stats
 from rocketstore.broker.subscriptions import SubscriptionFilters
-from rocketstore.broker.timed.sends import TimedMessages
+from rocketstore.broker.timed.sends import TimedSends
 from rocketstore.broker.timed.service import TimedService
 from rocketstore.broker.topics import Topics
 from rocketstore.broker.transactions.asking import ProducerChecks
@@ -108,7 +108,7 @@ class Broker:
         self.changes: Final = StateChanges(bridge, mastership)
         self.topics: Final = Topics(self.live, state, mastership, self.changes)
         halves = HalfMessages(self.live, transactions)
-        self.timed: Final = TimedMessages(self.live, timed, store.timers, mastership, readers, bridge, clock)
+        self.timed: Final = TimedSends(self.live, timed, store.timers, mastership, readers, bridge, clock)
         self.sending: Final = Sending(self.live, store, self.topics, halves, self.timed, mastership, bridge, conditions)
         waiting = WaitingPulls(bridge, waiting_max=config.pulls_waiting_max)
         store.add_arrival_listener(waiting.arrived)

@@ -92,7 +92,7 @@ class Receive(NamedTuple):
     """Prolong the leases until the messages are settled, the client is gone, or ``AUTO_RENEW_MS_MAX`` have passed."""
 
 
-class PoppedMessage(NamedTuple):
+class PoppedRecord(NamedTuple):
     """One delivery of a message."""
 
     record: bytes
@@ -109,7 +109,7 @@ class PoppedMessage(NamedTuple):
 class Received(NamedTuple):
     """The answer to a receive."""
 
-    messages: Sequence[PoppedMessage]
+    messages: Sequence[PoppedRecord]
     """Empty: there were none in time."""
     full: bool = False
     """Whether there are none because the group has as many unsettled messages as it may have (P10): adapters whose

@@ -27,7 +27,7 @@ from dledger.types import ProducerBatch
 from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.system_topics import sendable_system_topic
-from rocketstore.broker.timed.sends import TimedMessages, TimedPlace
+from rocketstore.broker.timed.sends import TimedPlace, TimedSends
 from rocketstore.broker.topics import Topics
 from rocketstore.broker.transactions.begins import Begun, HalfMessages
 from rocketstore.broker_config import BrokerConfig
@@ -127,7 +127,7 @@ class Sending:
         store: MessageStore,
         topics: Topics,
         halves: HalfMessages,
-        timed: TimedMessages,
+        timed: TimedSends,
         mastership: Mastership,
         bridge: LoopBridge,
         conditions: Conditions,

@@ -21,7 +21,7 @@ from rocketstore.broker.pop_types import (
     MESSAGES_MAX,
     Ack,
     ChangeInvisible,
-    PoppedMessage,
+    PoppedRecord,
     PopResult,
     Receive,
 )
@@ -141,7 +141,7 @@ class RemotingPops:
             del found, records  # the connection has its own copy of what it cannot send at once
             await connection.taken()
 
-    def _answer(self, header: PopHeader, messages: Sequence[PoppedMessage], rest: int) -> tuple[list[bytes], PopAnswer]:
+    def _answer(self, header: PopHeader, messages: Sequence[PoppedRecord], rest: int) -> tuple[list[bytes], PopAnswer]:
         revive = ORDERED if header.order else 0
         offsets: dict[tuple[bool, int], list[int]] = {}
         counts: dict[tuple[bool, int], int] = {}

@@ -9,7 +9,7 @@ from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import Frame
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.refusal import Refusal, RefusalKind
-from rocketstore.broker.timed.listing import TimedList, TimedMessage, list_timed
+from rocketstore.broker.timed.listing import TimedList, TimedListEntry, list_timed
 from rocketstore.remoting.bodies.timed import TimedMessageBody, TimedMessagesBody
 from rocketstore.remoting.headers import ListTimedHeader, RecallAnswer, RecallHeader, read_header, write_header
 
@@ -53,7 +53,7 @@ class RemotingTimed:
         return frame.answer(body=body.encode())
 
 
-def _body(found: TimedMessage) -> TimedMessageBody:
+def _body(found: TimedListEntry) -> TimedMessageBody:
     return TimedMessageBody(
         found.topic,
         found.queue_id,

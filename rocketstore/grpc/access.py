@@ -19,7 +19,7 @@ from dledger.access.guard import Caller, NotAuthenticatedError, quota_at
 from dledger.access.quota import Quota
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.permissions import Need, require
-from rocketstore.grpc.calls import Headers
+from rocketstore.grpc.calls import CallHeaders
 from rocketstore.grpc.codes import RejectedError
 from rocketstore.pb import definition_pb2 as pb
 
@@ -41,7 +41,7 @@ class GatewayAccess:
         self._quotas = broker.shares.quotas
         self._clock = broker.loop.clock
 
-    def admit(self, method: str, headers: Headers, peers: tuple[str, ...]) -> tuple[Caller | None, Quota]:
+    def admit(self, method: str, headers: CallHeaders, peers: tuple[str, ...]) -> tuple[Caller | None, Quota]:
         """Who calls (None without access control), and what the caller occupies.
 
         ``peers``: gRPC's names of where the call came from, and of the member that passed it on. Raises

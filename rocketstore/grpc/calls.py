@@ -20,7 +20,7 @@ SPARE_S: Final = 0.3
 
 
 @record(frozen=True, slots=True)
-class Headers:
+class CallHeaders:
     """A call's metadata, as far as it matters."""
 
     client_id: str = ""
@@ -31,7 +31,7 @@ class Headers:
     date_time: str = ""
 
     @classmethod
-    def of(cls, metadata: Iterable[tuple[str, str | bytes]]) -> Headers:
+    def of(cls, metadata: Iterable[tuple[str, str | bytes]]) -> CallHeaders:
         """The headers in gRPC's metadata. Raises ``RejectedError`` for one that is too long."""
         found: dict[str, str] = {}
         for name, value in metadata:
@@ -45,7 +45,7 @@ class Headers:
         return cls(**found)
 
     @classmethod
-    def of_fields(cls, fields: Mapping[str, str]) -> Headers:
+    def of_fields(cls, fields: Mapping[str, str]) -> CallHeaders:
         """The headers among a frame's fields, as ``fields`` gave them."""
         return cls(**{attribute: fields[name] for name, attribute in _NAMES.items() if name in fields})
 
@@ -84,7 +84,7 @@ class GatewayCall:
     def __init__(
         self,
         method: str,
-        headers: Headers,
+        headers: CallHeaders,
         place: tuple[str, int],
         admitted: tuple[Caller | None, Quota],
         deadline: float,

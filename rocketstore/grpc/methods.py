@@ -12,7 +12,7 @@ from rocketstore.broker.permissions import Need
 from rocketstore.grpc.calls import NO_NEEDS, GatewayCall
 
 
-class Place(Enum):
+class CallPlace(Enum):
     """Where a call is carried out."""
 
     HERE = auto()
@@ -31,6 +31,6 @@ class Method(NamedTuple):
     """Of which an error is the field ``status``."""
     handle: Callable[[GatewayCall, Any], Awaitable[Any]]
     """Returns an answer; with ``streams`` a sequence of them. Raises ``codes.ANSWERED``."""
-    place: Place = Place.LEADER
+    place: CallPlace = CallPlace.LEADER
     needs: Callable[[Any], Sequence[Need]] = lambda _: NO_NEEDS
     streams: bool = False

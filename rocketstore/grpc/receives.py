@@ -21,7 +21,7 @@ from rocketstore.broker.pop_types import (
     Ack,
     ChangeInvisible,
     DeadLetter,
-    PoppedMessage,
+    PoppedRecord,
     PopResult,
     Receive,
 )
@@ -32,7 +32,7 @@ from rocketstore.grpc.calls import GatewayCall, name_of
 from rocketstore.grpc.codes import OK, RejectedError
 from rocketstore.grpc.messages import REPACKED_BYTES_MAX, is_compressed, set_ms, to_client
 from rocketstore.grpc.registry import Registry
-from rocketstore.grpc.routes import Routes
+from rocketstore.grpc.routes import RouteCalls
 from rocketstore.pb import definition_pb2 as pb
 from rocketstore.pb import service_pb2 as pbs
 
@@ -58,7 +58,7 @@ _Consuming = (
 class Receives:
     """On the loop, of the leader."""
 
-    def __init__(self, broker: Broker, registry: Registry, routes: Routes) -> None:
+    def __init__(self, broker: Broker, registry: Registry, routes: RouteCalls) -> None:
         self._broker = broker
         self._registry = registry
         self._routes = routes
@@ -98,7 +98,7 @@ class Receives:
         return [*answers, last]
 
     async def _delivered(
-        self, wish: Receive, found: Sequence[PoppedMessage], now_ms: int
+        self, wish: Receive, found: Sequence[PoppedRecord], now_ms: int
     ) -> list[pbs.ReceiveMessageResponse]:
         """As clients can read them: what is compressed not on the loop, and what does not fit then comes again."""
         if not any(map(is_compressed, (one.record for one in found))):
@@ -217,7 +217,7 @@ class Receives:
         return settings is None or settings.client_type == pb.PUSH_CONSUMER
 
 
-def _delivered(one: PoppedMessage, topic: str, now_ms: int) -> pbs.ReceiveMessageResponse:
+def _delivered(one: PoppedRecord, topic: str, now_ms: int) -> pbs.ReceiveMessageResponse:
     answer = pbs.ReceiveMessageResponse(message=to_client(one.record, BODY_BYTES_MAX, topic=topic))
     system = answer.message.system_properties
     system.receipt_handle, system.delivery_attempt = one.handle, one.attempt

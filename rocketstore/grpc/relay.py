@@ -24,7 +24,7 @@ from dledger.remoting.server import Handler
 from dledger.values import address_text, parse_address
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.ports import GroupView
-from rocketstore.grpc.calls import GatewayCall, Headers, Via
+from rocketstore.grpc.calls import CallHeaders, GatewayCall, Via
 from rocketstore.grpc.codes import RejectedError
 from rocketstore.pb import definition_pb2 as pb
 from rocketstore.remoting.codes import MemberCode
@@ -63,7 +63,7 @@ class PassedCall(NamedTuple):
     """A call that a member has passed on."""
 
     method: str
-    headers: Headers
+    headers: CallHeaders
     origin: Place
     """Where the client is, if whoever says so is believed."""
     peers: tuple[str, ...]
@@ -282,7 +282,7 @@ class Relay:
         via = Via(fields.get(_MEMBER, ""), _STREAM in fields) if is_member else Via(f"@{place.host}")
         peers = (peer_of(origin), peer_of(place)) if is_member else (peer_of(place),)
         origin = origin if is_member else place
-        return PassedCall(method, Headers.of_fields(fields), origin, peers, remaining_s, via, _AGAIN in fields)
+        return PassedCall(method, CallHeaders.of_fields(fields), origin, peers, remaining_s, via, _AGAIN in fields)
 
 
 def _outcome(leader: str, answer: Frame) -> Sequence[bytes] | Exception:

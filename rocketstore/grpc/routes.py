@@ -28,7 +28,7 @@ _TYPES: Final = {
 }
 
 
-class Routes:
+class RouteCalls:
     """On the loop."""
 
     def __init__(self, broker: Broker, points: AccessPoints, others: OtherGroups | None = None) -> None:

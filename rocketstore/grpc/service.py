@@ -27,20 +27,20 @@ from rocketstore.broker.measurements import ServiceCounters
 from rocketstore.broker.permissions import Need, Operation, has, needs
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.grpc.access import GatewayAccess
-from rocketstore.grpc.calls import SPARE_S, GatewayCall, Headers
+from rocketstore.grpc.calls import SPARE_S, CallHeaders, GatewayCall
 from rocketstore.grpc.codes import ANSWERED, RejectedError, is_limit, status_of
 from rocketstore.grpc.endpoints import AccessPoints
-from rocketstore.grpc.methods import Method, Place
+from rocketstore.grpc.methods import CallPlace, Method
 from rocketstore.grpc.other_groups import OtherGroups
 from rocketstore.grpc.presence import Presence
 from rocketstore.grpc.recalls import Recalls
 from rocketstore.grpc.receives import Receives, consuming, receive_needs, returned
 from rocketstore.grpc.registry import Registry
 from rocketstore.grpc.relay import LOOK_INTERVAL_S, MovedError, PassedCall, Relay
-from rocketstore.grpc.routes import Routes
+from rocketstore.grpc.routes import RouteCalls
 from rocketstore.grpc.sends import Sends
 from rocketstore.grpc.telemetry import Telemetry
-from rocketstore.grpc.transactions import Transactions
+from rocketstore.grpc.transactions import TransactionCalls
 from rocketstore.pb import definition_pb2 as pb
 from rocketstore.pb import service_pb2 as pbs
 from rocketstore.remoting.codes import MemberCode
@@ -80,7 +80,7 @@ class GatewayService:
         self._calls = 0
         self._refusals = 0
         self._access = GatewayAccess(broker)
-        self._transactions = Transactions(broker)
+        self._transactions = TransactionCalls(broker)
         self.registry: Final = Registry(
             broker.groups,
             broker.shares.guard,
@@ -92,7 +92,7 @@ class GatewayService:
         self.relay: Final = Relay(broker, client, self._serve_passed, self.registry.tell)
         self._others = others
         self.presence: Final = Presence(broker, client)
-        self.routes: Final = Routes(broker, AccessPoints(self.presence.serving, self.presence.down), others)
+        self.routes: Final = RouteCalls(broker, AccessPoints(self.presence.serving, self.presence.down), others)
         self.sends: Final = Sends(broker, self.registry)
         self.receives: Final = Receives(broker, self.registry, self.routes)
         self._recalls = Recalls(broker.timed.recall)
@@ -103,19 +103,19 @@ class GatewayService:
     def _methods(self) -> dict[str, Method]:
         telemetry = self._telemetry
         return {
-            "QueryRoute": Method(pbs.QueryRouteRequest, pbs.QueryRouteResponse, self.routes.query, Place.HERE),
+            "QueryRoute": Method(pbs.QueryRouteRequest, pbs.QueryRouteResponse, self.routes.query, CallPlace.HERE),
             "Heartbeat": Method(
                 pbs.HeartbeatRequest,
                 pbs.HeartbeatResponse,
                 telemetry.heartbeat,
-                Place.BOTH,
+                CallPlace.BOTH,
                 lambda asked: needs(Operation.JOIN, groups=[asked.group.name] if asked.group.name else []),
             ),
             "NotifyClientTermination": Method(
                 pbs.NotifyClientTerminationRequest,
                 pbs.NotifyClientTerminationResponse,
                 telemetry.terminated,
-                Place.BOTH,
+                CallPlace.BOTH,
             ),
             "SendMessage": Method(
                 pbs.SendMessageRequest,
@@ -133,7 +133,7 @@ class GatewayService:
                 pbs.QueryAssignmentRequest,
                 pbs.QueryAssignmentResponse,
                 self.receives.assignment,
-                Place.HERE,
+                CallPlace.HERE,
                 consuming,
             ),
             "ReceiveMessage": Method(
@@ -163,13 +163,13 @@ class GatewayService:
                 needs=lambda asked: needs(Operation.SEND, topics=[asked.topic.name]),
             ),
             UNDELIVERED: Method(
-                pbs.AckMessageRequest, pbs.AckMessageResponse, self.receives.undelivered, Place.PASSED, consuming
+                pbs.AckMessageRequest, pbs.AckMessageResponse, self.receives.undelivered, CallPlace.PASSED, consuming
             ),
             SETTINGS: Method(
                 pb.Settings,
                 pbs.HeartbeatResponse,
                 telemetry.settings_told,
-                Place.PASSED,
+                CallPlace.PASSED,
                 telemetry.needs_of,
             ),
         }
@@ -180,7 +180,7 @@ class GatewayService:
             TELEMETRY: grpc.stream_stream_rpc_method_handler(self._stream)
         }
         for name, method in self._table.items():
-            if method.place is Place.PASSED:
+            if method.place is CallPlace.PASSED:
                 continue
             if method.streams:
                 found[name] = grpc.unary_stream_rpc_method_handler(self._streaming(name, method))
@@ -256,7 +256,7 @@ class GatewayService:
     def _call(self, name: str, context: _Context, connection: Connection) -> GatewayCall:
         """Admit a call. Raises ``ANSWERED``."""
         self._calls += 1
-        headers = Headers.of(context.invocation_metadata() or ())
+        headers = CallHeaders.of(context.invocation_metadata() or ())
         admitted = self._access.admit(name, headers, (connection.peer,))
         remaining = context.time_remaining()
         most = CALL_S_MAX if remaining is None else min(remaining, 2 * CALL_S_MAX)
@@ -265,15 +265,19 @@ class GatewayService:
 
     async def _carry_out(self, name: str, method: Method, call: GatewayCall, data: bytes) -> Sequence[bytes]:
         """The encoded answers. Raises ``ANSWERED``."""
-        if method.place is Place.LEADER:
+        if method.place is CallPlace.LEADER:
             return await self._at_leader(name, method, call, data)
         try:
             answers = await self._here(name, method, call, data)
         except RejectedError as error:
-            if error.code != pb.TOPIC_NOT_FOUND or method.place is not Place.HERE or self._broker.mastership.is_master:
+            if (
+                error.code != pb.TOPIC_NOT_FOUND
+                or method.place is not CallPlace.HERE
+                or self._broker.mastership.is_master
+            ):
                 raise
             return await self._at_leader(name, method, call, data)  # this member may not have the new topic yet
-        if method.place is Place.BOTH:
+        if method.place is CallPlace.BOTH:
             await self._tell_leader(call, data)
         return answers
 
@@ -345,7 +349,7 @@ class GatewayService:
             with self._while_allowed(call, needed) if method.streams else nullcontext():  # which may wait
                 answer = await method.handle(call, request)
         except Refusal as error:
-            if method.place is Place.LEADER and self._is_moved(error):
+            if method.place is CallPlace.LEADER and self._is_moved(error):
                 raise MovedError(str(error), may_be_done=error.outcome == "unknown") from None
             raise
         except (MovedError, *ANSWERED):
@@ -374,7 +378,7 @@ class GatewayService:
             deadline = asyncio.get_running_loop().time() + min(passed.remaining_s, 2 * CALL_S_MAX) + SPARE_S
             call = GatewayCall(name, passed.headers, (origin.host, origin.port), admitted, deadline, passed.via)
             call.may_be_repeated = passed.may_be_repeated
-            if method.place in (Place.LEADER, Place.HERE) and not self._broker.mastership.is_master:
+            if method.place in (CallPlace.LEADER, CallPlace.HERE) and not self._broker.mastership.is_master:
                 raise MovedError("this member does not lead", may_be_done=False)
             return await self._here(name, method, call, data)
         except ANSWERED as error:

@@ -18,7 +18,7 @@ from rocketstore.pb import definition_pb2 as pb
 from rocketstore.pb import service_pb2 as pbs
 
 
-class Transactions:
+class TransactionCalls:
     """On the loop."""
 
     def __init__(self, broker: Broker) -> None:

@@ -30,19 +30,19 @@ from rocketstore.pop.fifo import attempts_so_far, covers, is_locked, next_batch
 from rocketstore.pop.handles import Handle, InvalidHandleError, decode_handle, encode_handle
 from rocketstore.pop.operations import (
     Changing,
-    Copy,
-    Delivery,
-    Found,
     Leased,
     Pending,
-    Read,
+    PopCopy,
+    PopDelivery,
+    PopFound,
+    PopRead,
+    PopWish,
     Settling,
     Tick,
     Verdict,
-    Wish,
 )
 from rocketstore.pop.queue import INVISIBLE_MS_MAX, UNKNOWN, Lease, Queue
-from rocketstore.pop.tables import LEASE_MS_MAX, PARKED_MAX, FifoLock, Parked, Place
+from rocketstore.pop.tables import LEASE_MS_MAX, PARKED_MAX, FifoLock, Parked, PopPlace
 from rocketstore.pop.windows import GIVEN_BACK_MS, NotLoadedError, Windows
 
 LEASES_MAX: Final = 262_144
@@ -59,11 +59,11 @@ class PopEngine(Windows):
 
     # -- receives ------------------------------------------------------------------------------------------------------
 
-    def begin(self, wish: Wish, now_ms: int) -> Delivery:
+    def begin(self, wish: PopWish, now_ms: int) -> PopDelivery:
         """Start a receive. Raises ``NotLoadedError``."""
         self._now_ms = now_ms
         topic = self._topic(wish.group, wish.topic)
-        places = [Place(wish.group, wish.topic, one) for one in wish.queue_ids]
+        places = [PopPlace(wish.group, wish.topic, one) for one in wish.queue_ids]
         if any(one not in self._queues or self._queues[one].window is None for one in places):
             raise NotLoadedError(wish.group, wish.topic)
         if not wish.by_priority and places:
@@ -73,9 +73,9 @@ class PopEngine(Windows):
             ordered = self._is_ordered(wish.group)
             at = 0 if not ordered and self._choose(100) < RETRIES_PERCENT else len(places)
             places.insert(at, topic.retries)
-        return Delivery(wish, places[::-1])
+        return PopDelivery(wish, places[::-1])
 
-    def next_read(self, delivery: Delivery, now_ms: int) -> Read | None:
+    def next_read(self, delivery: PopDelivery, now_ms: int) -> PopRead | None:
         """Where to look for messages next; None if there is enough, or nothing more to look at.
 
         A batch of an ordered group is of one queue (P8).
@@ -92,7 +92,7 @@ class PopEngine(Windows):
                 return read
         return None
 
-    def _read(self, queue: Queue, delivery: Delivery, *, ordered: bool) -> Read | None:
+    def _read(self, queue: Queue, delivery: PopDelivery, *, ordered: bool) -> PopRead | None:
         wish = delivery.wish
         if queue.reader is not None:
             queue.passed_over = True
@@ -106,7 +106,7 @@ class PopEngine(Windows):
                 self._end_batch(queue)
                 return None
             if again:
-                return Read(queue.place, again[0], len(again), again)
+                return PopRead(queue.place, again[0], len(again), again)
         elif was_ordered or queue.lock is not None:
             self._unlock(queue)
         room = min(queue.room, LEASES_MAX - self._book.count)
@@ -118,7 +118,7 @@ class PopEngine(Windows):
         if room <= 0:
             delivery.full = queue.passed_over = True
             return None
-        return Read(queue.place, queue.cursor, min(room, delivery.room))
+        return PopRead(queue.place, queue.cursor, min(room, delivery.room))
 
     def _unlock(self, queue: Queue) -> None:
         """The group is not ordered any more: its batches are ordinary leases, and what was behind them comes again."""
@@ -131,7 +131,7 @@ class PopEngine(Windows):
             self._end_lease(queue, offset, lease, lease.visible_at_ms)
 
     def took(
-        self, delivery: Delivery, found: Sequence[Found], next_offset: int, now_ms: int, *, begin: int = 0
+        self, delivery: PopDelivery, found: Sequence[PopFound], next_offset: int, now_ms: int, *, begin: int = 0
     ) -> None:
         """What was found at the place of ``next_read``: messages that pass the filter, in order.
 
@@ -154,7 +154,7 @@ class PopEngine(Windows):
             self._took_new(delivery, queue, found, next_offset)
         self._journal.add(queue)
 
-    def _took_new(self, delivery: Delivery, queue: Queue, found: Sequence[Found], next_offset: int) -> None:
+    def _took_new(self, delivery: PopDelivery, queue: Queue, found: Sequence[PopFound], next_offset: int) -> None:
         ordered = self._is_ordered(queue.place.group)
         number = queue.next_number() if found else 0
         before = len(delivery.messages)
@@ -171,7 +171,7 @@ class PopEngine(Windows):
         if ordered and len(delivery.messages) > before:
             self._lock(delivery, queue, 1, number)
 
-    def _took_again(self, delivery: Delivery, queue: Queue, read: Read, found: Sequence[Found]) -> None:
+    def _took_again(self, delivery: PopDelivery, queue: Queue, read: PopRead, found: Sequence[PopFound]) -> None:
         """A batch that was out before: to the same attempt as it is, otherwise as a new delivery."""
         there = {one.offset for one in found}
         if is_locked(queue, self._now_ms):
@@ -198,7 +198,7 @@ class PopEngine(Windows):
             self._lease(delivery, queue, offset, attempt, number, ordered=True)
         self._lock(delivery, queue, attempt, number)
 
-    def _lease_again(self, wish: Wish, queue: Queue, offset: int, lease: Lease) -> None:
+    def _lease_again(self, wish: PopWish, queue: Queue, offset: int, lease: Lease) -> None:
         """A message of an ordered group that was given back is wanted by the same attempt after all."""
         self._book.drop(queue, offset)
         if wish.auto_renew:
@@ -208,7 +208,7 @@ class PopEngine(Windows):
             queue.lock = queue.lock._replace(attempt=lease.attempt)
         self._end_lease(queue, offset, lease, self._now_ms + self._invisible_ms(wish))
 
-    def _lock(self, delivery: Delivery, queue: Queue, attempt: int, number: int) -> None:
+    def _lock(self, delivery: PopDelivery, queue: Queue, attempt: int, number: int) -> None:
         first, last = delivery.messages[0].offset, delivery.messages[-1].offset
         until_ms = delivery.messages[-1].visible_at_ms
         for offset in [one for one, lease in queue.leases.items() if not lease.parked and not first <= one <= last]:
@@ -216,7 +216,7 @@ class PopEngine(Windows):
         queue.lock = FifoLock(delivery.wish.attempt_id, first, last, until_ms, attempt, number)
 
     def _lease(
-        self, delivery: Delivery, queue: Queue, offset: int, attempt: int, number: int, *, ordered: bool
+        self, delivery: PopDelivery, queue: Queue, offset: int, attempt: int, number: int, *, ordered: bool
     ) -> None:
         """Give a message out."""
         wish = delivery.wish
@@ -238,7 +238,7 @@ class PopEngine(Windows):
         end_ms = lease.visible_at_ms - lease.guard_ms
         return Leased(queue.place, offset, lease.attempt, handle, end_ms, queue.generation, lease.number)
 
-    def finish(self, delivery: Delivery, now_ms: int) -> None:
+    def finish(self, delivery: PopDelivery, now_ms: int) -> None:
         """The receive gets no more: it is done when all its messages are reserved (P1)."""
         self._now_ms = now_ms
         for place in {one.place for one in delivery.messages}:
@@ -250,7 +250,7 @@ class PopEngine(Windows):
         else:
             self._journal.end(delivery, Verdict.OK)
 
-    def cancel(self, delivery: Delivery, now_ms: int) -> None:
+    def cancel(self, delivery: PopDelivery, now_ms: int) -> None:
         """Its client gets no answer: the messages are soon visible again, and that was no attempt."""
         self._now_ms = now_ms
         read, delivery.reading = delivery.reading, None
@@ -331,7 +331,7 @@ class PopEngine(Windows):
         self._journal.commit(changing, [queue])
         return changing
 
-    def handle_at(self, place: Place, offset: int, visible_at_ms: int) -> str:
+    def handle_at(self, place: PopPlace, offset: int, visible_at_ms: int) -> str:
         """The handle of a message whose lease ends then; empty if there is none that this leader gave out."""
         queue = self._queues.get(place)
         lease = queue.leases.get(offset) if queue is not None else None
@@ -395,7 +395,7 @@ class PopEngine(Windows):
         there = self._topic(group, said.topic)
         if topic not in (there.topic, there.retry_topic):
             return None
-        queue = self._queue(there.retries if said.is_retry else Place(group, said.topic, said.queue_id))
+        queue = self._queue(there.retries if said.is_retry else PopPlace(group, said.topic, said.queue_id))
         if queue is None or said.generation != queue.generation or said.offset >= queue.cursor:
             return None
         lease = queue.leases.get(said.offset)
@@ -432,7 +432,7 @@ class PopEngine(Windows):
         self._now_ms = now_ms
         done, self._journal.done = self._journal.done, []
         for one in done:
-            if isinstance(one, Delivery) and one.messages:
+            if isinstance(one, PopDelivery) and one.messages:
                 messages, one.messages = one.messages, []
                 for message in messages:
                     lease = self._lease_of(message)
@@ -443,7 +443,7 @@ class PopEngine(Windows):
                         self._give_back([message])
         return done
 
-    def take_copies(self) -> list[Copy]:
+    def take_copies(self) -> list[PopCopy]:
         """Messages to be stored again."""
         copies, self._copies = self._copies, []
         return copies
@@ -464,7 +464,7 @@ class PopEngine(Windows):
         done, self._journal.done = self._journal.done, []
         return done
 
-    def _invisible_ms(self, wish: Wish) -> int:
+    def _invisible_ms(self, wish: PopWish) -> int:
         return LEASE_MS_MAX if wish.auto_renew else max(1, min(wish.invisible_ms, INVISIBLE_MS_MAX))
 
     def _room_to_park(self, owner: str) -> int:

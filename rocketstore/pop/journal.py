@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from rocketstore.pop.operations import Delivery, Pending, PopView, Tick, Verdict
+from rocketstore.pop.operations import Pending, PopDelivery, PopView, Tick, Verdict
 from rocketstore.pop.queue import Queue
 from rocketstore.pop.rows import ROWS_MAX
-from rocketstore.pop.tables import Place, PopRow, Window
+from rocketstore.pop.tables import LeaseWindow, PopPlace, PopRow
 
 TICK_MS: Final = 5
 """From the begin of one tick to that of the next, at least."""
@@ -25,11 +25,13 @@ _PARKED_BYTES: Final = 48
 class Journal:
     """For the engine. ``applied`` is called for a queue whose row is applied, ``void`` for one whose window is gone."""
 
-    def __init__(self, view: PopView, applied: Callable[[Queue, Window], None], void: Callable[[Queue], None]) -> None:
+    def __init__(
+        self, view: PopView, applied: Callable[[Queue, LeaseWindow], None], void: Callable[[Queue], None]
+    ) -> None:
         self._view = view
         self._applied = applied
         self._void = void
-        self._dirty: dict[Place, Queue] = {}
+        self._dirty: dict[PopPlace, Queue] = {}
         self._confirming: list[Pending] = []
         """Operations that wait for the next tick, whatever is in it."""
         self._tick: Tick | None = None
@@ -132,10 +134,10 @@ class Journal:
         for one in waiting:
             self.end(one, Verdict.FAILED, failure)
 
-    def _drop(self, place: Place, operations: Iterable[Pending]) -> None:
+    def _drop(self, place: PopPlace, operations: Iterable[Pending]) -> None:
         """What they need of this queue is not to be had."""
         for one in operations:
-            if isinstance(one, Delivery):
+            if isinstance(one, PopDelivery):
                 one.messages = [message for message in one.messages if message.place != place]
             else:
                 self.end(one, Verdict.INVALID_HANDLE)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
-from rocketstore.pop.tables import Place, PopRow, Window
+from rocketstore.pop.tables import LeaseWindow, PopPlace, PopRow
 
 ANY_QUEUE: Final = -1
 
@@ -21,7 +21,7 @@ ANY_QUEUE: Final = -1
 class PopView(Protocol):
     """What the engine sees of the leader's tables, as of any moment: with everything that is applied by then."""
 
-    def pop_window(self, place: Place, /) -> Window | None:
+    def pop_window(self, place: PopPlace, /) -> LeaseWindow | None:
         """The window of a queue."""
 
     def pop_epoch(self) -> int:
@@ -42,7 +42,7 @@ class PopRules(NamedTuple):
     """After so many deliveries a message is dead; 0: never."""
 
 
-class Bounds(NamedTuple):
+class QueueBounds(NamedTuple):
     """Of a queue that a group may not have an offset in yet."""
 
     begin: int
@@ -54,7 +54,7 @@ class Bounds(NamedTuple):
 class Origin(NamedTuple):
     """The message that a copy is of, as a property of the copy says (``Copy.origin``)."""
 
-    place: Place
+    place: PopPlace
     offset: int
     generation: int
 
@@ -71,14 +71,14 @@ class Loading(NamedTuple):
     topic: str
     retry_topic: str
     """Its name, whether or not it exists."""
-    queues: Mapping[int, Bounds]
+    queues: Mapping[int, QueueBounds]
     """All of the topic."""
     retry_begin: int | None = None
     """The first message of the retry topic's queue 0; None: there is no such topic yet. Load again when there is."""
     copied: Sequence[Origin] = ()
 
 
-class Wish(NamedTuple):
+class PopWish(NamedTuple):
     """A receive."""
 
     group: str
@@ -98,10 +98,10 @@ class Wish(NamedTuple):
     """Whether messages of the retry topic are wanted, too; not if the client names a queue."""
 
 
-class Read(NamedTuple):
+class PopRead(NamedTuple):
     """A place to read now. The engine gives the queue to no other receive until it is told what was found."""
 
-    place: Place
+    place: PopPlace
     offset: int
     count_max: int
     """Stop after so many messages that pass the filter."""
@@ -109,7 +109,7 @@ class Read(NamedTuple):
     """If there are any: look at these offsets, and at no other."""
 
 
-class Found(NamedTuple):
+class PopFound(NamedTuple):
     """A message that passes the filter."""
 
     offset: int
@@ -120,7 +120,7 @@ class Found(NamedTuple):
 class Leased(NamedTuple):
     """A message of a delivery."""
 
-    place: Place
+    place: PopPlace
     offset: int
     attempt: int
     handle: str
@@ -178,12 +178,12 @@ class Changing(Pending):
         self.visible_at_ms = 0
 
 
-class Delivery(Pending):
+class PopDelivery(Pending):
     """A receive: what it has got so far. ``OK`` with no messages left: somebody reset the offsets meanwhile."""
 
     __slots__ = ("full", "messages", "places", "reading", "wish")
 
-    def __init__(self, wish: Wish, places: list[Place]) -> None:
+    def __init__(self, wish: PopWish, places: list[PopPlace]) -> None:
         super().__init__()
         self.wish = wish
         self.places = places
@@ -191,7 +191,7 @@ class Delivery(Pending):
         self.messages: list[Leased] = []
         self.full = False
         """Whether a queue was passed over because its window is full (P10)."""
-        self.reading: Read | None = None
+        self.reading: PopRead | None = None
 
     @property
     def room(self) -> int:
@@ -199,7 +199,7 @@ class Delivery(Pending):
         return self.wish.max_messages - len(self.messages)
 
 
-class Copy(NamedTuple):
+class PopCopy(NamedTuple):
     """A message to be stored again (P4): in the retry topic, or with the dead letters.
 
     The copy must name its ``origin`` in a property. Exactly one call of ``copied`` must follow, once it is *certain*
@@ -240,6 +240,6 @@ class Tick:
     """Rows to be written as one change of the broker's state, even if there are none."""
 
     rows: tuple[PopRow, ...]
-    waiting: list[tuple[Place, list[Pending]]] = field(default_factory=list)
+    waiting: list[tuple[PopPlace, list[Pending]]] = field(default_factory=list)
     """For the engine, as what follows."""
     confirmed: list[Pending] = field(default_factory=list)

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from rocketstore.pop.operations import Pending, Read
+from rocketstore.pop.operations import Pending, PopRead
 from rocketstore.pop.tables import (
     LEASE_MS_MAX,
     UNLOCKED,
     WINDOW_MAX,
+    LeaseWindow,
     Parked,
-    Place,
+    PopPlace,
     PopRow,
-    Window,
     advanced,
     zeros,
 )
@@ -70,13 +70,13 @@ class Lease:
 class Queue:
     """The plan for one window. ``window`` None: it is being made, beginning at ``start``."""
 
-    def __init__(self, place: Place, generation: int, start: int, window: Window | None = None) -> None:
+    def __init__(self, place: PopPlace, generation: int, start: int, window: LeaseWindow | None = None) -> None:
         self.place: Final = place
         self.generation: Final = generation
         self.window = window
         self.is_void = False
         """Whether another one is in its place."""
-        self._empty = Window(generation, start, start)
+        self._empty = LeaseWindow(generation, start, start)
         known = window or self._empty
         self.base = known.commit
         """The planned ``Window.commit``."""
@@ -101,13 +101,13 @@ class Queue:
         """Settled in the plan because their copies are stored, and not yet applied."""
         self.waiters: list[Pending] = []
         """Operations that wait for the next row."""
-        self.reader: Read | None = None
+        self.reader: PopRead | None = None
         """What a receive is reading."""
         self.passed_over = False
         """Whether another receive left it out because of ``reader``, or because the window was full."""
 
     @classmethod
-    def inherited(cls, place: Place, window: Window, now_ms: int, *, ordered: bool) -> Queue:
+    def inherited(cls, place: PopPlace, window: LeaseWindow, now_ms: int, *, ordered: bool) -> Queue:
         """What a new leader makes of a window: all that may be out is leased for as long as it can be (P3).
 
         Times far ahead are those of a clock that was wrong.
@@ -130,7 +130,7 @@ class Queue:
         return queue
 
     @property
-    def applied(self) -> Window:
+    def applied(self) -> LeaseWindow:
         """The window as far as it is applied."""
         return self.window or self._empty
 
@@ -215,7 +215,7 @@ class Queue:
         )
         return None if row == PopRow(self.place, self.generation) else row
 
-    def refresh(self, window: Window) -> list[int]:
+    def refresh(self, window: LeaseWindow) -> list[int]:
         """Take over a newer applied window of the same generation; returns whose copies' originals are settled now."""
         self.window = window
         for offset, parked in list(self.parks.items()):

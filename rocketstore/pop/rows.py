@@ -12,7 +12,7 @@ from typing import Final
 
 from dledger.errors import InvalidRequestError
 from rocketstore.message.checks import check_topic
-from rocketstore.pop.tables import PARKED_MAX, WINDOW_MAX, FifoLock, Parked, Place, PopRow
+from rocketstore.pop.tables import PARKED_MAX, WINDOW_MAX, FifoLock, Parked, PopPlace, PopRow
 
 ROWS_MAX: Final = 256
 """Rows of one change."""
@@ -27,7 +27,7 @@ _NUMBERS: Final = {
     "numbers": "numbers",
 }
 """Fields of a row that are whole numbers, by their name in JSON."""
-_DEFAULT: Final = PopRow(Place("", "", 0), 0)
+_DEFAULT: Final = PopRow(PopPlace("", "", 0), 0)
 
 
 class MalformedRowError(InvalidRequestError):
@@ -86,7 +86,7 @@ def row_from_json(value: object) -> PopRow:
         _int(said.get(name, getattr(_DEFAULT, attribute))) for name, attribute in _NUMBERS.items()
     )
     return PopRow(
-        Place(_text(group), _text(topic), _int(queue_id)),
+        PopPlace(_text(group), _text(topic), _int(queue_id)),
         _int(generation),
         opens_at,
         begin,

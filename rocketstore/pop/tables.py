@@ -1,6 +1,6 @@
 """What is replicated of pop: for each group and queue, which messages were given out, and which of them are settled.
 
-A leader changes a ``Window`` only by rows of the log (``PopRow``), and answers clients once they are applied: every
+A leader changes a ``LeaseWindow`` only by rows of the log (``PopRow``), and answers once they are applied: every
 later leader knows each message that may have been given out, and each that is settled. Leases themselves are in the
 leader's memory; ``leased_until_ms`` bounds them all, and the exceptions, which are few, are in the table.
 
@@ -29,7 +29,7 @@ LEASE_MS_MAX: Final = 60_000
 NO_PARKED: Final[Mapping[int, Parked]] = MappingProxyType({})
 
 
-class Place(NamedTuple):
+class PopPlace(NamedTuple):
     """A queue as one group sees it; ``topic`` may be the group's retry topic."""
 
     group: str
@@ -70,7 +70,7 @@ UNLOCKED: Final = FifoLock("", 1, 0, 0, 0, 0)
 class PopRow(NamedTuple):
     """What one window becomes. Zeros, empty values and None say nothing."""
 
-    place: Place
+    place: PopPlace
     generation: int
     opens_at: int = -1
     """Make the window, beginning at this offset, unless there is one."""
@@ -91,7 +91,7 @@ class PopRow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class LeaseWindow:
     """The state of one queue for one group."""
 
     generation: int
@@ -115,7 +115,7 @@ class Window:
         """What may have been given out and is neither settled nor parked, in order."""
         return zeros(self.settled, self.commit, self.reserved)
 
-    def with_row(self, row: PopRow) -> Window:
+    def with_row(self, row: PopRow) -> LeaseWindow:
         """The window after a row of the same generation."""
         begin = max(self.commit, row.begin)
         reserved = max(self.reserved, row.reserved, begin)
@@ -131,7 +131,7 @@ class Window:
         bits &= (1 << (reserved - begin)) - 1
         commit, bits = advanced(begin, bits)
         fifo = row.fifo or self.fifo
-        return Window(
+        return LeaseWindow(
             self.generation,
             commit,
             reserved,
@@ -142,12 +142,12 @@ class Window:
             fifo if fifo is not None and fifo.last >= max(commit, fifo.first) else None,
         )
 
-    def moved_to(self, offset: int, generation: int) -> Window:
+    def moved_to(self, offset: int, generation: int) -> LeaseWindow:
         """The window after somebody else committed ``offset``, which is higher: what is parked stays so."""
         there = self.with_row(PopRow(_NOWHERE, self.generation, begin=offset))
         return replace(there, generation=generation)
 
-    def cut(self, end: int, generation: int) -> Window:
+    def cut(self, end: int, generation: int) -> LeaseWindow:
         """The window without the messages from ``end`` on."""
         commit = min(self.commit, end)
         return replace(
@@ -160,7 +160,7 @@ class Window:
             fifo=self.fifo if self.fifo is not None and self.fifo.first < end else None,
         )
 
-    def as_row(self, place: Place) -> PopRow:
+    def as_row(self, place: PopPlace) -> PopRow:
         """The row that makes this window."""
         return PopRow(
             place,
@@ -176,14 +176,14 @@ class Window:
         )
 
 
-_NOWHERE: Final = Place("", "", 0)
+_NOWHERE: Final = PopPlace("", "", 0)
 
 
 class PopTables:
     """All windows. Not thread-safe, as the tables that it is part of."""
 
     def __init__(self) -> None:
-        self.windows: dict[Place, Window] = {}
+        self.windows: dict[PopPlace, LeaseWindow] = {}
         self.epoch = 0
         """The highest generation there ever was."""
 
@@ -195,14 +195,14 @@ class PopTables:
         if window is None:
             if row.opens_at < 0 or row.generation <= self.epoch or committed not in (None, row.opens_at):
                 return None
-            window = Window(row.generation, row.opens_at, row.opens_at)
+            window = LeaseWindow(row.generation, row.opens_at, row.opens_at)
             self.epoch = row.generation
         elif window.generation != row.generation:
             return None
         self.windows[row.place] = window = window.with_row(row)
         return window.commit
 
-    def moved(self, place: Place, offset: int, *, reset: bool) -> int:
+    def moved(self, place: PopPlace, offset: int, *, reset: bool) -> int:
         """Somebody else committed ``offset``. After a reset the window is gone, with what was parked (P12).
 
         Returns the group's offset then, which may be higher: the next messages may be settled.

@@ -11,17 +11,17 @@ from rocketstore.pop.fifo import attempts_so_far, covers, is_locked, relock
 from rocketstore.pop.journal import Journal
 from rocketstore.pop.lease_book import LeaseBook
 from rocketstore.pop.operations import (
-    Copy,
     CopyResult,
     Loading,
     Origin,
     Pending,
+    PopCopy,
     PopView,
     Settling,
     Verdict,
 )
 from rocketstore.pop.queue import Lease, Queue
-from rocketstore.pop.tables import LEASE_MS_MAX, Parked, Place, Window
+from rocketstore.pop.tables import LEASE_MS_MAX, LeaseWindow, Parked, PopPlace
 
 COPIES_MAX: Final = 256
 """Copies of one topic of a group that are stored and whose originals are not settled: so many messages of the retry
@@ -54,8 +54,8 @@ class Topic:
         """Originals of copies that may be stored, until they are settled."""
 
     @property
-    def retries(self) -> Place:
-        return Place(self.group, self.retry_topic, 0)
+    def retries(self) -> PopPlace:
+        return PopPlace(self.group, self.retry_topic, 0)
 
 
 class Windows:
@@ -66,12 +66,12 @@ class Windows:
         self._view = view
         self._choose = choose
         self._topics: dict[tuple[str, str], Topic] = {}
-        self._topic_of: dict[Place, Topic] = {}
-        self._queues: dict[Place, Queue] = {}
+        self._topic_of: dict[PopPlace, Topic] = {}
+        self._queues: dict[PopPlace, Queue] = {}
         self._book = LeaseBook()
         self._journal = Journal(view, self._applied, self._void)
         self._dead: dict[Origin, Settling] = {}
-        self._copies: list[Copy] = []
+        self._copies: list[PopCopy] = []
         self._woken: set[tuple[str, str]] = set()
         self._generation = 0
         self._now_ms = 0
@@ -82,7 +82,7 @@ class Windows:
         """Whether ``load`` was called since there was the group, and the topic."""
         return (group, topic) in self._topics
 
-    def knows(self, place: Place) -> bool:
+    def knows(self, place: PopPlace) -> bool:
         """Whether a queue was loaded."""
         return place in self._queues
 
@@ -98,7 +98,7 @@ class Windows:
         is_known = any(self._view.offset(*key, queue_id) >= 0 for queue_id in loading.queues)
         starts = {} if loading.retry_begin is None else {topic.retries: loading.retry_begin}
         for queue_id, (begin, start) in loading.queues.items():
-            starts[Place(*key, queue_id)] = begin if is_known else start
+            starts[PopPlace(*key, queue_id)] = begin if is_known else start
         for place, start in starts.items():
             if place not in self._queues:
                 self._open(topic, place, start)
@@ -119,7 +119,7 @@ class Windows:
             topic.copying.add(origin)
             self._settle_copied(queue, origin.offset)
 
-    def _open(self, topic: Topic, place: Place, start: int) -> Queue:
+    def _open(self, topic: Topic, place: PopPlace, start: int) -> Queue:
         """Take up one window, which begins at the group's offset or at ``start`` if there is none yet."""
         window = self._view.pop_window(place)
         if window is not None:
@@ -137,7 +137,7 @@ class Windows:
         self._journal.add(queue)
         return queue
 
-    def _queue(self, place: Place) -> Queue | None:
+    def _queue(self, place: PopPlace) -> Queue | None:
         """The queue with the window as it is now; None if the group or the topic is gone."""
         queue = self._queues.get(place)
         if queue is None:
@@ -151,7 +151,7 @@ class Windows:
         self._applied(queue, window)
         return queue
 
-    def _applied(self, queue: Queue, window: Window) -> None:
+    def _applied(self, queue: Queue, window: LeaseWindow) -> None:
         settled = queue.refresh(window)
         if settled:
             topic = self._topic_of[queue.place]
@@ -209,8 +209,8 @@ class Windows:
                 topic.due.append((queue, offset, lease))
                 self._start_copies(topic)
 
-    def copied(self, copy: Copy, result: CopyResult, now_ms: int) -> None:
-        """What became of a copy; see ``Copy``."""
+    def copied(self, copy: PopCopy, result: CopyResult, now_ms: int) -> None:
+        """What became of a copy; see ``PopCopy``."""
         self._now_ms = now_ms
         origin = copy.origin
         queue = self._queue(origin.place)
@@ -266,7 +266,7 @@ class Windows:
         most = self._view.pop_rules(queue.place.group).attempts_max
         lease.copying = True
         topic.copying.add(origin)
-        self._copies.append(Copy(origin, topic.topic, lease.attempt, most, forced))
+        self._copies.append(PopCopy(origin, topic.topic, lease.attempt, most, forced))
         return origin
 
     def _end_lease(self, queue: Queue, offset: int, lease: Lease, end_ms: int, *, suspended: bool = False) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from dledger.access.permissions import RETRY_PREFIX
 from rocketstore.pop.operations import PopRules
-from rocketstore.pop.tables import Place, PopRow, Window
+from rocketstore.pop.tables import LeaseWindow, PopPlace, PopRow
 from rocketstore.state.applier import StateApplier
 from rocketstore.state.changes import Change, CommitOffsets, PopRows, QueueOffset
 from rocketstore.state.limits import LimitChecks
@@ -26,7 +26,7 @@ class PopState:
         self._limits = limits
         self._change = change
 
-    def pop_window(self, place: Place) -> Window | None:
+    def pop_window(self, place: PopPlace) -> LeaseWindow | None:
         """The window of a queue."""
         return self._applier.tables.pop.windows.get(place)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final, assert_never
 
 from rocketstore.pop.rows import ROWS_MAX
-from rocketstore.pop.tables import Place, PopTables
+from rocketstore.pop.tables import PopPlace, PopTables
 from rocketstore.state.changes import (
     OFFSETS_MAX,
     Change,
@@ -263,5 +263,5 @@ class Tables:
         for topic, queue_id, offset in offsets:
             key = (topic, queue_id)
             if reset or offset > noted.get(key, -1):
-                noted[key] = self.pop.moved(Place(group, topic, queue_id), offset, reset=reset)
+                noted[key] = self.pop.moved(PopPlace(group, topic, queue_id), offset, reset=reset)
         self.offset_count += len(noted) - before

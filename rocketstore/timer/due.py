@@ -25,7 +25,7 @@ _FRESH_MAX: Final = 50_000
 _NONE: Final = np.empty(0, ROW)
 
 
-class Round:
+class DueRound:
     """Entries to deliver in order, and the progress after any number of them."""
 
     def __init__(self, before: TimedProgress, late: Entries, due: Entries, until: int, *, is_cut: bool) -> None:
@@ -122,7 +122,7 @@ class DueTable:
         fresh = sum(1 for one in self._fresh if one.due_ms <= by_ms)
         return int(np.searchsorted(rest["due_ms"], by_ms, side="right")) + fresh
 
-    def begin_round(self, by_ms: int, until: int) -> Round | None:
+    def begin_round(self, by_ms: int, until: int) -> DueRound | None:
         """What is due by a time, up to which everything must be loaded; None if that is nothing.
 
         What was stored when others were delivered that are due later comes at once, also if the clock was set back.
@@ -148,7 +148,7 @@ class DueTable:
         due = due[np.lexsort((due["queue_offset"], due["due_ms"]))] if fresh else due
         taken, left = due[:ROUND_MAX], due[ROUND_MAX:]
         is_cut = len(left) > 0 and int(left["due_ms"][0]) == int(taken["due_ms"][-1])
-        made = Round(self.progress, late, taken, until, is_cut=is_cut)
+        made = DueRound(self.progress, late, taken, until, is_cut=is_cut)
         self._taken = len(made) - self._keep(fresh, left)
         return made
 
@@ -164,7 +164,7 @@ class DueTable:
                 gone += 1
         return gone
 
-    def end_round(self, ended: Round) -> None:
+    def end_round(self, ended: DueRound) -> None:
         """Everything in it is settled."""
         self._at += self._taken
         self._taken = 0

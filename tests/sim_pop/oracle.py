@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rocketstore.pop.tables import Place
+from rocketstore.pop.tables import PopPlace
 
 
 class BrokenRuleError(AssertionError):
@@ -46,7 +46,7 @@ class Sent:
     """A message, with its copies."""
 
     number: int
-    place: Place
+    place: PopPlace
     offset: int
     wanted: bool
     deliveries: list[Told] = field(default_factory=list)
@@ -76,11 +76,11 @@ class Oracle:
         self.ordered = ordered
         self.attempts_max = attempts_max
         self.sent: list[Sent] = []
-        self.by_place: dict[tuple[Place, int], Sent] = {}
+        self.by_place: dict[tuple[PopPlace, int], Sent] = {}
         self.told = 0
         self.repeated = 0
 
-    def new(self, place: Place, offset: int, *, wanted: bool) -> Sent:
+    def new(self, place: PopPlace, offset: int, *, wanted: bool) -> Sent:
         """A message is in the log."""
         sent = Sent(len(self.sent), place, offset, wanted)
         self.sent.append(sent)

@@ -16,27 +16,27 @@ from typing import Final
 
 from rocketstore.pop.engine import AUTO_RENEW_MS_MAX, PopEngine
 from rocketstore.pop.operations import (
-    Bounds,
-    Copy,
     CopyResult,
-    Delivery,
-    Found,
     Loading,
     Origin,
     Pending,
+    PopCopy,
+    PopDelivery,
+    PopFound,
     PopRules,
+    PopWish,
+    QueueBounds,
     Verdict,
-    Wish,
 )
 from rocketstore.pop.rows import check_row, row_from_json, row_json
-from rocketstore.pop.tables import Place, PopRow, PopTables, Window
+from rocketstore.pop.tables import LeaseWindow, PopPlace, PopRow, PopTables
 from rocketstore.pop.windows import COPIES_MAX, NotLoadedError
 from tests.sim_pop.oracle import BrokenRuleError, Oracle, Sent, Told
 
 GROUP: Final = "g"
 TOPIC: Final = "T"
 RETRY: Final = "%RETRY%g_T"
-RETRIES: Final = Place(GROUP, RETRY, 0)
+RETRIES: Final = PopPlace(GROUP, RETRY, 0)
 SKEW_MS: Final = 500
 """Of each member, to either side."""
 ROUNDS_MAX: Final = 4000
@@ -70,20 +70,20 @@ class View:
         self._world = world
         self.tables = world.tables
         self.offsets = world.offsets
-        self.ends: dict[Place, int] | None = None
+        self.ends: dict[PopPlace, int] | None = None
 
     def freeze(self) -> None:
         """It hears of nothing any more."""
         self.tables, self.offsets = self.tables.copy(), dict(self.offsets)
         self.ends = {place: len(queue) for place, queue in self._world.queues.items()}
 
-    def end(self, place: Place) -> int:
+    def end(self, place: PopPlace) -> int:
         """The next offset of a queue."""
         if self.ends is not None:
             return self.ends.get(place, 0)
         return len(self._world.queues.get(place, ()))
 
-    def pop_window(self, place: Place) -> Window | None:
+    def pop_window(self, place: PopPlace) -> LeaseWindow | None:
         """See ``PopView``."""
         return self.tables.windows.get(place)
 
@@ -93,7 +93,7 @@ class View:
 
     def offset(self, group: str, topic: str, queue_id: int) -> int:
         """See ``PopView``."""
-        return self.offsets.get(Place(group, topic, queue_id), -1)
+        return self.offsets.get(PopPlace(group, topic, queue_id), -1)
 
     def pop_rules(self, _group: str) -> PopRules:
         """See ``PopView``."""
@@ -146,7 +146,8 @@ class Leader:
         """Take the topic up."""
         world, view = self.world, self.view
         bounds = {
-            one: Bounds(0, world.begins_at_end * view.end(Place(GROUP, TOPIC, one))) for one in range(world.queue_count)
+            one: QueueBounds(0, world.begins_at_end * view.end(PopPlace(GROUP, TOPIC, one)))
+            for one in range(world.queue_count)
         }
         ends = view.ends or {}
         end = ends.get(RETRIES, len(world.queues.get(RETRIES, ())))
@@ -158,7 +159,7 @@ class Leader:
         loaded = self.engine.load(Loading(GROUP, TOPIC, RETRY, bounds, retry, origins), self.now_ms)
         self.when_done(loaded, lambda: None)
 
-    def begin(self, wish: Wish) -> Delivery | None:
+    def begin(self, wish: PopWish) -> PopDelivery | None:
         """A receive, read and finished; None while the topic is loaded."""
         try:
             delivery = self.engine.begin(wish, self.now_ms)
@@ -176,11 +177,11 @@ class Leader:
                 record = queue[offset]
                 end = offset + 1
                 if record.sent is not None and record.sent.wanted:
-                    found.append(Found(offset, record.attempt))
+                    found.append(PopFound(offset, record.attempt))
                 if len(found) == read.count_max or self.world.random.random() < self.world.stop_share:
                     break
             if read.only:
-                found = [Found(o, queue[o].attempt) for o in there if (s := queue[o].sent) is not None and s.wanted]
+                found = [PopFound(o, queue[o].attempt) for o in there if (s := queue[o].sent) is not None and s.wanted]
             for one in found:
                 queue[one.offset].sent.leases += 1  # type: ignore[union-attr]  # it is set
             self.engine.took(delivery, found, end, self.now_ms, begin=begin)
@@ -224,12 +225,12 @@ class World:
         self.oracle.ordered &= not self.switches
         self.failover_weight = choose.choice((0, 2, 6, 15))
         self.tables = PopTables()
-        self.offsets: dict[Place, int] = {}
-        self.queues: dict[Place, list[Record]] = {}
+        self.offsets: dict[PopPlace, int] = {}
+        self.queues: dict[PopPlace, list[Record]] = {}
         self.dead: list[Record] = []
-        self.begins: dict[Place, int] = {}
+        self.begins: dict[PopPlace, int] = {}
         self.log: list[Entry] = []
-        self.places = [Place(GROUP, TOPIC, one) for one in range(self.queue_count)]
+        self.places = [PopPlace(GROUP, TOPIC, one) for one in range(self.queue_count)]
         for place in self.places:
             self.queues[place] = []
         self.skews = [choose.randint(-SKEW_MS, SKEW_MS) for _ in range(3)]
@@ -299,7 +300,7 @@ class World:
                         record.sent.may_be_gone = True
                 self.offsets[row.place] = offset
 
-    def copy(self, leader: Leader, copy: Copy) -> None:
+    def copy(self, leader: Leader, copy: PopCopy) -> None:
         """Store a message again."""
         place, offset, _ = copy.origin
         if offset < self.begins.get(place, 0):
@@ -369,7 +370,7 @@ class World:
         leader = self._asked()
         client = client or self.random.choice(self.clients)
         attempt_id = f"{client.name}-{client.attempt}" if self.random.random() < 0.8 or self.healed else ""
-        wish = Wish(
+        wish = PopWish(
             GROUP,
             TOPIC,
             range(self.queue_count)

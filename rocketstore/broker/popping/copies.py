@@ -35,8 +35,8 @@ from rocketstore.message.message import (
 )
 from rocketstore.message.properties import PROPERTIES_BYTES_MAX, find_property
 from rocketstore.message.record import CorruptRecordError, decode_record, properties_of
-from rocketstore.pop.operations import Copy, CopyResult, Origin
-from rocketstore.pop.tables import Place
+from rocketstore.pop.operations import CopyResult, Origin, PopCopy
+from rocketstore.pop.tables import PopPlace
 from rocketstore.state.changes import TopicConfig
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import PutResult
@@ -82,7 +82,7 @@ class Copies:
         retries: Retries,
         store_host: HostAddress,
         owner_of: Callable[[str], str],
-        copied: Callable[[Copy, CopyResult], None],
+        copied: Callable[[PopCopy, CopyResult], None],
     ) -> None:
         """``owner_of`` a group: whose share of topics its retry topics count for."""
         self._store = store
@@ -92,7 +92,7 @@ class Copies:
         self._store_host = store_host
         self._owner_of = owner_of
         self._copied = copied
-        self._waiting: deque[tuple[Copy, str]] = deque()
+        self._waiting: deque[tuple[PopCopy, str]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self.stored = 0
         """Copies to be tried again, since the start."""
@@ -102,7 +102,7 @@ class Copies:
     def __len__(self) -> int:
         return len(self._waiting) + len(self._tasks)
 
-    def make(self, copy: Copy, reason: str = "") -> None:
+    def make(self, copy: PopCopy, reason: str = "") -> None:
         """Store a copy, soon; ``reason``: why it is dead."""
         self._waiting.append((copy, reason))
         self._go_on()
@@ -130,7 +130,7 @@ class Copies:
         self._tasks.discard(task)
         self._go_on()
 
-    async def _copy(self, copy: Copy, reason: str) -> None:
+    async def _copy(self, copy: PopCopy, reason: str) -> None:
         try:
             result = await self._stored(copy, reason)
         except (DLedgerError, Refusal) as error:  # the topic cannot be made, the log is damaged, the broker stops
@@ -139,7 +139,7 @@ class Copies:
             result = CopyResult.NOT_STORED
         self._copied(copy, result)
 
-    async def _stored(self, copy: Copy, reason: str) -> CopyResult:
+    async def _stored(self, copy: PopCopy, reason: str) -> CopyResult:
         original = await self._original(copy.origin)
         if original is None:
             return CopyResult.GONE
@@ -179,7 +179,7 @@ class Copies:
         message = decode_record(found.records[0], check_crc=False)
         return message if message.queue_offset == offset else None
 
-    def _again(self, copy: Copy, original: Message) -> Message:
+    def _again(self, copy: PopCopy, original: Message) -> Message:
         """The message to be tried again; it names its origin."""
         properties = {name: value for name, value in original.properties.items() if name not in _DROPPED}
         properties.setdefault(PROPERTY_RETRY_TOPIC, copy.topic)
@@ -217,7 +217,7 @@ class Copies:
             after = found.next_offset
 
 
-def _mark_dead(again: Message, copy: Copy, original: Message, reason: str) -> None:
+def _mark_dead(again: Message, copy: PopCopy, original: Message, reason: str) -> None:
     place = copy.origin.place
     properties = again.properties
     again.topic = dead_topic_of(place.group)
@@ -243,7 +243,7 @@ def origin_of(record: bytes) -> Origin | None:
         queue_id, offset, generation = map(int, numbers)
     except (CorruptRecordError, ValueError):
         return None
-    return Origin(Place(group, topic, queue_id), offset, generation)
+    return Origin(PopPlace(group, topic, queue_id), offset, generation)
 
 
 def retry_topic_of(group: str, topic: str) -> str:

@@ -20,8 +20,8 @@ from rocketstore.broker.popping.waiting import Subscribed, WaitingReceives
 from rocketstore.broker.refusal import Refusal
 from rocketstore.message.record import QueuePlace
 from rocketstore.pop.engine import PopEngine
-from rocketstore.pop.operations import Copy, CopyResult, Pending, Tick, Verdict
-from rocketstore.pop.tables import Place
+from rocketstore.pop.operations import CopyResult, Pending, PopCopy, Tick, Verdict
+from rocketstore.pop.tables import PopPlace
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import PutMessageStatus, PutResult
@@ -57,7 +57,7 @@ class EngineDriver:
         bridge: LoopBridge,
         clock: Clock,
         waiting: WaitingReceives,
-        make_copies: Callable[[Callable[[Copy, CopyResult], None]], Copies],
+        make_copies: Callable[[Callable[[PopCopy, CopyResult], None]], Copies],
     ) -> None:
         self._store = store
         self._state = state
@@ -137,7 +137,7 @@ class EngineDriver:
 
     def handle_at(self, group: str, place: QueuePlace, visible_at_ms: int) -> str:
         """The handle of a message that is out until then; empty if there is none here. Raises ``Refusal``."""
-        where = Place(group, place.topic, place.queue_id)
+        where = PopPlace(group, place.topic, place.queue_id)
         return self.leadership().engine.handle_at(where, place.queue_offset, visible_at_ms)
 
     async def close(self) -> None:
@@ -199,7 +199,7 @@ class EngineDriver:
         leadership.engine.ticked(tick, None if result.ok else result, leadership.now_ms())
         self.look(leadership)
 
-    def _copied(self, copy: Copy, result: CopyResult) -> None:
+    def _copied(self, copy: PopCopy, result: CopyResult) -> None:
         leadership = self._now
         if leadership is not None:
             leadership.engine.copied(copy, result, leadership.now_ms())

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from rocketstore.broker.popping.copies import ONE_BYTES, dead_topic_of, origin_of, retry_topic_of
 from rocketstore.broker.reading import QueueReading, ReadLimits
 from rocketstore.broker.topics import Topics
-from rocketstore.pop.operations import Bounds, Loading, Origin
+from rocketstore.pop.operations import Loading, Origin, QueueBounds
 from rocketstore.pop.windows import COPIES_MAX
 from rocketstore.store.message_store import MessageStore
 
@@ -42,11 +42,11 @@ class TopicLoader:
         """
         config = self._topics.require(topic)
         retry, dead = retry_topic_of(group, topic), dead_topic_of(group)
-        bounds: dict[int, Bounds] = {}
+        bounds: dict[int, QueueBounds] = {}
         for queue_id in range(config.queues):
             begin = self._begin(topic, queue_id)
             end = max(await self._reading.end(topic, queue_id), begin)
-            bounds[queue_id] = Bounds(begin, await self._start(topic, queue_id, begin, end, start))
+            bounds[queue_id] = QueueBounds(begin, await self._start(topic, queue_id, begin, end, start))
         copied = [one for name in (retry, dead) for one in await self._copied(name, group)]
         retry_begin = None if self._topics.find(retry) is None else self._begin(retry, 0)
         return Loading(group, topic, retry, bounds, retry_begin, copied)

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from dledger.rpc.clients.answers import Leases
 from rocketstore.broker.live_config import LiveConfig
-from rocketstore.broker.pop_types import ANY_QUEUE, PoppedMessage, Receive, Received
+from rocketstore.broker.pop_types import ANY_QUEUE, PoppedRecord, Receive, Received
 from rocketstore.broker.popping.copies import ONE_BYTES, retry_topic_of
 from rocketstore.broker.popping.driver import EngineDriver, Leadership
 from rocketstore.broker.popping.loading import END, Start, TopicLoader
@@ -21,8 +21,8 @@ from rocketstore.broker.subscriptions import SubscriptionFilters
 from rocketstore.broker.topics import Topics
 from rocketstore.filter.filters import MessageFilter
 from rocketstore.message.record import queue_offset_of, reconsume_times_of
-from rocketstore.pop.operations import Delivery, Found, Read, Wish
-from rocketstore.pop.tables import Place
+from rocketstore.pop.operations import PopDelivery, PopFound, PopRead, PopWish
+from rocketstore.pop.tables import PopPlace
 from rocketstore.pop.windows import NotLoadedError
 from rocketstore.state.pop_state import PopState
 from rocketstore.types import GetMessageStatus, GetResult, MessageType
@@ -40,7 +40,7 @@ LOADS_MAX: Final = 3
 class _Plan(NamedTuple):
     """A receive that was checked."""
 
-    wish: Wish
+    wish: PopWish
     wanted: MessageFilter | None
     start: Start
     subscribed: Subscribed
@@ -51,7 +51,7 @@ class _Plan(NamedTuple):
 class _Got(NamedTuple):
     """What one look has found."""
 
-    messages: tuple[PoppedMessage, ...]
+    messages: tuple[PoppedRecord, ...]
     full: bool
     is_at_end: bool
     """Whether everything was looked at; otherwise it goes on at once."""
@@ -175,7 +175,7 @@ class Receiving:
     async def _loaded(self, group: str, topic: str, start: Start) -> Leadership:
         leadership = self._driver.leadership()
         engine, retry = leadership.engine, retry_topic_of(group, topic)
-        is_known = engine.knows(Place(group, retry, 0)) or self._topics.find(retry) is None
+        is_known = engine.knows(PopPlace(group, retry, 0)) or self._topics.find(retry) is None
         if not is_known or not engine.is_loaded(group, topic):
             await self.load(leadership, group, topic, start)
         return leadership
@@ -185,7 +185,7 @@ class Receiving:
         is_any = asked.queue_id == ANY_QUEUE
         queue_ids = tuple(range(config.read_queues)) if is_any else (asked.queue_id,)
         by_priority = config.message_type is MessageType.PRIORITY
-        wish = Wish(
+        wish = PopWish(
             asked.group,
             asked.topic,
             queue_ids[::-1] if by_priority else queue_ids,
@@ -203,7 +203,7 @@ class Receiving:
         start = Start(asked.from_first, asked.since_ms)
         return _Plan(wish, wanted, start, Subscribed(asked.group, asked.topic), tuple(keys))
 
-    async def _begun(self, plan: _Plan) -> tuple[Leadership, Delivery]:
+    async def _begun(self, plan: _Plan) -> tuple[Leadership, PopDelivery]:
         wish = plan.wish
         for _ in range(LOADS_MAX):
             leadership = await self._loaded(wish.group, wish.topic, plan.start)
@@ -222,7 +222,7 @@ class Receiving:
         await leases.take(size_max)  # before reading the log
         leadership, delivery = await self._begun(plan)
         engine, driver = leadership.engine, self._driver
-        records: dict[tuple[Place, int], bytes] = {}
+        records: dict[tuple[PopPlace, int], bytes] = {}
         began, is_at_end, used = asyncio.get_running_loop().time(), True, 0
         try:
             while (read := engine.next_read(delivery, leadership.now_ms())) is not None:
@@ -247,14 +247,14 @@ class Receiving:
             driver.look(leadership)
             raise
         messages = tuple(
-            PoppedMessage(records[one.place, one.offset], one.handle, one.attempt, one.visible_at_ms)
+            PoppedRecord(records[one.place, one.offset], one.handle, one.attempt, one.visible_at_ms)
             for one in delivery.messages
         )
         leases.resize(sum(len(one.record) for one in messages))
         self.delivered += len(messages)
         return _Got(messages, delivery.full, is_at_end)
 
-    async def _read(self, read: Read, plan: _Plan, limits: ReadLimits) -> GetResult:
+    async def _read(self, read: PopRead, plan: _Plan, limits: ReadLimits) -> GetResult:
         """Messages of one queue; of the retry topic all, because the filter has let their originals pass."""
         topic, queue_id = read.place.topic, read.place.queue_id
         if read.only:
@@ -262,7 +262,7 @@ class Receiving:
         wanted = plan.wanted if topic == plan.wish.topic else None
         return await self._reading.read(topic, queue_id, read.offset, wanted, limits, plan.wish.group)
 
-    async def _read_only(self, read: Read) -> GetResult:
+    async def _read_only(self, read: PopRead) -> GetResult:
         """These messages of an ordered group again, as they were given out together."""
         records: list[bytes] = []
         topic, queue_id = read.place.topic, read.place.queue_id
@@ -273,17 +273,17 @@ class Receiving:
             records += [record for record in one.records if queue_offset_of(record) == offset]
         return GetResult(GetMessageStatus.FOUND, read.offset, low, high, tuple(records))
 
-    def _begin(self, read: Read) -> int:
+    def _begin(self, read: PopRead) -> int:
         place = read.place
         return max(self._reading.begin_at_once(place.topic, place.queue_id), self._topics.begin_offset(*place[1:]))
 
-    def _places(self, group: str, topic: str, queue_id: int) -> list[Place]:
+    def _places(self, group: str, topic: str, queue_id: int) -> list[PopPlace]:
         if queue_id != ANY_QUEUE:
-            return [Place(group, topic, queue_id)]
+            return [PopPlace(group, topic, queue_id)]
         queues = range(self._topics.require(topic).read_queues)
-        return [Place(group, retry_topic_of(group, topic), 0), *(Place(group, topic, one) for one in queues)]
+        return [PopPlace(group, retry_topic_of(group, topic), 0), *(PopPlace(group, topic, one) for one in queues)]
 
-    def _next(self, place: Place) -> int:
+    def _next(self, place: PopPlace) -> int:
         """The first message of a queue that was not given out."""
         window = self._view.pop_window(place)
         return max(self._view.offset(*place), 0) if window is None else window.reserved
@@ -291,7 +291,7 @@ class Receiving:
     def _rest(self, plan: _Plan) -> int:
         """About how many messages are left."""
         wish = plan.wish
-        places = (Place(wish.group, wish.topic, one) for one in wish.queue_ids)
+        places = (PopPlace(wish.group, wish.topic, one) for one in wish.queue_ids)
         return sum(max(0, self._reading.end_at_once(one.topic, one.queue_id) - self._next(one)) for one in places)
 
 
@@ -300,12 +300,12 @@ def client_key(owner: str, client_id: str) -> str:
     return f"{owner} {client_id}" if client_id else ""
 
 
-def _found(record: bytes) -> Found:
+def _found(record: bytes) -> PopFound:
     """The place of a record, and its attempt."""
-    return Found(queue_offset_of(record), reconsume_times_of(record) + 1)
+    return PopFound(queue_offset_of(record), reconsume_times_of(record) + 1)
 
 
-def _next_offset(read: Read, found: GetResult) -> int:
+def _next_offset(read: PopRead, found: GetResult) -> int:
     """Up to where a read has looked: nowhere, if it could not."""
     if found.status in (GetMessageStatus.FOUND, GetMessageStatus.NO_MATCHED_MESSAGE):
         return max(found.next_offset, read.offset)

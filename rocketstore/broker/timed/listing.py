@@ -26,7 +26,7 @@ LOOKED_AT_MAX: Final = 20_000
 """Records that one request reads."""
 
 
-class TimedMessage(NamedTuple):
+class TimedListEntry(NamedTuple):
     """A message that waits. Times are ms since 1970; ``size`` is that of its record."""
 
     topic: str
@@ -44,7 +44,7 @@ class TimedMessage(NamedTuple):
 class TimedList(NamedTuple):
     """Messages by due time. ``next_ms``: there may be more, due at this time or later; -1: there are none."""
 
-    messages: list[TimedMessage]
+    messages: list[TimedListEntry]
     next_ms: int
 
 
@@ -63,7 +63,7 @@ def list_timed(  # what is wanted of what
     Messages due in the same millisecond are not divided between answers, so there may be more than ``count``.
     """
     count = min(max(count, 1), LISTED_MAX)
-    found: list[TimedMessage] = []
+    found: list[TimedListEntry] = []
     last_ms = -1
     for looked_at, entry in enumerate(_entries(store, state, from_ms)):
         if entry.due_ms != last_ms and (len(found) >= count or looked_at >= LOOKED_AT_MAX):
@@ -97,10 +97,10 @@ def _message(store: MessageStore, entry: TimedEntry) -> Message | None:
     return message if known else None
 
 
-def _told(message: Message, entry: TimedEntry, broker: str) -> TimedMessage:
+def _told(message: Message, entry: TimedEntry, broker: str) -> TimedListEntry:
     found = message.properties
     topic, queue_id = found.get(PROPERTY_REAL_TOPIC, ""), found.get(PROPERTY_REAL_QUEUE_ID, "")
-    return TimedMessage(
+    return TimedListEntry(
         topic,
         int(queue_id) if queue_id.isdigit() else -1,
         entry.due_ms,

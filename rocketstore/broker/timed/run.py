@@ -28,7 +28,7 @@ from rocketstore.message.timed import real_message, recall_message, waiting_of
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import QueueOffset
 from rocketstore.store.message_store import MessageStore
-from rocketstore.timer.due import DueTable, Round
+from rocketstore.timer.due import DueRound, DueTable
 from rocketstore.timer.entries import HOUR_MS, EntryKind, TimedEntry, decode_entries, open_entries
 from rocketstore.timer.handles import NO_ID, RecallHandle, WrongHandleError, decode_handle
 from rocketstore.timer.progress import TimedProgress
@@ -72,7 +72,7 @@ class _Flight:
 class _Delivery:
     """A round under way: which of its entries are done."""
 
-    def __init__(self, round_: Round) -> None:
+    def __init__(self, round_: DueRound) -> None:
         self.round = round_
         self.todo = deque(range(len(round_)))
         self.done = np.zeros(len(round_), bool)
@@ -96,7 +96,7 @@ class _Delivery:
         return next((self.entry(place) for place in reversed(found) if place in rest), None)
 
 
-class Run:
+class TimedRun:
     """A stopped run puts nothing more, wherever its thread is."""
 
     def __init__(

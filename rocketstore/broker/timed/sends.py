@@ -35,7 +35,7 @@ class TimedPlace(NamedTuple):
     message_id: str
 
 
-class TimedMessages:
+class TimedSends:
     """On the loop."""
 
     def __init__(

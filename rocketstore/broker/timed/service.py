@@ -22,7 +22,7 @@ from dledger.clock import Clock
 from dledger.conditions import Conditions
 from dledger.runtime.supervisor import Supervisor
 from rocketstore.broker.refusal import Refusal, RefusalKind
-from rocketstore.broker.timed.run import Run
+from rocketstore.broker.timed.run import TimedRun
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.message import HostAddress
 from rocketstore.state.broker_state import BrokerState
@@ -72,7 +72,7 @@ class TimedService:
         self._supervisor = supervisor or Supervisor(lambda _error: None)
         self._store_host = store_host
         self._lifecycle = threading.Lock()  # serializes start and stop
-        self._run: Run | None = None
+        self._run: TimedRun | None = None
         self.tally: Final[Counter[str]] = Counter()
         """How many messages were ``delivered``, ``skipped``, ``dropped`` since the broker was started."""
 
@@ -80,7 +80,7 @@ class TimedService:
         """Start at the replicated progress; call after the store became master. Does nothing if running."""
         with self._lifecycle:
             if self._run is None:
-                self._run = Run(
+                self._run = TimedRun(
                     self._config, self._store, self._state, self._clock, self._conditions, self._store_host, self.tally
                 )
                 self._run.start(self._supervisor)

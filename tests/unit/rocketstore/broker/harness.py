@@ -24,7 +24,7 @@ from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import HostAddress
 from rocketstore.message.record import decode_record
 from rocketstore.pop.operations import PopRules
-from rocketstore.pop.tables import Place, PopRow, PopTables, Window
+from rocketstore.pop.tables import LeaseWindow, PopPlace, PopRow, PopTables
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import GroupConfig, QueueOffset, TopicConfig
 from rocketstore.state.pop_state import PopState
@@ -127,7 +127,7 @@ class FakePopState(PopState):
         self._state = state
         self.tables = PopTables()
 
-    def pop_window(self, place: Place) -> Window | None:
+    def pop_window(self, place: PopPlace) -> LeaseWindow | None:
         return self.tables.windows.get(place)
 
     def pop_epoch(self) -> int:

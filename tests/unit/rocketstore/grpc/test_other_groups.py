@@ -15,7 +15,7 @@ from rocketstore.broker.topics import SeenTopic
 from rocketstore.grpc import other_groups
 from rocketstore.grpc.endpoints import endpoints_of
 from rocketstore.grpc.other_groups import OtherGroups, OtherPlace
-from rocketstore.grpc.routes import Routes
+from rocketstore.grpc.routes import RouteCalls
 from rocketstore.pb import definition_pb2 as pb
 from rocketstore.remoting.bodies.routes import BrokerData, QueueData, TopicRouteData
 from rocketstore.remoting.codes import MemberCode, RequestCode
@@ -145,7 +145,7 @@ def test_a_route_has_the_queues_of_all_groups(broker: GatewayHarness, client: Ga
         async def places(self, topic: str) -> tuple[OtherPlace, ...]:
             return (there._replace(topic=there.topic._replace(name=topic)),)
 
-    routes: Routes = broker.gateway.routes
+    routes: RouteCalls = broker.gateway.routes
     routes._others = Others("own", (), broker.client, broker.client)
     found = client.route("T", "192.0.2.1:8081").message_queues
     assert [(one.broker.name, one.id) for one in found] == [

@@ -6,25 +6,25 @@ from collections.abc import Sequence
 
 from rocketstore.pop.engine import PopEngine
 from rocketstore.pop.operations import (
-    Bounds,
-    Copy,
     CopyResult,
-    Delivery,
-    Found,
     Leased,
     Loading,
     Origin,
     Pending,
+    PopCopy,
+    PopDelivery,
+    PopFound,
     PopRules,
+    PopWish,
+    QueueBounds,
     Tick,
     Verdict,
-    Wish,
 )
-from rocketstore.pop.tables import Place, PopTables, Window
+from rocketstore.pop.tables import LeaseWindow, PopPlace, PopTables
 
 GROUP, TOPIC, RETRY = "group", "T", "%RETRY%group_T"
-QUEUE = Place(GROUP, TOPIC, 0)
-RETRIES = Place(GROUP, RETRY, 0)
+QUEUE = PopPlace(GROUP, TOPIC, 0)
+RETRIES = PopPlace(GROUP, RETRY, 0)
 
 
 class Desk:
@@ -32,26 +32,26 @@ class Desk:
 
     def __init__(self, *, rules: PopRules | None = None, queues: int = 1) -> None:
         self.tables = PopTables()
-        self.offsets: dict[Place, int] = {}
+        self.offsets: dict[PopPlace, int] = {}
         self.rules = rules or PopRules()
-        self.queues: dict[Place, list[int]] = {Place(GROUP, TOPIC, one): [] for one in range(queues)}
+        self.queues: dict[PopPlace, list[int]] = {PopPlace(GROUP, TOPIC, one): [] for one in range(queues)}
         self.dead: list[Origin] = []
         self.origins: list[Origin] = []
-        self.copies: list[Copy] = []
+        self.copies: list[PopCopy] = []
         self.done: list[Pending] = []
         self.now_ms = 1_000_000
         self.engine = PopEngine(self, lambda _count: 0)
 
     # -- what the engine sees
 
-    def pop_window(self, place: Place) -> Window | None:
+    def pop_window(self, place: PopPlace) -> LeaseWindow | None:
         return self.tables.windows.get(place)
 
     def pop_epoch(self) -> int:
         return self.tables.epoch
 
     def offset(self, group: str, topic: str, queue_id: int) -> int:
-        return self.offsets.get(Place(group, topic, queue_id), -1)
+        return self.offsets.get(PopPlace(group, topic, queue_id), -1)
 
     def pop_rules(self, _group: str) -> PopRules:
         return self.rules
@@ -59,27 +59,27 @@ class Desk:
     # -- what tests do
 
     def send(self, count: int, queue_id: int = 0) -> None:
-        self.queues[Place(GROUP, TOPIC, queue_id)] += [1] * count
+        self.queues[PopPlace(GROUP, TOPIC, queue_id)] += [1] * count
 
-    def window(self, place: Place = QUEUE) -> Window:
+    def window(self, place: PopPlace = QUEUE) -> LeaseWindow:
         return self.tables.windows[place]
 
     def load(self) -> None:
-        bounds = {one.queue_id: Bounds(0, 0) for one in self.queues if one.topic == TOPIC}
+        bounds = {one.queue_id: QueueBounds(0, 0) for one in self.queues if one.topic == TOPIC}
         retry = 0 if RETRIES in self.queues else None
         self.engine.load(Loading(GROUP, TOPIC, RETRY, bounds, retry, self.origins), self.now_ms)
         self.settle()
 
-    def begin(self, count: int = 32, **more: object) -> Delivery:
+    def begin(self, count: int = 32, **more: object) -> PopDelivery:
         """A receive, as far as the answer depends on a tick."""
         queue_ids = [one.queue_id for one in self.queues if one.topic == TOPIC]
-        wish = Wish(GROUP, TOPIC, queue_ids, count, 60_000)._replace(**more)  # type: ignore[arg-type]  # fields by name
+        wish = PopWish(GROUP, TOPIC, queue_ids, count, 60_000)._replace(**more)  # type: ignore[arg-type]  # fields by name
         delivery = self.engine.begin(wish, self.now_ms)
         while (read := self.engine.next_read(delivery, self.now_ms)) is not None:
             there = self.queues[read.place]
             wanted = [one for one in read.only or range(read.offset, len(there)) if one < len(there)][: read.count_max]
             end = wanted[-1] + 1 if wanted else read.offset
-            self.engine.took(delivery, [Found(one, there[one]) for one in wanted], end, self.now_ms)
+            self.engine.took(delivery, [PopFound(one, there[one]) for one in wanted], end, self.now_ms)
         self.engine.finish(delivery, self.now_ms)
         self.look()
         return delivery
@@ -135,7 +135,7 @@ class Desk:
         self.load()
         self.settle()
 
-    def store(self, copy: Copy) -> None:
+    def store(self, copy: PopCopy) -> None:
         """A copy gets into the log."""
         said = self.queues[copy.origin.place][copy.origin.offset]
         self.origins.append(copy.origin)

@@ -8,9 +8,9 @@ import random
 import pytest
 
 from rocketstore.pop.rows import MalformedRowError, check_row, row_from_json, row_json
-from rocketstore.pop.tables import UNLOCKED, FifoLock, Parked, Place, PopRow, PopTables, Window, advanced, zeros
+from rocketstore.pop.tables import UNLOCKED, FifoLock, LeaseWindow, Parked, PopPlace, PopRow, PopTables, advanced, zeros
 
-PLACE = Place("group", "T", 3)
+PLACE = PopPlace("group", "T", 3)
 LOCK = FifoLock("attempt", 12, 14, 1_700_000_000_000, 2, 9)
 FULL = PopRow(
     PLACE,
@@ -43,8 +43,8 @@ def test_a_row_comes_back_as_it_was_written() -> None:
 @pytest.mark.parametrize(
     "spoilt",
     [
-        PopRow(Place("no good", "T", 0), 1),
-        PopRow(Place("group", "T", 65_536), 1),
+        PopRow(PopPlace("no good", "T", 0), 1),
+        PopRow(PopPlace("group", "T", 65_536), 1),
         PopRow(PLACE, 0),
         PopRow(PLACE, 1, reserved=-1),
         PopRow(PLACE, 1, opens_at=-2),
@@ -126,7 +126,7 @@ def test_a_commit_of_others_moves_the_window_and_keeps_what_is_parked() -> None:
     assert tables.apply(PopRow(PLACE, 1, settled_from=17, settled=1), 17) is None, "of the generation before"
     assert (window.generation, window.commit, window.reserved) == (2, 17, 20)
     assert list(window.parked) == [11]
-    assert tables.moved(Place("other", "T", 0), 3, reset=False) == 3
+    assert tables.moved(PopPlace("other", "T", 0), 3, reset=False) == 3
 
 
 def test_what_a_power_cut_took_away_is_cut_off() -> None:
@@ -153,8 +153,8 @@ def test_a_batch_is_locked_until_all_of_it_is_settled() -> None:
 
 def test_the_rows_of_tables_make_them_again() -> None:
     tables = _opened()
-    tables.apply(FULL._replace(place=Place("group", "T", 0)), None)
-    tables.apply(PopRow(Place("other", "T", 0), 9, 4), None)
+    tables.apply(FULL._replace(place=PopPlace("group", "T", 0)), None)
+    tables.apply(PopRow(PopPlace("other", "T", 0), 9, 4), None)
     again = PopTables()
     for row in tables.as_rows():
         again.apply(row, row.opens_at)
@@ -166,5 +166,5 @@ def test_bits() -> None:
     assert advanced(5, 0) == (5, 0)
     assert list(zeros(0b1011, 5, 11)) == [7, 9, 10]
     assert not list(zeros(0, 5, 5))
-    assert Window(1, 5, 9, 0b110).is_settled(6)
-    assert not Window(1, 5, 9, 0b110).is_settled(5)
+    assert LeaseWindow(1, 5, 9, 0b110).is_settled(6)
+    assert not LeaseWindow(1, 5, 9, 0b110).is_settled(5)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dledger.errors import InvalidRequestError
-from rocketstore.pop.tables import Place, PopRow
+from rocketstore.pop.tables import PopPlace, PopRow
 from rocketstore.state.attributes import ExponentialRetryDelays, FixedRetryDelays
 from rocketstore.state.changes import (
     Change,
@@ -58,7 +58,7 @@ ATTRIBUTES: tuple[Change, ...] = (
 )
 NEWEST: tuple[Change, ...] = (
     DeleteTopic("Old", ((0, 7),), (QueueOffset("SCHEDULE_TOPIC_XXXX", 2, 9),)),
-    PopRows((PopRow(Place("group", "Orders", 0), 1, 5, reserved=9, settled_from=6, settled=0b10),), 4),
+    PopRows((PopRow(PopPlace("group", "Orders", 0), 1, 5, reserved=9, settled_from=6, settled=0b10),), 4),
 )
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rocketstore.pop.tables import Parked, Place, PopRow
+from rocketstore.pop.tables import Parked, PopPlace, PopRow
 from rocketstore.state.changes import (
     CommitOffsets,
     DeleteGroup,
@@ -21,8 +21,8 @@ from rocketstore.state.changes import (
 )
 from rocketstore.state.tables import Tables
 
-PLACE = Place("group", "T", 0)
-RETRIES = Place("group", "%RETRY%group_T", 0)
+PLACE = PopPlace("group", "T", 0)
+RETRIES = PopPlace("group", "%RETRY%group_T", 0)
 
 
 def _popped() -> Tables:

@@ -15,7 +15,7 @@ from rocketstore.broker.pop_types import (
     ChangedInvisible,
     ChangeInvisible,
     DeadLetter,
-    PoppedMessage,
+    PoppedRecord,
     PopResult,
     Receive,
     Received,
@@ -23,7 +23,7 @@ from rocketstore.broker.pop_types import (
 from rocketstore.broker.sending import SendBatch
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
-from rocketstore.pop.tables import Place, Window
+from rocketstore.pop.tables import LeaseWindow, PopPlace
 from rocketstore.server import BrokerServer
 from rocketstore.state.changes import GroupConfig, TopicConfig
 from tests.support.waiting import wait_until
@@ -87,25 +87,25 @@ class PopBroker:
         with Leases(broker.shares.room, broker.shares.quotas.of("@test", "test", "test")) as leases:
             return await broker.popping.receive(wish, leases, "@test")
 
-    def receive_all(self, count: int, **wish: Any) -> list[PoppedMessage]:  # noqa: ANN401  # the fields of a wish
+    def receive_all(self, count: int, **wish: Any) -> list[PoppedRecord]:  # noqa: ANN401  # the fields of a wish
         """So many messages."""
-        found: list[PoppedMessage] = []
+        found: list[PoppedRecord] = []
         while len(found) < count:
             got = self.receive(**{"wait_ms": 20_000} | wish).messages
             assert got, f"only {len(found)} of {count} messages"
             found += got
         return found
 
-    def ack(self, messages: Sequence[PoppedMessage], group: str = GROUP, topic: str = TOPIC) -> list[PopResult]:
+    def ack(self, messages: Sequence[PoppedRecord], group: str = GROUP, topic: str = TOPIC) -> list[PopResult]:
         """A result for each."""
         return list(self.run(self.broker.popping.ack([Ack(group, topic, one.handle) for one in messages])))
 
-    def change(self, message: PoppedMessage, duration_ms: int, **more: bool) -> ChangedInvisible:
+    def change(self, message: PoppedRecord, duration_ms: int, **more: bool) -> ChangedInvisible:
         """Change its time."""
         change = ChangeInvisible(GROUP, TOPIC, message.handle, duration_ms, **more)
         return self.run(self.broker.popping.change_invisible(change))
 
-    def give_up(self, message: PoppedMessage, reason: str = "") -> PopResult:
+    def give_up(self, message: PoppedRecord, reason: str = "") -> PopResult:
         """To the dead letters."""
         return self.run(self.broker.popping.dead_letter(DeadLetter(GROUP, TOPIC, message.handle, reason)))
 
@@ -113,9 +113,9 @@ class PopBroker:
         """Change a group's settings."""
         self.run(self.broker.groups.put([group]))
 
-    def window(self, queue_id: int = 0, topic: str = TOPIC, group: str = GROUP) -> Window:
+    def window(self, queue_id: int = 0, topic: str = TOPIC, group: str = GROUP) -> LeaseWindow:
         """What is replicated."""
-        found = self.broker.state.pop.pop_window(Place(group, topic, queue_id))
+        found = self.broker.state.pop.pop_window(PopPlace(group, topic, queue_id))
         assert found is not None
         return found
 
@@ -133,6 +133,6 @@ async def _running_loop() -> asyncio.AbstractEventLoop:
     return asyncio.get_running_loop()
 
 
-def bodies(messages: Iterable[PoppedMessage]) -> list[bytes]:
+def bodies(messages: Iterable[PoppedRecord]) -> list[bytes]:
     """Of these messages."""
     return [decode_record(one.record).body for one in messages]

@@ -20,7 +20,7 @@ from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.filter.filters import SQL92
 from rocketstore.pop.handles import Handle, encode_handle
 from rocketstore.pop.operations import Origin
-from rocketstore.pop.tables import Place
+from rocketstore.pop.tables import PopPlace
 from rocketstore.state.changes import GroupConfig, TopicConfig
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker.popping.harness import GROUP, TOPIC, PopBroker, bodies
@@ -216,7 +216,7 @@ class TestAnswers:
         (copy,) = pop.stored(RETRY)
         assert (copy.reconsume_times, copy.properties["RETRY_TOPIC"], copy.keys) == (1, TOPIC, ["k"])
         generation = pop.window().generation
-        assert origin_of(second.record) == Origin(Place(GROUP, TOPIC, 0), 0, generation)
+        assert origin_of(second.record) == Origin(PopPlace(GROUP, TOPIC, 0), 0, generation)
         wait_until(lambda: pop.window().commit == 1, "the original is settled")
         assert pop.ack([first]) == [PopResult.INVALID_HANDLE]
         assert pop.ack([second]) == [PopResult.OK]
@@ -316,7 +316,7 @@ class TestAnswers:
         handle = encode_handle(Handle(GROUP, "secret", False, 0, 0, 1, 1, 1))
         for result in pop.run(pop.broker.popping.ack([Ack(GROUP, TOPIC, handle)])):
             assert result is PopResult.INVALID_HANDLE
-        assert pop.broker.state.pop.pop_window(Place(GROUP, "secret", 0)) is None
+        assert pop.broker.state.pop.pop_window(PopPlace(GROUP, "secret", 0)) is None
 
     def test_a_receive_that_is_cancelled_leaves_nothing_behind(self, pop: PopBroker) -> None:
         """What it had reserved is soon visible, and that was no attempt; nobody waits any more."""
