@@ -153,12 +153,14 @@ def test_messages_go_to_all_brokers_that_have_the_topic(several: Here) -> None:
     topic = made(several, "spread", 1)
     assert several.run("message", "send", "-t", topic, *"abcd").exit_code == 0
     assert several.run("message", "send", "-t", topic, "-", stdin=b"e\nf\n").exit_code == 0
-    at = {name: printed(several, topic, "--broker-name", name) for name in "ab"}
 
-    assert sorted(at["a"] + at["b"]) == list("abcdef")
-    assert len(at["a"]) == 3
+    def at(name: str) -> list[str]:
+        return printed(several, topic, "--broker-name", name)
+
+    wait_until(lambda: sorted(at("a") + at("b")) == list("abcdef"), "all are in their queues")
+    assert len(at("a")) == 3
     assert several.run("message", "send", "-t", topic, "--broker-name", "b", "g", "h").exit_code == 0
     assert several.run("message", "send", "-t", topic, "--broker-name", "b", "--queue", "0", "i").exit_code == 0
-    assert printed(several, topic, "--broker-name", "b")[-3:] == ["g", "h", "i"]
+    wait_until(lambda: at("b")[-3:] == ["g", "h", "i"], "the last ones are, too")
     refused = several.run("message", "send", "-t", topic, "--queue", "0", "x")
     assert (refused.exit_code, "choose one with --broker-name" in refused.stderr) == (2, True)

@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest.mock import patch
@@ -371,7 +371,7 @@ def test_a_masters_full_disk_stops_puts_and_not_its_slave(stack: ExitStack, tmp_
     master, slave = pair(stack, tmp_path, "SYNC_MASTER")
     (before,) = send(master, b"before")
     assert before.code == AnswerCode.SUCCESS
-    with patch.object(FileSystem, "allocate", _no_room):
+    with patch.object(FileSystem, "allocate", _no_room_below(tmp_path / "m")):
         results = [send(master, b"x" * 900_000)[0] for _ in range(6)]
     refused = [one for one in results if one.code != AnswerCode.SUCCESS]
     assert refused
@@ -382,5 +382,13 @@ def test_a_masters_full_disk_stops_puts_and_not_its_slave(stack: ExitStack, tmp_
     assert slave.store.max_offset("T", 0) == master.store.max_offset("T", 0)
 
 
-def _no_room(_fs: FileSystem, _fd: int, _length: int) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def _no_room_below(directory: Path) -> Callable[[FileSystem, int, int], None]:
+    """``FileSystem.allocate`` as if the disk of this directory were full, and no other."""
+    allocate = FileSystem.allocate
+
+    def refuse(fs: FileSystem, fd: int, length: int) -> None:
+        if Path(f"/proc/self/fd/{fd}").readlink().is_relative_to(directory):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        allocate(fs, fd, length)
+
+    return refuse
