@@ -151,8 +151,13 @@ def test_a_message_is_found_by_key_by_offset_and_by_id_and_harms_nobody(
     assert page.js("return document.querySelector('#detail pre').textContent").startswith("00000000  3c 69 6d 67")
 
 
-def test_the_newest_messages_are_shown_without_being_asked_for(page: Page, broker_console: ConsoleServer) -> None:
+def test_the_newest_messages_are_shown_without_being_asked_for(
+    page: Page, broker_console: ConsoleServer, brokers: LocalBrokers
+) -> None:
     """Of the first topic, across its queues, as soon as the tab is opened; older ones by a button, and back again."""
+    with Producer(brokers.addresses) as producer:  # two pages, whenever this test runs
+        for number in range(48):
+            producer.send(Message("orders", b"{}"), queue=number % 4)
     page.open(broker_console.url)
     page.click("#tab-messages")
     places = "return [...document.querySelectorAll('#panel-messages td button')].map((one) => one.textContent)"

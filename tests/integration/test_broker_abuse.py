@@ -19,6 +19,8 @@ from tests.support.remoting import RemotingSocket, pull_fields
 from tests.support.waiting import wait_until
 
 ESCAPES = ("../escaped", "..", ".", "/tmp/escaped", "a/b", "a\\b", "a\0b", "", "x" * 128, "a b", "tópico", "~", "a:b")
+WITHOUT_BODY = frozenset({OwnCode.LIST_TIMED})
+"""Questions whose header says everything: nobody looks at a body."""
 FORBIDDEN = ("RMQ_SYS_BROKER_STATE", "RMQ_SYS_TERM_START", "RMQ_SYS_QUEUE_NUMBERS", "SCHEDULE_TOPIC_XXXX")
 
 
@@ -83,7 +85,7 @@ def test_garbage_on_the_port_harms_nobody(used: BrokerGroup) -> None:
         for code in OwnCode:
             for _ in range(5):
                 answer = client.ask(code, {}, b"\xff" + chance.randbytes(40))
-                assert answer.code != AnswerCode.SUCCESS, (code, answer)
+                assert (answer.code == AnswerCode.SUCCESS) == (code in WITHOUT_BODY), (code, answer)
 
 
 def test_messages_that_are_too_large_are_refused_before_anything_is_stored(used: BrokerGroup) -> None:
