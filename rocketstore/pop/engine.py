@@ -179,8 +179,9 @@ class PopEngine(Windows):
             if lock is not None and attempt_id and lock.attempt_id == attempt_id:
                 for offset, lease in [(one, queue.leases.get(one)) for one in read.only if one in there]:
                     if lease is not None and not lease.copying and lease.number == lock.number:
-                        is_unknown = lease.guard_ms and delivery.wish.auto_renew  # to a new leader: who prolongs it?
-                        if is_unknown or not lease.answers:  # or the other answers did not arrive
+                        # A new leader does not know whose it is to prolong, and a client that was gone may be back.
+                        is_renewed = delivery.wish.auto_renew and not lease.renew_until_ms
+                        if is_renewed or not lease.answers:  # or the other answers did not arrive
                             self._lease_again(delivery.wish, queue, offset, lease)
                         lease.answers += 1
                         delivery.messages.append(self._leased(queue, offset, lease))

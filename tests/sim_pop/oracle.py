@@ -55,6 +55,8 @@ class Sent:
     is_acked: bool = False
     acks_open: int = 0
     """Acks that were sent, and not refused for good."""
+    resets: int = 0
+    """How often somebody has reset the offsets, since when earlier acks do not count."""
     may_be_dead: bool = False
     """The same of a consumer's wish for that."""
     is_dead: bool = False
@@ -75,6 +77,8 @@ class Oracle:
     def __init__(self, *, ordered: bool, attempts_max: int) -> None:
         self.ordered = ordered
         self.attempts_max = attempts_max
+        self.switches = False
+        """Whether somebody changes ``ordered`` now and then."""
         self.sent: list[Sent] = []
         self.by_place: dict[tuple[PopPlace, int], Sent] = {}
         self.told = 0
@@ -139,6 +143,7 @@ class Oracle:
         if sent.may_repeat:
             return
         is_over = self.ordered and sent.deliveries[-1].end_ms < now_ms  # behind a batch, nobody has it
+        is_over = is_over or self.switches  # of what was a batch once, a new leader knows no numbers
         _rule(sent.deliveries[-1] is told or is_over, sent, f"accepts the {what} of an older delivery")
         is_old = told.handle != handle and told.leader == leader
         _rule(not is_old, sent, f"accepts the {what} with a handle that this leader has replaced")

@@ -223,6 +223,7 @@ class World:
         self.expires = choose.random() < 0.15
         self.switches = choose.random() < 0.05
         self.oracle.ordered &= not self.switches
+        self.oracle.switches = self.switches
         self.failover_weight = choose.choice((0, 2, 6, 15))
         self.tables = PopTables()
         self.offsets: dict[PopPlace, int] = {}
@@ -444,13 +445,14 @@ class World:
             leader.load()
             return
         sent.acks_open += 1
+        resets = sent.resets
 
         def answer() -> None:
             if operation.verdict is Verdict.OK:
                 self.tell(f"leader {leader.number} acks {sent.number}")
                 self.oracle.acked(self.now_ms, sent, told, handle, leader.number)
             elif operation.verdict is Verdict.INVALID_HANDLE:
-                sent.acks_open -= 1
+                sent.acks_open -= sent.resets == resets
                 self.oracle.refused(sent, told, handle, self.now_ms)
 
         leader.when_done(operation, answer)
@@ -558,7 +560,7 @@ class World:
                     sent.may_repeat = True
                     sent.may_be_gone = sent.may_be_gone or sent.offset < target
                     if sent.offset >= target:
-                        sent.acks_open = 0
+                        sent.acks_open, sent.resets = 0, sent.resets + 1
 
         self.append(self.leader, apply, lambda: None)
 
