@@ -18,9 +18,10 @@ from cluster.console.playground import open_console
 from cluster.console.server import ConsoleServer, ListenAddress
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import LocalGroup
-from rocketstore.client.blocking import Producer
+from rocketstore.client.blocking import Admin, Producer
 from rocketstore.message.message import Message
 from tests.browser.chromium import Page
+from tests.support.waiting import wait_until
 
 ATTACK = "<img src=x onerror='window.attacked=1'><script>window.attacked=1</script>\u202e\x1b[31m"
 """Markup, a character that turns the reading direction, and a terminal's escape."""
@@ -117,6 +118,8 @@ def sent(brokers: LocalBrokers) -> dict[str, Any]:
     with Producer(brokers.addresses) as producer:
         message = Message("orders", ATTACK.encode(), keys="attack-1", tags="<b>bold</b>")
         stored = producer.send(message, queue=1)
+    with Admin(brokers.addresses) as admin:
+        wait_until(lambda: bool(admin.messages_by_key("orders", "attack-1")), "the key is in the index")
     return {"offset": stored.offset, "id": stored.offset_id, "queue": stored.queue}
 
 
