@@ -1,4 +1,4 @@
-"""What the commands about dead letters and given-up transactions share: which messages, and how they are shown."""
+"""Shared by the commands about dead letters and given-up transactions: which messages, and how they are shown."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What clients ask of pop, in which the broker gives out single messages of any queue for a time, and takes an answer
-for each: the types that every protocol's adapter and the service share.
+"""Requests and answers of pop, shared by the service and every protocol's adapter. The broker gives out single messages
+of any queue for a time, and takes an answer for each.
 
 A message that was received is *invisible* to the group's other consumers until its lease ends. Its *handle*, a text,
 says which delivery of which message is meant; a client sends it back to settle the message (``Ack``), or to change how

@@ -1,4 +1,4 @@
-"""What is refused of a message before the broker sees it: each with the code that clients know it by."""
+"""Refusals of messages before the broker sees them, each with the code that clients know it by."""
 
 from __future__ import annotations
 

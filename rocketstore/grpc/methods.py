@@ -1,4 +1,4 @@
-"""What there is to call: each method's messages, where it is carried out, and what the caller must be allowed to do."""
+"""The service's methods: each one's messages, where it is carried out, and the permission it takes."""
 
 from __future__ import annotations
 

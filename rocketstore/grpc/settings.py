@@ -1,4 +1,4 @@
-"""What a client is told about how to behave: its own settings, with those that the server decides put in their place.
+"""A client's settings: its own, with those that the server decides put in their place.
 
 Clients of some languages understand only one of the two kinds of back-off, so it is chosen by language.
 """

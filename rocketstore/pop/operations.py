@@ -1,4 +1,4 @@
-"""What goes between the engine and the side that reads, writes and waits (``rocketstore.broker``).
+"""Operations between the engine and the side that reads, writes and waits (``rocketstore.broker``).
 
 An operation (``Pending``) is *done* when what it needs is applied on the leader, and so committed: not before that may
 its client be answered (P1, P2). One that needs nothing waits for a tick, too: a leader that was replaced without its

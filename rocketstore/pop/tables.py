@@ -1,4 +1,4 @@
-"""What is replicated of pop: for each group and queue, which messages were given out, and which of them are settled.
+"""Pop's replicated state: for each group and queue, which messages were given out, and which of them are settled.
 
 A leader changes a ``LeaseWindow`` only by rows of the log (``PopRow``), and answers once they are applied: every
 later leader knows each message that may have been given out, and each that is settled. Leases themselves are in the

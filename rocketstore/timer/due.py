@@ -1,4 +1,5 @@
-"""What a leader has to deliver next, and how far it has come: the entries of the hours that it has loaded. Pure.
+"""Timed messages that a leader has to deliver next, and how far it has come: the entries of the hours that it has
+loaded. Pure.
 
 It delivers in *rounds*. A round has a fixed end of the topic's queue and a fixed time, up to which everything known is
 put into one order: first those whose time had passed when they were stored, by queue offset, then the others, by due

@@ -109,13 +109,21 @@ PEER_FRAMES = (
 def as_peer(
     group: Group, target: NodeId, purpose: Purpose, kind: FrameKind, payload: bytes, header: bytes | None = None
 ) -> Frame | None:
-    """What a node answers to one frame from whoever speaks in the name of another one. ``header``: of the frame."""
+    """A node's answer to one frame that is sent in another one's name; None: it hung up. ``header``: of the frame.
+
+    The other one dials anew when its own connection is replaced by this one, and may replace this one in turn before
+    it is answered: so a node that hangs up is asked once more, twice at most.
+    """
     config = like_the_members(group, target)
     sender = next(node for node in group.nodes if node != target)
-    with PeerWire((HOST, group.nodes[target].peer_port)).begin(config, sender, purpose) as wire:
-        with contextlib.suppress(ConnectionError):  # hung up on while we were still talking
-            wire.link.sendall(pack(kind, payload) if header is None else header + payload)
-        return wire.frame()
+    for _ in range(3):
+        with PeerWire((HOST, group.nodes[target].peer_port)).begin(config, sender, purpose) as wire:
+            with contextlib.suppress(ConnectionError):  # hung up on while we were still talking
+                wire.link.sendall(pack(kind, payload) if header is None else header + payload)
+            answer = wire.frame()
+        if answer is not None:
+            return answer
+    return None
 
 
 def test_forged_peer_messages_are_refused(group: Group) -> None:

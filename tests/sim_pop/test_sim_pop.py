@@ -29,6 +29,8 @@ REGRESSIONS = (
     49803,
     55492,
     61299,
+    828867,
+    1073663,
 )
 """Seeds that have found something."""
 

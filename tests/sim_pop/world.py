@@ -198,6 +198,8 @@ class Client:
     invisible_ms: int
     batch: int
     attempt: int = 0
+    asked: tuple[int, int] = (-1, 0)
+    """An attempt, and when it was first asked for (ms)."""
     ends: int = 0
     """How often it has gone; it always comes back."""
     held: list[tuple[Sent, Told, str]] = field(default_factory=list)
@@ -387,6 +389,9 @@ class World:
         if delivery is None:
             return
         asked, ends = client.attempt, client.ends
+        if client.asked[0] != asked:
+            client.asked = (asked, self.now_ms)
+        kept_until_ms = client.asked[1] + AUTO_RENEW_MS_MAX - LEASE_MS
 
         def answer() -> None:
             if delivery.verdict is Verdict.OK:
@@ -408,7 +413,7 @@ class World:
                 end_ms = one.visible_at_ms - leader.skew_ms
                 is_kept = client.auto_renew and ends == client.ends
                 told = Told(one.handle, leader.number, client.name, end_ms, is_kept, is_kept, one.attempt)
-                told.was_prolonged, told.kept_until_ms = client.auto_renew, self.now_ms + AUTO_RENEW_MS_MAX - LEASE_MS
+                told.was_prolonged, told.kept_until_ms = client.auto_renew, kept_until_ms
                 if sent.deliveries and sent.deliveries[-1].handle == one.handle:
                     told = sent.deliveries[-1]
                 batch.append((sent, told))

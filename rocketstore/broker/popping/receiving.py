@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from dledger.rpc.clients.answers import Leases
 from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.pop_types import ANY_QUEUE, PoppedRecord, Receive, Received
-from rocketstore.broker.popping.copies import ONE_BYTES, retry_topic_of
+from rocketstore.broker.popping.copies import ONE_BYTES, origin_of, retry_topic_of
 from rocketstore.broker.popping.driver import EngineDriver, Leadership
 from rocketstore.broker.popping.loading import END, Start, TopicLoader
 from rocketstore.broker.popping.waiting import Subscribed, WaitingReceives
@@ -255,12 +256,14 @@ class Receiving:
         return _Got(messages, delivery.full, is_at_end)
 
     async def _read(self, read: PopRead, plan: _Plan, limits: ReadLimits) -> GetResult:
-        """Messages of one queue; of the retry topic all, because the filter has let their originals pass."""
-        topic, queue_id = read.place.topic, read.place.queue_id
+        """Messages of one queue; of the retry topic the group's own copies, whose originals the filter has let pass."""
+        (group, topic, queue_id), offset = read.place, read.offset
         if read.only:
             return await self._read_only(read)
-        wanted = plan.wanted if topic == plan.wish.topic else None
-        return await self._reading.read(topic, queue_id, read.offset, wanted, limits, plan.wish.group)
+        if topic == plan.wish.topic:
+            return await self._reading.read(topic, queue_id, offset, plan.wanted, limits, group)
+        found = await self._reading.read(topic, queue_id, offset, None, limits, group)
+        return replace(found, records=tuple(one for one in found.records if _is_copy_for(group, one)))
 
     async def _read_only(self, read: PopRead) -> GetResult:
         """These messages of an ordered group again, as they were given out together."""
@@ -303,6 +306,12 @@ def client_key(owner: str, client_id: str) -> str:
 def _found(record: bytes) -> PopFound:
     """The place of a record, and its attempt."""
     return PopFound(queue_offset_of(record), reconsume_times_of(record) + 1)
+
+
+def _is_copy_for(group: str, record: bytes) -> bool:
+    """Two groups may have one retry topic: ``a`` for messages of ``b_c``, and ``a_b`` for those of ``c``."""
+    origin = origin_of(record)
+    return origin is not None and origin.place.group == group
 
 
 def _next_offset(read: PopRead, found: GetResult) -> int:

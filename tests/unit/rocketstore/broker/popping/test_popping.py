@@ -13,7 +13,7 @@ from dledger.access.quota import Quota
 from dledger.clock import Clock
 from dledger.errors import InvalidRequestError
 from dledger.rpc.clients.answers import Leases
-from rocketstore.broker.pop_types import MESSAGES_MAX, Ack, PopResult, Receive
+from rocketstore.broker.pop_types import MESSAGES_MAX, Ack, ChangeInvisible, PopResult, Receive
 from rocketstore.broker.popping.copies import origin_of
 from rocketstore.broker.popping.waiting import CLIENT_WAITS_MAX
 from rocketstore.broker.refusal import Refusal, RefusalKind
@@ -442,6 +442,24 @@ def test_a_stopping_broker_has_nobody_wait(pop: PopBroker) -> None:
     waiting = pop.begin()
     pop.broker.loop.bridge.post(pop.broker.stop_waiting)
     assert not waiting.result(10).messages
+
+
+def test_groups_whose_retry_topics_have_one_name_get_their_own_messages(pop: PopBroker) -> None:
+    """Group ``a`` with topic ``b_c``, and ``a_b`` with ``c``: each gets what it gave back, and settles nothing else."""
+    subscribed = (("a", "b_c"), ("a_b", "c"))
+    for group, topic in subscribed:
+        pop.run(pop.broker.topics.put([TopicConfig(topic, 1, 1)]))
+        pop.send([topic.encode()], topic=topic)
+        (one,) = pop.receive(group, topic).messages
+        back = ChangeInvisible(group, topic, one.handle, 0)
+        assert pop.run(pop.broker.popping.change_invisible(back)).result is PopResult.OK
+    wait_until(lambda: pop.broker.store.max_offset("%RETRY%a_b_c", 0) == 2, "both are copied")
+
+    for group, topic in subscribed:
+        (one,) = pop.receive(group, topic, wait_ms=10_000).messages
+        assert (bodies([one]), one.attempt) == ([topic.encode()], 2)
+        assert pop.ack([one], group, topic) == [PopResult.OK]
+        assert not pop.receive(group, topic).messages
 
 
 def test_poison_does_not_hold_up_others(pop: PopBroker) -> None:
