@@ -19,19 +19,26 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
-class Bits(NamedTuple):
+# Notes to fields are no tuples: before Python 3.11.3, ``typing`` takes a type with an equal note for the same type, and
+# as tuples ``Named("b")`` and ``Short("b")`` were equal.
+
+
+@record(frozen=True, slots=True)
+class Bits:
     """The width of a number on the wire."""
 
     width: int
 
 
-class Named(NamedTuple):
+@record(frozen=True, slots=True)
+class Named:
     """The name of a field on the wire, if it is not the attribute's in camel case."""
 
     name: str
 
 
-class Short(NamedTuple):
+@record(frozen=True, slots=True)
+class Short:
     """The one-letter name of a field in SEND_MESSAGE_V2 and similar requests."""
 
     name: str

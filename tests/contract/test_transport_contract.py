@@ -212,8 +212,8 @@ def test_transport_learns_client_addresses(group: Group) -> None:
     leader.send(N2, commit(0))
 
     wait_until(lambda: leader.transport.client_addresses == {N1: "n1.example:1", N2: "n2.example:1"}, "the leader's")
-    assert follower.transport.client_addresses[N0] == "n0.example:1"
-    assert other.transport.client_addresses[N0] == "n0.example:1"
+    told = (follower.transport.client_addresses, other.transport.client_addresses)
+    wait_until(lambda: [one.get(N0) for one in told] == ["n0.example:1"] * 2, "the followers'")
 
 
 def test_transport_refuses_another_cluster(group: Group, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -526,6 +527,16 @@ def test_a_list_is_never_older_than_the_last_registration(caller: Caller, change
     assert told[str(changed.get("broker_id", 0))] == changed.get("address", "a:1")
 
 
+@pytest.fixture
+def quick_switches() -> Iterator[None]:
+    """The thread of the test runs while the server's, which lets go for moments every 2 ms, is busy."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(0.0005)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("quick_switches")
 def test_whoever_asks_for_much_holds_nobody_else_up(server: NameServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Questions have their turns, of a short time each, by address: the other one's comes before the hundred others."""
     answered: list[str] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import pytest
 
@@ -12,11 +12,14 @@ from dledger.remoting.codes import AnswerCode
 from dledger.remoting.errors import RequestError
 from rocketstore.remoting import headers
 from rocketstore.remoting.headers import (
+    Bits,
+    Named,
     PullHeader,
     QueueHeader,
     RouteHeader,
     SendAnswer,
     SendHeader,
+    Short,
     UnregisterClientHeader,
     ValueAnswer,
     read_header,
@@ -27,6 +30,7 @@ KINDS: dict[str, type[Any]] = {
     name: kind
     for name, kind in vars(headers).items()
     if inspect.isclass(kind) and dataclasses.is_dataclass(kind) and kind.__module__ == headers.__name__
+    if kind not in (Bits, Named, Short)
 }
 SEND = {
     "producerGroup": "p",
@@ -184,3 +188,12 @@ def test_a_note_of_the_width_is_needed_for_every_number() -> None:
     for kind in KINDS.values():
         hints = get_type_hints(kind, include_extras=True)
         assert int not in hints.values()
+
+
+def test_notes_with_one_name_are_told_apart() -> None:
+    """Before Python 3.11.3 ``typing`` makes types with equal notes once: one field would get the other's name."""
+    notes: list[object] = [Named("n"), Short("n")]
+
+    assert notes[0] != notes[1]
+    assert get_args(Annotated[str, Named("n")])[1] == Named("n")
+    assert get_args(Annotated[str, Short("n")])[1] == Short("n")
