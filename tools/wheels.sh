@@ -20,6 +20,7 @@ declare -A works=(
     [compression]='import lz4.frame, zstandard'
     [console]='import uvicorn; from cluster.console.server import ConsoleServer'
     [drill]='import docker; from cluster.containers.engine import engine'
+    [otel]='from rocketstore.client.aio.spans import OpenTelemetry; OpenTelemetry()'
     [spark]='import pyspark, pyarrow, dledger_spark; from pyspark_dledger import *'
     [spark-connect]='import grpc_status, pandas; from pyspark.sql.connect.session import SparkSession'
 )
@@ -67,10 +68,12 @@ for version in 3.11 3.12 3.13 3.14; do
     check "$version: demo" "$venv/bin/dledger" demo
     check "$version: commands" "$venv/bin/dledger" --version
     for extra in $extras; do
+        # An extra without its line above fails by name.
+        proof=${works[$extra]-raise SystemExit("add to tools/wheels.sh how to see that $extra works")}
         # Spark is 500 MB, and its own matter: one version shows that the extra names what it needs.
         case $extra in spark*) [ "${#tried[@]}" = 1 ] || continue ;; esac
         check "$version: [$extra]" pip "$venv/bin/python" install "$wheel[$extra]"
-        check "$version: [$extra] works" "$venv/bin/python" -W error::DeprecationWarning:__main__ -c "${works[$extra]}"
+        check "$version: [$extra] works" "$venv/bin/python" -W error::DeprecationWarning:__main__ -c "$proof"
     done
     rm -rf "$venv"
 done

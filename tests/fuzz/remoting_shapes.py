@@ -16,7 +16,9 @@ from dledger.remoting.frame import Frame, HeaderForm
 from rocketstore.remoting import headers
 from rocketstore.remoting.bodies import clients, groups, queues, routes, stats, topics
 from rocketstore.remoting.body import Body
-from rocketstore.remoting.headers import Bits
+from rocketstore.remoting.headers import Bits, Named, Short
+
+NOTES_TO_FIELDS = (Bits, Named, Short)
 
 
 def _records(modules: tuple[Any, ...], base: type[Any]) -> dict[str, type[Any]]:
@@ -28,6 +30,7 @@ def _records(modules: tuple[Any, ...], base: type[Any]) -> dict[str, type[Any]]:
         and dataclasses.is_dataclass(kind)
         and issubclass(kind, base)
         and kind.__module__ == module.__name__
+        and kind not in NOTES_TO_FIELDS
         and not name.startswith("_")
     }
 
