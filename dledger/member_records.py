@@ -52,7 +52,7 @@ class MemberRecords:
         )
 
     def find(self) -> Membership:
-        """What is in force when the log has been opened.
+        """The configuration in force when the log has been opened.
 
         Damage in the log is left to its repair: a member with it counts for nothing before ``read_on``. Raises
         ``UnreadablePayloadError``, and ``CorruptLogError`` if nobody mends it.
@@ -81,7 +81,7 @@ class MemberRecords:
         return found
 
     def read_on(self, state: MemberState) -> bool:
-        """What damage hid is there now: put it in force; returns whether nothing is hidden. Under the node's lock."""
+        """Put configurations hidden by damage in force; returns whether none is hidden now. Under the node's lock."""
         if self._unread:
             try:
                 found = self._recover()

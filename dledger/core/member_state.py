@@ -493,7 +493,7 @@ class MemberState:
             self._membership_changed()
 
     def hold_until_told(self, found: Membership) -> None:
-        """What damage hid is there now, and may be old: see ``Membership.hold_until_told``."""
+        """Hold configurations that damage had hidden, and that may be old: see ``Membership.hold_until_told``."""
         self.membership.hold_until_told(found)
         self._membership_changed()
 

@@ -29,7 +29,7 @@ def implicit_configuration(config: ServerConfig) -> Configuration:
 def recover_membership(
     node_id: NodeId, log: Log, saved: Configuration | None, clear_to: LogIndex, implicit: Configuration
 ) -> Membership:
-    """What is in force when a member starts: the newest committed configuration that its directory holds (``saved``)
+    """The state in force when a member starts: the newest committed configuration that its directory holds (``saved``)
     or else ``implicit``, and those in the log's no-ops after ``clear_to`` (M3).
 
     A member that cannot know gives no member in ``implicit``: it waits for a leader. Raises
@@ -113,7 +113,7 @@ class Membership:
         self._note_current()
 
     def hold_until_told(self, found: Membership) -> None:
-        """What the log turned out to hold is treated as ``distrust`` does."""
+        """Treat entries that the log turned out to hold as ``distrust`` does."""
         explicit = [one for one in (*found._history, *found._unsure) if one.index != NO_INDEX]
         if explicit:
             self._history, self._unsure = [Configuration()], explicit

@@ -67,7 +67,7 @@ class MembersFile:
 
     @property
     def saved(self) -> SavedMembers:
-        """What is durable, but perhaps for ``clear_to``: see ``hold_to``."""
+        """The durable state, except perhaps ``clear_to``: see ``hold_to``."""
         return self._saved
 
     @property

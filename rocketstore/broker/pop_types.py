@@ -50,7 +50,7 @@ CLIENT_ID_MAX: Final = 255
 
 
 class PopResult(Enum):
-    """What became of one handle."""
+    """The outcome of a request for one handle."""
 
     OK = "ok"
     """It is done, and survives the failure of this member."""

@@ -44,7 +44,7 @@ class SeenTopic(NamedTuple):
 
     @property
     def message_type(self) -> MessageType:
-        """What may be sent to it."""
+        """The type of message that may be sent to it."""
         return self.attributes.message_type
 
 

@@ -245,7 +245,7 @@ class RemotingPops:
         return Ack(group, topic, self._handle(group, topic, point))
 
     def _handle(self, group: str, topic: str, point: CheckPoint) -> str:
-        """What the broker gave with the message; of a client that has only its numbers, the handle they are of."""
+        """The handle that the broker gave with the message, or that the numbers of a client without it stand for."""
         if point.rest:
             return point.rest
         stored_in = retry_topic_of(group, topic) if point.is_retry else topic

@@ -80,7 +80,7 @@ class Progress:
 
 
 def _filter_data(header: ConsumeQueueHeader, subscription: Subscription | None) -> str:
-    """What RocketMQ knows of a group's condition, as JSON."""
+    """A group's condition as RocketMQ reports it, as JSON."""
     if not header.consumer_group:
         return ""
     if subscription is None:

@@ -178,7 +178,7 @@ class Message:
         self.meant |= {name}
 
     def _place(self, message_group: str, priority: int | None) -> None:
-        """What decides in which queue it is."""
+        """Set the key or the priority that decides its queue."""
         if not isinstance(message_group, str):
             raise TypeError(f"message_group must be a str, not {type(message_group).__name__}: {message_group!r}")
         if priority is not None and (type(priority) is not int or not 0 <= priority <= PRIORITY_MAX):

@@ -161,7 +161,7 @@ def asks_for_delay(properties: Mapping[str, str]) -> bool:
 
 
 def waiting_of(properties: bytes) -> tuple[int, int, int] | None:
-    """What a record of ``TIMED_TOPIC`` says: when it is due, its origin and what it recalls, or -1 for either.
+    """The contents of a record of ``TIMED_TOPIC``: when it is due, its origin and what it recalls, or -1 for either.
 
     None: it is no record of a timed message.
     """

@@ -148,7 +148,7 @@ Trace = SentTrace | ReceivedTrace | ConsumedTrace | EndedTrace
 
 
 def keys_of(trace: Trace) -> Iterator[str]:
-    """What a trace is found by: the message's id and its business keys."""
+    """The keys under which a trace is found: the message's id and its business keys."""
     yield trace.message_id
     yield from filter(None, trace.keys.split(" "))
 

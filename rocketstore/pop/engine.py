@@ -133,7 +133,7 @@ class PopEngine(Windows):
     def took(
         self, delivery: PopDelivery, found: Sequence[PopFound], next_offset: int, now_ms: int, *, begin: int = 0
     ) -> None:
-        """What was found at the place of ``next_read``: messages that pass the filter, in order.
+        """Take the messages found at the place of ``next_read`` that pass the filter, in order.
 
         All others from there to ``next_offset`` do not pass it, or are not there any more, and are settled for the
         group; so are all before ``begin``, the queue's first message. What was read after ``count_max`` messages must
@@ -373,7 +373,7 @@ class PopEngine(Windows):
         return settling
 
     def client_gone(self, client_id: str, now_ms: int) -> None:
-        """What is prolonged for a client is soon visible again."""
+        """Make messages that are prolonged for a client visible again soon."""
         self._now_ms = now_ms
         for queue, offset in self._book.of_client(client_id):
             lease = queue.leases[offset]

@@ -30,7 +30,7 @@ _ATTEMPT_MAX: Final = 0xFFFF
 
 
 class Handle(NamedTuple):
-    """What a handle says."""
+    """The fields of a handle."""
 
     group: str
     topic: str

@@ -97,7 +97,7 @@ class Journal:
         return tick
 
     def ticked(self, tick: Tick, failure: object) -> None:
-        """What became of a tick; ``failure`` None: it is applied."""
+        """The outcome of a tick; ``failure`` None: it is applied."""
         self._tick = None
         written, self._written = self._written, []
         for queue, (place, waiting) in zip(written, tick.waiting, strict=True):
@@ -135,7 +135,7 @@ class Journal:
             self.end(one, Verdict.FAILED, failure)
 
     def _drop(self, place: PopPlace, operations: Iterable[Pending]) -> None:
-        """What they need of this queue is not to be had."""
+        """Take a queue that is not to be had out of these operations."""
         for one in operations:
             if isinstance(one, PopDelivery):
                 one.messages = [message for message in one.messages if message.place != place]

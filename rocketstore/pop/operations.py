@@ -19,7 +19,7 @@ ANY_QUEUE: Final = -1
 
 
 class PopView(Protocol):
-    """What the engine sees of the leader's tables, as of any moment: with everything that is applied by then."""
+    """The engine's view of the leader's tables, as of any moment: with everything that is applied by then."""
 
     def pop_window(self, place: PopPlace, /) -> LeaseWindow | None:
         """The window of a queue."""
@@ -225,7 +225,7 @@ class PopCopy(NamedTuple):
 
 
 class CopyResult(Enum):
-    """What became of a copy."""
+    """The outcome of a copy."""
 
     STORED = "stored"
     """Committed."""

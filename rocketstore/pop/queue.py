@@ -94,7 +94,7 @@ class Queue:
         self.leases: Final[dict[int, Lease]] = {}
         """By offset."""
         self.parks: Final[dict[int, Parked | None]] = {}
-        """What is to be parked, or (None) no longer, and is not yet applied."""
+        """Offsets to be parked, or (None) no longer, not yet applied."""
         self.acked: Final[dict[int, int]] = {}
         """Settled in the plan by consumers, and not yet applied: offset to the number of the handle."""
         self.copied: Final[set[int]] = set()
@@ -102,13 +102,13 @@ class Queue:
         self.waiters: list[Pending] = []
         """Operations that wait for the next row."""
         self.reader: PopRead | None = None
-        """What a receive is reading."""
+        """The place that a receive is reading."""
         self.passed_over = False
         """Whether another receive left it out because of ``reader``, or because the window was full."""
 
     @classmethod
     def inherited(cls, place: PopPlace, window: LeaseWindow, now_ms: int, *, ordered: bool) -> Queue:
-        """What a new leader makes of a window: all that may be out is leased for as long as it can be (P3).
+        """A new leader's view of a window: all that may be out is leased for as long as it can be (P3).
 
         Times far ahead are those of a clock that was wrong.
         """
@@ -144,7 +144,7 @@ class Queue:
         return offset < self.base or bool(self.done >> (offset - self.base) & 1)
 
     def open_offsets(self) -> Iterator[int]:
-        """What was given out, and is neither settled nor parked in the plan, in order."""
+        """Offsets given out, and neither settled nor parked in the plan, in order."""
         return zeros(self.done, self.base, self.cursor)
 
     def next_number(self) -> int:
@@ -192,7 +192,7 @@ class Queue:
         self.settle(offset)
 
     def row(self) -> PopRow | None:
-        """What is to be written; None if the plan is applied."""
+        """The change to be written; None if the plan is applied."""
         at = self.applied
         fresh = self.done & ~(at.settled >> (self.base - at.commit))
         low = (fresh & -fresh).bit_length() - 1 if fresh else 0

@@ -68,7 +68,7 @@ UNLOCKED: Final = FifoLock("", 1, 0, 0, 0, 0)
 
 
 class PopRow(NamedTuple):
-    """What one window becomes. Zeros, empty values and None say nothing."""
+    """One window's new state. Zeros, empty values and None say nothing."""
 
     place: PopPlace
     generation: int
@@ -112,7 +112,7 @@ class LeaseWindow:
         return offset < self.commit or bool(self.settled >> (offset - self.commit) & 1)
 
     def open_offsets(self) -> Iterator[int]:
-        """What may have been given out and is neither settled nor parked, in order."""
+        """Offsets that may have been given out and are neither settled nor parked, in order."""
         return zeros(self.settled, self.commit, self.reserved)
 
     def with_row(self, row: PopRow) -> LeaseWindow:

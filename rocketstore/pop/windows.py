@@ -210,7 +210,7 @@ class Windows:
                 self._start_copies(topic)
 
     def copied(self, copy: PopCopy, result: CopyResult, now_ms: int) -> None:
-        """What became of a copy; see ``PopCopy``."""
+        """Record the outcome of a copy; see ``PopCopy``."""
         self._now_ms = now_ms
         origin = copy.origin
         queue = self._queue(origin.place)

@@ -139,7 +139,7 @@ class NotificationAnswer:
 
 
 class CheckPoint(NamedTuple):
-    """What a client sends back of one message. Times in ms: since 1970, and how long."""
+    """The receipt that a client sends back for one message. Times in ms: since 1970, and how long."""
 
     start: int
     pop_time: int

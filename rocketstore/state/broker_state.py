@@ -151,7 +151,7 @@ class BrokerState:
         self.limits: Final = LimitChecks(self._settings.limits, conditions or Conditions("state", self._clock))
         """Limits on what may be created; its methods are called under the applier's lock."""
         self.pop: Final = PopState(self._applier, self.limits, self._change)
-        """What groups were given singly."""
+        """Messages that groups were given singly."""
         store.add_arrival_listener(self._on_arrival)
         store.keep_for(self._files.needed_from)
 

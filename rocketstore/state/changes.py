@@ -84,7 +84,7 @@ class TopicConfig:
     sys_flag: int = 0
     """RocketMQ's marks of units, likewise."""
     message_type: MessageType = MessageType.UNSPECIFIED
-    """What may be sent to it."""
+    """The type of message that may be sent to it."""
     retention_ms: int = 0
     """How long its messages can be read; 0: as long as the log has them."""
 
@@ -247,7 +247,7 @@ class SetDelayOffsets:
 
 @dataclass(frozen=True, slots=True)
 class PopRows:
-    """What groups were given singly, and what of it is settled: one tick of ``rocketstore.pop``."""
+    """Messages that groups were given singly, and those settled of them: one tick of ``rocketstore.pop``."""
 
     rows: tuple[PopRow, ...]
     epoch: int = 0

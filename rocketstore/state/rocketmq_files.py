@@ -536,7 +536,7 @@ def _attributes_member(topic: TopicConfig, known: _Content) -> Mapping[str, obje
 
 
 def _kept_of(tables: Tables, group: str, known: _Content) -> Mapping[str, object]:
-    """What the file said of a group, except what its settings have replaced."""
+    """The file's fields of a group, except those that its settings have replaced."""
     found = _entry(known, group)
     return {name: one for name, one in found.items() if name != _POLICY} if group in tables.group_configs else found
 

@@ -58,7 +58,7 @@ class Tables:
         be for a topic of this name again.
         """
         self.pop = PopTables()
-        """What groups were given singly; a window's commit is the group's offset there."""
+        """Messages that groups were given singly; a window's commit is the group's offset there."""
         self.topic_changes = 0
         """How often a topic was put or deleted: whoever shows them need not look at all of them again and again."""
         self.queue_count = 0

@@ -89,7 +89,7 @@ class Derived:
 
     @property
     def files(self) -> list[ConsumeQueueTable | IndexService]:
-        """What takes up disk space."""
+        """The files that take up disk space."""
         return [self.queues] if self.index is None else [self.queues, self.index]
 
     def recover(self, checkpoint: StoreCheckpoint, *, clean_stop: bool) -> RecoveryPlan:

@@ -124,7 +124,7 @@ class DueTable:
         return int(np.searchsorted(rest["due_ms"], by_ms, side="right")) + fresh
 
     def begin_round(self, by_ms: int, until: int) -> DueRound | None:
-        """What is due by a time, up to which everything must be loaded; None if that is nothing.
+        """The messages due by a time, up to which everything must be loaded; None if that is nothing.
 
         What was stored when others were delivered that are due later comes at once, also if the clock was set back.
         ``until``: every entry before this queue offset was loaded or added, and no other was. ``end_round`` must follow
@@ -180,7 +180,7 @@ class DueTable:
         self._fresh, self._fresh_origins = [], set()
 
     def _forget(self) -> None:
-        """What was said about messages that are not here any more."""
+        """Records about messages that are not here any more."""
         here = set(self._sorted["origin"].tolist()) if self._recalled or self._copies else set()
         self._recalled &= here
         self._copies = {origin: at for origin, at in self._copies.items() if origin in here}

@@ -1,4 +1,4 @@
-"""What one record of ``TIMED_TOPIC`` says, as an entry of an hour's file, and which messages of many entries are open.
+"""One record of ``TIMED_TOPIC`` as an entry of an hour's file, and which messages of many entries are open.
 
 Pure. A message is known by its *origin*, the queue offset of its first record. Its other records are copies that were
 stored before the previous one expired (the newest counts), and its recall, after which none does. The topic has one
@@ -40,7 +40,7 @@ Entries = NDArray[np.void]
 
 
 class EntryKind(IntEnum):
-    """What the record is."""
+    """The kind of record."""
 
     MESSAGE = 0
     COPY = 1

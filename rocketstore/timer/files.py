@@ -52,7 +52,7 @@ _log = logging.getLogger("rocketstore")
 
 
 class HourMark(NamedTuple):
-    """What is durable of an hour's file: how many entries, and their CRC32."""
+    """The durable part of an hour's file: how many entries, and their CRC32."""
 
     hour: int
     entries: int

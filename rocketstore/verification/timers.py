@@ -14,7 +14,7 @@ from rocketstore.verification.compare import Bounds
 
 
 class TimerProblem(NamedTuple):
-    """What is wrong with a file, and where (bytes)."""
+    """A fault of a file, and where it is (bytes)."""
 
     path: Path
     offset: int
@@ -22,7 +22,7 @@ class TimerProblem(NamedTuple):
 
 
 def compare_timers(built: Path, found: Path, bounds: Bounds, progress: TimedProgress) -> list[TimerProblem]:
-    """What is wrong in ``found``, a broker's directory, if ``built`` is made from its log.
+    """The faults of ``found``, a broker's directory, if ``built`` is made from its log.
 
     Files of hours that ``progress`` settles may be gone. Entries of records that have expired are not compared, nor
     those of records that the broker may not have come to. Raises ``OSError``.

@@ -229,7 +229,7 @@ class EntryDispatcher:
         return min(commit_due, append_due)
 
     def _last_to_send(self) -> LogIndex:
-        """What a demotion or removal withholds from its subject, and what no learner gets (M9)."""
+        """The entries that a demotion or removal withholds from its subject, and that no learner gets (M9)."""
         state = self._state
         last = state.log.last.index
         if self.peer in state.learners:

@@ -345,7 +345,7 @@ class QuorumAckChecker:
                 state.outbox.wake |= Wake.ELECTOR
 
     def _held_during_change(self, leader: Leader, held: LogIndex) -> LogIndex:
-        """What is committed while the configuration in force may still be lost (M2).
+        """The committed index while the configuration in force may still be lost (M2).
 
         Entries before it are by majorities of its voters and of those before. It is itself, and all before it, once a
         majority of its own voters holds it; and if it has a new one, also a majority of those before: they elect nobody

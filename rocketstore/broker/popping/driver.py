@@ -129,7 +129,7 @@ class EngineDriver:
             self.end()
 
     def client_gone(self, client_id: str) -> None:
-        """What is prolonged for a client is visible soon."""
+        """Make messages that are prolonged for a client visible soon."""
         leadership = self._now
         if leadership is not None and self.is_current(leadership):
             leadership.engine.client_gone(client_id, leadership.now_ms())

@@ -50,7 +50,7 @@ class _Plan(NamedTuple):
 
 
 class _Got(NamedTuple):
-    """What one look has found."""
+    """The result of one search."""
 
     messages: tuple[PoppedRecord, ...]
     full: bool
@@ -111,7 +111,7 @@ class Receiving:
                     await waiter.wait(min(remaining_s, LOOK_S))
 
     async def peek(self, group: str, topic: str, queue_id: int, count: int, leases: Leases) -> list[bytes]:
-        """What would be given out next of these queues."""
+        """The messages of these queues that would be given out next."""
         await self._loaded(group, topic, END)
         await leases.take(PULL_BYTES_DEFAULT)
         found: list[bytes] = []

@@ -186,7 +186,7 @@ class Popping:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     async def _asked(self, ask: Callable[[PopEngine, int], _T], reason: str = "") -> _T:
-        """What the engine answers, which may have to load a topic first."""
+        """The engine's answer; it may have to load a topic first."""
         for _ in range(LOADS_MAX):
             leadership = self._driver.leadership()
             self._driver.reason = reason

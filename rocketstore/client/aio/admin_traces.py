@@ -13,7 +13,7 @@ from rocketstore.message.trace import ConsumedTrace, EndedTrace, ReceivedTrace, 
 
 
 def steps_of(message_id: str, messages: Iterable[Message]) -> list[Traced]:
-    """What these messages of traces say of it, by time. The address of a client is that which a trace was sent from."""
+    """The events of it in these messages of traces, by time. A client's address is the one that sent the trace."""
     steps: list[Traced] = []
     begun: dict[str, Traced] = {}
     ended: dict[str, ConsumedTrace] = {}

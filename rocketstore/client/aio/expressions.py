@@ -33,7 +33,7 @@ Topics = Mapping[str, str | Sql] | Mapping[str, str] | Mapping[str, Sql] | Seque
 
 
 def wanted_of(topics: Topics) -> dict[str, str | Sql]:
-    """What is wanted of each topic."""
+    """The filter of each topic."""
     if isinstance(topics, str):
         return {topics: "*"}
     return dict(topics) if isinstance(topics, Mapping) else dict.fromkeys(topics, "*")

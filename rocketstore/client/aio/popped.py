@@ -25,7 +25,7 @@ class PoppedMessage(ReceivedMessage):
     queue: MessageQueue
     """Where it came from: topic, broker, number. For a message that comes again, that is a topic of the group's own."""
     point: CheckPoint
-    """What brokers call this delivery."""
+    """The broker's name for this delivery."""
     received_at: float
     """In the loop's time."""
 
