@@ -221,6 +221,18 @@ class FencedError(DLedgerError):
     code = ResponseCode.INCONSISTENT_STATE
 
 
+class DamagedSnapshotError(DLedgerError):
+    """Raised when a snapshot is damaged, or not there any more: use an older one, or another member's."""
+
+    code = ResponseCode.LOAD_SNAPSHOT_ERROR
+
+
+class SnapshotFormatError(DLedgerError):
+    """Raised when a snapshot was written by a later version of a program or of its state machine: run that version."""
+
+    code = ResponseCode.LOAD_SNAPSHOT_ERROR
+
+
 class LackingError(DLedgerError):
     """Raised when a peer does not hold the part that is damaged or missing here."""
 

@@ -279,7 +279,8 @@ class LeaderElector:
         state = self._state
         self._damaged = False
         try:
-            return rebuild(state.log, self._config, state.log.last.index, now_ms).table
+            base = None if state.machine is None else state.machine.producers
+            return rebuild(state.log, self._config, state.log.last.index, now_ms, base).table
         except UnreadablePayloadError as error:
             self.unreadable_producers = str(error)
             state.become_follower(state.term, None, now_ms, RoleReason.UNREADABLE_PRODUCERS)

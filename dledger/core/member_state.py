@@ -15,7 +15,7 @@ from dledger.config import FlushMode, ServerConfig
 from dledger.core.membership import Membership, implicit_configuration
 from dledger.core.messages import Readmission
 from dledger.core.outbox import Outbox, RoleChange, RoleReason, Wake
-from dledger.core.ports import Log, Random
+from dledger.core.ports import Log, MachineState, Random
 from dledger.core.producers import ProducerTable
 from dledger.core.standing import Ballot
 from dledger.errors import CorruptLogError, invariant
@@ -141,8 +141,11 @@ class MemberState:
         now_ms: int,
         membership: Membership | None = None,
         uid: int = 0,
+        machine: MachineState | None = None,
     ) -> None:
         self.node_id = config.node_id
+        self.machine: Final = machine
+        """Of the state machine on this log; None if there is none."""
         self.uid = uid
         """Names this memory of the member: that of its directory."""
         self.membership = membership or Membership(self.node_id, implicit_configuration(config))

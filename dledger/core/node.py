@@ -35,7 +35,7 @@ from dledger.core.messages import (
 )
 from dledger.core.noops import Noops, Wrap
 from dledger.core.outbox import Wake
-from dledger.core.ports import Log, Random
+from dledger.core.ports import Log, MachineState, Random
 from dledger.core.producer_payload import check_name
 from dledger.core.read_index import ReadIndexQueue
 from dledger.errors import DLedgerError, InvalidRequestError, UnknownMemberError
@@ -51,7 +51,8 @@ class Node:
 
     ``remembered`` is what an earlier run knew members to have held, or part of it; ``wrap_noop`` makes the bodies of
     no-op entries where the log has a record format of its own. ``membership``: as ``recover_membership`` found it, None
-    for the configured members. ``uid``: of this member's directory, 0 if it has none.
+    for the configured members. ``uid``: of this member's directory, 0 if it has none. ``machine``: of a
+    state machine on the log, None without one.
     """
 
     def __init__(  # noqa: PLR0913  # one parameter per neighbour
@@ -67,6 +68,7 @@ class Node:
         wrap_noop: Wrap | None = None,
         membership: Membership | None = None,
         uid: int = 0,
+        machine: MachineState | None = None,
     ) -> None:
         replication = config.replication
         self.state = MemberState(
@@ -78,6 +80,7 @@ class Node:
             now_ms=now_ms,
             membership=membership,
             uid=uid,
+            machine=machine,
         )
         self.state.remember(remembered.items())
         self.reads = ReadIndexQueue(

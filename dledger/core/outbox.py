@@ -15,6 +15,7 @@ from typing import Final
 from dledger.core.membership import Membership
 from dledger.core.messages import Message
 from dledger.errors import CorruptLogError, LeaderHint
+from dledger.records import record
 from dledger.types import LogIndex, NodeId, Role, Term
 
 
@@ -76,6 +77,18 @@ class RoleChange:
     """The cause; None if the record's creator does not know it."""
 
 
+@record(frozen=True, slots=True)
+class SnapshotFetch:
+    """This member's state machine needs entries that ``leader`` does not keep any more.
+
+    It needs a snapshot of ``at_least`` that entry, or of a later one, from the leader or from any member whose chain
+    CRC there equals the leader's.
+    """
+
+    leader: NodeId
+    at_least: LogIndex
+
+
 @dataclass(slots=True)
 class Outbox:
     """Effects gathered since the driver last took them."""
@@ -95,6 +108,8 @@ class Outbox:
     """A copy of the member's, if the configuration in force, the one known to be committed, or the members with which
     this one still speaks have changed. The driver acts on it before it sends ``messages``.
     """
+    fetch_snapshot: SnapshotFetch | None = None
+    """The snapshot that this member lacks; repeated while it does, so the driver ignores it during a fetch."""
 
     def take(self) -> Outbox:
         """Return everything gathered and start empty."""
@@ -107,11 +122,13 @@ class Outbox:
             self.damage,
             self.fenced,
             self.membership,
+            self.fetch_snapshot,
         )
         self.messages, self.completions, self.role_changes = [], [], []
         if taken.damage:
             self.damage = []
         self.committed, self.wake, self.fenced, self.membership = None, Wake.NONE, "", None
+        self.fetch_snapshot = None
         return taken
 
     def __bool__(self) -> bool:
@@ -124,6 +141,7 @@ class Outbox:
             or self.damage
             or self.fenced
             or self.membership is not None
+            or self.fetch_snapshot is not None
         )
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from dledger.core.producer_payload import ProducerSnapshot
 from dledger.errors import DLedgerError
 from dledger.members import Configuration
+from dledger.records import record
 from dledger.types import (
     AppendedBatch,
     Body,
@@ -190,6 +192,33 @@ class Log(Protocol):
 
     def close(self) -> None:
         """Flush, record a clean stop and release the directory. Idempotent."""
+
+
+@record(frozen=True, slots=True)
+class ProducersAt:
+    """The table of producers as of the entry ``index``, which a snapshot of a state machine holds."""
+
+    index: LogIndex
+    producers: ProducerSnapshot
+
+
+class MachineState(Protocol):
+    """How far a member's state machine is. Read under the node's lock, so quick; none of them goes back.
+
+    A member whose log was reset to a snapshot lacks the entries before: its machine is the only one to know them.
+    """
+
+    @property
+    def applied_index(self) -> LogIndex:
+        """The last entry that its state includes."""
+
+    @property
+    def snapshot_index(self) -> LogIndex:
+        """The last entry of the newest durable snapshot; ``NO_INDEX`` if there is none."""
+
+    @property
+    def producers(self) -> ProducersAt | None:
+        """The producers as of that entry; None if there is no snapshot."""
 
 
 class Random(Protocol):

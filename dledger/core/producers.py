@@ -36,7 +36,7 @@ from typing import Final
 
 from dledger.config import ReplicationConfig, ServerConfig
 from dledger.core.noop_payload import UnreadablePayloadError
-from dledger.core.ports import Log
+from dledger.core.ports import Log, ProducersAt
 from dledger.core.producer_names import account_of, is_made_up, stream_batch
 from dledger.core.producer_payload import (
     EMPTY_SNAPSHOT_BYTES,
@@ -311,6 +311,10 @@ class ProducerTable:
         if self._by_name:
             self._plan_snapshot(index, position, now_ms)
 
+    def owe_snapshot(self, index: LogIndex, now_ms: int) -> None:
+        """The table was loaded from outside the log: the next batch follows a snapshot, as nobody else has it."""
+        self._due = (index, 0, now_ms) if self._by_name else None
+
     def _plan_snapshot(self, index: int, position: int, now_ms: int) -> None:
         entries = max(self._snapshot_entries, SNAPSHOT_ENTRIES_PER_PRODUCER * len(self))
         pause_ms = max(self._expiry_ms // SNAPSHOTS_PER_EXPIRY, 1)
@@ -462,12 +466,18 @@ class _Found:
     """The newest snapshot's index, or that before the first entry examined."""
 
 
-def rebuild(log: Log, config: ServerConfig, last_index: LogIndex, now_ms: int) -> Rebuilt:
+def rebuild(
+    log: Log, config: ServerConfig, last_index: LogIndex, now_ms: int, base: ProducersAt | None = None
+) -> Rebuilt:
     """Rebuild the table from the log, as of ``last_index``. Raises ``UnreadablePayloadError``.
 
-    Reads headers, and the bodies of NOOPs, of a bounded part of the log.
+    Reads headers, and the bodies of NOOPs, of a bounded part of the log. ``base``: the table that a state machine's
+    snapshot holds. A log that was reset to it may lack the table before, so the search ends there.
     """
-    found = _look_back(log, last_index, _WALK_BYTES + 2 * config.store.entry_bytes_limit)
+    if base is not None and not log.begin.index <= base.index <= last_index:
+        base = None
+    bottom = log.begin.index if base is None else base.index
+    found = _look_back(log, last_index, bottom, _WALK_BYTES + 2 * config.store.entry_bytes_limit)
     table = ProducerTable(config.replication, config.store.segment_bytes)
     newest = found.payloads.get(found.start)
     needed: LogIndex | None = None
@@ -475,14 +485,17 @@ def rebuild(log: Log, config: ServerConfig, last_index: LogIndex, now_ms: int) -
         needed = LogIndex(found.start)
         table.load(newest, now_ms)
         table.written(needed, log.positions(needed, needed)[0], now_ms)
+    elif base is not None and found.start == base.index:
+        table.load(base.producers, now_ms)
+        table.owe_snapshot(base.index, now_ms)
     registered = table.replay(found, log, now_ms)
     needed = registered if needed is None else needed
     return Rebuilt(table, needed if len(table) else None)
 
 
-def _look_back(log: Log, last_index: LogIndex, walk_bytes: int) -> _Found:
-    """Search back from ``last_index`` to the newest snapshot, or as far as one could be."""
-    lowest = max(log.begin.index + 1, last_index - _WALK_ENTRIES + 1)
+def _look_back(log: Log, last_index: LogIndex, bottom: LogIndex, walk_bytes: int) -> _Found:
+    """Search back from ``last_index`` to the newest snapshot, or as far as one could be, above ``bottom``."""
+    lowest = max(bottom + 1, last_index - _WALK_ENTRIES + 1)
     stop_position = log.positions(last_index, last_index)[0] - walk_bytes if last_index >= lowest else 0
     chunks: list[list[tuple[int, int, int]]] = []
     payloads: dict[int, Payload] = {}

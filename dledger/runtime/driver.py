@@ -33,7 +33,7 @@ from dledger.core.messages import (
     PushTruncate,
 )
 from dledger.core.node import Node
-from dledger.core.outbox import Outbox, RoleChange, Wake
+from dledger.core.outbox import Outbox, RoleChange, SnapshotFetch, Wake
 from dledger.core.ports import Log
 from dledger.errors import (
     CorruptLogError,
@@ -89,6 +89,10 @@ class _Part:
             self.worker.wake()
 
 
+def _ignore(_fetch: SnapshotFetch) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class Effects:
     """The callbacks that carry out a node's effects, always outside its lock."""
@@ -107,6 +111,8 @@ class Effects:
     members: Callable[[Membership, frozenset[NodeId]], None]
     """Other members count or are known to be committed, or messages go to others (their ids); in order, and before the
     messages of the same step."""
+    fetch_snapshot: Callable[[SnapshotFetch], None] = _ignore
+    """This member's state machine needs a snapshot; must only record it. Nodes without a machine need none."""
 
 
 class _Peer:
@@ -329,6 +335,8 @@ class NodeDriver:
             self._effects.damage(damage)
         if effects.fenced:
             self._effects.fenced(effects.fenced)
+        if effects.fetch_snapshot is not None:
+            self._effects.fetch_snapshot(effects.fetch_snapshot)
         for completion in effects.completions:
             completion()
 

@@ -185,7 +185,7 @@ def write_members(fs: FileSystem, directory: Path, saved: SavedMembers) -> None:
 def _to_json(saved: SavedMembers) -> dict[str, object]:
     return {
         "uid": saved.uid,
-        "configuration": None if saved.configuration is None else _configuration_to_json(saved.configuration),
+        "configuration": None if saved.configuration is None else configuration_to_json(saved.configuration),
         "clear_to": saved.clear_to,
         "remembered": {one: [held.term, held.index] for one, held in sorted(saved.remembered.items())},
         "lost": saved.lost,
@@ -193,7 +193,8 @@ def _to_json(saved: SavedMembers) -> dict[str, object]:
     }
 
 
-def _configuration_to_json(configuration: Configuration) -> dict[str, object]:
+def configuration_to_json(configuration: Configuration) -> dict[str, object]:
+    """A configuration, with its index and term, as a JSON object."""
     return {
         "index": configuration.index,
         "term": configuration.term,
@@ -219,7 +220,7 @@ def _from_json(found: dict[str, Any]) -> SavedMembers:  # Any: whatever the JSON
     known = found["configuration"]
     return SavedMembers(
         uid=int(found["uid"]),
-        configuration=None if known is None else _configuration_from_json(known),
+        configuration=None if known is None else configuration_from_json(known),
         clear_to=LogIndex(int(found["clear_to"])),
         remembered={
             NodeId(one): EntryId(Term(int(term)), LogIndex(int(index)))
@@ -230,7 +231,8 @@ def _from_json(found: dict[str, Any]) -> SavedMembers:  # Any: whatever the JSON
     )
 
 
-def _configuration_from_json(known: dict[str, Any]) -> Configuration:  # Any: as above
+def configuration_from_json(known: dict[str, Any]) -> Configuration:  # Any: as above
+    """The inverse. Raises ``ValueError``, ``TypeError``, ``KeyError`` or ``AttributeError``."""
     members = tuple(
         ClusterMember(
             NodeId(str(one["id"])),

@@ -31,7 +31,7 @@ from dledger.core.messages import (
     VoteResult,
 )
 from dledger.core.outbox import RoleReason, Wake
-from dledger.core.ports import Log
+from dledger.core.ports import Log, ProducersAt
 from dledger.core.producers import Plan, ProducerTable, Rebuilt, rebuild
 from dledger.core.read_index import ReadDone, ReadIndexQueue
 from dledger.core.standing import Ballot, Electorate, Readmissions, Victory
@@ -232,12 +232,16 @@ def _read_what_is_committed(
         _submit(self, now_ms, done, at_least=at_least)
 
 
-def _nobody_is_known(_log: Log, config: ServerConfig, _last_index: LogIndex, _now_ms: int) -> Rebuilt:
+def _nobody_is_known(
+    _log: Log, config: ServerConfig, _last_index: LogIndex, _now_ms: int, _base: ProducersAt | None = None
+) -> Rebuilt:
     return Rebuilt(ProducerTable(config.replication), None)
 
 
-def _only_committed_counts(log: Log, config: ServerConfig, _last_index: LogIndex, now_ms: int) -> Rebuilt:
-    return rebuild(log, config, max(log.committed_index, log.begin.index), now_ms)
+def _only_committed_counts(
+    log: Log, config: ServerConfig, _last_index: LogIndex, now_ms: int, base: ProducersAt | None = None
+) -> Rebuilt:
+    return rebuild(log, config, max(log.committed_index, log.begin.index), now_ms, base)
 
 
 def _nothing_is_needed(_log: Log, _config: ServerConfig) -> None:

@@ -24,7 +24,7 @@ from dledger.core.messages import (
 )
 from dledger.core.node import Node
 from dledger.core.outbox import RoleChange, Wake
-from dledger.core.ports import Random
+from dledger.core.ports import MachineState, Random
 from dledger.errors import CorruptLogError, ResponseCode
 from dledger.types import NO_ENTRY, Boundary, EntryId, HardState, LogIndex, NodeId, Role, Standing, Term
 from tests.support.cluster import N0, FixedTimeouts, fill, make_config
@@ -44,6 +44,7 @@ class Solo:
         random: Random | None = None,
         log: DiskLog | None = None,
         boot_id: int = 1,
+        machine: MachineState | None = None,
         **changes: object,
     ) -> None:
         self.log = log if log is not None else DiskLog()
@@ -57,6 +58,7 @@ class Solo:
             random=random or FixedTimeouts(0),
             run=MemberRun(boot_id, countersign=4711),
             now_ms=0,
+            machine=machine,
         )
         self.state = self.node.state
         self.role_changes: list[RoleChange] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dledger.core.messages import TakeLeadership
-from dledger.core.outbox import Outbox, RoleChange, Wake, hint
+from dledger.core.outbox import Outbox, RoleChange, SnapshotFetch, Wake, hint
 from dledger.errors import LeaderHint
 from dledger.types import LogIndex, Role, Term
 from tests.support.cluster import N1
@@ -22,6 +22,7 @@ def test_take_gives_everything_once() -> None:
     outbox.role_changes.append(RoleChange(Role.LEADER, Term(1), N1))
     outbox.committed = LogIndex(0)
     outbox.wake |= Wake.FLUSH
+    outbox.fetch_snapshot = SnapshotFetch(N1, LogIndex(7))
 
     taken = outbox.take()
 
@@ -29,6 +30,7 @@ def test_take_gives_everything_once() -> None:
     assert len(taken.completions) == 1
     assert taken.role_changes == [RoleChange(Role.LEADER, Term(1), N1)]
     assert (taken.committed, taken.wake) == (0, Wake.FLUSH)
+    assert taken.fetch_snapshot == SnapshotFetch(N1, LogIndex(7))
     assert taken
     assert not outbox
 
@@ -38,6 +40,7 @@ def test_each_kind_of_effect_makes_the_outbox_true() -> None:
     assert Outbox(committed=LogIndex(0))
     assert Outbox(wake=Wake.HANDLER)
     assert Outbox(completions=[lambda: None])
+    assert Outbox(fetch_snapshot=SnapshotFetch(N1, LogIndex(0)))
     assert Outbox(role_changes=[RoleChange(Role.FOLLOWER, Term(0), None)])
 
 

@@ -11,6 +11,7 @@ import pytest
 from dledger.core import producers
 from dledger.core.messages import TakeLeadership
 from dledger.core.outbox import RoleReason, Wake
+from dledger.core.ports import ProducersAt
 from dledger.core.producer_payload import (
     ProducerSnapshot,
     Registration,
@@ -33,6 +34,7 @@ from dledger.errors import (
 from dledger.types import (
     NOOP_CHANNEL,
     AppendedBatch,
+    Boundary,
     HardState,
     LogIndex,
     Magic,
@@ -43,6 +45,7 @@ from dledger.types import (
     Term,
 )
 from tests.support.cluster import N1, Outcome
+from tests.support.disk_log import DiskLog
 from tests.support.producers import append, bodies_of, commit, known, leading, newer_payload, settled, successor, told
 from tests.support.solo import Solo
 
@@ -391,6 +394,57 @@ def test_leaders_in_a_row_leave_no_more_between_two_snapshots_than_one_does() ->
 
     assert max(gaps) <= 41
     assert len(snapshots) == (solo.log.last.index - 1) // 41
+
+
+class Machine:
+    """What a core sees of a state machine whose newest snapshot is of one entry."""
+
+    def __init__(self, solo: Solo) -> None:
+        self.applied_index = self.snapshot_index = solo.log.last.index
+        payload = decode_payload(solo.leader_role.producers.snapshot(1 << 20, solo.now_ms))
+        assert isinstance(payload, ProducerSnapshot)
+        self.producers = ProducersAt(self.snapshot_index, payload)
+
+
+def test_a_log_that_was_reset_to_a_snapshot_knows_its_producers_from_there() -> None:
+    """S8: the entries that tell of them are gone; a repeated append must be recognised nevertheless.
+
+    The new leader writes the table at once: no other member may have it, and the search back is bounded.
+    """
+    solo = leading()
+    append(solo, "p", 0, b"a", b"b")
+    append(solo, "q", 0, b"c")
+    commit(solo)
+    machine = Machine(solo)
+    log = DiskLog()
+    last = solo.log.last
+    log.reset(Boundary(last.index, last.term, solo.log.end_position, solo.log.last_chain_crc))
+    second = Solo(1, log=log, hard_state=HardState(last.term, standing=Standing.FULL), machine=machine)
+    second.lead()
+
+    again = append(second, "p", 0, b"a", b"b", b"d")
+    commit(second)
+
+    assert known(second) == {"p": 3, "q": 1}
+    assert sum(run.count for run in again.value.duplicates) == 2
+    assert bodies_of(second) == [b"d"]
+    assert isinstance(told(second)[0], ProducerSnapshot)
+    assert known(successor(second)) == {"p": 3, "q": 1}
+
+
+def test_a_snapshots_producers_do_not_hide_later_ones() -> None:
+    """The log goes on after it, and tells of newer entries; an older table is not needed where the log has one."""
+    solo = leading()
+    append(solo, "p", 0, b"a")
+    commit(solo)
+    machine = Machine(solo)
+    append(solo, "p", 1, b"b")
+    append(solo, "q", 0, b"c")
+    commit(solo)
+    second = Solo(1, log=solo.log, hard_state=HardState(solo.state.term, standing=Standing.FULL), machine=machine)
+    second.lead()
+
+    assert known(second) == {"p": 2, "q": 1}
 
 
 def test_a_leader_that_ended_before_the_snapshot_it_owed_has_it_written_by_the_next_one() -> None:
