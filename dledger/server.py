@@ -69,12 +69,14 @@ from dledger.rpc.ports import (
     RoleEvent,
 )
 from dledger.rpc.tls_keeper import TlsKeeper
-from dledger.runtime.driver import JOIN_TIMEOUT_S, Effects, NodeDriver
+from dledger.runtime.driver import Effects, NodeDriver
+from dledger.runtime.housekeeping import Housekeeping
 from dledger.runtime.log_lines import NodeLines
 from dledger.runtime.push_times import PushTimes
 from dledger.runtime.role_changes import RoleChangeHandler, RoleChangeNotifier
 from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
-from dledger.runtime.worker import Worker
+from dledger.runtime.tasks import Task
+from dledger.runtime.worker import JOIN_TIMEOUT_S
 from dledger.store.bulk_reader import StoreTime
 from dledger.store.file_store import FileStore
 from dledger.store.identity import IDENTITY_FILE, read_identity
@@ -217,6 +219,7 @@ class DLedgerServer:
             uid=self._records.uid,
         )
         name = config.node_id
+        self._housekeeping = Housekeeping(name, self._clock, self._supervisor)
         self._lines.members_are(self._node.state.membership)
         self._member_watch = MemberWatch(config, self._node.state.membership, self.conditions, self._clock)
         self._roles = RoleChangeNotifier(name, self._supervisor)
@@ -241,8 +244,10 @@ class DLedgerServer:
                 commit=self._publish_commit,
                 damage=self._found_damage,
                 fenced=self._tell_fenced,
+                flushed=lambda: self._upkeep.log_changed(),
                 members=self._members_changed,
             ),
+            self._housekeeping.timers,
         )
         if self.fenced:
             self._tell_fenced(self.fenced)
@@ -262,17 +267,17 @@ class DLedgerServer:
             self._supervisor,
             self._records,
             self._look_after_members,
+            self._housekeeping,
         )
-        self._scrub = Worker(f"dledger-scrub-{name}", self._watch.step, self._clock, self._supervisor)
-        self._workers = [self._scrub]
+        self._scrub = Task(self._housekeeping.scrub, self._watch.step, self._supervisor)
+        self._tasks = [self._scrub]
         self.log.on_damage(self._watch.note_damage)  # only now: the watch reads and mends the log that calls it
         for damage in (*self.log.damage_at_start, *self._records.damage):
             self._node.state.whole = False
             self._watch.note_damage(damage)
         if self.tls is not None:
-            self._workers.append(
-                Worker(f"dledger-tls-{name}", partial(self._renew_tls, self.tls), self._clock, self._supervisor)
-            )
+            renew = partial(self._renew_tls, self.tls)
+            self._tasks.append(Task(self._housekeeping.clean, renew, self._supervisor))
 
     def _make_watch(self, peers: PeerLogClient) -> LogWatch:
         """The log's background verification and repair."""
@@ -385,8 +390,9 @@ class DLedgerServer:
                 self._roles.start()
                 self._driver.start()
                 self._upkeep.start()
-                for worker in self._workers:
-                    worker.start()
+                for task in self._tasks:
+                    task.start()
+                self._housekeeping.start()
             except BaseException:
                 self.stop(graceful=False)
                 raise
@@ -414,9 +420,10 @@ class DLedgerServer:
             self._watch.stop()
             self._peer_log.close()
             self._upkeep.stop()
-            for worker in self._workers:  # before the driver, which they use
-                worker.stop(JOIN_TIMEOUT_S)
+            for task in self._tasks:  # before the driver, which they use
+                task.stop(JOIN_TIMEOUT_S)
             self._driver.stop()
+            self._housekeeping.stop()
             self._roles.stop()
             self._upkeep.save_remembered()
             self._supervisor.run(self.log.close)
@@ -685,6 +692,7 @@ class DLedgerServer:
         return "" if at == NO_INDEX else f"{self._config.node_id} was removed from the group (configuration {at})"
 
     def _publish_commit(self, index: LogIndex) -> None:
+        self._upkeep.log_changed()
         event = CommitEvent(index)
         for listener in self._commit_listeners:
             listener(event)

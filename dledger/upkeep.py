@@ -1,5 +1,7 @@
 """The work on a node's log by time: its checkpoint is synced, segments are prepared, and expired ones removed; and the
-conditions that follow from the node's state are shown. Each may wait for the disk, so each has a thread.
+conditions that follow from the node's state are shown. Each may wait for the disk, so each has a thread of the process.
+
+What only follows writes is done often while the log changes, and otherwise once per second.
 """
 
 from __future__ import annotations
@@ -15,15 +17,48 @@ from dledger.core.node import Node
 from dledger.core.progress import full_members
 from dledger.member_records import MemberRecords
 from dledger.retention import Retention
-from dledger.runtime.driver import JOIN_TIMEOUT_S, NodeDriver
+from dledger.runtime.driver import NodeDriver
+from dledger.runtime.housekeeping import Housekeeping
 from dledger.runtime.supervisor import Supervisor
-from dledger.runtime.worker import Worker
+from dledger.runtime.tasks import Task
+from dledger.runtime.worker import JOIN_TIMEOUT_S
 from dledger.store.cleaner import ForcedRemoval, Room
 from dledger.store.file_store import FileStore
 from dledger.types import NodeId
 
 _WARM_INTERVAL_MS: Final = 20
 _REMEMBER_INTERVAL_MS: Final = 1000
+_REST_INTERVAL_MS: Final = 1000
+
+
+class _Pace:
+    """When a task steps that has work while something changes: then every ``interval_ms``, otherwise seldom."""
+
+    task: Task
+
+    def __init__(self, interval_ms: int) -> None:
+        self._interval_ms = interval_ms
+        self._rest_ms = max(interval_ms, _REST_INTERVAL_MS)
+        self._has_changed = True
+        self._is_resting = False
+
+    def changed(self) -> None:
+        """Something changed; cheap, from any thread."""
+        self._has_changed = True
+        if self._is_resting:
+            self._is_resting = False
+            self.task.wake()
+
+    def begin(self) -> bool:
+        """A step begins, which sees what changed until now; whether anything did since the last one began."""
+        self._is_resting = False
+        had_changed, self._has_changed = self._has_changed, False
+        return had_changed
+
+    def pause_ms(self, *, more: bool) -> int:
+        """The pause after the step; ``more``: not a long one. A change from now on ends a long one."""
+        self._is_resting = not more  # before the look: a change after it wakes the task
+        return self._interval_ms if more or self._has_changed else self._rest_ms
 
 
 class LogUpkeep:
@@ -40,6 +75,7 @@ class LogUpkeep:
         supervisor: Supervisor,
         records: MemberRecords,
         look_after_members: Callable[[], None],
+        housekeeping: Housekeeping,
     ) -> None:
         self._config = config
         self._node = node
@@ -52,38 +88,47 @@ class LogUpkeep:
         self.retention: Final = Retention(config, node, log, driver, records)
         self._remember_due_ms = clock.monotonic_ms() + _REMEMBER_INTERVAL_MS
         self._told_of_removed: ForcedRemoval | None = None
-        name = config.node_id
-        self._workers = [
-            Worker(f"dledger-checkpoint-{name}", self._checkpoint, clock, supervisor),
-            Worker(f"dledger-warm-{name}", self._warm, clock, supervisor),
-            Worker(f"dledger-clean-{name}", self._clean, clock, supervisor),
-        ]
+        self._checkpoints, self._warming = _Pace(config.store.checkpoint_interval_ms), _Pace(_WARM_INTERVAL_MS)
+        self._checkpoints.task = Task(housekeeping.checkpoint, self._checkpoint, supervisor)
+        self._warming.task = Task(housekeeping.warm, self._warm, supervisor)
+        self._tasks = (
+            self._checkpoints.task,
+            self._warming.task,
+            Task(housekeeping.clean, self._clean, supervisor),
+        )
 
     def start(self) -> None:
-        """Start the threads."""
-        for worker in self._workers:
-            worker.start()
+        """Begin."""
+        for task in self._tasks:
+            task.start()
 
     def stop(self) -> None:
-        """End the threads."""
-        for worker in self._workers:
-            worker.stop(JOIN_TIMEOUT_S)
+        """End, after the steps in progress."""
+        for task in self._tasks:
+            task.stop(JOIN_TIMEOUT_S)
+
+    def log_changed(self) -> None:
+        """More of the log is durable or committed; cheap, from any thread."""
+        self._checkpoints.changed()
+        self._warming.changed()
 
     def save_remembered(self) -> None:
         """Write down who the members are, and what this one remembers of them."""
         self._records.keep(self._driver.look)
 
     def _checkpoint(self) -> int:
+        had_changed = self._checkpoints.begin()
         self._log.sync_checkpoint()
         if self._clock.monotonic_ms() >= self._remember_due_ms:
             self.save_remembered()
             self._log.hard_state.mirror()
             self._remember_due_ms = self._clock.monotonic_ms() + _REMEMBER_INTERVAL_MS
-        return self._clock.monotonic_ms() + self._config.store.checkpoint_interval_ms
+        return self._clock.monotonic_ms() + self._checkpoints.pause_ms(more=had_changed)
 
     def _warm(self) -> int:
+        had_changed = self._warming.begin()
         more = self._log.warm()
-        return self._clock.monotonic_ms() + (0 if more else _WARM_INTERVAL_MS)
+        return self._clock.monotonic_ms() + (0 if more else self._warming.pause_ms(more=had_changed))
 
     def _clean(self) -> int:
         self._look_after_conditions(self.retention.clean())

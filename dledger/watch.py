@@ -1,8 +1,8 @@
 """Background maintenance of one node's log: it is verified, compared with the other members' logs, and repaired.
 
-One thread (``dledger-scrub-<node>``), in this order: repair known damage; every ``COMPARE_INTERVAL_MS`` compare chain
-CRCs of committed entries with the peers; verify the next bytes of the log, at ``scrub_bytes_per_s``. It holds no lock
-of the node's, and code that finds damage elsewhere (reads, lookups, the core's parts) only reports it.
+On one thread (``dledger-scrub-<node>``), in this order: repair known damage; every ``COMPARE_INTERVAL_MS`` compare
+chain CRCs of committed entries with the peers; verify the next bytes of the log, at ``scrub_bytes_per_s``. It holds no
+lock of the node's, and code that finds damage elsewhere (reads, lookups, the core's parts) only reports it.
 
 Comparing finds errors that checksums cannot: two logs that are both intact and differ are two histories. The one that
 most voters do not share is fenced.

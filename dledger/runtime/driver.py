@@ -1,13 +1,13 @@
 """Carries out the core's decisions: takes its outbox under the lock, and acts on it outside, in the contract's order.
 
-Threads of one node (all named ``dledger-<part>-<node>``): elector, dispatcher-<peer>, handler, quorum-ack, flush. Peers
-come and go with the group's members. Any thread, including a transport's, may ``call`` into the node; the effects are
-carried out by the thread that caused them.
+Threads of one node: ``dledger-dispatcher-<peer>-<node>`` and ``dledger-flush-<node>``; its timers run on the process's
+``dledger-timers-<node>``. Peers come and go with the group's members. Any thread, including a transport's, may ``call``
+into the node; the effects are carried out by the thread that caused them.
 
 A part to which an event gives work is stepped at once by the thread that delivered the event, in the same hold of the
 lock: passing it to the part's own thread costs a thread switch, and an append would need four of them. The part's own
-thread handles timers, and the dispatchers' threads also what is too much for the caller: while a follower has pushes in
-flight, the next ones are gathered and read there.
+thread, or task, handles timers, and the dispatchers' threads also what is too much for the caller: while a follower has
+pushes in flight, the next ones are gathered and read there.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from dledger.errors import (
 from dledger.runtime.flusher import Flusher
 from dledger.runtime.lanes import Effect, EffectLane, PushLane
 from dledger.runtime.supervisor import NodeFailedError, Supervisor
-from dledger.runtime.worker import Worker
+from dledger.runtime.tasks import Task, TaskThread
+from dledger.runtime.worker import JOIN_TIMEOUT_S, Worker
 from dledger.types import HardState, LogIndex, NodeId
 
 Result = TypeVar("Result")
 
-JOIN_TIMEOUT_S = 10.0
 _IN_FLIGHT_WHEN_IDLE = 1
 """Pushes in flight to the slower follower of an idle group when the next append comes."""
 _STEPPED_AT_ONCE = Wake.HANDLER | Wake.QUORUM_ACK
@@ -68,16 +68,16 @@ class _Running(Enum):
 
 
 class _Part:
-    """A steppable part and the thread for its timers. All methods under the node's lock."""
+    """A steppable part, and what steps it for its timers. All methods under the node's lock."""
 
-    worker: Worker
+    worker: Worker | Task
 
     def __init__(self, step: Callable[[int], int | None]) -> None:
         self._step = step
         self._planned_ms: int | None = None  # when the thread next wakes by itself
 
     def run(self, now_ms: int) -> int | None:
-        """Step on the part's own thread, which wakes again at the due time returned."""
+        """Step by the part's own worker, which wakes again at the due time returned."""
         self._planned_ms = self._step(now_ms)
         return self._planned_ms
 
@@ -108,6 +108,8 @@ class Effects:
     """Damage in the own log keeps a part from its work, which will retry."""
     fenced: Callable[[str], None]
     """Most members were found to have another history."""
+    flushed: Callable[[], None]
+    """More of the log is durable."""
     members: Callable[[Membership, frozenset[NodeId]], None]
     """Other members count or are known to be committed, or messages go to others (their ids); in order, and before the
     messages of the same step."""
@@ -136,7 +138,9 @@ class NodeDriver:
         clock: Clock,
         supervisor: Supervisor,
         effects: Effects,
+        timers: TaskThread,
     ) -> None:
+        """``timers`` steps the parts that need no thread of their own."""
         self._config = config
         self._node = node
         self._log = log
@@ -147,28 +151,34 @@ class NodeDriver:
         self._persist_lock = threading.Lock()  # guards _durable_version and orders the saves; taken without _lock
         self._durable_version = 0  # of the state at start, which the node may already have changed
         self._running = _Running.NOT_YET
-        self._elector = self._part("elector", node.elector.step)
-        self._handler = self._part("handler", node.handler.step)
-        self._quorum_ack = self._part("quorum-ack", node.quorum_ack.step)
+        self._elector, self._handler, self._quorum_ack = (
+            self._timed(step, timers) for step in (node.elector.step, node.handler.step, node.quorum_ack.step)
+        )
         self._flusher = Flusher(config, log, clock, supervisor, self._tell_flushed)
         self._peers: Mapping[NodeId, _Peer] = {}  # replaced as a whole, under the lock
-        self._ended: list[Worker] = []  # of peers that are gone, to be joined
+        self._ended: list[Worker | Task] = []  # of peers that are gone, to be joined
         self._follow_dispatchers()
         self._strangers: EffectLane[tuple[NodeId, Message]] = EffectLane()
         """Answers and questions to senders that are no members here, or not any more."""
         self._role_changes: EffectLane[RoleChange] = EffectLane()
         self._members: EffectLane[tuple[Membership, frozenset[NodeId]]] = EffectLane()
 
-    def _part(self, name: str, step: Callable[[int], int | None], then: Callable[[], None] = lambda: None) -> _Part:
+    def _timed(self, step: Callable[[int], int | None], timers: TaskThread) -> _Part:
         part = _Part(step)
+        part.worker = Task(timers, partial(self._step, part.run), self._supervisor)
+        return part
+
+    def _pushing(self, peer: NodeId, dispatcher: EntryDispatcher) -> tuple[_Part, Worker]:
+        part = _Part(dispatcher.step)
 
         def run() -> int | None:
             due_ms = self._step(part.run)
-            then()
+            self._read_for(peer)
             return due_ms
 
-        part.worker = Worker(f"dledger-{name}-{self._config.node_id}", run, self._clock, self._supervisor)
-        return part
+        name = f"dledger-dispatcher-{peer}-{self._config.node_id}"
+        part.worker = worker = Worker(name, run, self._clock, self._supervisor)
+        return part, worker
 
     def _step(self, step: Callable[[int], int | None]) -> int | None:
         """Step a part; a node that stops meanwhile is not a failure of its worker."""
@@ -189,18 +199,18 @@ class NodeDriver:
             if known is not None and known.dispatcher is dispatcher:
                 peers[one] = known
                 continue
-            part = self._part(f"dispatcher-{one}", dispatcher.step, partial(self._read_for, one))
+            part, reader = self._pushing(one, dispatcher)
             peers[one] = peer = _Peer(dispatcher, part, pushes_max)
-            peer.pushes.reader = part.worker
+            peer.pushes.reader = reader
             if self._running is _Running.YES:
-                part.worker.start()
+                reader.start()
         gone = [peer.part.worker for one, peer in self._peers.items() if peers.get(one) is not peer]
         self._peers = peers
         for worker in gone:
             worker.end()
         self._ended = [worker for worker in (*self._ended, *gone) if worker.is_alive]
 
-    def _workers(self) -> list[Worker]:
+    def _workers(self) -> list[Worker | Task]:
         parts = [self._elector, self._handler, self._quorum_ack, *(peer.part for peer in self._peers.values())]
         return [*(part.worker for part in parts), self._flusher.worker, *self._ended]
 
@@ -454,3 +464,4 @@ class NodeDriver:
 
     def _tell_flushed(self) -> None:
         self._step(lambda _now: self._node.flushed())
+        self._effects.flushed()

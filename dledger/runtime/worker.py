@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Final
 
 from dledger.clock import Clock
 from dledger.runtime.supervisor import Supervisor
+
+JOIN_TIMEOUT_S: Final = 10.0
+"""How long a stop waits for a thread's step in progress."""
 
 
 class Gate:

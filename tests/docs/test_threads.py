@@ -154,5 +154,5 @@ def test_the_names_of_all_other_threads_stand_in_the_code() -> None:
 
     for heading in ("Of a node", "Of a broker", "Of a name server", "Of the process"):
         for name in _rows(heading):
-            stem = re.sub(r"(-PEER)?-NODE|_N|dledger-(?=dispatcher|elector|handler|quorum)", "", name)
+            stem = re.sub(r"(-PEER)?-NODE|_N|dledger-(?=dispatcher)", "", name)
             assert name == "MainThread" or stem in sources, name

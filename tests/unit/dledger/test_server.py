@@ -18,6 +18,7 @@ from dledger.errors import DiskError, IdentityError, ShutdownError
 from dledger.members import ChangeKind, MemberChange
 from dledger.retention import protected_index
 from dledger.runtime.supervisor import EXIT_FATAL
+from dledger.runtime.tasks import Task
 from dledger.server import DLedgerServer
 from dledger.types import AppendedBatch, HardState, LogIndex, NodeId, Role, Term
 from tests.support.cluster import N1, N2, Outcome
@@ -54,10 +55,10 @@ def test_background_work_ends_before_the_node_that_it_uses(
     """A clean-up that is due while the node stops must not make a failure (status 70) of a graceful stop."""
     server.start()
     wait_until(lambda: server.status().role is Role.LEADER, "it leads itself")
-    stop_node, left = server._driver.stop, list[str]()
+    stop_node, left = server._driver.stop, list[Task]()
 
     def note_and_stop() -> None:
-        left.extend(name for name in threads() if name.startswith(("dledger-clean", "dledger-checkpoint")))
+        left.extend(task for task in server._upkeep._tasks if task.is_alive)
         stop_node()
 
     monkeypatch.setattr(server._driver, "stop", note_and_stop)

@@ -30,6 +30,7 @@ from dledger.core.outbox import RoleChange
 from dledger.errors import CorruptLogError, DiskError, DLedgerError, ShutdownError
 from dledger.runtime.driver import Effects, NodeDriver
 from dledger.runtime.supervisor import NodeFailedError, Supervisor
+from dledger.runtime.tasks import TaskThread
 from dledger.types import AppendedBatch, EntryRun, FlushMark, HardState, LogIndex, NodeId, Role, Standing, Term
 from tests.support.memory_store import MemoryStore
 from tests.support.waiting import wait_until
@@ -75,6 +76,7 @@ class _Bench:
         self.hard_states = _HardStates(self.events)
         self.supervisor = Supervisor(self.failures.append)
         clock = Clock()
+        self.timers = TaskThread("timers", clock, self.supervisor)
         self.node = Node(
             self.config,
             log=self.log,
@@ -99,9 +101,20 @@ class _Bench:
                 commit=lambda _index: None,
                 damage=on_damage or self.supervisor.report,
                 fenced=self.events.append,
+                flushed=lambda: None,
                 members=lambda membership, spoken_with: self.events.append((membership, spoken_with)),
             ),
+            self.timers,
         )
+
+    def start(self) -> None:
+        """Start its threads; ``stop`` them."""
+        self.driver.start()
+        self.timers.start()
+
+    def stop(self) -> None:
+        self.driver.stop()
+        assert self.timers.stop(5)
 
 
 def test_a_new_term_is_durable_before_its_vote_requests_leave() -> None:
@@ -288,7 +301,7 @@ def test_who_sends_for_another_thread_waits_for_its_hard_state(*, is_push: bool)
 def test_a_single_member_elects_itself_and_acknowledges_after_its_flush() -> None:
     """Group of one: quorum is itself, and only durable entries count (design decision 4)."""
     bench = _Bench(SOLO)
-    bench.driver.start()
+    bench.start()
     wait_until(lambda: bench.node.state.role_name is Role.LEADER, "leadership")
     results: list[AppendedBatch | DLedgerError] = []
     flushed_when_done: list[int] = []
@@ -299,7 +312,7 @@ def test_a_single_member_elects_itself_and_acknowledges_after_its_flush() -> Non
 
     bench.driver.call(lambda now: bench.node.quorum_ack.append([b"one", b"two"], now, done))
     wait_until(lambda: bool(results), "an acknowledgement")
-    bench.driver.stop()
+    bench.stop()
 
     assert isinstance(results[0], AppendedBatch)
     assert (results[0].first_index, results[0].last_index) == (1, 2)
@@ -394,11 +407,11 @@ def test_asynchronous_flushing_sees_a_write_that_comes_while_it_goes_to_sleep() 
 def test_asynchronous_flushing_is_woken_by_a_write_after_a_pause() -> None:
     """Each append of a quiet node is flushed, however often the flusher has gone to sleep before."""
     bench, flushes = _leading_async(flush_interval_ms=1)
-    bench.driver.start()
+    bench.start()
     for index in range(1, 200):
         bench.driver.call(lambda now: bench.node.quorum_ack.append([b"x"], now, lambda _result: None))
         wait_until(lambda last=index: bench.log.flushed.index == last, "the flush of the last append")  # type: ignore[misc]
-    bench.driver.stop()
+    bench.stop()
 
     assert flushes[-1] == 199
     assert bench.failures == []
@@ -518,7 +531,7 @@ def test_a_disk_that_hangs_for_one_follower_holds_up_nobody_else() -> None:
         wait_until(lambda: len(bench.events) == 4, "the rest to be sent")
     finally:
         go_on.set()
-        bench.driver.stop()
+        bench.stop()
 
     assert meanwhile == [(NodeId("n2"), compare), (NodeId("n1"), heartbeat)]
     assert readers == ["dledger-dispatcher-n1-n0"]
@@ -565,7 +578,7 @@ def test_a_member_that_comes_gets_what_it_needs_and_one_that_goes_leaves_nothing
     questions (M7).
     """
     bench = _Bench()
-    bench.driver.start()
+    bench.start()
     try:
         commit, beat = PushCommit(Term(1), 1, LogIndex(-1)), HeartbeatRequest(Term(1))
         bench.driver.call(lambda _now: _set_peers(bench, "n1", "n3"))
@@ -585,7 +598,7 @@ def test_a_member_that_comes_gets_what_it_needs_and_one_that_goes_leaves_nothing
         assert sorted(sent, key=str) == [(NodeId("n1"), beat), (NodeId("n4"), beat), (NodeId("n4"), commit)]
         wait_until(lambda: _threads() == {"dledger-dispatcher-n3-n0", "dledger-dispatcher-n4-n0"}, "the threads")
     finally:
-        bench.driver.stop()
+        bench.stop()
     assert _threads() == set()
     assert bench.failures == []
 
@@ -602,7 +615,7 @@ def test_a_member_may_go_while_its_thread_reads_for_it_and_come_back() -> None:
         return plain_read(first, last, verified=verified)
 
     bench.log.read_run = hang  # type: ignore[assignment, method-assign]  # the disk
-    bench.driver.start()
+    bench.start()
     try:
         _say(bench, "n1", load)
         assert reading.wait(10)
@@ -626,7 +639,7 @@ def test_a_member_may_go_while_its_thread_reads_for_it_and_come_back() -> None:
         wait_until(lambda: not old.is_alive, "the old thread's end")
     finally:
         go_on.set()
-        bench.driver.stop()
+        bench.stop()
     assert bench.failures == []
 
 
@@ -662,7 +675,7 @@ def test_a_refusal_met_while_carrying_out_does_not_deny_what_was_done() -> None:
     bench = _Bench()
 
     def stop_and_call_again() -> None:
-        bench.driver.stop()
+        bench.stop()
         bench.driver.call(lambda _now: None)
 
     with pytest.raises(ShutdownError) as caught:
@@ -674,7 +687,7 @@ def test_a_refusal_met_while_carrying_out_does_not_deny_what_was_done() -> None:
 def test_a_failed_flush_stops_the_node_without_an_acknowledgement() -> None:
     """A failed flush poisons the node; it is never retried (reliability trap 3)."""
     bench = _Bench(SOLO)
-    bench.driver.start()
+    bench.start()
     wait_until(lambda: bench.log.flushed.index >= 0, "the no-op to be flushed")
 
     def broken() -> None:
@@ -684,7 +697,7 @@ def test_a_failed_flush_stops_the_node_without_an_acknowledgement() -> None:
     results: list[AppendedBatch | DLedgerError] = []
     bench.driver.call(lambda now: bench.node.quorum_ack.append([b"lost"], now, results.append))
     wait_until(lambda: bool(bench.failures), "the failure to be reported")
-    bench.driver.stop()
+    bench.stop()
 
     assert not any(isinstance(result, AppendedBatch) for result in results)
     assert isinstance(bench.failures[0], DiskError)

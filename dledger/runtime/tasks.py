@@ -1,0 +1,143 @@
+"""One thread for many tasks: each is stepped when it is due or woken. No polling.
+
+A group has little to do by time, and several groups share a process: a thread for each part of each group would cost
+memory and wake-ups. A task that takes its time delays the others of its thread, so there is a thread for each kind of
+work, by what it may wait for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from dledger.clock import Clock
+from dledger.runtime.supervisor import Supervisor
+from dledger.runtime.worker import Gate
+
+
+class Task:
+    """Calls ``step`` on its thread from ``start`` to ``stop``; ``step`` returns its next due time (monotonic ms).
+
+    An exception that escapes ``step`` ends this task only, and fails what ``supervisor`` supervises.
+    """
+
+    def __init__(self, thread: TaskThread, step: Callable[[], int | None], supervisor: Supervisor) -> None:
+        self._thread = thread
+        self._step = step
+        self._supervisor = supervisor
+        self._stepping = threading.Lock()
+        self._is_woken = False
+        self._is_started = False
+        self._has_ended = False
+        self.due_ms: int | None = None
+        """When it steps unless it is woken before; None: only when it is woken."""
+
+    def start(self) -> None:
+        """Step soon, and from then on when due or woken."""
+        if not self._has_ended:
+            self._is_started = True
+            self._thread.add(self)
+            self.wake()
+
+    def wake(self) -> None:
+        """Step soon; cheap, from any thread."""
+        # Two threads may both see False: one step too many. None is lost: the flag is cleared before the step.
+        if not self._is_woken:
+            self._is_woken = True
+            self._thread.hurry(self)
+
+    def end(self) -> None:
+        """Begin no more steps; does not wait for one in progress."""
+        self._has_ended = True
+        self._thread.remove(self)
+
+    def stop(self, timeout_s: float) -> bool:
+        """End it, and wait for a step in progress, unless that is the caller's; False if it did not end in time."""
+        self.end()
+        if self._thread.is_current:
+            return True
+        if ended := self._stepping.acquire(timeout=timeout_s):
+            self._stepping.release()
+        return ended
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a step is in progress, or may yet begin."""
+        return (self._is_started and not self._has_ended) or self._stepping.locked()
+
+    def run(self) -> None:
+        """Step once; by its thread only."""
+        with self._stepping:
+            self._is_woken = False
+            if self._is_started and not self._has_ended:
+                self.due_ms = None
+                self._supervisor.run(self._take_step)
+                if self._supervisor.fatal is not None:
+                    self.end()
+
+    def _take_step(self) -> None:
+        self.due_ms = self._step()
+
+
+class TaskThread:
+    """A thread that steps tasks, from ``start`` to ``stop``. ``supervisor``: fails if the thread itself does."""
+
+    def __init__(self, name: str, clock: Clock, supervisor: Supervisor) -> None:
+        self._clock = clock
+        self._gate: Final = Gate()
+        self._lock = threading.Lock()  # guards the replacement of _tasks
+        self._tasks: tuple[Task, ...] = ()
+        self._woken: deque[Task] = deque()  # each at most twice: see Task.wake
+        self._stopping = False
+        self._thread = supervisor.thread(name, self._run)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        """End the thread and wait for it; False if it did not end in time. Idempotent."""
+        self._stopping = True
+        self._gate.open()
+        if self._thread.ident is not None and not self.is_current:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs on this thread."""
+        return self._thread is threading.current_thread()
+
+    def add(self, task: Task) -> None:
+        """Look after a task."""
+        with self._lock:
+            if task not in self._tasks:
+                self._tasks = (*self._tasks, task)
+
+    def remove(self, task: Task) -> None:
+        """Forget a task."""
+        with self._lock:
+            self._tasks = tuple(one for one in self._tasks if one is not task)
+
+    def hurry(self, task: Task) -> None:
+        """Step a task as soon as possible."""
+        self._woken.append(task)
+        self._gate.open()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            for _ in range(len(self._woken)):  # not those that wake meanwhile: others may be due
+                self._woken.popleft().run()
+            now_ms = self._clock.monotonic_ms()
+            for task in self._tasks:
+                if task.due_ms is not None and task.due_ms <= now_ms and not self._stopping:
+                    task.run()
+            if not self._woken:
+                self._gate.wait(self._pause_s())
+
+    def _pause_s(self) -> float | None:
+        """How long until a task is due; None: until one is woken."""
+        dues = [task.due_ms for task in self._tasks if task.due_ms is not None]
+        return max(0, min(dues) - self._clock.monotonic_ms()) / 1000 if dues else None
