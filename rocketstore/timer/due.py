@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from dledger.errors import invariant
-from rocketstore.timer.entries import ROW, Entries, EntryKind, TimedEntry, entries_of, open_entries
+from rocketstore.timer.entries import ROW, Entries, EntryKind, TimedEntry, entries_of, open_entries, select
 from rocketstore.timer.progress import TimedProgress
 
 ROUND_MAX: Final = 20_000
@@ -69,7 +69,7 @@ class DueTable:
         self._taken = 0
         """How many of the sorted ones are in the round."""
         self._fresh: list[TimedEntry] = []  # a heap
-        self._fresh_origins: set[int] = set()
+        self._fresh_origins: dict[int, TimedEntry] = {}  # the newest record of each
         self._copies: dict[int, int] = {}  # origin: the queue offset of its newest record
         self._recalled: set[int] = set()
 
@@ -81,7 +81,10 @@ class DueTable:
 
         Not during a round.
         """
-        self._merge(entries)
+        added = open_entries(entries)
+        added = select(added, ~self.progress.settled(added))
+        self._sorted, self._at = np.concatenate((self._sorted[self._at :], added)), 0  # these are due later
+        self._merge_fresh()  # may be due in the same hours
         self._forget()
         self.loaded_ms = before_ms
 
@@ -94,16 +97,27 @@ class DueTable:
             if entry.kind == EntryKind.COPY:
                 self._copies[entry.origin] = entry.queue_offset
             heapq.heappush(self._fresh, entry)
-            self._fresh_origins.add(entry.origin)
+            self._fresh_origins[entry.origin] = entry
 
-    def find(self, origin: int) -> TimedEntry | None:
-        """A message's newest record, if the message is here, in no round, and not recalled."""
+    def find(self, origin: int, due_ms: int | None = None) -> TimedEntry | None:
+        """A message's newest record, if the message is here, in no round, and not recalled.
+
+        Without the time at which it is due, every entry is looked at.
+        """
         if origin in self._recalled:
             return None
-        found = [one for one in self._fresh if one.origin == origin] if origin in self._fresh_origins else []
+        if origin in self._fresh_origins:
+            return self._fresh_origins[origin]  # newer than any that was loaded
         rest = self._sorted[self._at + self._taken :]
-        found += [TimedEntry(*map(int, row)) for row in rest[rest["origin"] == origin]]
-        return max(found, key=lambda one: one.queue_offset, default=None)
+        if due_ms is not None:
+            begin, end = np.searchsorted(rest["due_ms"], (due_ms, due_ms + 1))
+            rest = rest[begin:end]
+        found = rest[rest["origin"] == origin]
+        return max((TimedEntry(*map(int, row)) for row in found), key=lambda one: one.queue_offset, default=None)
+
+    def is_recalled(self, origin: int) -> bool:
+        """Whether a recall was added since the hours were loaded, also of a message that is in none of them."""
+        return origin in self._recalled
 
     def is_current(self, origin: int, queue_offset: int) -> bool:
         """Whether a record in a round is still to be delivered: neither recalled nor copied since."""
@@ -136,7 +150,7 @@ class DueTable:
         if due_ms is None or due_ms > by_ms:
             return None
         if len(self._fresh) > max(_FRESH_MAX, len(self) // 4):
-            self._merge(_NONE)
+            self._merge_fresh()
         rest = self._sorted[self._at :]
         rest = rest[: int(np.searchsorted(rest["due_ms"], by_ms, side="right"))]
         fresh = []
@@ -161,7 +175,7 @@ class DueTable:
             if entry.queue_offset in later:
                 heapq.heappush(self._fresh, entry)
             else:
-                self._fresh_origins.discard(entry.origin)
+                self._fresh_origins.pop(entry.origin, None)
                 gone += 1
         return gone
 
@@ -171,16 +185,16 @@ class DueTable:
         self._taken = 0
         self.progress = ended.progress(len(ended))
 
-    def _merge(self, entries: Entries) -> None:
-        added = open_entries(entries)
-        added = added[~self.progress.settled(added)]
-        parts = [self._sorted[self._at :], added, *([entries_of(self._fresh)] if self._fresh else [])]
-        together = np.concatenate(parts)
+    def _merge_fresh(self) -> None:
+        if not self._fresh:
+            return
+        together = np.concatenate((self._sorted[self._at :], entries_of(self._fresh)))
         self._sorted, self._at = together[np.lexsort((together["queue_offset"], together["due_ms"]))], 0
-        self._fresh, self._fresh_origins = [], set()
+        self._fresh, self._fresh_origins = [], {}
 
     def _forget(self) -> None:
         """Records about messages that are not here any more."""
-        here = set(self._sorted["origin"].tolist()) if self._recalled or self._copies else set()
+        told = np.array([*self._recalled, *self._copies], np.int64)
+        here = set(told[np.isin(told, self._sorted["origin"])].tolist()) if len(told) else set()
         self._recalled &= here
         self._copies = {origin: at for origin, at in self._copies.items() if origin in here}

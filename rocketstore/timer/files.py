@@ -15,8 +15,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final, TypeVar
 from zlib import crc32
 
 import numpy as np
@@ -31,121 +30,30 @@ from rocketstore.timer.entries import (
     TimedEntry,
     decode_entries,
     entry_of,
-    open_entries,
+    still_open,
     timed_heads,
 )
+from rocketstore.timer.hours import (
+    HOURS_FILE,
+    SECONDS,
+    HourFile,
+    HourMark,
+    count_hour,
+    decode_hours,
+    encode_hours,
+    hour_of,
+    hour_path,
+)
 from rocketstore.timer.progress import NOTHING_DELIVERED, TimedProgress
+from rocketstore.timer.reading import ADVICE, HourExtent, entries_with, read_rest
+from rocketstore.timer.recalls import RecallIndex
 from rocketstore.types import RecordHead
 
-HOURS_FILE: Final = "hours"
-_DIGITS: Final = 10
-_MAGIC: Final = b"RSH1"
-_HEAD: Final = Struct(">4sI")
-_HOUR: Final = Struct(">qqI")
-_CRC: Final = Struct(">I")
-_SECONDS: Final = HOUR_MS // 1000
-ADVICE: Final = "stop this broker and start it again: it then builds the files of timed messages from the log"
+_T = TypeVar("_T")
 
 TimedListener = Callable[[Sequence[TimedEntry]], None]
 
 _log = logging.getLogger("rocketstore")
-
-
-class HourMark(NamedTuple):
-    """The durable part of an hour's file: how many entries, and their CRC32."""
-
-    hour: int
-    entries: int
-    crc: int
-
-
-def encode_hours(marks: Sequence[HourMark]) -> bytes:
-    """The content of ``hours``."""
-    content = _HEAD.pack(_MAGIC, len(marks)) + b"".join(_HOUR.pack(*one) for one in marks)
-    return content + _CRC.pack(crc32(content))
-
-
-def decode_hours(content: bytes) -> list[HourMark] | None:
-    """The same, read; None if it is damaged."""
-    end = len(content) - _CRC.size
-    if end < _HEAD.size or _CRC.unpack_from(content, end)[0] != crc32(content[:end]):
-        return None
-    magic, count = _HEAD.unpack_from(content)
-    if magic != _MAGIC or _HEAD.size + count * _HOUR.size != end:
-        return None
-    return [HourMark(*one) for one in _HOUR.iter_unpack(content[_HEAD.size : end])]
-
-
-def hour_path(directory: Path, hour: int) -> Path:
-    """An hour's file."""
-    return directory / f"{hour:0{_DIGITS}d}"
-
-
-class HourFile:
-    """One hour's entries: their number and checksum, and what is known of them without reading."""
-
-    __slots__ = (
-        "at_second",
-        "bytes_open",
-        "crc",
-        "entries",
-        "is_dirty",
-        "is_inexact",
-        "last",
-        "oldest",
-        "oldest_ms",
-        "path",
-    )
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.entries = 0
-        self.crc = 0
-        self.last = -1
-        """The queue offset of the last record."""
-        self.oldest = 0
-        """No record before this position is needed,"""
-        self.oldest_ms = 0
-        """nor one stored before this time."""
-        self.bytes_open = 0
-        self.at_second = np.zeros(_SECONDS, np.int32)
-        """How many messages are due in each second of the hour."""
-        self.is_dirty = False
-        self.is_inexact = False
-        """Whether a copy or a recall came since the last count, so that less may be needed."""
-
-    def note(self, entry: TimedEntry, data: bytes) -> None:
-        """One entry more."""
-        self._count(entry)
-        self.crc = crc32(data, self.crc)
-        if not self.entries:
-            self.oldest, self.oldest_ms = entry.position, entry.store_timestamp
-        self.entries += 1
-        self.last = entry.queue_offset
-        self.is_dirty = True
-        self.is_inexact = self.is_inexact or entry.kind != EntryKind.MESSAGE
-
-    def _count(self, entry: TimedEntry) -> None:
-        sign = {EntryKind.MESSAGE: 1, EntryKind.RECALL: -1}.get(EntryKind(entry.kind), 0)
-        self.at_second[entry.due_ms // 1000 % _SECONDS] += sign
-        self.bytes_open += entry.size * sign
-
-    def read_in(self, data: bytes) -> None:
-        """Take over a whole file's entries."""
-        entries = decode_entries(data)
-        self.entries, self.crc = len(entries), crc32(data)
-        self.last = int(entries["queue_offset"][-1]) if len(entries) else -1
-        self.look_at(entries)
-
-    def look_at(self, entries: Entries) -> None:
-        """Count again from all entries."""
-        messages = open_entries(entries)
-        seconds = messages["due_ms"] // 1000 % _SECONDS
-        self.at_second = np.bincount(seconds, minlength=_SECONDS).astype(np.int32)
-        self.bytes_open = int(messages["size"].sum())
-        self.oldest = int(messages["position"].min()) if len(messages) else 1 << 62
-        self.oldest_ms = int(messages["store_timestamp"].min()) if len(messages) else 1 << 62
-        self.is_inexact = False
 
 
 class TimerFiles:
@@ -156,7 +64,9 @@ class TimerFiles:
         self._fs = fs or FileSystem()
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
+        self._searching = threading.Lock()  # one search of a whole file at a time
         self._hours: dict[int, HourFile] = {}
+        self._recalls = RecallIndex()
         self._marks: list[HourMark] | None = None
         self._listener: TimedListener | None = None
         self._listener_before = 0
@@ -177,11 +87,12 @@ class TimerFiles:
         try:
             make_dirs_durably(self._fs, self.directory)
             marks = self._read_marks()
-            found = {} if marks is None else self._read(marks, cut)
+            found = {} if marks is None else self._open(marks, cut)
             is_whole = found is not None and (marks is not None or not has_messages)
             self._hours = found or {}
             for path in self.directory.iterdir():
-                if path.name != HOURS_FILE and not (is_whole and self._is_ours(path)):
+                hour = hour_of(path)
+                if hour is not None and (not is_whole or hour not in self._hours or path.suffix):
                     self._fs.unlink(path)
             self._fs.sync_dir(self.directory)
         except OSError as error:
@@ -195,36 +106,39 @@ class TimerFiles:
         self.seen = max((one.last + 1 for one in self._hours.values()), default=0)
         return is_whole
 
-    def _is_ours(self, path: Path) -> bool:
-        return path.name.isdigit() and len(path.name) == _DIGITS and int(path.name) in self._hours
-
     def _read_marks(self) -> list[HourMark] | None:
         try:
             return decode_hours(read_whole(self.directory / HOURS_FILE))
         except FileNotFoundError:
             return None
 
-    def _read(self, marks: Sequence[HourMark], cut: int) -> dict[int, HourFile] | None:
+    def _open(self, marks: Sequence[HourMark], cut: int) -> dict[int, HourFile] | None:
         """The files as they were, cut; None if one is damaged."""
         hours: dict[int, HourFile] = {}
         for hour, count, crc in marks:
             path = hour_path(self.directory, hour)
             try:
-                whole = read_whole(path)
+                with path.open("rb") as opened:
+                    data, has_more = opened.read(count * ENTRY.size), bool(opened.read(1))
             except FileNotFoundError:
                 return None
-            data = whole[: count * ENTRY.size]
             if len(data) != count * ENTRY.size or crc32(data) != crc:
                 return None
-            kept = int(np.searchsorted(decode_entries(data)["position"], cut))
-            data = data[: kept * ENTRY.size]
-            if not data:
+            entries = decode_entries(data)
+            kept = int(np.searchsorted(entries["position"], cut))
+            if not kept:
                 continue
-            if len(data) != len(whole):
+            if kept < count or has_more:
+                data = data[: kept * ENTRY.size]
                 replace_durably(self._fs, path, data)
-            hours[hour] = HourFile(path)
-            hours[hour].read_in(data)
+            hours[hour] = self._taken_over(hour, path, entries[:kept], crc32(data))
         return hours
+
+    def _taken_over(self, hour: int, path: Path, entries: Entries, crc: int) -> HourFile:
+        file = HourFile(path)
+        file.take_over(entries, crc)
+        self._recalls.replace(hour, entries["origin"][entries["kind"] == EntryKind.RECALL].tolist())
+        return file
 
     def append(self, heads: Sequence[RecordHead]) -> None:
         """Add the timed ones of these records, which are in the log's order; those that are there are skipped.
@@ -277,8 +191,13 @@ class TimerFiles:
             self._fs.write(fd, b"".join(encoded), file.entries * ENTRY.size)
         finally:
             self._fs.close(fd)
+        self._note(file, entries, encoded)
+
+    def _note(self, file: HourFile, entries: Sequence[TimedEntry], encoded: Sequence[bytes]) -> None:
         for entry, data in zip(entries, encoded, strict=True):
             file.note(entry, data)
+            if entry.kind == EntryKind.RECALL:
+                self._recalls.add(entry.hour, entry.origin)
 
     def flush(self) -> None:
         """Make everything that was added durable. Once it has raised ``DiskError``, it always does."""
@@ -330,6 +249,7 @@ class TimerFiles:
                     replace_durably(self._fs, self.directory / HOURS_FILE, encode_hours(self._marks))
                 for hour in gone:
                     self._fs.unlink(self._hours.pop(hour).path)
+                    self._recalls.forget(hour)
             except OSError as error:
                 raise self._error("removing", error) from error
             return len(gone)
@@ -346,12 +266,22 @@ class TimerFiles:
 
     def entries(self, hour: int) -> Entries:
         """All entries of an hour, verified. Raises ``CorruptLogError``, ``DiskError``."""
+        return decode_entries(self._read(hour, read_rest) or b"")  # others append meanwhile
+
+    def find(self, hour: int, origin: int) -> TimedEntry | None:
+        """A message's newest record in an hour, if it is there and not recalled. Raises what ``entries`` does.
+
+        The whole file is read, piece by piece: for as long as that takes, nobody should wait for the caller.
+        """
+        with self._searching:
+            found = self._read(hour, lambda extent: entries_with(extent, origin))
+        rest = still_open(decode_entries(b"") if found is None else found)
+        return TimedEntry(*map(int, rest[0])) if len(rest) else None
+
+    def is_recalled(self, hour: int, origin: int) -> bool | None:
+        """Whether a message of an hour is; None: only ``find`` knows. Reads nothing."""
         with self._lock:
-            file = self._hours.get(hour)
-            if file is None:
-                return decode_entries(b"")
-            path, size, crc = file.path, file.entries * ENTRY.size, file.crc
-        return self._read_entries(path, size, crc)  # a million take half a second, and others append meanwhile
+            return self._recalls.is_recalled(hour, origin)
 
     def follow(self, begin_ms: int, end_ms: int, listener: TimedListener) -> list[Entries]:
         """The entries of the hours from ``begin_ms`` up to ``end_ms``, and from then on, to ``listener``, each one due
@@ -359,11 +289,19 @@ class TimerFiles:
 
         ``listener`` is called on the thread that appends, under a lock. Raises ``CorruptLogError``, ``DiskError``.
         """
+        read: dict[int, tuple[HourExtent, bytes]] = {}
+        for hour in self.hours():
+            if begin_ms <= hour * HOUR_MS < end_ms:
+                found = self._read(hour, lambda extent: (extent, read_rest(extent)))  # others append meanwhile
+                read |= {hour: found} if found is not None else {}
         with self._lock:
-            wanted = [hour for hour in sorted(self._hours) if begin_ms <= hour * HOUR_MS < end_ms]
-            found = [self._entries(hour) for hour in wanted]
+            entries = []
+            for hour, file in sorted(self._hours.items()):
+                if begin_ms <= hour * HOUR_MS < end_ms:
+                    known, data = read.get(hour, (HourExtent(file.path, 0, 0), b""))
+                    entries.append(decode_entries(data + self._read_rest(file, known)))
             self._listener, self._listener_before = listener, end_ms
-            return found
+            return entries
 
     def seen_with(self, take: Callable[[], None]) -> int:
         """Call ``take`` while nothing is added; returns ``seen``."""
@@ -376,21 +314,29 @@ class TimerFiles:
         with self._lock:
             self._listener, self._listener_before = None, 0
 
-    def _entries(self, hour: int) -> Entries:
-        file = self._hours.get(hour)
-        if file is None:
-            return decode_entries(b"")
-        return self._read_entries(file.path, file.entries * ENTRY.size, file.crc)
+    def _read(self, hour: int, read: Callable[[HourExtent], _T]) -> _T | None:
+        """The result of ``read`` on an hour's file; None if there is none."""
+        while True:
+            with self._lock:
+                file = self._hours.get(hour)
+                if file is None:
+                    return None
+                extent = file.extent
+            try:
+                return read(extent)
+            except (OSError, CorruptLogError) as error:
+                with self._lock:
+                    if self._hours.get(hour) is not file:
+                        continue  # it was removed meanwhile
+                if isinstance(error, OSError):
+                    raise self._error("reading", error) from error
+                raise
 
-    def _read_entries(self, path: Path, size: int, crc: int) -> Entries:
+    def _read_rest(self, file: HourFile, known: HourExtent) -> bytes:
         try:
-            with path.open("rb") as opened:
-                data = opened.read(size)
+            return read_rest(file.extent, known.size, known.crc)
         except OSError as error:
             raise self._error("reading", error) from error
-        if crc32(data) != crc:
-            raise CorruptLogError(path, 0, "it is not what was written", ADVICE)
-        return decode_entries(data)
 
     def needed_from(self, end: int) -> int:
         """The position from which the log is needed for messages that are not settled; at most ``end``."""
@@ -400,16 +346,19 @@ class TimerFiles:
 
     def _count_again(self) -> None:
         """Bring the numbers of hours with copies and recalls up to date: records are needed no more."""
-        for hour in self.hours():
+        with self._lock:
+            inexact = [hour for hour, file in self._hours.items() if file.is_inexact]
+        for hour in inexact:
+            try:
+                entries = self.entries(hour)
+            except (CorruptLogError, DiskError) as error:  # who needs the file for more than that will fail
+                _log.error("%s", error)
+                continue
+            counted = count_hour(entries)
             with self._lock:
                 file = self._hours.get(hour)
-                if file is None or not file.is_inexact:
-                    continue
-                try:
-                    file.look_at(self._entries(hour))
-                except (CorruptLogError, DiskError) as error:  # who needs the file for more than that will fail
-                    _log.error("%s", error)
-                    file.is_inexact = False
+                if file is not None:
+                    file.set_counts(counted, len(entries))
 
     def old_hours(self, before_ms: int, after_ms: int) -> list[int]:
         """The hours from ``after_ms`` on with records that were stored before ``before_ms``."""
@@ -421,12 +370,12 @@ class TimerFiles:
     def due_in(self, due_ms: int) -> int:
         """How many messages are due in the second of ``due_ms``."""
         file = self._hours.get(due_ms // HOUR_MS)
-        return 0 if file is None else int(file.at_second[due_ms // 1000 % _SECONDS])
+        return 0 if file is None else int(file.at_second[due_ms // 1000 % SECONDS])
 
     def open_count(self, after_ms: int) -> tuple[int, int]:
         """Messages due after the second of ``after_ms``, and their bytes in the log."""
         with self._lock:
-            hour, second = divmod(after_ms // 1000, _SECONDS)
+            hour, second = divmod(after_ms // 1000, SECONDS)
             found = [(int(file.at_second.sum()), file.bytes_open) for at, file in self._hours.items() if at > hour]
             now = self._hours.get(hour)
             if now is not None:
@@ -436,13 +385,13 @@ class TimerFiles:
 
     def next_due_ms(self, after_ms: int) -> int | None:
         """The second (ms) in which the next message after the second of ``after_ms`` is due; None without any."""
-        hour, second = divmod(after_ms // 1000, _SECONDS)
+        hour, second = divmod(after_ms // 1000, SECONDS)
         with self._lock:
             for at in sorted(one for one in self._hours if one >= hour):
                 begin = second + 1 if at == hour else 0
                 found = np.flatnonzero(self._hours[at].at_second[begin:] > 0)
                 if len(found):
-                    return (at * _SECONDS + begin + int(found[0])) * 1000
+                    return (at * SECONDS + begin + int(found[0])) * 1000
         return None
 
     def _error(self, what: str, error: OSError) -> DiskError | DiskFullError:

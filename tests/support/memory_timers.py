@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from rocketstore.timer.entries import Entries, TimedEntry, decode_entries
-from rocketstore.timer.files import HourFile, TimerFiles
+from rocketstore.timer.entries import HOUR_MS, Entries, TimedEntry, decode_entries, still_open
+from rocketstore.timer.files import TimedListener, TimerFiles
+from rocketstore.timer.hours import HourFile
 from rocketstore.timer.progress import TimedProgress
+from rocketstore.timer.reading import HourExtent
+
+_T = TypeVar("_T")
 
 
 class MemoryTimers(TimerFiles):
@@ -23,16 +28,25 @@ class MemoryTimers(TimerFiles):
         return file
 
     def _write(self, file: HourFile, entries: Sequence[TimedEntry]) -> None:
-        for entry in entries:
-            self._data[file.path] += entry.encode()
-            file.note(entry, entry.encode())
+        encoded = [one.encode() for one in entries]
+        self._data[file.path] += b"".join(encoded)
+        self._note(file, entries, encoded)
+
+    def _read(self, hour: int, read: Callable[[HourExtent], _T]) -> _T | None:
+        raise AssertionError("there is nothing to read")
 
     def entries(self, hour: int) -> Entries:
-        return self._entries(hour)
-
-    def _entries(self, hour: int) -> Entries:
         file = self._hours.get(hour)
         return decode_entries(b"" if file is None else self._data[file.path])
+
+    def find(self, hour: int, origin: int) -> TimedEntry | None:
+        rest = still_open(self.entries(hour))
+        rest = rest[rest["origin"] == origin]
+        return TimedEntry(*map(int, rest[0])) if len(rest) else None
+
+    def follow(self, begin_ms: int, end_ms: int, listener: TimedListener) -> list[Entries]:
+        self._listener, self._listener_before = listener, end_ms
+        return [self.entries(hour) for hour in self.hours() if begin_ms <= hour * HOUR_MS < end_ms]
 
     def flush(self) -> None:
         """Nothing to do."""

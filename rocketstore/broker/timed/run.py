@@ -19,18 +19,17 @@ from dledger.errors import CorruptLogError, DiskFullError, InvalidRequestError, 
 from dledger.runtime.supervisor import Supervisor
 from dledger.runtime.worker import Worker
 from rocketstore.broker.refusal import Refusal, RefusalKind
+from rocketstore.broker.timed.lookup import AskedRecall, RecallLookup, handle_for, no_message
 from rocketstore.broker.timed.rolling import Rolling
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.message.message import LOOPBACK, PROPERTY_REAL_TOPIC, HostAddress, Message
-from rocketstore.message.properties import encode_properties
+from rocketstore.message.message import LOOPBACK, HostAddress, Message
 from rocketstore.message.record import decode_record
-from rocketstore.message.timed import real_message, recall_message, waiting_of
+from rocketstore.message.timed import real_message, recall_message
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import QueueOffset
 from rocketstore.store.message_store import MessageStore
 from rocketstore.timer.due import DueRound, DueTable
-from rocketstore.timer.entries import HOUR_MS, EntryKind, TimedEntry, decode_entries, open_entries
-from rocketstore.timer.handles import NO_ID, RecallHandle, WrongHandleError, decode_handle
+from rocketstore.timer.entries import HOUR_MS, EntryKind, TimedEntry, decode_entries
 from rocketstore.timer.progress import TimedProgress
 from rocketstore.types import TIMED_TOPIC, BrokerRole, PutMessageStatus, PutResult
 
@@ -131,6 +130,7 @@ class TimedRun:
         self._noted = self._table.progress
         self._note_due_ms = 0
         self._noting = False
+        self._lookup = RecallLookup(store)
         self._rolling = Rolling(config, store, state, clock, conditions, store_host, self._wake)
 
     # -- life ----------------------------------------------------------------------------------------------------------
@@ -398,23 +398,13 @@ class TimedRun:
 
     def recall(self, topic: str, text: str, done: RecallDone) -> str:
         """See ``TimedService.recall``."""
-        try:
-            handle = decode_handle(text)
-        except WrongHandleError as error:
-            raise Refusal(RefusalKind.INVALID, str(error)) from error
-        if handle.topic != topic or handle.broker != self._config.name:
-            raise Refusal(
-                RefusalKind.INVALID,
-                f"the recall handle is for topic {handle.topic} of broker {handle.broker}, not for {topic} of "
-                f"{self._config.name}",
-            )
+        handle = handle_for(topic, text, self._config.name)
         if not self._store.wait_dispatched(DISPATCH_WAIT_S):  # it may have been sent a moment ago
             raise Refusal(RefusalKind.BUSY, "queues and index are behind the log: try again")
-        with self._stepping:
-            if self._stopped:
-                raise Refusal(RefusalKind.UNAVAILABLE, "this broker is not the master any more")
-            entry = self._open_entry(handle)
-            self._recalling.add(entry.origin)
+        asked = self._lookup.ask(handle)
+        found = None
+        while (entry := self._begin_recall(asked, found)) is None:
+            found = self._lookup.find(asked)  # may read hundreds of thousands of entries: delivery does not wait
         now_ms = self._clock.wall_ms()
         host = self._store_host or LOOPBACK
         message = recall_message(entry.origin, entry.due_ms, handle.message_id, host, now_ms)
@@ -427,76 +417,39 @@ class TimedRun:
         self._store.submit([message], stored)
         return handle.message_id
 
-    def _open_entry(self, handle: RecallHandle) -> TimedEntry:
-        """The newest record of a message that may still be recalled. Raises ``Refusal``."""
-        self._take_in()
-        if handle.origin in self._recalling:
-            raise Refusal(RefusalKind.NO_MESSAGE, "the message is being recalled already")
-        first = self._record_at(handle.origin)
-        if first is None and handle.origin >= self._store.max_offset(TIMED_TOPIC, 0):
-            raise _no_message()
-        if first is not None and not _is_of(first, handle):
-            raise _no_message()  # without looking for it, which may read the hours of millions
-        due_ms = _due_of(first, handle)
-        entry = self._loaded(handle.origin) if due_ms < self._table.loaded_ms else self._stored(handle.origin, due_ms)
-        if entry is None or not self._is_meant(entry, handle):
-            raise _no_message()
-        return entry
+    def _begin_recall(self, asked: AskedRecall, found: TimedEntry | None) -> TimedEntry | None:
+        """The newest record of a message, which is not delivered from now on; None if it must be looked for.
 
-    def _record_at(self, queue_offset: int) -> Message | None:
-        try:
-            found = self._store.get(TIMED_TOPIC, 0, queue_offset, max_count=1).records
-            message = decode_record(found[0]) if found else None
-        except (CorruptLogError, InvalidRequestError):
-            return None
-        return message if message is not None and message.queue_offset == queue_offset else None
+        ``found``: what was found, if it was looked for. Raises ``Refusal``.
+        """
+        origin, due_ms = asked.handle.origin, asked.due_ms if found is None else found.due_ms
+        with self._stepping:
+            if self._stopped:
+                raise Refusal(RefusalKind.UNAVAILABLE, "this broker is not the master any more")
+            self._take_in()
+            if origin in self._recalling:
+                raise Refusal(RefusalKind.NO_MESSAGE, "the message is being recalled already")
+            if self._table.is_recalled(origin):
+                raise no_message()
+            if due_ms < self._table.loaded_ms:
+                entry = self._loaded(origin, asked.entry)
+                if entry is None and not (asked.entry is None and found is None):
+                    raise no_message()
+            else:
+                entry = found or self._lookup.known(asked)
+            if entry is not None:
+                self._lookup.check(entry, asked)
+                self._recalling.add(origin)
+            return entry
 
-    def _loaded(self, origin: int) -> TimedEntry | None:
-        found = self._table.find(origin)
+    def _loaded(self, origin: int, first: TimedEntry | None) -> TimedEntry | None:
+        found = self._table.find(origin, None if first is None else first.due_ms)
         if found is None and self._delivery is not None:
             found = self._delivery.waiting(origin)
             if found is not None and not self._table.is_current(origin, found.queue_offset):
                 found = None
         return found
 
-    def _stored(self, origin: int, due_ms: int) -> TimedEntry | None:
-        """In its hour, or one beside it: a client counts a delay from when it sent, the broker from the arrival."""
-        for hour in (due_ms // HOUR_MS + ahead for ahead in (0, 1, -1)):
-            entries = self._store.timers.entries(hour)
-            found = open_entries(entries[entries["origin"] == origin])
-            if len(found):
-                return TimedEntry(*map(int, found[0]))
-        return None
-
-    def _is_meant(self, entry: TimedEntry, handle: RecallHandle) -> bool:
-        record = self._store.read_record(entry.position)
-        try:
-            message = None if record is None else decode_record(record)
-        except InvalidRequestError:
-            return False
-        if message is None or message.topic != TIMED_TOPIC or message.queue_offset != entry.queue_offset:
-            return False
-        return _is_of(message, handle)
-
     def _wake(self) -> None:
         if self._worker is not None:
             self._worker.wake()
-
-
-def _no_message() -> Refusal:
-    return Refusal(
-        RefusalKind.NO_MESSAGE,
-        "there is no such timed message any more: it was delivered or recalled, or its topic was deleted",
-    )
-
-
-def _due_of(record: Message | None, handle: RecallHandle) -> int:
-    """When the message is due; what the handle says counts only if its first record has expired."""
-    found = None if record is None else waiting_of(encode_properties(record.properties))
-    return handle.due_ms if found is None else found[0]
-
-
-def _is_of(message: Message, handle: RecallHandle) -> bool:
-    """Whether a record is of the message that a handle names."""
-    same_topic = message.properties.get(PROPERTY_REAL_TOPIC) == handle.topic
-    return same_topic and (message.unique_key or NO_ID) == handle.message_id

@@ -181,3 +181,27 @@ def test_what_is_in_a_round_cannot_be_found_any_more_and_the_next_one_can() -> N
     assert (table.next_due_ms(), table.count_due(6)) == (6, 1)
     table.end_round(made)
     assert (table.next_due_ms(), len(table)) == (6, 2)
+
+
+def test_a_message_is_found_by_its_time_and_without() -> None:
+    """T5: of many, and the newest record of it, wherever that came from."""
+    table = DueTable(NOTHING_DELIVERED)
+    table.load(entries_of([entry(5 + number // 2, number) for number in range(9)]), HOUR)
+    table.add([entry(6, 9, 2, EntryKind.COPY), entry(7, 10), entry(7, 11, 5, EntryKind.RECALL)])
+    for due_ms in (None, 6, 7):
+        found = [table.find(origin, due_ms) for origin in (2, 3, 4, 10, 5, 99)]
+        offsets = [one.queue_offset if one is not None else None for one in found]
+        assert offsets == [9, 3 if due_ms != 7 else None, 4 if due_ms != 6 else None, 10, None, None]
+    assert [table.is_recalled(origin) for origin in (5, 4)] == [True, False]
+
+
+def test_what_came_while_its_hour_was_read_is_in_order() -> None:
+    """T3: entries of the hours that are loaded now may have been added before."""
+    table = DueTable(NOTHING_DELIVERED)
+    table.load(entries_of([entry(5, 0)]), HOUR)
+    table.add([entry(HOUR + 5, 3), entry(6, 4), entry(HOUR + 9, 5, 1, EntryKind.RECALL)])
+    table.load(entries_of([entry(HOUR + 9, 1), entry(HOUR + 7, 2)]), 2 * HOUR)
+    made = table.begin_round(HOUR + 100, 6)
+    assert made is not None
+    assert made.entries["queue_offset"].tolist() == [0, 4, 3, 2, 1]
+    assert [table.is_current(origin, origin) for origin in (0, 1, 2)] == [True, False, True]

@@ -7,9 +7,20 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import CorruptLogError, DiskError, DiskFullError
-from rocketstore.timer.entries import HOUR_MS, TimedEntry
-from rocketstore.timer.files import HOURS_FILE, HourMark, TimerFiles, decode_hours, encode_hours, hour_path
+from rocketstore.timer import reading
+from rocketstore.timer.entries import ENTRY, HOUR_MS, Entries, TimedEntry
+from rocketstore.timer.files import TimerFiles
+from rocketstore.timer.hours import (
+    HOURS_FILE,
+    HourCounts,
+    HourMark,
+    count_hour,
+    decode_hours,
+    encode_hours,
+    hour_path,
+)
 from rocketstore.timer.progress import TimedProgress
+from rocketstore.timer.reading import HourExtent, read_rest
 from rocketstore.types import TIMED_TOPIC, RecordHead
 from tests.crash.crash_fs import IO_ERROR, NO_SPACE, FailingFs, RecordingFs, crash_states
 from tests.unit.rocketstore.heads import STORE_MS, head
@@ -94,6 +105,19 @@ def test_damage_has_everything_built_again(tmp_path: Path, harm: str) -> None:
     assert (again.hours(), again.seen) == ([], 0)
     again.append(heads(9))
     assert content(tmp_path) == whole
+
+
+def test_what_is_none_of_ours_stays(tmp_path: Path) -> None:
+    """A directory (as ``lost+found``) or file of somebody else stops no broker; of ours only what counts stays."""
+    files = opened(tmp_path)
+    files.append(heads(9))
+    files.flush()
+    (tmp_path / "lost+found").mkdir()
+    for name in ("notes.txt", "0000000001", f"{HOUR:010d}.tmp"):
+        (tmp_path / name).write_bytes(b"?")
+    assert offsets(opened(tmp_path, has_messages=True)) == list(range(9))
+    assert {"lost+found", "notes.txt"} < {path.name for path in tmp_path.iterdir()}
+    assert len(list(tmp_path.iterdir())) == 6
 
 
 def test_a_new_store_needs_no_rebuild(tmp_path: Path) -> None:
@@ -193,6 +217,71 @@ def test_the_numbers_are_those_of_messages_that_wait(tmp_path: Path) -> None:
     assert files.old_hours(STORE_MS + 1, STORE_MS) == [HOUR + 1]
 
 
+def test_a_message_in_an_hour_whose_others_were_recalled_keeps_its_record(tmp_path: Path) -> None:
+    """T6: or it would expire before it is due, and be lost."""
+    files = opened(tmp_path)
+    files.append([timed(0, STORE_MS + 1000), timed(1, STORE_MS + 1000, recall=0)])
+    files.flush()
+    assert files.needed_from(999) == 999
+    files.append([timed(2, STORE_MS + 2000), timed(3, STORE_MS + 2000)])
+    files.flush()
+    assert files.needed_from(999) == 200
+    assert files.old_hours(STORE_MS + 1000, HOUR * HOUR_MS) == [HOUR]
+
+
+def test_numbers_are_counted_again_while_others_are_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T6: an hour with a million entries takes a while; dispatch does not wait, and what it adds is not forgotten."""
+    files = opened(tmp_path)
+    files.append([timed(0, STORE_MS + 1000), timed(1, STORE_MS + 1000), timed(2, STORE_MS + 1000, recall=0)])
+
+    def counted_late(entries: Entries) -> HourCounts:
+        monkeypatch.undo()
+        files.append([timed(3, STORE_MS + 3000)])
+        return count_hour(entries)
+
+    monkeypatch.setattr("rocketstore.timer.files.count_hour", counted_late)
+    files.flush()
+    assert (files.needed_from(999), files.open_count(STORE_MS)) == (100, (2, 200))
+    files.append([timed(4, STORE_MS + 1000, recall=1)])
+    files.flush()
+    assert (files.needed_from(999), files.open_count(STORE_MS)) == (300, (1, 100))
+
+
+def test_one_message_is_found_in_its_hour_unless_it_was_recalled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T5: read piece by piece; the newest copy counts, and nothing is believed of a damaged file."""
+    monkeypatch.setattr(reading, "PIECE_BYTES", 3 * ENTRY.size)
+    files = opened(tmp_path / "files")
+    files.append([timed(number, STORE_MS + number) for number in range(7)])
+    files.append([timed(7, STORE_MS + 3, origin=3), timed(8, STORE_MS + 4, recall=4), timed(9, STORE_MS, origin=0)])
+    found = [files.find(HOUR, origin) for origin in (0, 3, 4, 5, 8, 77)]
+    assert [one and one.queue_offset for one in found] == [9, 7, None, 5, None, None]
+    assert files.find(HOUR + 1, 5) is None
+    for again in (files, opened(tmp_path / "none")):
+        assert [again.is_recalled(HOUR, origin) for origin in (3, 4)] == [False, again is files]
+    files.flush()
+    assert opened(tmp_path / "files", has_messages=True).is_recalled(HOUR, 4)
+    path = hour_path(tmp_path / "files", HOUR)
+    for damaged in (path.read_bytes()[: -ENTRY.size], path.read_bytes()[:-1], b"\x7f" + path.read_bytes()[1:]):
+        path.write_bytes(damaged)
+        with pytest.raises(CorruptLogError):
+            files.find(HOUR, 5)
+
+
+def test_an_hour_that_is_removed_while_it_is_read_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T4: it is settled; that is no damage."""
+    files = opened(tmp_path)
+    files.append(heads(9))
+
+    def read_late(extent: HourExtent) -> bytes:
+        files.delete_settled(TimedProgress((HOUR + 1) * HOUR_MS, 9))
+        return read_rest(extent)
+
+    monkeypatch.setattr("rocketstore.timer.files.read_rest", read_late)
+    assert len(files.entries(HOUR)) == 0
+
+
 def test_a_follower_of_hours_hears_of_each_entry_once(tmp_path: Path) -> None:
     """T3: those in the files when it came, and those that come afterwards, up to the end of the hours."""
     files, heard = opened(tmp_path), list[TimedEntry]()
@@ -206,6 +295,27 @@ def test_a_follower_of_hours_hears_of_each_entry_once(tmp_path: Path) -> None:
     files.unfollow()
     files.append(heads(11))
     assert len(heard) == 3
+
+
+def test_what_is_added_while_a_follower_reads_the_files_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T3: dispatch does not wait for the reading of a million entries."""
+    files, heard = opened(tmp_path), list[TimedEntry]()
+    files.append(heads(4))
+
+    def read_late(extent: HourExtent, size: int = 0, crc: int = 0) -> bytes:
+        data = read_rest(extent, size, crc)
+        if not size:
+            files.append(heads(9))
+        return data
+
+    monkeypatch.setattr("rocketstore.timer.files.read_rest", read_late)
+    known = files.follow(0, (HOUR + 2) * HOUR_MS, heard.extend)
+    assert sorted(int(one) for part in known for one in part["queue_offset"]) == [0, 1, 3, 4, 6, 7]
+    assert heard == []
+    files.append(heads(12))
+    assert [one.queue_offset for one in heard] == [9, 10]
 
 
 def test_records_without_a_time_are_counted_and_left_out(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -21,7 +22,7 @@ from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import DeleteTopic, PutTopic, QueueOffset, TopicConfig
 from rocketstore.state.publisher import StateDone
 from rocketstore.state.tables import Tables
-from rocketstore.timer.entries import Entries
+from rocketstore.timer.entries import TimedEntry
 from rocketstore.timer.handles import RecallHandle, decode_handle
 from rocketstore.timer.progress import NOTHING_DELIVERED, TimedProgress
 from rocketstore.types import TIMED_TOPIC, BrokerRole, PutMessageStatus, PutResult
@@ -231,24 +232,83 @@ def test_a_delivered_message_cannot_be_recalled_nor_one_by_another_handle(broker
     assert broker.bodies() == [b"x", b"y"]
 
 
-def test_a_forged_handle_has_no_hours_read(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """T5: an hour may have a million entries, and delivery waits while they are searched."""
+def test_a_recall_reads_no_hours_while_the_first_record_is_there(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T5: an hour may have a million entries; nor does a forged handle, or the place of a copy."""
     handle = decode_handle(broker.send(NOW_MS + 20 * HOUR_MS, b"far"))
-    read: list[int] = []
-    entries = broker.store.timers.entries
+    again = decode_handle(broker.send(NOW_MS + 20 * HOUR_MS, b"again"))
+    for _ in range(90):
+        broker.advance(rolling.LOOK_MS)
+    copies = [one.head.queue_offset for one in broker.store.log.records if b"TIMER_ORIGIN" in one.head.properties]
 
-    def noted(hour: int) -> Entries:
-        read.append(hour)
-        return entries(hour)
+    def unread(*_: object) -> None:
+        raise AssertionError("an hour was read")
 
-    monkeypatch.setattr(broker.store.timers, "entries", noted)
-    for wrong in (handle._replace(message_id="other"), handle._replace(origin=handle.origin + 1)):
+    for name in ("entries", "find"):
+        monkeypatch.setattr(broker.store.timers, name, unread)
+    forged = [handle._replace(origin=at) for at in (handle.origin + 1, *copies)]
+    for wrong in (handle._replace(message_id="other"), *forged):
         with pytest.raises(Refusal) as refused:
             broker.recall(wrong.encode())
         assert refused.value.kind is RefusalKind.NO_MESSAGE
-    assert not read
-    assert broker.recall(handle.encode()).ok
-    assert read
+    for one in (handle, again):
+        assert broker.recall(one.encode()).ok
+        broker.settle()
+        with pytest.raises(Refusal) as refused:
+            broker.recall(one.encode())
+        assert refused.value.kind is RefusalKind.NO_MESSAGE
+
+
+def test_delivery_goes_on_while_a_far_hour_is_searched(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T5: a message whose first record has expired is found in the file of its hour, or of one beside it."""
+    handles = [decode_handle(broker.send(NOW_MS + 20 * HOUR_MS, b"%d" % number)) for number in range(3)]
+    for _ in range(90):
+        broker.advance(rolling.LOOK_MS)
+    broker.store.expire(TIMED_TOPIC, 0, 3)
+    broker.send(broker.clock.now_ms + 1000, b"near")
+    broker.settle()
+    find = broker.store.timers.find
+
+    def found_late(hour: int, origin: int) -> TimedEntry | None:
+        stepping = threading.Thread(target=broker.advance, args=(1000,), daemon=True)
+        stepping.start()
+        stepping.join(20)
+        assert not stepping.is_alive()
+        return find(hour, origin)
+
+    monkeypatch.setattr(broker.store.timers, "find", found_late)
+    early = handles[1]._replace(due_ms=NOW_MS + 20 * HOUR_MS - HOUR_MS // 2)
+    assert [broker.recall(one.encode()).ok for one in (handles[0], early)] == [True, True]
+    assert broker.bodies() == [b"near"]
+    broker.settle()
+    with pytest.raises(Refusal):
+        broker.recall(handles[0].encode())
+    broker.advance(20 * HOUR_MS)
+    assert broker.bodies() == [b"near", b"2"]
+
+
+def test_a_client_whose_clock_is_behind_recalls_a_message_of_the_next_hour(broker: Broker) -> None:
+    """T5: its handle says a time in a loaded hour; the record says when the message is due, or its hour does."""
+    handles = [decode_handle(broker.send(NOW_MS + HOUR_MS, b"%d" % number)) for number in range(3)]
+    broker.settle()
+    behind = [one._replace(due_ms=NOW_MS + 1000) for one in handles]
+    assert broker.recall(behind[0].encode()).ok
+    broker.store.expire(TIMED_TOPIC, 0, 3)
+    assert broker.recall(behind[1].encode()).ok
+    broker.advance(HOUR_MS)
+    assert broker.bodies() == [b"2"]
+
+
+def test_a_delivered_message_cannot_be_recalled_by_a_handle_that_says_a_later_time(broker: Broker) -> None:
+    """T5: 40401, also if its first record has expired and its hour's file is still there."""
+    handle = decode_handle(broker.send(NOW_MS + 1000, b"x"))
+    broker.advance(1000)
+    broker.store.expire(TIMED_TOPIC, 0, 1)
+    for late_ms in (0, HOUR_MS):
+        with pytest.raises(Refusal) as refused:
+            broker.recall(handle._replace(due_ms=handle.due_ms + late_ms).encode())
+        assert refused.value.kind is RefusalKind.NO_MESSAGE
 
 
 def test_a_message_waits_while_its_recall_is_on_its_way_and_comes_if_that_fails(broker: Broker) -> None:
