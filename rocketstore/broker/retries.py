@@ -20,6 +20,7 @@ from rocketstore.broker.readers import RecordReader
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.sending import MessageSource, SendBatch, Sending
 from rocketstore.broker.topics import Topics
+from rocketstore.message.broker_properties import OF_ONE_DELIVERY, PROPERTY_ORIGIN_ID
 from rocketstore.message.checks import properties_bytes
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import (
@@ -41,7 +42,6 @@ from rocketstore.state.changes import GroupConfig, TopicConfig, check_group
 from rocketstore.store.stats import OTHERS
 from rocketstore.types import HALF_TOPIC, HIDDEN_TOPICS, OP_TOPIC, SCHEDULE_TOPIC
 
-PROPERTY_ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"
 FIRST_DELAY_LEVEL: Final = 3
 """For the first retry; each further one uses the next level."""
 DEAD_QUEUES: Final = 1
@@ -183,7 +183,7 @@ def dead_topic(group: GroupConfig) -> TopicConfig:
 
 def _copy(message: Message, target: TopicConfig, store_host: HostAddress) -> Message:
     """The copy of the message to be stored; it records its origin."""
-    properties = dict(message.properties)
+    properties = {name: value for name, value in message.properties.items() if name not in OF_ONE_DELIVERY}
     properties.pop(PROPERTY_DELAY, None)
     properties.setdefault(PROPERTY_RETRY_TOPIC, message.topic)
     properties.setdefault(PROPERTY_ORIGIN_ID, offset_message_id(message.store_host, message.offset))

@@ -33,6 +33,7 @@ from rocketstore.broker.transactions.begins import Begun, HalfMessages
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.commit_log.replicated import status_of
 from rocketstore.config import KIB, MessageStoreConfig
+from rocketstore.message.broker_properties import take_out
 from rocketstore.message.checks import check_body, check_client_topic, check_keys, check_message
 from rocketstore.message.kinds import ANY_TYPE, priority_of, type_problem
 from rocketstore.message.message import PROPERTY_PRIORITY, SYS_FLAG_TRANSACTION, Message
@@ -177,6 +178,9 @@ class Sending:
         if problem is not None:
             done([problem] * len(batch.messages))
             return
+        if caller is not None:
+            for message in batch.messages:
+                take_out(message)
         send = _Send(caller, batch, done)
         if batch.producer is not None and (topic := self._behind.get(batch.producer.producer)):
             self._creations[topic].append(send)

@@ -31,6 +31,7 @@ from rocketstore.broker_remoting.access import RemotingAccess
 from rocketstore.broker_remoting.waiting import WaitingTasks
 from rocketstore.filter.filters import TAG
 from rocketstore.message.added_property import with_property
+from rocketstore.message.broker_properties import PROPERTY_CHECK_POINT
 from rocketstore.message.record import PHYSICAL_OFFSET, PHYSICAL_OFFSET_AT, QueuePlace, queue_place_of
 from rocketstore.remoting.bodies.pop import (
     ACKS_MAX,
@@ -47,7 +48,6 @@ from rocketstore.remoting.headers import read_header, write_header
 from rocketstore.remoting.pop import (
     FROM_FIRST,
     ORDERED,
-    PROPERTY_CHECK_POINT,
     AckHeader,
     ChangeInvisibleAnswer,
     ChangeInvisibleHeader,

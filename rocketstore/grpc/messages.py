@@ -26,6 +26,7 @@ from rocketstore.grpc.checks import (
     check_topic_name,
 )
 from rocketstore.grpc.codes import RejectedError
+from rocketstore.message.broker_properties import PROPERTY_DEAD_ID, PROPERTY_DEAD_TOPIC
 from rocketstore.message.compression import (
     METHOD_FLAGS,
     ZLIB,
@@ -52,8 +53,6 @@ from rocketstore.message.record import SYS_FLAG_AT, decode_record
 from rocketstore.pb import definition_pb2 as pb
 
 PROPERTY_TRACE_CONTEXT: Final = "TRACE_CONTEXT"
-PROPERTY_DEAD_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
-PROPERTY_DEAD_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
 PRIORITY_MAX: Final = 2**31 - 1
 _GZIP: Final = b"\x1f\x8b"
 _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS

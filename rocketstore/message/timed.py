@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from rocketstore.message.broker_properties import PROPERTY_TIMER_ORIGIN, PROPERTY_TIMER_RECALL
 from rocketstore.message.message import (
     PROPERTY_DELAY,
     PROPERTY_REAL_QUEUE_ID,
@@ -31,8 +32,6 @@ from rocketstore.message.message import (
 from rocketstore.message.properties import decode_properties, encode_properties, find_property_bytes
 from rocketstore.types import TIMED_TOPIC
 
-PROPERTY_TIMER_ORIGIN: Final = "TIMER_ORIGIN"
-PROPERTY_TIMER_RECALL: Final = "TIMER_RECALL"
 TIMED_MARK: Final = b"TIMER_DEL"
 """Properties without this text ask for no time of delivery."""
 DUE_MS_MAX: Final = 1 << 50

@@ -15,7 +15,6 @@ from dledger.records import record
 from dledger.remoting.errors import RequestError
 from rocketstore.remoting.headers import Int32, Int64
 
-PROPERTY_CHECK_POINT: Final = "POP_CK"
 ORDERED: Final = 999
 """The revive queue of messages of ordered groups: clients look at it."""
 FROM_FIRST: Final = 0

@@ -19,6 +19,16 @@ from rocketstore.broker.refusal import Refusal
 from rocketstore.broker.retries import DEAD_QUEUES, READ_WRITE, Retries, trim
 from rocketstore.broker.sending import SendBatch, Sending
 from rocketstore.config import MIB
+from rocketstore.message.broker_properties import (
+    OF_ONE_DELIVERY,
+    PROPERTY_DEAD_ID,
+    PROPERTY_DEAD_OFFSET,
+    PROPERTY_DEAD_QUEUE,
+    PROPERTY_DEAD_REASON,
+    PROPERTY_DEAD_TOPIC,
+    PROPERTY_ORIGIN,
+    PROPERTY_ORIGIN_ID,
+)
 from rocketstore.message.checks import properties_bytes
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import (
@@ -46,26 +56,16 @@ AT_ONCE: Final = 128
 """Copies under way; the others wait, without their records."""
 LOOK_S: Final = 0.5
 """How often it is looked whether a copy of unknown outcome has been stored."""
-PROPERTY_ORIGIN: Final = "POP_ORIGIN"
-PROPERTY_ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"
-PROPERTY_DEAD_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
-PROPERTY_DEAD_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
-PROPERTY_DEAD_QUEUE: Final = "DLQ_ORIGIN_QUEUE_ID"
-PROPERTY_DEAD_OFFSET: Final = "DLQ_ORIGIN_OFFSET"
-PROPERTY_DEAD_REASON: Final = "DLQ_REASON"
 REASON_CHARS_MAX: Final = 200
 ONE_BYTES: Final = 8 * MIB
 """Room for reading one message."""
-_DROPPED: Final = frozenset(
-    {
-        PROPERTY_DELAY,
-        PROPERTY_ORIGIN,
-        PROPERTY_TIMER_DELAY_MS,
-        PROPERTY_TIMER_DELAY_S,
-        PROPERTY_TIMER_DELIVER_MS,
-        PROPERTY_WAIT,
-    }
-)
+_DROPPED: Final = OF_ONE_DELIVERY | {
+    PROPERTY_DELAY,
+    PROPERTY_TIMER_DELAY_MS,
+    PROPERTY_TIMER_DELAY_S,
+    PROPERTY_TIMER_DELIVER_MS,
+    PROPERTY_WAIT,
+}
 """Properties that would have a meaning for the copy."""
 
 

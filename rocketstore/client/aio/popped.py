@@ -9,10 +9,11 @@ from dledger.errors import DLedgerError
 from dledger.remoting.errors import RequestError
 from rocketstore.client.aio.errors import BadAnswerError
 from rocketstore.client.aio.received import ReceivedMessage, split_records
+from rocketstore.message.broker_properties import PROPERTY_CHECK_POINT
 from rocketstore.message.message import PROPERTY_RETRY_TOPIC
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.headers import read_header
-from rocketstore.remoting.pop import PROPERTY_CHECK_POINT, CheckPoint, PopAnswer
+from rocketstore.remoting.pop import CheckPoint, PopAnswer
 
 _RETRY: Final = "%RETRY%"
 
