@@ -108,6 +108,11 @@ class LoopThread:
         """The bridge, once it has started."""
         return self._bridge
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has started and not ended."""
+        return self._thread.is_alive()
+
     def stop(self) -> None:
         """Stop the loop and join its thread. Idempotent."""
         if self._bridge is not None and self._stop is not None and self._thread.is_alive():

@@ -1,7 +1,7 @@
 """The peer port: accepts connections, and finds out whose they are before anything is spent on them.
 
 A connection begins with TLS or with a frame, in a group with TLS only with TLS; then comes the handshake. Until that is
-done, it occupies neither a thread nor a place that members need.
+done, it occupies neither a thread nor a place that members need. The handshake names the group: several share a port.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from dledger.config import ServerConfig
@@ -22,6 +23,7 @@ from dledger.rpc.peers import codec, frames
 from dledger.rpc.peers.connection import PeerConnection
 from dledger.rpc.peers.frames import HANDSHAKE_BYTES_MAX, TLS_RECORD, FrameBuffer, FrameKind, Purpose
 from dledger.rpc.peers.identity import Introduction, Reasons
+from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.rpc.tls_stream import TlsStream
 from dledger.types import NodeId
 
@@ -42,16 +44,50 @@ class PeerCaller(NamedTuple):
     purpose: Purpose
 
 
-class PeerAcceptor:
-    """Accepts from ``open`` to ``close``, on the event loop that calls them; ``serve`` gets the peers' connections."""
+class PeerGroup(NamedTuple):
+    """A group's member at a peer port: its identity, and what takes its peers' connections."""
 
-    def __init__(self, introduction: Introduction, serve: Callable[[PeerConnection, PeerCaller], None]) -> None:
-        self._introduction = introduction
-        self._serve = serve
+    introduction: Introduction
+    serve: Callable[[PeerConnection, PeerCaller], None]
+
+
+class PeerAcceptor:
+    """Accepts from ``open`` to ``close``, on the event loop that calls them, for the groups added."""
+
+    def __init__(self, name: str, groups: Collection[str], keeper: TlsKeeper | None) -> None:
+        """``groups``: those that the port is for, added or not: a peer of one that is not is hung up on.
+
+        ``keeper``: None for plaintext.
+        """
+        self._name = name
+        self._expected = tuple(sorted(groups))
+        self._groups: Mapping[str, PeerGroup] = MappingProxyType({})  # replaced as a whole
+        self._keeper = keeper
         self._acceptor = Acceptor("peer", self._greet, HANDSHAKE_TIMEOUT_S)
         self.reasons = Reasons(logging.WARNING)
         self.open = self._acceptor.open
         self.close = self._acceptor.close
+
+    def add(self, name: str, group: PeerGroup) -> None:
+        """Accept connections for a group. On the event loop."""
+        self._groups = MappingProxyType({**self._groups, name: group})
+
+    def remove(self, name: str) -> None:
+        """Accept no more for a group. On the event loop."""
+        self._groups = MappingProxyType({one: group for one, group in self._groups.items() if one != name})
+
+    def _group_of(self, name: str) -> PeerGroup:
+        """The one that a handshake names. Raises ``IdentityError`` for one that is none of this process's."""
+        if len(self._expected) == 1:
+            name, *_ = self._expected  # it says itself what is wrong with another name
+        if (group := self._groups.get(name)) is not None:
+            return group
+        if name in self._expected:
+            raise EOFError(f"group {name!r} is not there")  # it starts, or has stopped
+        raise IdentityError(
+            f"message for group {name!r} reached a process of the groups {', '.join(map(repr, self._expected))}: check "
+            "the addresses in the member list"
+        )
 
     # -- the handshake -------------------------------------------------------------------------------------------------
 
@@ -59,20 +95,18 @@ class PeerAcceptor:
         """Shake hands, and hand the connection over."""
         greeting = _Greeting(arrival.link, arrival.host)
         try:
-            caller = await self._shake_hands(greeting)
+            group, caller = await self._shake_hands(greeting)
         except _REFUSALS as error:
-            self.reasons.log(
-                f"{self._introduction.identity.node_id} refused a connection from {greeting.host}: {error}"
-            )
+            self.reasons.log(f"{self._name} refused a connection from {greeting.host}: {error}")
             await greeting.send(FrameKind.REFUSAL, str(error).encode()[:HANDSHAKE_BYTES_MAX])
             return
         if caller is not None:
             arrival.take().setblocking(True)
-            self._serve(PeerConnection(greeting.link, greeting.tls, greeting.received), caller)
+            group.serve(PeerConnection(greeting.link, greeting.tls, greeting.received), caller)
 
-    async def _shake_hands(self, greeting: _Greeting) -> PeerCaller | None:
-        """The peer; None if its settings differ from ours, as it was told. Raises ``EOFError`` and ``_REFUSALS``."""
-        identity, client_address, learn, keeper = self._introduction
+    async def _shake_hands(self, greeting: _Greeting) -> tuple[PeerGroup, PeerCaller | None]:
+        """Group and peer; None if its settings differ from ours, as it was told. Raises ``EOFError``, ``_REFUSALS``."""
+        keeper = self._keeper
         frames.tune(greeting.link)
         first = await greeting.receive()
         if (first[0] == TLS_RECORD) != (keeper is not None):
@@ -85,6 +119,8 @@ class PeerAcceptor:
         if kind is not FrameKind.HANDSHAKE:
             raise InvalidRequestError(f"expected a handshake first, got {kind.name}")
         handshake = codec.decode_handshake(payload)
+        group = self._group_of(handshake.header.group)
+        identity, client_address, learn, _ = group.introduction
         identity.check(handshake.header)
         sender = handshake.header.sender
         if keeper is not None:
@@ -94,7 +130,7 @@ class PeerAcceptor:
         if purpose is not None:
             learn(sender, handshake.client_address)
         await greeting.send(FrameKind.HANDSHAKE_ANSWER, codec.encode_handshake_answer(answer))
-        return None if purpose is None else PeerCaller(sender, purpose)
+        return group, None if purpose is None else PeerCaller(sender, purpose)
 
 
 _UNLIKE: Final = {

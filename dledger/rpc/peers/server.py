@@ -25,11 +25,12 @@ from dledger.errors import (
 from dledger.rpc import options
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.peers import codec, pushes
-from dledger.rpc.peers.acceptor import PeerAcceptor, PeerCaller, listen_for_peers
+from dledger.rpc.peers.acceptor import PeerCaller, PeerGroup
 from dledger.rpc.peers.connection import PeerConnection
 from dledger.rpc.peers.frames import HANDSHAKE_BYTES_MAX, FrameKind, Purpose
 from dledger.rpc.peers.identity import Introduction
 from dledger.rpc.peers.log_exchange import PeerLogService
+from dledger.rpc.peers.port import PeerPort
 from dledger.rpc.peers.suspicion import LeaderWatch
 from dledger.rpc.ports import PeerLog, Receiver
 from dledger.types import NodeId
@@ -55,7 +56,9 @@ _THREADS: Final = {
 
 
 class PeerServer:
-    """Serves the peer port from ``start`` to ``close``. ``log`` is what peers may read; None: nothing.
+    """Serves a group's connections of the peer port from ``start`` to ``close``.
+
+    ``log`` is what peers may read; None: nothing.
 
     ``arrived`` is called on the loop with each peer that has connected.
     """
@@ -64,21 +67,21 @@ class PeerServer:
         self,
         config: ServerConfig,
         introduction: Introduction,
+        port: PeerPort,
         receiver: Receiver,
         log: PeerLog | None = None,
         arrived: Callable[[NodeId], None] = lambda _peer: None,
     ) -> None:
+        self._port = port
         self.dropped = 0
         """Answers to pushes that found no connection, or a full one. For monitoring: updates may race."""
-        self.port = 0
-        """The port listened on, once started."""
         self._config = config
+        self._introduction = introduction
         self._identity = introduction.identity
         self._learn = introduction.learn
         self._receiver = receiver
         self._arrived = arrived
         self._log = None if log is None else PeerLogService(log)
-        self._acceptor = PeerAcceptor(introduction, self._begin)
         self._addresses = introduction.identity.addresses
         find = self._addresses.first if config.election.fast_failover else _nowhere
         self._leaders = LeaderWatch(find, receiver)
@@ -89,18 +92,16 @@ class PeerServer:
         self._in_use: dict[PeerCaller, PeerConnection] = {}
         self._closing = False
 
-    def start(self, bridge: LoopBridge) -> None:
-        """Listen, and accept on the loop of ``bridge``. Raises ``ConfigError`` if it cannot listen."""
-        listening = listen_for_peers(self._config)
-        self.port = listening[0].getsockname()[1]
-        self._bridge = bridge
-        bridge.post(partial(self._acceptor.open, listening))
+    def start(self) -> None:
+        """Accept the group's connections at the port, which is open."""
+        self._bridge = self._port.bridge
+        self._port.add(self._identity.group, PeerGroup(self._introduction, self._begin))
 
     def close(self) -> None:
         """Close all connections and join their threads. Idempotent."""
         if self._bridge is not None:
             bridge, self._bridge = self._bridge, None
-            bridge.run(self._acceptor.close())
+            self._port.remove(self._identity.group)
             bridge.run(self._leaders.close())
         with self._lock:
             self._closing = True
@@ -163,7 +164,7 @@ class PeerServer:
                 case Purpose.LOG:
                     self._serve_log(connection)
         except (InvalidRequestError, IdentityError, UnknownMemberError, TlsError) as error:
-            self._acceptor.reasons.log(f"{self._identity.node_id} refused a connection from {caller.node_id}: {error}")
+            self._port.reasons.log(f"{self._identity.node_id} refused a connection from {caller.node_id}: {error}")
             connection.send(FrameKind.REFUSAL, str(error).encode()[:HANDSHAKE_BYTES_MAX])
         except (DLedgerError, OSError, EOFError) as error:  # the node stops, or the connection broke: the peer retries
             _LOG.debug("%s closed a connection from %s: %s", self._identity.node_id, caller.node_id, error)

@@ -26,12 +26,13 @@ from dledger.core.messages import (
     VoteRequest,
 )
 from dledger.errors import InvariantError
-from dledger.rpc.bridge import LoopBridge, LoopThread, Report, log_failure
+from dledger.rpc.bridge import LoopBridge, Report, log_failure
 from dledger.rpc.peers.address_search import AddressSearch
 from dledger.rpc.peers.addresses import Reachable
 from dledger.rpc.peers.identity import Introduction, PeerIdentity, Reasons
 from dledger.rpc.peers.link import PeerLink
 from dledger.rpc.peers.outgoing import ControlQueue, PushQueue
+from dledger.rpc.peers.port import PeerPort
 from dledger.rpc.peers.server import PeerServer
 from dledger.rpc.ports import PeerLog, Receiver
 from dledger.rpc.tls_keeper import TlsKeeper
@@ -45,13 +46,14 @@ class _Links(NamedTuple):
 
 class PeerTransport:
     """The production transport. ``client_address`` is the address that our peers give to clients for this node.
-    ``identity``: what it tells its peers of itself, and knows of where they are; by default as configured.
+    ``identity``: what it tells its peers of itself, and knows of where they are; by default as configured. ``port``: an
+    open one, shared with other groups; by default its own.
 
     Pushes run on the event loop of ``bridge``, which must outlive this; without one, on that of the peer port.
     ``report`` is called for a task or thread that ends before ``close``: the node must not continue without it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one parameter per neighbour
         self,
         config: ServerConfig,
         *,
@@ -60,6 +62,7 @@ class PeerTransport:
         tls_keeper: TlsKeeper | None = None,
         log: PeerLog | None = None,
         identity: PeerIdentity | None = None,
+        port: PeerPort | None = None,
         report: Report = log_failure,
     ) -> None:
         self._config = config
@@ -67,9 +70,12 @@ class PeerTransport:
         self._log = log
         identity = identity or PeerIdentity.of(config)
         self._addresses = identity.addresses
-        self._introduction = Introduction(identity, client_address, self.learn, tls_keeper or TlsKeeper.of(config))
+        keeper = tls_keeper or TlsKeeper.of(config)
+        self._introduction = Introduction(identity, client_address, self.learn, keeper)
         self._client_addresses: dict[NodeId, str] = {}
-        self._loop = LoopThread(f"dledger-peers-{config.node_id}", report)
+        self._owns_port = port is None
+        self._port = port or PeerPort(config, {config.group}, keeper, report)
+        self._control_bridge: LoopBridge | None = None
         self._pushes_bridge = bridge
         self._receiver: Receiver | None = None
         self._links_lock = threading.Lock()  # one change of _links at a time, which are replaced as a whole
@@ -87,7 +93,7 @@ class PeerTransport:
         """The peer port listened on. Raises ``InvariantError`` before ``start``."""
         if self._server is None:
             raise InvariantError("the transport is not started")
-        return self._server.port
+        return self._port.port
 
     def dropped(self, peer: NodeId) -> int:
         """How many messages to ``peer`` were dropped or failed, for metrics."""
@@ -99,24 +105,22 @@ class PeerTransport:
         return self._server.dropped if self._server is not None else 0
 
     def start(self, receiver: Receiver) -> None:
-        """Listen; connections are made when messages are sent. Raises ``ConfigError`` if it cannot listen."""
+        """Accept the peers' connections; ours are made when messages are sent. Raises ``ConfigError`` if it cannot."""
         if self._server is not None:
             raise InvariantError("the transport can be started only once")
-        bridge = self._loop.start()
-        server = PeerServer(self._config, self._introduction, receiver, self._log, self._hurry)
-        try:
-            server.start(bridge)
-        except BaseException:
-            self._loop.stop()
-            raise
+        if self._owns_port:
+            self._port.open()
+        server = PeerServer(self._config, self._introduction, self._port, receiver, self._log, self._hurry)
+        server.start()
+        self._control_bridge = self._port.bridge
         self._server, self._receiver = server, receiver
         if self._pushes_bridge is None:
-            self._pushes_bridge = bridge
+            self._pushes_bridge = self._control_bridge
         self._addresses.listen(self.set_peers)
 
     def set_peers(self, peers: Reachable) -> None:
         """From now on there are links to these, made anew, moved to other addresses, or ended. Never waits."""
-        control, pushes, receiver = self._loop.bridge, self._pushes_bridge, self._receiver
+        control, pushes, receiver = self._control_bridge, self._pushes_bridge, self._receiver
         with self._links_lock:
             if control is None or pushes is None or receiver is None:
                 return
@@ -159,8 +163,8 @@ class PeerTransport:
             case VoteRequest() | HeartbeatRequest() | TakeLeadership():
                 if (links := self._links.get(envelope.target)) is not None:
                     links.control.send(envelope)
-                elif self._loop.bridge is not None:  # a new leader, for example, of which this member has yet to hear
-                    self._loop.bridge.post(self._search.ask)
+                elif self._control_bridge is not None:  # for example a new leader, of which this member has yet to hear
+                    self._control_bridge.post(self._search.ask)
             case PushResponse():
                 if self._server is not None:
                     self._server.respond(envelope)
@@ -171,7 +175,7 @@ class PeerTransport:
         """See ``Transport.close``."""
         with self._links_lock:
             links, self._links, self._receiver = self._links, {}, None
-        bridge = self._loop.bridge
+        bridge = self._control_bridge
         if bridge is not None and links:
             bridge.run(self._search.close())
         for link in links.values():
@@ -180,7 +184,8 @@ class PeerTransport:
                 self._pushes_bridge.run(link.push.close())
         if self._server is not None:
             self._server.close()
-        self._loop.stop()
+        if self._owns_port:
+            self._port.close()
 
     def _hurry(self, peer: NodeId) -> None:
         """A peer has connected to this member, so it can be reached."""
