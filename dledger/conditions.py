@@ -79,6 +79,12 @@ class ConditionKind(StrEnum):
     """Its settings name other members than the group has. That does no harm while some of them are right."""
     TIMED_MESSAGES = "timed_messages"
     """Messages that wait for a time of their own take up more than a fifth of a broker's log."""
+    SNAPSHOT_FAILED = "snapshot_failed"
+    """A snapshot of its state machine was not written; it will be tried again in a minute."""
+    SNAPSHOT_OVERDUE = "snapshot_overdue"
+    """For a minute and more, expired entries have stayed because no snapshot includes them."""
+    APPLIER_WAITING = "applier_waiting"
+    """Its state machine does not get on: the log lacks the next entry, or has it damaged."""
     AT_LIMIT = "at_limit"
     """A bounded resource has reached its limit, and requests are refused for it. The subject is the resource."""
 

@@ -341,6 +341,22 @@ class BulkReadConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotConfig:
+    """When a node with a state machine saves its state."""
+
+    snapshot_entries: Annotated[int, Range(1)] = 1_000_000
+    """After how many entries a node with a state machine writes a snapshot of it."""
+    snapshot_bytes: Annotated[int, Range(1), Unit.BYTES] = 1024 * MIB
+    """After how many bytes of log it does; not before as many as the last snapshot has."""
+    snapshot_rate_bytes_max: Annotated[int, Range(MIB, or_zero=True), Unit.BYTES] = 64 * MIB
+    """How many bytes of a snapshot to write per second, so that appends on the same disk go on; 0: no limit."""
+
+    def problems(self) -> list[str]:
+        """Everything wrong with these values, as sentences."""
+        return out_of_range(self)
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
     """Everything one node needs to run. Build it, then ``check()`` it before anything is opened."""
 
@@ -380,6 +396,7 @@ class ServerConfig:
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     bulk: BulkReadConfig = field(default_factory=BulkReadConfig)
+    snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
     client_streams_max: Positive = 1024
     """Maximum open client streams of each kind (append, follow, watch; health and reflection) on this node."""
     client_appends: bool = True
@@ -462,6 +479,7 @@ class ServerConfig:
             found += self._grpc_port_problems()
         found += self.election.problems() + self.replication.problems() + self.store.problems()
         found += self.access.problems() + self.limits.problems() + self.bulk.problems()
+        found += self.snapshots.problems()
         found += self.security.problems([*addresses, *filter(None, (self.bind_host, self.client_host))])
         return found
 

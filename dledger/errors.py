@@ -233,6 +233,26 @@ class SnapshotFormatError(DLedgerError):
     code = ResponseCode.LOAD_SNAPSHOT_ERROR
 
 
+class SnapshotBusyError(DLedgerError):
+    """Raised when a snapshot cannot be begun: another one is being written, or a newer one is there."""
+
+    code = ResponseCode.NEWER_INSTALL_SNAPSHOT_REQUEST_EXIST
+
+
+class StateMachineError(DLedgerError):
+    """Raised when a state machine fails to apply or load, which ends its node; or when its result is lost here."""
+
+    code = ResponseCode.INTERNAL_ERROR
+    outcome: Outcome = "unknown"
+
+
+class ResultForgottenError(DLedgerError):
+    """Raised for a repeated command that was applied and whose result is not kept any more: look at the state."""
+
+    code = ResponseCode.REPEATED_REQUEST
+    outcome: Outcome = "unknown"
+
+
 class LackingError(DLedgerError):
     """Raised when a peer does not hold the part that is damaged or missing here."""
 
@@ -273,6 +293,12 @@ class AccessDeniedError(DLedgerError):
 
 class AppendsNotServedError(InvalidRequestError):
     """Raised when a client appends to a log that belongs to an application (a broker): send to the application."""
+
+    code = ResponseCode.UNSUPPORTED
+
+
+class NoStateMachineError(InvalidRequestError):
+    """Raised when a command or query is sent to a log without a state machine: append and read instead."""
 
     code = ResponseCode.UNSUPPORTED
 

@@ -1,5 +1,6 @@
 """Removes entries from a node's log: expired ones that neither followers, producers nor the application
-need, nor this member to know who belongs to its group.
+need, that the newest snapshot of a state machine includes, and that this member does not need to know who belongs to
+its group.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dledger.core.producers import needed_from
 from dledger.errors import CorruptLogError
 from dledger.member_records import MemberRecords
 from dledger.runtime.driver import NodeDriver
+from dledger.statemachine.host import MachineHost
 from dledger.store import cleaner
 from dledger.store.cleaner import Room
 from dledger.store.file_store import FileStore
@@ -24,13 +26,20 @@ class Retention:
     """The retention of one node; for one thread."""
 
     def __init__(
-        self, config: ServerConfig, node: Node, log: FileStore, driver: NodeDriver, records: MemberRecords
+        self,
+        config: ServerConfig,
+        node: Node,
+        log: FileStore,
+        driver: NodeDriver,
+        records: MemberRecords,
+        machine: MachineHost | None = None,
     ) -> None:
         self._config = config
         self._node = node
         self._log = log
         self._driver = driver
         self._records = records
+        self._machine = machine
         self._needed: tuple[LogIndex, LogIndex | None] = (NO_INDEX, None)
         """The commit index at which it last determined what the producer table needs, and the result."""
         self._wanted: Callable[[], int | None] = lambda: None
@@ -64,7 +73,12 @@ class Retention:
                 needed = needed_from(log, self._config)
                 self._needed = (log.committed_index, needed)
             blocked = needed is not None and needed <= last_index
-            limits = (last_index, None if needed is None else needed - 1, self._records.last_removable(node.state))
+            machine = self._machine
+            limits = (
+                last_index if machine is None else machine.last_removable(last_index),
+                None if needed is None else needed - 1,
+                self._records.last_removable(node.state),
+            )
             return LogIndex(min(limit for limit in limits if limit is not None))
 
         try:

@@ -44,6 +44,7 @@ from dledger.errors import (
     InvalidRequestError,
     LeaderHint,
     MemberRemovedError,
+    NoStateMachineError,
     NotLeaderError,
     RequestTimeoutError,
 )
@@ -77,13 +78,27 @@ from dledger.runtime.role_changes import RoleChangeHandler, RoleChangeNotifier
 from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
 from dledger.runtime.tasks import Task
 from dledger.runtime.worker import JOIN_TIMEOUT_S
+from dledger.statemachine.host import MachineHost
+from dledger.statemachine.ports import StateMachine
+from dledger.statemachine.snapshots import SnapshotMeta
 from dledger.store.bulk_reader import StoreTime
 from dledger.store.file_store import FileStore
 from dledger.store.identity import IDENTITY_FILE, read_identity
 from dledger.store.opening import layout_of
 from dledger.store.repair import set_aside_damaged
 from dledger.store.watched import WatchedStore
-from dledger.types import NO_INDEX, AppendedBatch, Body, Entry, LogIndex, NodeId, ProducerBatch, Term
+from dledger.types import (
+    NO_INDEX,
+    AppendedBatch,
+    Body,
+    Entry,
+    LogIndex,
+    NodeId,
+    ProducerBatch,
+    QueryAnswer,
+    SnapshotState,
+    Term,
+)
 from dledger.upkeep import LogUpkeep
 from dledger.watch import LogWatch, WatchSettings
 
@@ -114,7 +129,7 @@ class DLedgerServer:
     ``CorruptLogError`` (``repair=True`` sets a damaged log aside and fetches it again from the peers).
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one parameter per neighbour
         self,
         config: ServerConfig,
         *,
@@ -124,10 +139,12 @@ class DLedgerServer:
         bodies: BodyFormat = OPAQUE,
         prehistory: Callable[[], Prehistory | None] = lambda: None,
         client_ports: bool = True,
+        state_machine: StateMachine | None = None,
     ) -> None:
         """``prehistory``: of the older log that this one continues, as it is now; its ``end`` must not change.
 
-        ``client_ports`` False: a broker serves clients of the log, at its own ports.
+        ``client_ports`` False: a broker serves clients of the log, at its own ports. ``state_machine``: what the log's
+        entries are applied to; every member of the group must have the same.
         """
         self._has_ports = client_ports
         self.bodies: Final = bodies
@@ -153,6 +170,8 @@ class DLedgerServer:
         self.bulk = self.log.bulk_reader(self._refuse_if_fenced, bodies.store_time)
         """See ``LogNode.bulk``; its reads raise ``FencedError``."""
         self._lines = NodeLines(config.node_id)
+        self._state_machine = state_machine
+        self._machine: MachineHost | None = None
         try:
             self._wire()
         except BaseException:
@@ -204,6 +223,16 @@ class DLedgerServer:
 
     def _wire(self) -> None:
         config = self._config
+        if self._state_machine is not None:
+            self._machine = MachineHost(
+                config,
+                self._state_machine,
+                self.log,
+                self._clock,
+                self._supervisor,
+                self.conditions,
+                lambda: self._fenced_error() if self.fenced else None,
+            )
         now_ms = self._clock.monotonic_ms()
         self._records = MemberRecords(config, self.log)
         self._node = Node(
@@ -217,6 +246,7 @@ class DLedgerServer:
             wrap_noop=self.bodies.wrap_noop,
             membership=self._records.find(),
             uid=self._records.uid,
+            machine=self._machine,
         )
         name = config.node_id
         self._housekeeping = Housekeeping(name, self._clock, self._supervisor)
@@ -268,6 +298,7 @@ class DLedgerServer:
             self._records,
             self._look_after_members,
             self._housekeeping,
+            self._machine,
         )
         self._scrub = Task(self._housekeeping.scrub, self._watch.step, self._supervisor)
         self._tasks = [self._scrub]
@@ -324,6 +355,8 @@ class DLedgerServer:
             "node with --repair"
         )
         self.conditions.set(ConditionKind.FENCED, f"{reason}: {advice}")
+        if self._machine is not None:
+            self._machine.applier.wake()  # it ends what waits
 
     def _compared_old_logs(self, peer: NodeId, apart: str) -> None:
         if apart:
@@ -345,7 +378,10 @@ class DLedgerServer:
 
     def _refuse_if_fenced(self) -> None:
         if self.fenced:
-            raise FencedError(f"{self._config.node_id} is fenced: {self.fenced}. Ask another member")
+            raise self._fenced_error()
+
+    def _fenced_error(self) -> FencedError:
+        return FencedError(f"{self._config.node_id} is fenced: {self.fenced}. Ask another member")
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -389,6 +425,8 @@ class DLedgerServer:
                 self._transport.start(self)
                 self._roles.start()
                 self._driver.start()
+                if self._machine is not None:
+                    self._machine.start()
                 self._upkeep.start()
                 for task in self._tasks:
                     task.start()
@@ -424,6 +462,8 @@ class DLedgerServer:
                 task.stop(JOIN_TIMEOUT_S)
             self._driver.stop()
             self._housekeeping.stop()
+            if self._machine is not None:
+                self._machine.stop(graceful=graceful)
             self._roles.stop()
             self._upkeep.save_remembered()
             self._supervisor.run(self.log.close)
@@ -566,6 +606,61 @@ class DLedgerServer:
         append = partial(self._node.quorum_ack.append_prepared, prepared, producer=producer)
         self._submit(append, self._instruments.timed(done))
 
+    def submit_commands(
+        self,
+        commands: Sequence[Body],
+        done: Callable[[tuple[bytes, ...] | DLedgerError], None],
+        producer: ProducerBatch | None = None,
+    ) -> None:
+        """See ``LogNode.submit_commands``."""
+        if (machine := self._machine) is None:
+            done(self._no_machine())
+            return
+        machine.submit_commands(commands, done, producer, self.submit_prepared)
+
+    def submit_query(
+        self,
+        request: bytes,
+        done: Callable[[QueryAnswer | DLedgerError], None],
+        *,
+        linearizable: bool = True,
+        after: LogIndex = NO_INDEX,
+        wait_ms: int = 0,
+    ) -> None:
+        """See ``LogNode.submit_query``."""
+        if (machine := self._machine) is None:
+            done(self._no_machine())
+            return
+        if not linearizable:
+            machine.query(request, LogIndex(after + 1) if wait_ms else NO_INDEX, wait_ms, done, even_if_late=True)
+            return
+        timeout_ms = self._config.replication.ack_timeout_ms
+
+        def confirmed(index: LogIndex | DLedgerError) -> None:
+            if isinstance(index, DLedgerError):
+                done(index)
+            else:
+                machine.query(request, index, timeout_ms, done, even_if_late=False)
+
+        self.submit_read_index(confirmed)
+
+    def submit_snapshot(self, done: Callable[[SnapshotState | DLedgerError], None]) -> None:
+        """See ``LogNode.submit_snapshot``."""
+        if (machine := self._machine) is None:
+            done(self._no_machine())
+            return
+
+        def saved(result: SnapshotMeta | DLedgerError) -> None:
+            done(result if isinstance(result, DLedgerError) else SnapshotState(result.index, result.size))
+
+        machine.request_snapshot(saved)
+
+    def _no_machine(self) -> NoStateMachineError:
+        return NoStateMachineError(
+            f"the log of group {self._config.group!r} has no state machine on {self._config.node_id}: append and read "
+            "entries, or start its nodes with a state machine"
+        )
+
     def submit_producer(self, name: str, done: Callable[[int | DLedgerError], None]) -> None:
         """See ``LogNode.submit_producer``."""
         self._submit(partial(self._node.producer_sequence, name), done)
@@ -693,6 +788,8 @@ class DLedgerServer:
 
     def _publish_commit(self, index: LogIndex) -> None:
         self._upkeep.log_changed()
+        if self._machine is not None:
+            self._machine.applier.wake()
         event = CommitEvent(index)
         for listener in self._commit_listeners:
             listener(event)

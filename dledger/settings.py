@@ -24,6 +24,7 @@ from dledger.config import (
     ReplicationConfig,
     SecurityConfig,
     ServerConfig,
+    SnapshotConfig,
     StoreConfig,
     parse_members,
 )
@@ -150,6 +151,7 @@ _SECTIONS: Final[dict[str, type]] = {
     "limits": ConnectionLimits,
     "security": SecurityConfig,
     "bulk": BulkReadConfig,
+    "snapshots": SnapshotConfig,
 }
 
 

@@ -143,6 +143,22 @@ class AppendedBatch:
 
 
 @record(frozen=True, slots=True)
+class QueryAnswer:
+    """A state machine's answer to a query; its state included ``applied_index`` then, and perhaps more."""
+
+    result: bytes
+    applied_index: LogIndex
+
+
+@record(frozen=True, slots=True)
+class SnapshotState:
+    """A durable snapshot of a state machine: its last entry, and the bytes of its files."""
+
+    index: LogIndex
+    size: int
+
+
+@record(frozen=True, slots=True)
 class LogBytes:
     """Raw committed log bytes of one segment from ``position`` on, without its blank; empty at the end.
 

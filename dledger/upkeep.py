@@ -22,6 +22,7 @@ from dledger.runtime.housekeeping import Housekeeping
 from dledger.runtime.supervisor import Supervisor
 from dledger.runtime.tasks import Task
 from dledger.runtime.worker import JOIN_TIMEOUT_S
+from dledger.statemachine.host import MachineHost
 from dledger.store.cleaner import ForcedRemoval, Room
 from dledger.store.file_store import FileStore
 from dledger.types import NodeId
@@ -76,6 +77,7 @@ class LogUpkeep:
         records: MemberRecords,
         look_after_members: Callable[[], None],
         housekeeping: Housekeeping,
+        machine: MachineHost | None = None,
     ) -> None:
         self._config = config
         self._node = node
@@ -85,7 +87,7 @@ class LogUpkeep:
         self._clock = clock
         self._look_after_members = look_after_members
         self._records = records
-        self.retention: Final = Retention(config, node, log, driver, records)
+        self.retention: Final = Retention(config, node, log, driver, records, machine)
         self._remember_due_ms = clock.monotonic_ms() + _REMEMBER_INTERVAL_MS
         self._told_of_removed: ForcedRemoval | None = None
         self._checkpoints, self._warming = _Pace(config.store.checkpoint_interval_ms), _Pace(_WARM_INTERVAL_MS)

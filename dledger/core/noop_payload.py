@@ -34,6 +34,8 @@ class PayloadKind(IntEnum):
     """One new producer."""
     CONFIGURATION = 3
     """The group's members from here on (``dledger.core.membership_payload``)."""
+    TIME = 4
+    """The leader's clock (``dledger.core.time_payload``)."""
 
 
 class UnreadablePayloadError(DLedgerError):

@@ -14,6 +14,7 @@ from dledger.core.membership_payload import decode_configuration, describe_confi
 from dledger.core.noop_payload import UnreadablePayloadError
 from dledger.core.ports import Log
 from dledger.core.producer_payload import decode_payload, describe_producers
+from dledger.core.time_payload import decode_time
 from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.types import NOOP_CHANNEL, AppendedBatch, Magic, Term
 
@@ -46,8 +47,11 @@ def describe_payload(body: bytes) -> str:
     try:
         configuration = decode_configuration(body)
         producers = decode_payload(body)
+        time_ms = decode_time(body)
     except UnreadablePayloadError as error:
         return str(error)
     if configuration is not None:
         return describe_configuration(configuration)
+    if time_ms is not None:
+        return f"time: {time_ms} ms"
     return "" if producers is None else describe_producers(producers)

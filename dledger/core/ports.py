@@ -220,6 +220,9 @@ class MachineState(Protocol):
     def producers(self) -> ProducersAt | None:
         """The producers as of that entry; None if there is no snapshot."""
 
+    def wall_ms(self) -> int:
+        """This member's clock (Unix time), which it records in the log as leader (``core.time_payload``)."""
+
 
 class Random(Protocol):
     """The only kind of randomness the core uses."""

@@ -172,6 +172,14 @@ class ProducerTable:
             )
         return Plan(None, 0, NO_INDEX, ())
 
+    def at_slot(self, slot: int) -> KnownProducer | None:
+        """The producer whose entries carry this slot."""
+        return self._by_slot.get(slot)
+
+    def find(self, name: str) -> KnownProducer | None:
+        """The producer of this name."""
+        return self._by_name.get(name)
+
     def next_sequence(self, name: str) -> int:
         """The number of the producer's next entry; 0 if it is not known."""
         producer = self._by_name.get(name)
@@ -294,15 +302,19 @@ class ProducerTable:
         runs = RUNS_WRITTEN
         while runs > 1 and self._bytes + (runs - 1) * RUN_BYTES * len(self) > room:
             runs -= 1
-        return encode_snapshot(
-            self._next_slot,
-            [
-                ProducerRecord(
-                    one.name, one.slot, one.next_sequence, max(0, now_ms - one.active_ms), tuple(one.runs)[-runs:]
-                )
-                for one in self._by_name.values()
-            ],
-        )
+        return encode_snapshot(self._next_slot, self._records(now_ms, runs))
+
+    def copy(self, now_ms: int) -> ProducerSnapshot:
+        """All producers, as ``load`` takes them."""
+        return ProducerSnapshot(self._next_slot, tuple(self._records(now_ms, RUNS_WRITTEN)))
+
+    def _records(self, now_ms: int, runs: int) -> list[ProducerRecord]:
+        return [
+            ProducerRecord(
+                one.name, one.slot, one.next_sequence, max(0, now_ms - one.active_ms), tuple(one.runs)[-runs:]
+            )
+            for one in self._by_name.values()
+        ]
 
     def written(self, index: LogIndex, position: int, now_ms: int) -> None:
         """A snapshot was written at ``index``; the log ends at ``position``."""

@@ -61,7 +61,8 @@ class Snapshot(Protocol):
 class StateMachine(ABC):
     """What an application implements. ``apply``, ``save`` and ``load`` are called on one thread.
 
-    An exception in any method but ``query`` stops the node: going on would make the members differ.
+    An exception in any method but ``query`` stops the node, and every member alike, since all apply the same entries: a
+    command that cannot be carried out must be answered with a result that says so.
     """
 
     format: ClassVar[int] = 1
@@ -76,7 +77,7 @@ class StateMachine(ABC):
 
     @abstractmethod
     def query(self, request: bytes) -> bytes:
-        """Answer a read; must change nothing. A raised ``DLedgerError`` is the caller's answer, another one stops."""
+        """Answer a read, and change nothing. What it raises is the caller's answer."""
 
     @abstractmethod
     def save(self) -> Snapshot:

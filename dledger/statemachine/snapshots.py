@@ -25,15 +25,15 @@ from typing import Any, Final
 from crc32c import crc32c
 
 from dledger import __version__
-from dledger.errors import DamagedSnapshotError, SnapshotFormatError, invariant
+from dledger.errors import DamagedSnapshotError, SnapshotBusyError, SnapshotFormatError, invariant
 from dledger.members import Configuration
 from dledger.records import record
 from dledger.store.fs import FileSystem, make_dirs_durably, read_whole, replace_durably
 from dledger.store.members_file import configuration_from_json, configuration_to_json
+from dledger.store.opening import SNAPSHOTS_DIRECTORY
 from dledger.types import NO_INDEX, Boundary, LogIndex, Position, Term
 from dledger.values import MIB
 
-SNAPSHOTS_DIRECTORY: Final = "snapshots"
 META_FILE: Final = "meta.json"
 STATE_FILE: Final = "state"
 PRODUCERS_FILE: Final = "producers"
@@ -192,10 +192,15 @@ class SnapshotStore:
     # -- writing -------------------------------------------------------------------------------------------------
 
     def build(self, index: LogIndex) -> SnapshotBuilder:
-        """Begin a snapshot of entry ``index``, own or fetched: one at a time, newer than all. Raises ``OSError``."""
+        """Begin a snapshot of entry ``index``, own or fetched: one at a time, newer than all.
+
+        Raises ``SnapshotBusyError``, ``OSError``.
+        """
         with self._lock:
-            invariant(self._building == NO_INDEX, "one snapshot is built at a time", other=self._building)
-            invariant(index > self.newest_index, "a snapshot is newer than all", index=index, newest=self.newest_index)
+            if self._building != NO_INDEX:
+                raise SnapshotBusyError(f"the snapshot of entry {self._building} is being written: retry later")
+            if index <= self.newest_index:
+                raise SnapshotBusyError(f"there is a snapshot of entry {self.newest_index} already")
             self._building = index
         try:
             path = self._path(index)

@@ -157,6 +157,11 @@ class FileStore(LogReader):
         return self._opened.layout.directory
 
     @property
+    def file_system(self) -> FileSystem:
+        """The disk, for what others keep beside the log."""
+        return self._fs
+
+    @property
     def data_directories(self) -> tuple[Path, ...]:
         """The directories of segments."""
         return tuple(self._opened.layout.data)

@@ -55,6 +55,8 @@ from dledger.store.traces import last_life, traces_of, write_traces
 from dledger.types import GENESIS, NO_INDEX, NO_TERM, Boundary, EntryId, HardState, LogIndex, Position, Standing, Term
 
 CHECKPOINT_FILE = "checkpoint"
+SNAPSHOTS_DIRECTORY = "snapshots"
+"""Of a state machine on the log (``dledger.statemachine.snapshots``)."""
 _OWN_FILES = (IDENTITY_FILE, HARD_STATE_FILE, CHECKPOINT_FILE)
 """Created once and written in place from then on."""
 _IMPORTED = HardState(

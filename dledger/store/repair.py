@@ -17,7 +17,7 @@ from dledger.store.fs import FileSystem
 from dledger.store.hard_state import HARD_STATE_FILE, create_hard_state, read_hard_state
 from dledger.store.identity import DirectoryLock
 from dledger.store.members_file import MEMBERS_FILE, begin_new_memory
-from dledger.store.opening import CHECKPOINT_FILE, layout_of
+from dledger.store.opening import CHECKPOINT_FILE, SNAPSHOTS_DIRECTORY, layout_of
 from dledger.types import HardState
 
 
@@ -55,6 +55,9 @@ def set_aside_damaged(config: StoreConfig, node_id: str, fs: FileSystem | None =
                 _move_aside(fs, data, aside / "data" if data.parent == layout.directory else next_aside(data.parent))
         if layout.index.exists():
             _move_aside(fs, layout.index, aside / "index")
+        snapshots = layout.directory / SNAPSHOTS_DIRECTORY
+        if snapshots.exists():  # of the same history
+            fs.rename(snapshots, aside / SNAPSHOTS_DIRECTORY)
         checkpoint = layout.directory / CHECKPOINT_FILE
         if checkpoint.exists():
             fs.rename(checkpoint, aside / CHECKPOINT_FILE)

@@ -20,6 +20,7 @@ from dledger.core.producer_payload import encode_registration
 from dledger.core.producers import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, KnownProducer, Plan, ProducerTable
 from dledger.core.progress import full_members
 from dledger.core.read_index import ReadIndexQueue
+from dledger.core.time_payload import TIME_STEP_MS, encode_time
 from dledger.errors import (
     CorruptLogError,
     DiskFullError,
@@ -36,7 +37,7 @@ from dledger.errors import (
     UnknownProducerError,
 )
 from dledger.records import record
-from dledger.types import NO_INDEX, AppendedBatch, Body, LogIndex, NodeId, ProducerBatch, StoredRun
+from dledger.types import NO_INDEX, NO_TERM, AppendedBatch, Body, LogIndex, NodeId, ProducerBatch, StoredRun, Term
 
 AppendDone = Callable[[AppendedBatch | DLedgerError], None]
 SequenceDone = Callable[[int | DLedgerError], None]
@@ -66,6 +67,8 @@ class QuorumAckChecker:
         self.pending_bytes = 0
         self.duplicates = 0
         """Repeated entries, answered with the place of the first."""
+        self._recorded: tuple[Term, int] = (NO_TERM, 0)
+        """The term in which this leader last recorded its clock for a state machine, and that time."""
 
     # -- accepting appends ---------------------------------------------------------------------------------------
 
@@ -192,6 +195,8 @@ class QuorumAckChecker:
     def _write(self, bodies: Sequence[Body], now_ms: int, name: str, plan: Plan | None) -> AppendedBatch | DLedgerError:
         state, leader = self._state, self._state.role
         try:
+            if state.machine is not None:
+                self._record_time(state.machine.wall_ms(), bodies)
             if plan is None or not isinstance(leader, Leader):
                 return state.log.append_as_leader(state.term, bodies)
             if plan.producer is None:  # a refused batch must not leave a registration behind
@@ -206,6 +211,17 @@ class QuorumAckChecker:
             return error
         leader.producers.note(producer, batch.first_index, len(bodies), now_ms)
         return replace(batch, duplicates=self._located(leader.producers, plan, now_ms)) if plan.stored else batch
+
+    def _record_time(self, time_ms: int, bodies: Sequence[Body]) -> None:
+        """Tell the state machines what time it is, if the log does not say so yet."""
+        state = self._state
+        term, recorded_ms = self._recorded
+        if term == state.term and time_ms < recorded_ms + TIME_STEP_MS:
+            return
+        state.log.check_append(bodies)  # a refused batch must not leave it behind
+        self._noops.append(state.log, state.term, encode_time(time_ms))
+        state.outbox.wake |= Wake.FLUSH | Wake.DISPATCHERS
+        self._recorded = state.term, time_ms
 
     def _disk_full(self, error: DiskFullError) -> DLedgerError:
         """To be repeated if the others have room: the elector hands over to one of them."""

@@ -461,12 +461,23 @@ _KINDS: Final[tuple[type[DLedgerError], ...]] = (
     errors.ShutdownError,
     errors.UnavailableError,
     errors.RequestTimeoutError,
+    errors.ResultForgottenError,
+    errors.DamagedSnapshotError,
+    errors.SnapshotBusyError,
 )
 _BY_CODE: Final[dict[int, type[DLedgerError]]] = {int(kind.code): kind for kind in _KINDS}
 # Errors that share a code with one above; a ConfigError comes back as the error of its code.
 _BY_NAME: Final[dict[str, type[DLedgerError]]] = {
     kind.__name__: kind
-    for kind in (*_KINDS, errors.EntryTooLargeError, errors.UntimedLogError, errors.InvariantError, errors.FencedError)
+    for kind in (
+        *_KINDS,
+        errors.EntryTooLargeError,
+        errors.UntimedLogError,
+        errors.InvariantError,
+        errors.FencedError,
+        errors.NoStateMachineError,
+        errors.StateMachineError,
+    )
 }
 
 

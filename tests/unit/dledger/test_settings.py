@@ -20,6 +20,7 @@ from dledger.config import (
     ReplicationConfig,
     SecurityConfig,
     ServerConfig,
+    SnapshotConfig,
     StoreConfig,
 )
 from dledger.errors import ConfigError
@@ -196,9 +197,10 @@ def test_every_field_can_be_set_in_every_source() -> None:
             ConnectionLimits,
             SecurityConfig,
             BulkReadConfig,
+            SnapshotConfig,
         )
         for field in fields(record)
-    } - {"election", "replication", "store", "access", "limits", "security", "bulk"}
+    } - {"election", "replication", "store", "access", "limits", "security", "bulk", "snapshots"}
 
     for name in names:
         text = "%%%"  # Good for a text, no number: either way the name was known.

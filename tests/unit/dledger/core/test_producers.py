@@ -401,9 +401,11 @@ class Machine:
 
     def __init__(self, solo: Solo) -> None:
         self.applied_index = self.snapshot_index = solo.log.last.index
-        payload = decode_payload(solo.leader_role.producers.snapshot(1 << 20, solo.now_ms))
-        assert isinstance(payload, ProducerSnapshot)
-        self.producers = ProducersAt(self.snapshot_index, payload)
+        self.producers = ProducersAt(self.snapshot_index, solo.leader_role.producers.copy(solo.now_ms))
+        self.time_ms = 1_000_000
+
+    def wall_ms(self) -> int:
+        return self.time_ms
 
 
 def test_a_log_that_was_reset_to_a_snapshot_knows_its_producers_from_there() -> None:

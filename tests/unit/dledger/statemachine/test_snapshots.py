@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from dledger.errors import DamagedSnapshotError, InvariantError, SnapshotFormatError
+from dledger.errors import DamagedSnapshotError, SnapshotBusyError, SnapshotFormatError
 from dledger.members import ClusterMember, Configuration
 from dledger.statemachine import snapshots
 from dledger.statemachine.snapshots import (
@@ -237,10 +237,10 @@ def test_one_at_a_time_and_only_newer_ones(tmp_path: Path) -> None:
     """The order of snapshots is that of their entries."""
     store = SnapshotStore(UnsyncedFs(), tmp_path)
     write(store, 100)
-    with pytest.raises(InvariantError):
+    with pytest.raises(SnapshotBusyError):
         store.build(LogIndex(100))
     builder = store.build(LogIndex(200))
-    with pytest.raises(InvariantError):
+    with pytest.raises(SnapshotBusyError):
         store.build(LogIndex(300))
     builder.abort()
     builder.abort()

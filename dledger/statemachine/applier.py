@@ -1,0 +1,361 @@
+"""The thread that applies the log: committed entries in order, each once, and the results to whoever waits (S1 to S4).
+
+Only this thread calls the state machine's ``apply``, ``save`` and ``load``, and only it touches the producers' table.
+The lock of the machine is for queries, which other threads make.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from time import monotonic
+from typing import Final
+
+from dledger.clock import Clock
+from dledger.conditions import ConditionKind, Conditions
+from dledger.config import ServerConfig
+from dledger.core.membership_payload import decode_configuration
+from dledger.core.producer_payload import ProducerSnapshot
+from dledger.core.time_payload import decode_time
+from dledger.errors import (
+    CorruptLogError,
+    DLedgerError,
+    IndexBeforeBeginError,
+    PendingFullError,
+    QuorumAckTimeoutError,
+    ShutdownError,
+    SnapshotFormatError,
+    StateMachineError,
+)
+from dledger.layout import ENTRY_HEADER_BYTES
+from dledger.members import Configuration
+from dledger.records import record
+from dledger.runtime.supervisor import Supervisor
+from dledger.runtime.worker import Worker
+from dledger.statemachine.commands import CommandBatch, Waiters
+from dledger.statemachine.creation import SnapshotJob
+from dledger.statemachine.duplicates import Duplicates
+from dledger.statemachine.ports import Applied, StateMachine
+from dledger.statemachine.snapshots import PRODUCERS_FILE, SnapshotMeta, SnapshotStore
+from dledger.store.file_store import FileStore
+from dledger.types import GENESIS, Boundary, Entry, LogIndex, Magic, Position
+from dledger.values import MIB
+
+RANGE_BYTES: Final = MIB
+"""Of entries applied at a time."""
+RESULT_BYTES_MAX: Final = MIB
+SAVE_MS_MAX: Final = 20
+"""``save`` holds up results for as long as it takes; a slower one is told."""
+_RETRY_MS: Final = 1000
+_log = logging.getLogger("dledger")
+
+
+@record(frozen=True, slots=True)
+class _Wait:
+    """``then`` is called when ``index`` is applied; ``late`` at ``due_ms``."""
+
+    index: LogIndex
+    due_ms: int
+    then: Callable[[], None]
+    late: Callable[[DLedgerError | None], None]
+
+
+class Applier:
+    """Applies one node's log to its state machine; ``load`` it first. Thread-safe from ``start`` on.
+
+    ``applied`` is called on its thread after each range, and when it was woken. ``fenced``: why nothing may be applied
+    or told.
+    """
+
+    def __init__(  # noqa: PLR0913  # one parameter per neighbour
+        self,
+        config: ServerConfig,
+        machine: StateMachine,
+        log: FileStore,
+        snapshots: SnapshotStore,
+        clock: Clock,
+        supervisor: Supervisor,
+        conditions: Conditions,
+        *,
+        applied: Callable[[], None],
+        fenced: Callable[[], DLedgerError | None],
+    ) -> None:
+        self._config = config
+        self.machine: Final = machine
+        self._log = log
+        self._snapshots = snapshots
+        self._clock = clock
+        self._conditions = conditions
+        self._after = applied
+        self._fenced = fenced
+        self._worker = Worker(f"dledger-apply-{config.node_id}", self._step, clock, supervisor)
+        self.waiters: Final = Waiters(config.replication)
+        self._duplicates = Duplicates(config.replication)
+        self._collecting: CommandBatch | None = None
+        self._lock = threading.Lock()  # guards _waits, _next_due_ms and _installs; a leaf
+        self._waits: list[_Wait] = []
+        self._next_due_ms: int | None = None
+        self._installs: deque[tuple[SnapshotMeta, Callable[[], None], Callable[[], None]]] = deque()
+        self._machine_lock = threading.Lock()  # the machine's; while it is held, only the machine is called
+        self._at: Boundary = GENESIS
+        self._time_ms = 0
+        self._configuration: Configuration | None = None
+        self._stopping = False
+        self.apply_s = 0.0
+        """The time spent in ``apply`` since the start."""
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._worker.start()
+
+    def wake(self) -> None:
+        """More entries may be committed."""
+        self._worker.wake()
+
+    def stop(self, timeout_s: float) -> None:
+        """End the thread, and fail what waits: commands may still be committed and applied by others."""
+        self._stopping = True
+        self._worker.stop(timeout_s)
+        self._fail_all(ShutdownError("this node has stopped: the command may still be applied by the others"))
+
+    @property
+    def applied_index(self) -> LogIndex:
+        """The last entry that the state includes."""
+        return self._at.index
+
+    @property
+    def at(self) -> Boundary:
+        """The same with its term, its end and its chain CRC; replaced as a whole."""
+        return self._at
+
+    def load(self, meta: SnapshotMeta) -> ProducerSnapshot:
+        """Replace state and producers by a verified snapshot's; returns the producers. Before ``start``.
+
+        Raises ``SnapshotFormatError``, ``DamagedSnapshotError``, ``StateMachineError``.
+        """
+        machine = self.machine
+        if meta.format > machine.format:
+            raise SnapshotFormatError(
+                f"the snapshot of entry {meta.index} has the state machine's format {meta.format}, and this program "
+                f"reads up to {machine.format}: run the version that wrote it, or a later one"
+            )
+        with self._snapshots.reader(meta) as reader, self._machine_lock:
+            try:
+                machine.load(reader)
+            except DLedgerError:
+                raise
+            except Exception as error:
+                raise StateMachineError(f"cannot load the snapshot of entry {meta.index}: {error!r}") from error
+        with self._snapshots.reader(meta, PRODUCERS_FILE) as file:
+            producers = self._duplicates.load(file.read_all(), meta.time_ms)
+        self._at, self._time_ms, self._configuration = meta.boundary, meta.time_ms, meta.configuration
+        return producers
+
+    def producers(self) -> ProducerSnapshot:
+        """The producers as of the last applied entry. On the applier's thread."""
+        return self._duplicates.view(self._time_ms).producers
+
+    def install(self, meta: SnapshotMeta, reset: Callable[[], None], installed: Callable[[], None]) -> None:
+        """Take over a fetched snapshot, which is durable and verified (S8), on the applier's thread.
+
+        If it is newer than what is applied here: load it, then call ``reset``, which resets the log to its boundary.
+        ``installed`` is called in either case. Errors are the node's end.
+        """
+        with self._lock:
+            self._installs.append((meta, reset, installed))
+        self._worker.wake()
+
+    # -- waiting -------------------------------------------------------------------------------------------------
+
+    def when_applied(
+        self,
+        index: LogIndex,
+        due_ms: int,
+        then: Callable[[], None],
+        late: Callable[[DLedgerError | None], None],
+    ) -> None:
+        """Call ``then`` on the applier's thread once ``index`` is applied; ``late`` when it is not by ``due_ms``
+        (monotonic), with None, or if that cannot be any more, with the error. Raises ``PendingFullError``.
+        """
+        with self._lock:
+            if len(self._waits) >= self._config.replication.pending_entries_max:
+                raise PendingFullError(f"{len(self._waits)} queries already wait: retry shortly (pending_entries_max)")
+            self._waits.append(_Wait(index, due_ms, then, late))
+            if self._next_due_ms is None or due_ms < self._next_due_ms:
+                self._next_due_ms = due_ms
+        self._worker.wake()
+
+    def collect(self, batch: CommandBatch, index: LogIndex) -> None:
+        """All commands of a batch were stored earlier, up to ``index``: give it their results once that is applied."""
+        due_ms = self._clock.monotonic_ms() + self._config.replication.ack_timeout_ms
+
+        def late(error: DLedgerError | None) -> None:
+            why = f"the commands are committed up to entry {index}, and not applied here in time: retry"
+            batch.failed(error or QuorumAckTimeoutError(why))
+
+        try:
+            self.when_applied(index, due_ms, lambda: batch.applied(self._duplicates), late)
+        except PendingFullError as error:
+            batch.failed(error)
+
+    def query(self, request: bytes) -> tuple[bytes, LogIndex]:
+        """Ask the state machine, on any thread; also the last entry that was applied before. Raises what it raises."""
+        with self._queries():
+            index = self._at.index
+            return self.machine.query(request), index
+
+    def _queries(self) -> AbstractContextManager[object]:
+        return nullcontext() if self.machine.queries_are_concurrent else self._machine_lock
+
+    def _fail_all(self, error: DLedgerError) -> None:
+        if (collecting := self._collecting) is not None:
+            self._collecting = None
+            collecting.failed(error)
+        for batch in self.waiters.take_all():
+            batch.failed(error)
+        with self._lock:
+            waits, self._waits, self._next_due_ms = self._waits, [], None
+        for wait in waits:
+            wait.late(error)
+
+    # -- the thread ----------------------------------------------------------------------------------------------
+
+    def _step(self) -> int | None:
+        if (refusal := self._fenced()) is not None:
+            self._fail_all(refusal)
+            return None
+        self._install()
+        while self._log.committed_index > self._at.index and not self._stopping:
+            try:
+                entries = self._log.read_range(LogIndex(self._at.index + 1), self._log.committed_index, RANGE_BYTES)
+            except (CorruptLogError, IndexBeforeBeginError) as error:
+                told = f"the state machine waits at entry {self._at.index + 1}: {error}"
+                self._conditions.set(ConditionKind.APPLIER_WAITING, told)
+                self._settle()
+                return self._clock.monotonic_ms() + _RETRY_MS
+            except ShutdownError:
+                return None
+            self._conditions.clear(ConditionKind.APPLIER_WAITING)
+            self._apply(entries)
+            self._settle()
+            self._after()
+        self._settle()
+        self._after()
+        return self._next_due_ms
+
+    def _install(self) -> None:
+        while self._installs:
+            with self._lock:
+                meta, reset, installed = self._installs.popleft()
+            if meta.index > self._at.index:
+                self._fail_all_below(meta.index)
+                self.load(meta)
+                reset()
+            installed()
+
+    def _fail_all_below(self, index: LogIndex) -> None:
+        """Results of entries that a snapshot replaces will never be known here."""
+        error = StateMachineError(f"the command's result is not known here: a snapshot of entry {index} replaced it")
+        if (collecting := self._collecting) is not None:
+            self._collecting = None
+            collecting.failed(error)
+        for batch in self.waiters.take_all():
+            batch.failed(error)
+
+    def _apply(self, entries: Sequence[Entry]) -> None:
+        """Apply a range. Any error is the node's end (S2): without this entry, the members would differ."""
+        applied: list[Applied] = []
+        slots: list[int] = []
+        note = self._duplicates.note
+        for entry in entries:
+            if entry.magic is Magic.NOOP:
+                self._note_noop(entry)
+                continue
+            producer, sequence = note(entry.channel, entry.index, self._time_ms) if entry.channel else ("", -1)
+            slots.append(entry.channel if producer else 0)
+            applied.append(Applied(entry.index, entry.term, self._time_ms, entry.body, producer, sequence))
+        results = self._results(applied) if applied else ()
+        for slot, one, result in zip(slots, applied, results, strict=True):
+            if slot:
+                self._duplicates.store(slot, one.sequence, result)
+        last = entries[-1]
+        end = Position(last.position + ENTRY_HEADER_BYTES + len(last.body))
+        self._at = Boundary(last.index, last.term, end, last.chain_crc)
+        if self.waiters or self._collecting is not None:
+            self._give(applied, results)
+
+    def _results(self, applied: list[Applied]) -> Sequence[bytes]:
+        began_s = monotonic()
+        try:
+            with self._machine_lock:
+                results = self.machine.apply(applied)
+        except Exception as error:
+            place = f"entries {applied[0].index} to {applied[-1].index}"
+            raise StateMachineError(f"the state machine failed in {place}: {error!r}") from error
+        finally:
+            self.apply_s += monotonic() - began_s
+        if len(results) != len(applied) or (results and max(map(len, results)) > RESULT_BYTES_MAX):
+            raise StateMachineError(
+                f"the state machine gave {len(results)} results of up to {max(map(len, results), default=0)} bytes for "
+                f"the {len(applied)} entries from {applied[0].index} on: one for each, of at most {RESULT_BYTES_MAX}"
+            )
+        return results
+
+    def _note_noop(self, entry: Entry) -> None:
+        time_ms = decode_time(entry.body)
+        if time_ms is not None:
+            self._time_ms = max(self._time_ms, time_ms)
+        elif (configuration := decode_configuration(entry.body)) is not None:
+            self._configuration = replace(configuration, index=entry.index, term=entry.term)
+        else:
+            self._duplicates.note_noop(entry.body, entry.index, self._time_ms)
+
+    def _give(self, applied: list[Applied], results: Sequence[bytes]) -> None:
+        """Give the results to whoever waits."""
+        batch = self._collecting
+        for one, result in zip(applied, results, strict=True):
+            if batch is None and (batch := self.waiters.take((one.index, one.term))) is None:
+                continue
+            batch.results.append(result)
+            if len(batch.results) == batch.wanted:
+                batch.applied(self._duplicates)
+                batch = None
+        self._collecting = batch
+
+    def _settle(self) -> None:
+        """Call what waits for entries that are applied by now, and what waits no longer."""
+        if not self._waits:
+            return
+        applied, now_ms = self._at.index, self._clock.monotonic_ms()
+        with self._lock:
+            ready = [one for one in self._waits if one.index <= applied]
+            late = [one for one in self._waits if one.index > applied and one.due_ms <= now_ms]
+            if ready or late:
+                self._waits = [one for one in self._waits if one.index > applied and one.due_ms > now_ms]
+            self._next_due_ms = min((one.due_ms for one in self._waits), default=None)
+        for one in ready:
+            one.then()
+        for one in late:
+            one.late(None)
+
+    def save(self) -> SnapshotJob:
+        """A view of everything at the last applied entry, to be written. On the applier's thread."""
+        began_s = monotonic()
+        with self._machine_lock:
+            state = self.machine.save()
+        producers = self._duplicates.view(self._time_ms)
+        if (took_ms := (monotonic() - began_s) * 1000) > SAVE_MS_MAX:
+            _log.warning(
+                "the view of the state at entry %d took %.0f ms: appends wait for results meanwhile (S6: %d ms)",
+                self._at.index,
+                took_ms,
+                SAVE_MS_MAX,
+            )
+        meta = SnapshotMeta(self._at, self._configuration, self._time_ms, self.machine.format, {})
+        return SnapshotJob(state, producers, meta)

@@ -1,0 +1,342 @@
+"""A node's state machine with everything around it: the applier, its snapshots, commands and queries.
+
+Only a node with a machine has one. It is made after the log is opened and before the core, since a snapshot may reset
+the log; what it tells the core is ``core.ports.MachineState``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from traceback import format_exception
+from typing import Final
+
+from dledger.clock import Clock
+from dledger.conditions import ConditionKind, Conditions
+from dledger.config import ServerConfig
+from dledger.core.ports import PreparedAppend, ProducersAt
+from dledger.errors import (
+    DamagedSnapshotError,
+    DLedgerError,
+    InvalidRequestError,
+    LeaderNotReadyError,
+    PendingFullError,
+    RequestTimeoutError,
+    StateMachineError,
+)
+from dledger.log_bound import BoundedLog
+from dledger.runtime.supervisor import Supervisor
+from dledger.runtime.worker import JOIN_TIMEOUT_S
+from dledger.statemachine.applier import Applier
+from dledger.statemachine.commands import CommandBatch, CommandDone
+from dledger.statemachine.creation import SnapshotCreation, SnapshotJob
+from dledger.statemachine.duplicates import RESULTS_KEPT
+from dledger.statemachine.ports import StateMachine
+from dledger.statemachine.snapshots import SnapshotMeta, SnapshotStore
+from dledger.store.file_store import FileStore
+from dledger.types import NO_INDEX, AppendedBatch, Body, LogIndex, ProducerBatch, QueryAnswer
+
+COMMANDS_MAX: Final = 1024
+"""In one request; ``RESULTS_KEPT`` in a numbered one."""
+QUERIES_MAX: Final = 1024
+"""At the same time, those that wait included."""
+STOP_TIMEOUT_S: Final = 10.0
+"""How long a node that stops writes a snapshot."""
+_QUERY_THREADS: Final = 2
+_SAVED_BEFORE_STOP: Final = 100
+"""A node that stops writes a snapshot if at least one in so many of the entries or bytes for one were applied."""
+_OVERDUE_MS: Final = 60_000
+_log = logging.getLogger("dledger")
+_bounded = BoundedLog(_log)
+
+Submit = Callable[[PreparedAppend, Callable[[AppendedBatch | DLedgerError], None], ProducerBatch | None], None]
+"""``DLedgerServer.submit_prepared``."""
+QueryDone = Callable[[QueryAnswer | DLedgerError], None]
+
+
+class MachineHost:
+    """See the module. The constructor loads the newest good snapshot, and may reset the log to it.
+
+    Raises ``SnapshotFormatError``, ``StateMachineError``, ``OSError``. ``fenced``: why nothing is served, if so.
+    """
+
+    def __init__(  # one parameter per neighbour
+        self,
+        config: ServerConfig,
+        machine: StateMachine,
+        log: FileStore,
+        clock: Clock,
+        supervisor: Supervisor,
+        conditions: Conditions,
+        fenced: Callable[[], DLedgerError | None],
+    ) -> None:
+        self._config = config
+        self._log = log
+        self._clock = clock
+        self._supervisor = supervisor
+        self._conditions = conditions
+        self._fenced = fenced
+        self.snapshots: Final = SnapshotStore(log.file_system, log.directory)
+        self.applier: Final = Applier(
+            config,
+            machine,
+            log,
+            self.snapshots,
+            clock,
+            supervisor,
+            conditions,
+            applied=self._save_if_due,
+            fenced=fenced,
+        )
+        self._creation = SnapshotCreation(
+            config.node_id, self.snapshots, config.snapshots, clock, supervisor, conditions, self._ended
+        )
+        self._producers: ProducersAt | None = None
+        self._load_newest()
+        self._saved_at = self.applier.at
+        self._wanted = False
+        self._wanted_by: list[Callable[[SnapshotMeta | DLedgerError], None]] = []
+        self._blocked_since_ms: int | None = None
+        self._queries = threading.BoundedSemaphore(QUERIES_MAX)
+        self._readers = ThreadPoolExecutor(_QUERY_THREADS, thread_name_prefix=f"dledger-query-{config.node_id}")
+
+    # -- start and stop ------------------------------------------------------------------------------------------
+
+    def _load_newest(self) -> None:
+        for meta in self.snapshots.snapshots:
+            try:
+                self.snapshots.verify(meta)
+            except DamagedSnapshotError as damage:
+                self.snapshots.set_aside(meta, str(damage))
+                continue
+            self._producers = ProducersAt(meta.index, self.applier.load(meta))
+            self._continue_log_from(meta)
+            return
+
+    def _continue_log_from(self, meta: SnapshotMeta) -> None:
+        """The log must hold the snapshot's last entry, or begin right after it (S8: a crash came between)."""
+        log, at = self._log, meta.boundary
+        if at.index < log.begin.index:
+            return  # the applier waits for a newer one
+        if at.index <= log.last.index and log.term_at(at.index) == at.term:
+            if log.chain_crc_at(at.index) != at.chain_crc:
+                raise DamagedSnapshotError(
+                    f"entry {at.index} of the log in {log.directory} is not the one in its snapshot: find out what "
+                    "wrote to this directory, keep it, and start the node with --repair"
+                )
+            log.set_committed(at.index)
+            return
+        _log.warning(
+            "%s: the log ends at entry %d, before the snapshot of entry %d: it goes on from there",
+            self._config.node_id,
+            log.last.index,
+            at.index,
+        )
+        log.reset(at, meta.configuration)
+
+    def start(self) -> None:
+        """Start the threads."""
+        self._creation.start()
+        self.applier.start()
+        self.applier.wake()
+
+    def stop(self, *, graceful: bool) -> None:
+        """End the threads; ``graceful``: first write a snapshot of what is applied, within ``STOP_TIMEOUT_S``."""
+        self.applier.stop(JOIN_TIMEOUT_S)
+        if graceful and self._supervisor.fatal is None and self._fenced() is None:
+            self._save_last()
+        self._creation.stop(JOIN_TIMEOUT_S)
+        self._readers.shutdown(wait=True)
+        self._tell_wanted(RequestTimeoutError("the node has stopped before the snapshot was written"))
+
+    def _save_last(self) -> None:
+        """The applier has stopped, so this thread may act for it."""
+        self._creation.hurry()
+        self._creation.wait(STOP_TIMEOUT_S)
+        if self._is_due(_SAVED_BEFORE_STOP) and not self._creation.is_busy:
+            self._creation.begin(self.applier.save())
+            self._creation.wait(STOP_TIMEOUT_S)
+
+    # -- MachineState --------------------------------------------------------------------------------------------
+
+    @property
+    def applied_index(self) -> LogIndex:
+        """See ``MachineState``."""
+        return self.applier.applied_index
+
+    @property
+    def snapshot_index(self) -> LogIndex:
+        """See ``MachineState``."""
+        return self.snapshots.newest_index
+
+    @property
+    def producers(self) -> ProducersAt | None:
+        """See ``MachineState``."""
+        return self._producers
+
+    def wall_ms(self) -> int:
+        """See ``MachineState``."""
+        return self._clock.wall_ms()
+
+    # -- snapshots -----------------------------------------------------------------------------------------------
+
+    @property
+    def snapshot_s(self) -> float:
+        """How long the last snapshot took to write."""
+        return self._creation.last_s
+
+    def request_snapshot(self, done: Callable[[SnapshotMeta | DLedgerError], None] | None = None) -> None:
+        """Write a snapshot of what is applied by now; ``done`` gets it, or the newest one if nothing was since."""
+        if done is not None:
+            self._wanted_by.append(done)
+        self._wanted = True
+        self.applier.wake()
+
+    def _is_due(self, divisor: int = 1) -> bool:
+        config, at, saved = self._config.snapshots, self.applier.at, self._saved_at
+        newest = self.snapshots.newest
+        size = max(config.snapshot_bytes, 0 if newest is None else newest.size)
+        entries, log_bytes = at.index - saved.index, at.position - saved.position
+        return entries > 0 and (entries * divisor >= config.snapshot_entries or log_bytes * divisor >= size)
+
+    def _save_if_due(self) -> None:
+        """On the applier's thread, after each range."""
+        if not (self._wanted or self._is_due()) or self._creation.is_busy:
+            return
+        self._wanted = False
+        at = self.applier.at
+        if at.index <= self.snapshots.newest_index or at.index == NO_INDEX:
+            newest = self.snapshots.newest
+            self._tell_wanted(newest or InvalidRequestError("no entry is applied yet: there is nothing to save"))
+            return
+        self._saved_at = at
+        self._creation.begin(self.applier.save())
+
+    def _ended(self, job: SnapshotJob, error: DLedgerError | None) -> None:
+        """On the thread that writes snapshots."""
+        if error is None:
+            self._producers = ProducersAt(job.meta.index, job.producers.producers)
+        newest = self.snapshots.newest
+        self._tell_wanted(error or newest or DamagedSnapshotError("the snapshot is gone"))
+        if self._wanted:
+            self.applier.wake()
+
+    def _tell_wanted(self, result: SnapshotMeta | DLedgerError) -> None:
+        wanted, self._wanted_by = self._wanted_by, []
+        for done in wanted:
+            done(result)
+
+    def adopt(self, meta: SnapshotMeta, reset: Callable[[], None], installed: Callable[[], None]) -> None:
+        """A fetched snapshot is durable and verified: load it, then ``reset`` the log to it (S8)."""
+
+        def after() -> None:
+            self._saved_at = self.applier.at
+            installed()
+
+        def reset_log() -> None:
+            self._producers = ProducersAt(meta.index, self.applier.producers())
+            reset()
+
+        self.applier.install(meta, reset_log, after)
+
+    def last_removable(self, wanted: LogIndex) -> LogIndex:
+        """The last entry that retention may remove (S7), of those up to ``wanted``; asks for a snapshot if need be."""
+        limit = self.snapshots.needed_from
+        now_ms = self._clock.monotonic_ms()
+        if limit >= wanted:
+            self._blocked_since_ms = None
+            self._conditions.clear(ConditionKind.SNAPSHOT_OVERDUE)
+            return wanted
+        if self._blocked_since_ms is None:
+            self._blocked_since_ms = now_ms
+            self._wanted = True
+            self.applier.wake()
+        elif now_ms - self._blocked_since_ms >= _OVERDUE_MS:
+            told = f"entries up to {wanted} have expired and stay, because the newest snapshot is of entry {limit}"
+            self._conditions.set(ConditionKind.SNAPSHOT_OVERDUE, told)
+        return limit
+
+    # -- commands and queries ------------------------------------------------------------------------------------
+
+    def submit_commands(
+        self, commands: Sequence[Body], done: CommandDone, producer: ProducerBatch | None, submit: Submit
+    ) -> None:
+        """Append commands as one batch; ``done`` gets their results, once they are applied here."""
+        limit = COMMANDS_MAX if producer is None else RESULTS_KEPT
+        if not 0 < len(commands) <= limit:
+            done(InvalidRequestError(f"{len(commands)} commands in one request: send 1 to {limit}"))
+            return
+        if (refusal := self._fenced()) is not None:
+            done(refusal)
+            return
+        try:
+            self.applier.waiters.reserve(len(commands))
+        except PendingFullError as error:
+            done(error)
+            return
+        batch = CommandBatch(self.applier.waiters, commands, producer, done)
+
+        def appended(result: AppendedBatch | DLedgerError) -> None:
+            if isinstance(result, DLedgerError):
+                batch.failed(result)
+            elif result.last_index < result.first_index:  # all of them were there
+                self.applier.collect(batch, self._log.committed_index)
+
+        submit(batch, appended, producer)
+
+    def query(self, request: bytes, index: LogIndex, wait_ms: int, done: QueryDone, *, even_if_late: bool) -> None:
+        """Ask the state machine once entry ``index`` is applied, for which it waits up to ``wait_ms``.
+
+        ``even_if_late``: ask it then, too; otherwise ``LeaderNotReadyError``.
+        """
+        if (refusal := self._fenced()) is not None:
+            done(refusal)
+            return
+        if not self._queries.acquire(blocking=False):
+            done(PendingFullError(f"{QUERIES_MAX} queries already wait or run: retry shortly"))
+            return
+
+        def finish(result: QueryAnswer | DLedgerError) -> None:
+            self._queries.release()
+            done(result)
+
+        def ask() -> None:
+            try:
+                self._readers.submit(self._supervisor.run, partial(self._ask, request, finish))
+            except RuntimeError:  # shut down
+                finish(RequestTimeoutError("this node is stopping: ask another one"))
+
+        def late(error: DLedgerError | None) -> None:
+            if error is not None:
+                finish(error)
+            elif even_if_late:
+                ask()
+            else:
+                finish(
+                    LeaderNotReadyError(
+                        f"entry {index} is not applied after {wait_ms} ms, only {self.applied_index}: retry shortly"
+                    )
+                )
+
+        if self.applied_index >= index:
+            ask()
+            return
+        try:
+            self.applier.when_applied(index, self._clock.monotonic_ms() + wait_ms, ask, late)
+        except PendingFullError as error:
+            finish(error)
+
+    def _ask(self, request: bytes, finish: QueryDone) -> None:
+        answer: QueryAnswer | DLedgerError
+        try:
+            answer = QueryAnswer(*self.applier.query(request))
+        except DLedgerError as error:
+            answer = error
+        except Exception as error:  # noqa: BLE001 - a query changes nothing, and is its caller's
+            _bounded.warning("a query of %d bytes failed: %s", len(request), "".join(format_exception(error)))
+            answer = StateMachineError(f"the state machine failed to answer the query: {error!r}")
+            answer.outcome = "not_applied"
+        finish(answer)

@@ -1,0 +1,131 @@
+"""The producers' results: a function of the log, bounded, and the same after a snapshot."""
+
+from __future__ import annotations
+
+import pytest
+
+from dledger.config import ReplicationConfig
+from dledger.core.producer_payload import ProducerRecord, Registration, encode_registration, encode_snapshot
+from dledger.errors import DamagedSnapshotError
+from dledger.statemachine import duplicates
+from dledger.statemachine.duplicates import PRODUCER_RESULT_BYTES_MAX, RESULTS_KEPT, Duplicates
+from dledger.types import LogIndex
+
+
+class Table:
+    """The table, and a log that grows."""
+
+    def __init__(self) -> None:
+        self.of = Duplicates(ReplicationConfig())
+        self.index = 0
+        self.now_ms = 0
+
+    def register(self, name: str, slot: int, dropped: int = 0) -> None:
+        self._noop(encode_registration(Registration(name, slot, dropped)))
+
+    def snapshot(self, *producers: tuple[str, int, int]) -> None:
+        records = [ProducerRecord(name, slot, count, 0, ()) for name, slot, count in producers]
+        self._noop(encode_snapshot(9, records))
+
+    def _noop(self, body: bytes) -> None:
+        self.index += 1
+        self.of.note_noop(body, LogIndex(self.index), self.now_ms)
+
+    def apply(self, slot: int, result: bytes) -> tuple[str, int]:
+        self.index += 1
+        name, sequence = self.of.note(slot, LogIndex(self.index), self.now_ms)
+        if name:
+            self.of.store(slot, sequence, result)
+        return name, sequence
+
+    def saved(self) -> bytes:
+        return b"".join(self.of.view(self.now_ms).encode())
+
+
+def test_each_producers_results_are_found_by_number() -> None:
+    """S4, also of two whose entries alternate."""
+    table = Table()
+    table.register("p", 1)
+    table.register("q", 2)
+    for number in range(3):
+        assert table.apply(1, b"p%d" % number) == ("p", number)
+        assert table.apply(2, b"q%d" % number) == ("q", number)
+
+    assert [table.of.find("p", number) for number in range(4)] == [b"p0", b"p1", b"p2", None]
+    assert table.of.find("q", 2) == b"q2"
+    assert table.of.find("r", 0) is None
+    assert table.apply(3, b"x") == ("", -1), "a slot that nobody has"
+
+
+def test_a_producer_that_gave_way_takes_its_results_with_it() -> None:
+    """Its slot goes to another one, whose first command must not be answered with them."""
+    table = Table()
+    table.register("p", 1)
+    table.apply(1, b"p0")
+    table.register("q", 2, dropped=1)
+    table.register("r", 1)
+    assert table.of.find("p", 0) is None
+    assert table.of.find("r", 0) is None
+    table.apply(1, b"r0")
+    table.register("r", 3)
+    assert table.of.find("r", 0) is None, "it began anew"
+
+    table.apply(3, b"r1")
+    table.snapshot(("r", 3, 1), ("q", 4, 0))
+    assert table.of.find("r", 0) == b"r1"
+    table.snapshot(("q", 3, 0))
+    assert table.of.find("q", 0) is None
+
+
+def test_a_members_table_is_the_same_from_the_log_and_from_a_snapshot() -> None:
+    """Byte for byte, so that members' snapshots can be compared; and both go on alike."""
+    table = Table()
+    table.register("p", 1)
+    table.register("q", 2)
+    for number in range(50):
+        table.now_ms = number * 7
+        table.apply(1 + number % 2, b"%d" % number)
+    other = Table()
+    other.index, other.now_ms = table.index, table.now_ms
+    producers = other.of.load(table.saved(), table.now_ms)
+
+    assert {one.name: one.next_sequence for one in producers.producers} == {"p": 25, "q": 25}
+    assert other.saved() == table.saved()
+    for one in (table, other):
+        one.now_ms += 1000
+        one.apply(2, b"next")
+        one.register("r", 3)
+    assert other.saved() == table.saved()
+
+
+def test_what_is_kept_is_bounded_for_each_and_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last result of a producer is kept whatever its size; in all, those idle longest give way."""
+    table = Table()
+    table.register("p", 1)
+    for _ in range(RESULTS_KEPT + 5):
+        table.apply(1, b"x")
+    assert sum(table.of.find("p", number) is not None for number in range(RESULTS_KEPT + 5)) == RESULTS_KEPT
+    table.apply(1, bytes(PRODUCER_RESULT_BYTES_MAX))
+    assert sum(table.of.find("p", number) is not None for number in range(RESULTS_KEPT + 6)) == 1
+
+    monkeypatch.setattr(duplicates, "RESULT_BYTES_MAX", PRODUCER_RESULT_BYTES_MAX + 10)
+    table.register("q", 2)
+    table.apply(2, bytes(11))
+    assert table.of.find("p", RESULTS_KEPT + 5) is None
+    assert table.of.find("q", 0) == bytes(11)
+    assert table.apply(1, b"y") == ("p", RESULTS_KEPT + 6), "its count is not forgotten"
+
+
+@pytest.mark.parametrize("content", [b"", b"\0\0\0\1x", b"\0\0\0\0\0\0\0\0"])
+def test_a_malformed_table_is_refused(content: bytes) -> None:
+    """As a damaged snapshot."""
+    with pytest.raises(DamagedSnapshotError):
+        Table().of.load(content, 0)
+
+
+def test_a_table_with_something_behind_it_is_refused() -> None:
+    """So that no part is skipped unread."""
+    table = Table()
+    table.register("p", 1)
+    with pytest.raises(DamagedSnapshotError):
+        Table().of.load(table.saved() + b"x", 0)

@@ -1,0 +1,410 @@
+"""A state machine on a real node: order, results, repetitions, queries, snapshots, retention, failures."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cluster.local.group import free_ports
+from dledger.clock import Clock
+from dledger.conditions import ConditionKind
+from dledger.config import Member, ServerConfig, SnapshotConfig, StoreConfig
+from dledger.errors import (
+    DamagedSnapshotError,
+    InvalidRequestError,
+    NoStateMachineError,
+    PendingFullError,
+    ResultForgottenError,
+    ShutdownError,
+    SnapshotFormatError,
+    StateMachineError,
+)
+from dledger.server import DLedgerServer
+from dledger.statemachine.duplicates import RESULTS_KEPT
+from dledger.statemachine.ports import Applied
+from dledger.statemachine.snapshots import SnapshotStore
+from dledger.store.fs import FileSystem
+from dledger.types import AppendedBatch, LogIndex, ProducerBatch, QueryAnswer, SnapshotState
+from tests.support.cluster import N0
+from tests.support.counting import History
+from tests.support.waiting import wait_until
+
+
+def config_in(directory: Path, *, snapshots: SnapshotConfig | None = None, **changes: object) -> ServerConfig:
+    """A group of one, with segments that hold about a hundred entries."""
+    store = StoreConfig(directory, segment_bytes=1 << 16, index_segment_bytes=1 << 14)
+    (port,) = free_ports(1)
+    return ServerConfig(
+        node_id=N0,
+        members=(Member(N0, "127.0.0.1", port),),
+        client_port=0,
+        grpc_server_port=0,
+        store=replace(store, **changes),  # type: ignore[arg-type]  # by name
+        snapshots=snapshots or SnapshotConfig(),
+    )
+
+
+@contextmanager
+def running(config: ServerConfig, machine: History | None, clock: Clock | None = None) -> Iterator[DLedgerServer]:
+    server = DLedgerServer(config, state_machine=machine, clock=clock).start()
+    try:
+        wait_until(lambda: leads(server), "it leads")
+        yield server
+    finally:
+        server.stop()
+
+
+def ask(question: Callable[[Callable[[object], None]], None]) -> object:
+    answer: Future[object] = Future()
+    question(answer.set_result)
+    return answer.result(20)
+
+
+def leads(server: DLedgerServer) -> bool:
+    return isinstance(ask(lambda done: server.submit_producer("anybody", done)), int)
+
+
+def command(server: DLedgerServer, *bodies: bytes, producer: ProducerBatch | None = None) -> object:
+    """The results, or the error."""
+    if producer is not None:
+        producer = replace(producer, count=len(bodies))
+    return ask(lambda done: server.submit_commands(bodies, done, producer))
+
+
+def query(server: DLedgerServer, request: bytes = b"") -> list[str]:
+    answer = ask(lambda done: server.submit_query(request, done))
+    assert isinstance(answer, QueryAnswer), answer
+    found: list[str] = json.loads(answer.result)
+    return found
+
+
+def save(server: DLedgerServer) -> SnapshotState:
+    state = ask(server.submit_snapshot)
+    assert isinstance(state, SnapshotState), state
+    return state
+
+
+def store_of(config: ServerConfig) -> SnapshotStore:
+    return SnapshotStore(FileSystem(), config.store.base_dir / f"dledger-{N0}")
+
+
+def test_commands_are_applied_in_order_and_answered(tmp_path: Path) -> None:
+    """S1, S3: each command once, its own result; appends without a result are applied as well."""
+    machine = History()
+    with running(config_in(tmp_path), machine) as server:
+        assert command(server, b"a", b"b") == (b"1", b"2")
+        appended = ask(lambda done: server.submit_append([b"c"], done))
+        assert isinstance(appended, AppendedBatch)
+        assert command(server, b"d") == (b"4",)
+
+        assert query(server) == ["a", "b", "c", "d"]
+    indexes = [one.index for one in machine.seen]
+    assert indexes == sorted(set(indexes))
+    assert [one.body for one in machine.seen] == [b"a", b"b", b"c", b"d"]
+
+
+def test_everything_is_applied_again_after_a_start_without_snapshot(tmp_path: Path) -> None:
+    """S1: from the first entry; the results are those of the first time."""
+    config = config_in(tmp_path)
+    with running(config, History()) as server:
+        command(server, b"a", b"b")
+    machine = History()
+    with running(config, machine) as server:
+        assert query(server) == ["a", "b"]
+        assert command(server, b"c") == (b"3",)
+
+
+def test_a_repeated_command_has_its_first_result(tmp_path: Path) -> None:
+    """S4: it is neither appended nor applied again, also after a restart, with a snapshot and without."""
+    config = config_in(tmp_path)
+    with running(config, History()) as server:
+        assert command(server, b"a", b"b", producer=ProducerBatch("p", 0)) == (b"1", b"2")
+        command(server, b"x")
+        assert command(server, b"a", b"b", producer=ProducerBatch("p", 0)) == (b"1", b"2")
+        assert command(server, b"b", b"c", producer=ProducerBatch("p", 1)) == (b"2", b"4")
+    machine = History()
+    with running(config, machine) as server:
+        assert command(server, b"a", b"b", b"c", producer=ProducerBatch("p", 0)) == (b"1", b"2", b"4")
+        assert [(one.producer, one.sequence) for one in machine.seen] == [("p", 0), ("p", 1), ("", -1), ("p", 2)]
+        save(server)
+    with running(config, History()) as server:
+        assert command(server, b"c", b"d", producer=ProducerBatch("p", 2)) == (b"4", b"5")
+        assert query(server) == ["a", "b", "x", "c", "d"]
+
+
+def test_a_result_that_is_not_kept_is_said_to_be_forgotten(tmp_path: Path) -> None:
+    """S4: the last ones of each producer are kept; the command of an older one was applied, and is not again."""
+    with running(config_in(tmp_path), History()) as server:
+        for sequence in range(RESULTS_KEPT + 1):
+            command(server, b"a", producer=ProducerBatch("p", sequence))
+        forgotten = command(server, b"a", producer=ProducerBatch("p", 0))
+
+        assert isinstance(forgotten, ResultForgottenError)
+        assert command(server, b"a", producer=ProducerBatch("p", 1)) == (b"2",)
+        assert len(query(server)) == RESULTS_KEPT + 1
+
+
+def test_requests_of_too_many_commands_are_refused(tmp_path: Path) -> None:
+    """A numbered one may have as many as results are kept, or its repetition could not be answered."""
+    with running(config_in(tmp_path), History()) as server:
+        for bodies, producer in (
+            ((), None),
+            ((b"",) * (RESULTS_KEPT + 1), ProducerBatch("p", 0)),
+            ((b"",) * 1025, None),
+        ):
+            assert isinstance(command(server, *bodies, producer=producer), InvalidRequestError)
+        assert query(server) == []
+
+
+class Held(History):
+    """Applies nothing before it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    def apply(self, entries: Sequence[Applied]) -> Sequence[bytes]:
+        assert self.go.wait(20)
+        return super().apply(entries)
+
+
+def test_more_commands_than_may_wait_are_refused(tmp_path: Path) -> None:
+    """Committed ones that are not applied yet count, too; after the results there is room again."""
+    config, machine = config_in(tmp_path), Held()
+    config = replace(config, replication=replace(config.replication, pending_entries_max=4))
+    with running(config, machine) as server:
+        answers: list[object] = []
+        server.submit_commands([b"a", b"b", b"c"], answers.append)
+        wait_until(lambda: server.status().pending_entries == 0, "they are committed")
+        assert isinstance(command(server, b"d", b"e"), PendingFullError)
+        assert answers == []
+        machine.go.set()
+        wait_until(lambda: bool(answers), "they are applied")
+
+        assert answers == [(b"1", b"2", b"3")]
+        assert command(server, b"d", b"e") == (b"4", b"5")
+
+
+def test_a_node_without_machine_says_so_and_has_no_thread_of_one(tmp_path: Path) -> None:
+    """No cost without a machine; the error says what to do."""
+    config = config_in(tmp_path)
+    with running(config, None) as server:
+        for answer in (
+            command(server, b"a"),
+            ask(lambda done: server.submit_query(b"", done)),
+            ask(server.submit_snapshot),
+        ):
+            assert isinstance(answer, NoStateMachineError)
+    assert not (tmp_path / f"dledger-{N0}" / "snapshots").exists()
+
+
+def test_a_failing_command_stops_the_node_with_its_index(tmp_path: Path) -> None:
+    """S2: skipping it would make the members differ; the waiting command's outcome is unknown."""
+    server = DLedgerServer(config_in(tmp_path), state_machine=History()).start()
+    try:
+        wait_until(lambda: leads(server), "it leads")
+        command(server, b"a")
+        answers: list[object] = []
+        server.submit_commands([b"fail"], answers.append)
+        assert server.wait(20) == 70
+        assert isinstance(server.fatal, StateMachineError)
+        assert "in entries " in str(server.fatal)
+    finally:
+        server.stop()
+    assert [type(one) for one in answers] == [ShutdownError]
+
+
+def test_a_failing_query_is_its_callers_alone(tmp_path: Path) -> None:
+    """It changed nothing: a malformed request must not stop a node."""
+    with running(config_in(tmp_path), History()) as server:
+        answer = ask(lambda done: server.submit_query(b"fail", done))
+        assert isinstance(answer, StateMachineError)
+        assert answer.outcome == "not_applied"
+        assert command(server, b"a") == (b"1",)
+
+
+def test_a_local_query_waits_for_what_comes_next(tmp_path: Path) -> None:
+    """For watches: the answer comes with the next entry after the one named, or when the time is up."""
+    with running(config_in(tmp_path), History()) as server:
+        first = ask(lambda done: server.submit_query(b"", done, linearizable=False))
+        assert isinstance(first, QueryAnswer)
+        answers: list[object] = []
+        after = server.log.committed_index
+        server.submit_query(b"", answers.append, linearizable=False, after=after, wait_ms=20_000)
+        assert answers == []
+        command(server, b"a")
+        wait_until(lambda: bool(answers), "the watch is answered")
+        assert isinstance(answers[0], QueryAnswer)
+        assert answers[0].applied_index > after
+
+        late = ask(lambda done: server.submit_query(b"", done, linearizable=False, after=LogIndex(1 << 40), wait_ms=1))
+        assert isinstance(late, QueryAnswer)
+
+
+class SetClock(Clock):
+    """Its wall time is set by the test."""
+
+    def __init__(self) -> None:
+        self.wall = 1_000_000
+
+    def wall_ms(self) -> int:
+        return self.wall
+
+
+def test_the_time_of_entries_is_the_logs_and_never_goes_back(tmp_path: Path) -> None:
+    """S2: no clock: the second life sees the times of the first."""
+    config, clock, machine = config_in(tmp_path), SetClock(), History()
+    with running(config, machine, clock) as server:
+        for wall in (1_000_000, 1_000_050, 1_000_100, 900_000, 2_000_000):
+            clock.wall = wall
+            command(server, str(wall).encode())
+    times = [one.time_ms for one in machine.seen]
+    assert times == [1_000_000, 1_000_000, 1_000_100, 1_000_100, 2_000_000]
+
+    again = History()
+    with running(config, again, SetClock()) as server:
+        command(server, b"x")
+    assert [one.time_ms for one in again.seen] == [*times, 2_000_000]
+
+
+def test_a_snapshot_is_written_after_so_many_entries_and_started_from(tmp_path: Path) -> None:
+    """S6: what it includes is not applied again; of all snapshots, two are kept."""
+    config = config_in(tmp_path, snapshots=SnapshotConfig(snapshot_entries=20))
+    with running(config, History()) as server:
+        machine = server._machine
+        assert machine is not None
+        for number in range(100):
+            command(server, str(number).encode())
+            wait_until(lambda: not machine._creation.is_busy, "no snapshot is being written")
+        assert machine.snapshot_index >= 80
+    assert len(store_of(config).snapshots) == 2
+    again = History()
+    with running(config, again) as server:
+        assert query(server) == [str(number) for number in range(100)]
+        assert len(again.seen) < 20
+        assert save(server).index == server.log.committed_index
+
+
+def test_a_damaged_snapshot_gives_way_to_the_previous_one(tmp_path: Path) -> None:
+    """S6: then the log from there."""
+    config = config_in(tmp_path)
+    with running(config, History()) as server:
+        command(server, b"a")
+        save(server)
+        command(server, b"b")
+        newest = save(server)
+    (store_of(config).directory / f"{newest.index:020d}" / "state").write_bytes(b"[]")
+
+    again = History()
+    with running(config, again) as server:
+        assert query(server) == ["a", "b"]
+        assert [one.body for one in again.seen] == [b"b"]
+
+
+def test_a_snapshot_of_a_later_format_is_refused(tmp_path: Path) -> None:
+    """S12: the error says what to do, and nothing is moved aside."""
+
+    class Later(History):
+        format = 2
+
+    config = config_in(tmp_path)
+    with running(config, Later()) as server:
+        command(server, b"a")
+        save(server)
+    with pytest.raises(SnapshotFormatError, match="run the version that wrote it"):
+        DLedgerServer(config, state_machine=History())
+    with running(config, Later()) as server:
+        assert query(server) == ["a"]
+
+
+def test_a_log_that_ends_before_the_snapshot_goes_on_after_it(tmp_path: Path) -> None:
+    """S8: a crash between the snapshot's rename and the log's reset; producers included."""
+    config, other = config_in(tmp_path / "one"), config_in(tmp_path / "two")
+    with running(config, History()) as server:
+        command(server, b"a", producer=ProducerBatch("p", 0))
+        save(server)
+    with running(other, History()) as server:
+        pass
+    snapshots = Path(f"dledger-{N0}") / "snapshots"
+    (tmp_path / "one" / snapshots).rename(tmp_path / "two" / snapshots)
+
+    machine = History()
+    with running(other, machine) as server:
+        assert server.status().begin_index == store_of(other).newest_index + 1
+        assert command(server, b"a", producer=ProducerBatch("p", 0)) == (b"1",)
+        assert command(server, b"b", producer=ProducerBatch("p", 1)) == (b"2",)
+        assert query(server) == ["a", "b"]
+
+
+def test_a_snapshot_of_another_history_is_refused(tmp_path: Path) -> None:
+    """Nothing unverified is served: the chain CRC tells that the entry is another one."""
+    config, other = config_in(tmp_path / "one"), config_in(tmp_path / "two")
+    for one, body in ((config, b"a"), (other, b"b")):
+        with running(one, History()) as server:
+            command(server, body)
+            command(server, body)
+            save(server)
+    snapshots = Path(f"dledger-{N0}") / "snapshots"
+    (tmp_path / "two" / snapshots).rename(tmp_path / "gone")
+    (tmp_path / "one" / snapshots).rename(tmp_path / "two" / snapshots)
+
+    with pytest.raises(DamagedSnapshotError, match="--repair"):
+        DLedgerServer(other, state_machine=History())
+
+
+def test_retention_waits_for_a_snapshot_and_asks_for_one(tmp_path: Path) -> None:
+    """S7: expired entries go once a snapshot includes them, and only those; the state survives a start without them."""
+    config = config_in(
+        tmp_path, retention_hours=0, delete_hour=tuple(range(24)), clean_interval_ms=20, follower_keep_bytes=0
+    )
+    with running(config, History()) as server:
+        for number in range(12):
+            command(server, *[f"{number}-{one}".encode() + b"x" * 1000 for one in range(30)])
+        wait_until(lambda: server.status().begin_index > 100, "entries are gone")
+        machine = server._machine
+        assert machine is not None
+        assert server.log.begin.index <= machine.snapshot_index
+    again = History()
+    with running(config, again) as server:
+        assert len(query(server)) == 360
+
+
+def test_nothing_expires_while_no_snapshot_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S7: and the condition says why nothing goes."""
+    config = config_in(
+        tmp_path, retention_hours=0, delete_hour=tuple(range(24)), clean_interval_ms=20, follower_keep_bytes=0
+    )
+    monkeypatch.setattr("dledger.statemachine.host._OVERDUE_MS", 50)
+
+    def full(_self: SnapshotStore, _index: LogIndex) -> None:
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr(SnapshotStore, "build", full)
+    with running(config, History()) as server:
+        for _ in range(12):
+            command(server, *[b"x" * 1000] * 30)
+        kinds = {ConditionKind.SNAPSHOT_OVERDUE, ConditionKind.SNAPSHOT_FAILED}
+        wait_until(lambda: kinds <= {one.kind for one in server.conditions.now()}, "both conditions are told")
+        assert server.status().begin_index == 0
+
+
+def test_repair_sets_the_snapshots_aside_with_the_log(tmp_path: Path) -> None:
+    """They are of the history that is given up."""
+    config = config_in(tmp_path)
+    with running(config, History()) as server:
+        command(server, b"a")
+        save(server)
+    directory = tmp_path / f"dledger-{N0}"
+    with (directory / "checkpoint").open("r+b") as file:
+        file.write(bytes(4096 * 3))
+    server = DLedgerServer(config, state_machine=History(), repair=True)
+    server.stop()
+    assert store_of(config).newest is None
+    assert (directory / "damaged-1" / "snapshots").is_dir()
