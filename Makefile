@@ -28,7 +28,7 @@ DEMO_ARGS ?= --keep
 CLUSTER ?= start
 SPARK_VERSIONS ?= 4.2.1 4.3.0
 
-.PHONY: help install lock demo test test-all test-rest durations nightly coverage soak test-spark-matrix spark-cluster interop check format bench flame sim sim-store sim-consumer sim-pop mutants image-base image compose-check drill proto screenshots tidy docs clean
+.PHONY: help install lock demo test test-all test-rest durations nightly coverage soak test-spark-matrix spark-cluster interop check format bench bench-compare flame sim sim-store sim-consumer sim-pop mutants image-base image compose-check drill proto screenshots tidy docs clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -151,8 +151,11 @@ sim-consumer: $(STAMP) ## Consumers against a model of a broker (CONSUMER_SEEDS=
 mutants: $(STAMP) ## Plant every bug of tests/mutants, and see whether the tests catch it (MUTANTS="NAME ...", MUTANTS=--check)
 	@$(BIN)/python -m tests.mutants --jobs $(WORKERS) $(MUTANTS)
 
-bench: $(VENV)/.installed-bench ## Figures beside baselines (BENCH=append_pipelined,failover_p50)
+bench: $(VENV)/.installed-bench ## Figures beside baselines (BENCH=append_pipelined,failover_p50; QUICK=1: all in 10 minutes)
 	$(BIN)/python -m benchmarks --output build/bench.json  # BENCH reaches it through the environment
+
+bench-compare: $(STAMP) ## Which figures moved between two runs of `make bench`, beyond noise (A=old.json B=new.json)
+	@$(BIN)/python -m benchmarks.comparison $(A) $(B)
 
 flame: $(VENV)/.installed-bench ## Flame graphs of a leader while a client appends, into docs/images (root)
 	$(BIN)/python -m benchmarks.flame

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from dledger.errors import ConfigError
 
@@ -23,15 +24,22 @@ class BenchSettings:
     warmup_seconds: float = 2.0
     kills: int = 30
     log_gib: float = 10.0
+    share: float = 1.0
+    """Of the sizes that a scenario has beside these: messages, connections, gigabytes of data for Spark."""
     directory: Path | None = None
     """Where data go; None: the system's temporary directory."""
+
+    def sized(self, count: int) -> int:
+        """``count`` of the full measurement, in this one."""
+        return max(1, round(count * self.share))
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> BenchSettings:
         """Read ``BENCH_ROUNDS``, ``BENCH_SECONDS``, ``BENCH_WARMUP_SECONDS``, ``BENCH_KILLS``, ``BENCH_LOG_GIB`` and
-        ``BENCH_DIR``. Raises ``ConfigError`` with all problems.
+        ``BENCH_DIR``; ``QUICK=1`` has smaller defaults. Raises ``ConfigError`` with all problems.
         """
-        default = cls()
+        quick = environment.get("QUICK", "") not in {"", "0"}
+        default = QUICK if quick else cls()
         problems: list[str] = []
 
         def number(key: str, otherwise: float) -> float:
@@ -51,6 +59,7 @@ class BenchSettings:
             warmup_seconds=number("BENCH_WARMUP_SECONDS", default.warmup_seconds),
             kills=int(number("BENCH_KILLS", default.kills)),
             log_gib=number("BENCH_LOG_GIB", default.log_gib),
+            share=default.share,
             directory=Path(directory) if directory else None,
         )
         if settings.rounds < 1 or settings.kills < 1:
@@ -60,6 +69,10 @@ class BenchSettings:
         if problems:
             raise ConfigError(problems)
         return settings
+
+
+QUICK: Final = BenchSettings(rounds=1, seconds=1.0, warmup_seconds=0.5, kills=3, log_gib=0.5, share=0.05)
+"""Every figure in ten minutes, to see that nothing is broken or much slower; the figures themselves are rough."""
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks import stats
 
-FIELDS = ("name", "value", "unit", "baseline", "baseline_value", "ratio")
+FIELDS = ("name", "value", "unit", "baseline", "baseline_value", "ratio", "rounds")
 
 
 class FiguresFileError(Exception):
@@ -30,6 +30,16 @@ class Figure:
     unit: str
     baseline: str
     baseline_value: float | None
+    rounds: tuple[float, ...] = ()
+    """The values that ``value`` is the median of, which show how noisy it is; empty: there were none."""
+
+    @classmethod
+    def median(
+        cls, name: str, rounds: Sequence[float], unit: str, baseline: str = "", baseline_rounds: Sequence[float] = ()
+    ) -> Figure:
+        """The medians of the rounds of both; no rounds of the baseline: it could not be measured."""
+        theirs = stats.median(baseline_rounds) if baseline_rounds else None
+        return cls(name, stats.median(rounds), unit, baseline, theirs, tuple(rounds))
 
     @property
     def ratio(self) -> float | None:
@@ -38,7 +48,7 @@ class Figure:
 
     def as_json(self) -> dict[str, object]:
         """The object of ``bench.json``, keys in the documented order."""
-        values = (self.name, self.value, self.unit, self.baseline, self.baseline_value, self.ratio)
+        values = (self.name, self.value, self.unit, self.baseline, self.baseline_value, self.ratio, list(self.rounds))
         return dict(zip(FIELDS, values, strict=True))
 
 

@@ -104,6 +104,7 @@ def _measure(context: Context, wanted: Sequence[tuple[Scenario, frozenset[str]]]
         _note_noise(context)
         before = len(measured)
         try:
+            _check_disk(context, scenario)
             for figure in scenario.measure(context, names):
                 measured.append(figure)
                 against = f", {figure.baseline}: {report.shown(figure.baseline_value)}" if figure.baseline else ""
@@ -117,6 +118,16 @@ def _measure(context: Context, wanted: Sequence[tuple[Scenario, frozenset[str]]]
         absent = sorted(names - {figure.name for figure in measured[before:]})
         broken += [f"{scenario.title}: gave no figure for {name}" for name in absent]
     return measured, broken
+
+
+def _check_disk(context: Context, scenario: Scenario) -> None:
+    """Raises ``OSError`` if it would fill the disk, before it writes anything."""
+    needed, free = scenario.disk_gib(context.settings), shutil.disk_usage(context.directory).free / (1 << 30)
+    if needed > free:
+        raise OSError(
+            f"needs up to {needed:.1f} GiB in {context.directory.parent}, where {free:.1f} GiB are free: set BENCH_DIR "
+            "to a directory with more, or measure less (QUICK=1, BENCH_LOG_GIB, BENCH_ROUNDS, BENCH_SECONDS)"
+        )
 
 
 def _empty(directory: Path) -> None:
@@ -148,8 +159,8 @@ def _terminable() -> Iterator[None]:
 def command(names: tuple[str, ...], output: Path, check: bool) -> None:
     """Measure NAMES (default: the comma-separated BENCH of the environment, else all) beside their baselines.
 
-    BENCH_ROUNDS, BENCH_SECONDS, BENCH_WARMUP_SECONDS, BENCH_KILLS, BENCH_LOG_GIB shrink it; BENCH_DIR says where data
-    goes. Targets are meant for the defaults.
+    QUICK=1 measures everything roughly, in ten minutes. BENCH_ROUNDS, BENCH_SECONDS, BENCH_WARMUP_SECONDS, BENCH_KILLS,
+    BENCH_LOG_GIB shrink it one by one; BENCH_DIR says where data goes. Targets are meant for the defaults.
     """
     picked = names or tuple(name.strip() for name in os.environ.get("BENCH", "").split(",") if name.strip())
     sys.exit(run(picked, output, check=check))

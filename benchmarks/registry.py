@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from benchmarks.context import Context
+from benchmarks.context import BenchSettings, Context
 from benchmarks.figures import Figure
 
 Measure = Callable[[Context, frozenset[str]], Iterator[Figure]]
@@ -16,6 +17,24 @@ class UnknownBenchmarkError(Exception):
     """Raised for a name that no scenario measures."""
 
 
+def constant(gib: float) -> Callable[[BenchSettings], float]:
+    """The disk space of a scenario whose sizes are its own."""
+    return lambda _settings: gib
+
+
+def load(count: int, gib_per_s: float = 0.25) -> Callable[[BenchSettings], float]:
+    """The disk space of ``count`` loads that go on for a round's seconds; as fast as brokers or nodes take them."""
+    return lambda settings: 2 + count * gib_per_s * (settings.warmup_seconds + settings.rounds * settings.seconds)
+
+
+def logs(count: float) -> Callable[[BenchSettings], float]:
+    """The disk space of so many logs of ``BENCH_LOG_GIB``."""
+    return lambda settings: 2 + count * settings.log_gib
+
+
+_SMALL: Final = constant(2)
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """Figures with a common set-up, which is done once, however many of them are requested."""
@@ -23,6 +42,8 @@ class Scenario:
     title: str
     names: tuple[str, ...]
     measure: Measure
+    disk_gib: Callable[[BenchSettings], float] = _SMALL
+    """How much it may have on disk at the same time."""
 
 
 def chosen(scenarios: Sequence[Scenario], names: Sequence[str]) -> list[tuple[Scenario, frozenset[str]]]:

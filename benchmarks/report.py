@@ -12,7 +12,7 @@ from benchmarks.figures import Figure
 from benchmarks.targets import Judgement, TargetVerdict
 
 COLUMNS = ("name", "value", "unit", "baseline", "baseline value", "ratio", "target")
-RIGHT_ALIGNED = frozenset({"value", "baseline value", "ratio"})
+RIGHT_ALIGNED = frozenset({"value", "baseline value", "ratio", "first", "second", "change"})
 
 
 def shown(value: float | None) -> str:
@@ -65,15 +65,15 @@ def show(console: Console, figures: Sequence[Figure], judgements: Sequence[Judge
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def plain_lines(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """The same table as text, columns aligned, no line folded."""
-    everything = [COLUMNS, *rows]
-    widths = [max(len(row[column]) for row in everything) for column in range(len(COLUMNS))]
+def plain_lines(rows: Sequence[tuple[str, ...]], columns: Sequence[str] = COLUMNS) -> list[str]:
+    """A table as text, columns aligned, no line folded."""
+    everything = [tuple(columns), *rows]
+    widths = [max(len(row[column]) for row in everything) for column in range(len(columns))]
     lines = []
     for row in everything:
         cells = [
             cell.rjust(width) if name in RIGHT_ALIGNED else cell.ljust(width)
-            for name, cell, width in zip(COLUMNS, row, widths, strict=True)
+            for name, cell, width in zip(columns, row, widths, strict=True)
         ]
         lines.append("  ".join(cells).rstrip())
     return lines

@@ -17,7 +17,7 @@ from benchmarks.load import LoadClient
 from benchmarks.peers import etcd, pysyncobj
 from benchmarks.process_facts import processor_s
 from benchmarks.processes import ChildError
-from benchmarks.registry import Scenario
+from benchmarks.registry import Scenario, load
 from benchmarks.targets import ETCD, OWN_P50, PYSYNCOBJ
 from cluster.local.group import LocalGroup
 from dledger.sending.window import WindowOptions
@@ -129,7 +129,7 @@ def beside_pysyncobj(
                 theirs.append(
                     peer.appends_per_second(settings.seconds, settings.warmup_seconds, BODY_BYTES, peer_window)
                 )
-    return Figure(name, stats.median(rates), "entries/s", PYSYNCOBJ, stats.median(theirs) if theirs else None)
+    return Figure.median(name, rates, "entries/s", PYSYNCOBJ, theirs)
 
 
 def single(context: Context, group: LocalGroup, suffix: str, names: frozenset[str]) -> Iterator[Figure]:
@@ -179,6 +179,7 @@ def _scenario(flush: str, suffix: str) -> Scenario:
         f"three nodes, flush={flush}, one client",
         tuple(name + suffix for name in names),
         functools.partial(measure, flush, suffix),
+        load(3 * len(WINDOWS)),
     )
 
 

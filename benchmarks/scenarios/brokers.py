@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from benchmarks import stats
 from benchmarks.context import Context
 from benchmarks.figures import Figure
-from benchmarks.registry import Scenario
+from benchmarks.registry import Scenario, load
 from benchmarks.scenarios import failover
 from benchmarks.sending import send_rate
 from cluster.local.brokers import LocalBrokers
@@ -70,7 +70,8 @@ def measure_group(context: Context, names: frozenset[str]) -> Iterator[Figure]:
                 prepare(admin)
                 send_rate(producer, MESSAGE, settings.warmup_seconds)
                 rates = [send_rate(producer, MESSAGE, settings.seconds) for _ in range(settings.rounds)]
-        yield Figure("broker_send_3nodes", stats.median(rates), "messages/s", LOG_APPENDS, bare_append_rate(context, 3))
+        bare = [bare_append_rate(context, 3)]
+        yield Figure.median("broker_send_3nodes", rates, "messages/s", LOG_APPENDS, bare)
     if "broker_failover_p99" in names:
         yield from measure_failover(context)
 
@@ -114,23 +115,24 @@ def measure_plain(context: Context, names: frozenset[str]) -> Iterator[Figure]:
             send_rate(producer, MESSAGE, settings.warmup_seconds)
             if "broker_send_plain" in names:
                 rates = [send_rate(producer, MESSAGE, settings.seconds) for _ in range(settings.rounds)]
-                bare = bare_append_rate(context, 1)
-                yield Figure("broker_send_plain", stats.median(rates), "messages/s", LOG_APPENDS, bare)
-            while sum(one.max_offset for one in admin.queue_ranges(TOPIC)) < PULLED:
+                bare = [bare_append_rate(context, 1)]
+                yield Figure.median("broker_send_plain", rates, "messages/s", LOG_APPENDS, bare)
+            pulled = settings.sized(PULLED)
+            while sum(one.max_offset for one in admin.queue_ranges(TOPIC)) < pulled:
                 send_rate(producer, MESSAGE, 1.0)
             if "pull" in names:
-                pulled = [pull_rate(brokers) for _ in range(settings.rounds)]
-                yield Figure("pull", stats.median(pulled), "messages/s", DECODING, decode_rate())
+                rates = [pull_rate(brokers, pulled) for _ in range(settings.rounds)]
+                yield Figure.median("pull", rates, "messages/s", DECODING, [decode_rate()])
             if "query_p50" in names:
                 yield from measure_query(brokers, admin, producer)
 
 
-def pull_rate(brokers: LocalBrokers) -> float:
+def pull_rate(brokers: LocalBrokers, count: int) -> float:
     """Messages per second received by one consumer that reads every body."""
     with Consumer(brokers.addresses, topics=TOPIC, assign="all", start="first") as consumer:
         taken = 0
         started = time.perf_counter()
-        while taken < PULLED:
+        while taken < count:
             got = consumer.poll(4096)
             if not all(len(message.body) == len(BODY) for message in got):
                 raise RuntimeError("a message came back changed")
@@ -164,5 +166,7 @@ def measure_query(brokers: LocalBrokers, admin: Admin, producer: Producer) -> It
     yield Figure("query_p50", stats.median(took) * 1000, "ms", HEALTH_CHECK, stats.median(bare) * 1000)
 
 
-GROUP: Final = Scenario("three brokers, quorum flush", ("broker_send_3nodes", "broker_failover_p99"), measure_group)
-PLAIN: Final = Scenario("a plain broker", ("broker_send_plain", "pull", "query_p50"), measure_plain)
+GROUP: Final = Scenario(
+    "three brokers, quorum flush", ("broker_send_3nodes", "broker_failover_p99"), measure_group, load(3)
+)
+PLAIN: Final = Scenario("a plain broker", ("broker_send_plain", "pull", "query_p50"), measure_plain, load(1))

@@ -60,7 +60,7 @@ def measure_many(context: Context, names: frozenset[str]) -> Iterator[Figure]:
                 _list(url, until_all=True)
                 yield Figure(MANY_TOPICS, _core_share(process.pid, seconds), "% of a core", "", None)
         if FIRST_LIST in names:
-            _create(brokers, 10_000, 1)
+            _create(brokers, context.settings.sized(10_000), 1)
             with _console(brokers.addresses) as (_, url):
                 _get(f"{url}healthz")
                 started = time.perf_counter()

@@ -38,12 +38,12 @@ TIMEOUT_S: Final = 60.0
 CROWD_S_MAX: Final = 300.0
 """How long it may take until all of a crowd are there."""
 CROWDS: Final[Mapping[str, tuple[Mapping[str, object], str]]] = {
-    "crowd_connections": ({"do": "connect", "count": CONNECTIONS}, f"{CONNECTIONS:,} connections with heartbeats"),
-    "crowd_consumers": ({"do": "consume", "count": CONSUMERS}, f"{CONSUMERS:,} consumers that join one group"),
-    "crowd_deaf": ({"do": "ignore", "count": DEAF}, f"{DEAF} clients that pull and read nothing"),
+    "crowd_connections": ({"do": "connect", "count": CONNECTIONS}, "connections with heartbeats"),
+    "crowd_consumers": ({"do": "consume", "count": CONSUMERS}, "consumers that join one group"),
+    "crowd_deaf": ({"do": "ignore", "count": DEAF}, "clients that pull and read nothing"),
     "crowd_heartbeats": (
         {"do": "beat", "count": STORM, "subscriptions": SUBSCRIPTIONS},
-        f"{STORM} clients that send heartbeats of {SUBSCRIPTIONS:,} subscriptions as fast as they can",
+        f"clients that send heartbeats of {SUBSCRIPTIONS:,} subscriptions as fast as they can",
     ),
 }
 """The work of each crowd."""
@@ -71,10 +71,11 @@ class _Broker(NamedTuple):
 
 def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
     """Each crowd leaves before the next one comes; each has a broker of its own, so that memory can be compared."""
-    for crowd, (command, what) in CROWDS.items():
+    for crowd, (full, what) in CROWDS.items():
         wanted = [f"{crowd}_{part}" for part in PARTS if f"{crowd}_{part}" in names]
         if wanted:
-            context.say(f"  {what}")
+            command = {**full, "count": context.settings.sized(int(str(full["count"])))}
+            context.say(f"  {command['count']:,} {what}")
             figures = _one(context, crowd, command)
             yield from (figures[name] for name in wanted)
 

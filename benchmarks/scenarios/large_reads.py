@@ -12,7 +12,7 @@ from benchmarks import stats
 from benchmarks.context import Context
 from benchmarks.figures import Figure
 from benchmarks.load import LoadClient
-from benchmarks.registry import Scenario
+from benchmarks.registry import Scenario, load
 from benchmarks.scenarios.appends import BULK_ENTRIES, round_trips
 from benchmarks.targets import APPEND_ALONE
 from cluster.local.group import LocalGroup
@@ -50,9 +50,9 @@ def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
                 meanwhile.append(stats.median(round_trips(client.append, settings.seconds)))
                 reading.result()
     if rates:
-        yield Figure(RATE, stats.median(rates), "MB/s", "", None)
+        yield Figure.median(RATE, rates, "MB/s", "")
     if meanwhile:
-        yield Figure(APPEND, stats.median(meanwhile), "ms", APPEND_ALONE, stats.median(alone))
+        yield Figure.median(APPEND, meanwhile, "ms", APPEND_ALONE, alone)
 
 
-SCENARIO: Final = Scenario("large reads of a log of three nodes", (RATE, APPEND), measure)
+SCENARIO: Final = Scenario("large reads of a log of three nodes", (RATE, APPEND), measure, load(3))

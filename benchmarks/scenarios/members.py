@@ -13,7 +13,7 @@ from typing import Final, Self
 from benchmarks.context import Context
 from benchmarks.figures import Figure
 from benchmarks.processes import ChildError
-from benchmarks.registry import Scenario
+from benchmarks.registry import Scenario, load, logs
 from benchmarks.scenarios.restart import LoggedNode
 from benchmarks.store_access import GROUP, NODE_ID
 from benchmarks.targets import NO_CHANGE, WIPED_MEMBER
@@ -171,5 +171,5 @@ def _check_stored(admin: DLedgerClient, count: int) -> None:
         raise ChildError(f"{count} entries were acknowledged, and {wanted} are stored")
 
 
-GAPS: Final = Scenario("3 to 5 to 3 members under load", (GAP, TRANSFER_GAP), measure_gaps)
-CATCHING_UP: Final = Scenario("a lost member is replaced", (CATCH_UP,), measure_catch_up)
+GAPS: Final = Scenario("3 to 5 to 3 members under load", (GAP, TRANSFER_GAP), measure_gaps, load(5, 0.05))
+CATCHING_UP: Final = Scenario("a lost member is replaced", (CATCH_UP,), measure_catch_up, logs(5))

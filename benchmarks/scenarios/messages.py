@@ -11,10 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from benchmarks import stats
 from benchmarks.context import Context
 from benchmarks.figures import Figure
-from benchmarks.registry import Scenario
+from benchmarks.registry import Scenario, constant
 from dledger.clock import Clock
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.port import PutDone
@@ -196,7 +195,7 @@ def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
             for _ in rounds:
                 ours.append(log_put_rate(context, batch=batch, keyed=keyed))
                 bare.append(bare_puts(context))
-            yield Figure(name, stats.median(ours), "messages/s", BARE_PUT, stats.median(bare))
+            yield Figure.median(name, ours, "messages/s", BARE_PUT, bare)
     if names & {"store_put", "store_put_batch", "dispatch_lag"}:
         lags = []
         bare_rate = bare_puts(context)
@@ -224,4 +223,5 @@ SCENARIO: Final = Scenario(
         "dispatch_rebuild",
     ),
     measure,
+    constant(12),
 )

@@ -94,8 +94,8 @@ def measure_overhead(context: Context, names: frozenset[str]) -> Iterator[Figure
                     before = group_processor_s(group)
                     append(client, count)
                     costs.append((group_processor_s(group) - before) / count * 1e6)
-            with_metrics, without = (stats.median(costs[1:]) for costs in spent)
-            yield Figure(name, with_metrics, "µs/entry", UNMEASURED, without)
+            with_metrics, without = (costs[1:] for costs in spent)
+            yield Figure.median(name, with_metrics, "µs/entry", UNMEASURED, without)
 
 
 def append_pipelined(client: DLedgerClient, count: int) -> None:

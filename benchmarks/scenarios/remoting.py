@@ -8,13 +8,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any, Final
 
-from benchmarks import stats
 from benchmarks.context import Context
 from benchmarks.figures import Figure
 from benchmarks.peers import rocketmq
 from benchmarks.peers.rocketmq import JavaLoad
 from benchmarks.processes import ChildError
-from benchmarks.registry import Scenario
+from benchmarks.registry import Scenario, load
 from benchmarks.targets import JAVA_BROKERS
 from cluster.local.brokers import LocalBrokers
 from rocketstore.client import Admin, ClientError
@@ -107,15 +106,16 @@ def _sends(context: Context, name: str, what: str, width: int, sides: tuple[Java
 
 
 def _consumer(context: Context, sides: tuple[JavaLoad, JavaLoad]) -> Figure:
+    count = context.settings.sized(CONSUMED)
     for side in sides:
-        answer = side.measure("batch", CONSUMED_TOPIC, width=100, seconds=_FILL_S, bodyBytes=BODY_BYTES, count=CONSUMED)
+        answer = side.measure("batch", CONSUMED_TOPIC, width=100, seconds=_FILL_S, bodyBytes=BODY_BYTES, count=count)
         _say_failures(context, answer)
-        if answer["count"] < CONSUMED:
+        if answer["count"] < count:
             raise ChildError(f"only {answer['count']} messages were stored in {_FILL_S:g} s")
     groups = (f"bench-consumers-{number}" for number in itertools.count())
 
     def one_round(side: JavaLoad) -> float:
-        return float(side.measure("consume", CONSUMED_TOPIC, group=next(groups), width=CONSUMED)["perSecond"])
+        return float(side.measure("consume", CONSUMED_TOPIC, group=next(groups), width=count)["perSecond"])
 
     for side in sides:
         one_round(side)
@@ -131,8 +131,9 @@ def _say_failures(context: Context, answer: Mapping[str, Any]) -> None:  # Any: 
 def _figure(context: Context, name: str, unit: str, rounds: list[tuple[float, ...]]) -> Figure:
     for ours, theirs in rounds:
         context.say(f"  {ours:,.2f} {unit} of ours, {theirs:,.2f} of Java's: {ours / theirs:.2f}")
-    ours, theirs = (stats.median(column) for column in zip(*rounds, strict=True))
-    return Figure(name, ours, unit, JAVA_BROKERS, theirs)
+    return Figure.median(name, [one[0] for one in rounds], unit, JAVA_BROKERS, [one[1] for one in rounds])
 
 
-SCENARIO: Final = Scenario("RocketMQ's own client, three brokers beside Java's", (*SENDS, CONSUMER), measure)
+SCENARIO: Final = Scenario(
+    "RocketMQ's own client, three brokers beside Java's", (*SENDS, CONSUMER), measure, load(8, 0.05)
+)

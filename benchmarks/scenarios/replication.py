@@ -18,7 +18,7 @@ from benchmarks.figures import Figure
 from benchmarks.peers import rocketmq
 from benchmarks.peers.rocketmq import JavaLoad
 from benchmarks.processes import ChildError, PythonChild
-from benchmarks.registry import Scenario
+from benchmarks.registry import Scenario, load
 from benchmarks.sending import send_count, send_rate
 from benchmarks.targets import JAVA_PAIR, PUT_ALONE, RAW_COPY
 from cluster.local.brokers import LocalBrokers
@@ -84,7 +84,7 @@ def _replication(context: Context) -> Figure:
     with pair(context.directory / "pair", {}) as (master, slave):
         with Admin(master.addresses) as admin, Producer(master.addresses, timeout_s=30) as producer:
             admin.put_topic(TopicInfo(TOPIC, QUEUES, QUEUES))
-            send_count(producer, MESSAGE, REPLICATED)
+            send_count(producer, MESSAGE, context.settings.sized(REPLICATED))
         for _ in range(context.settings.rounds):
             raw = _raw_copy(context, master)
             with slave:
@@ -93,8 +93,7 @@ def _replication(context: Context) -> Figure:
                 shutil.rmtree(slave.root_dir(node))
             rounds.append((ours, raw))
             context.say(f"  {ours:,.0f} MB/s replicated, {raw:,.0f} MB/s copied: {ours / raw:.2f}")
-    ours, raw = (stats.median(column) for column in zip(*rounds, strict=True))
-    return Figure(REPLICATION, ours, "MB/s", RAW_COPY, raw)
+    return Figure.median(REPLICATION, [one for one, _ in rounds], "MB/s", RAW_COPY, [raw for _, raw in rounds])
 
 
 def _catch_up(context: Context, master: LocalBrokers, slave: LocalBrokers) -> float:
@@ -297,4 +296,4 @@ def _puller(frames: BlockingRemotingClient, address: str) -> Callable[[int], flo
     return pull
 
 
-SCENARIO: Final = Scenario("a plain master and its slave", (REPLICATION, LAG, SYNC), measure)
+SCENARIO: Final = Scenario("a plain master and its slave", (REPLICATION, LAG, SYNC), measure, load(2, 0.1))

@@ -9,11 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from benchmarks import stats
 from benchmarks.context import Context
 from benchmarks.figures import Figure
 from benchmarks.processes import PythonChild
-from benchmarks.registry import Scenario
+from benchmarks.registry import Scenario, logs
 from benchmarks.store_access import GROUP, NODE_ID
 from benchmarks.targets import SMALL_LOG
 from cluster.local.group import LocalGroup
@@ -75,7 +74,7 @@ def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
             for _ in range(context.settings.rounds):
                 clean.append(long.restart_seconds())
                 mapped.append(long.map_files_seconds())
-            yield Figure("restart_clean", stats.median(clean), "s", MAPPED, stats.median(mapped))
+            yield Figure.median("restart_clean", clean, "s", MAPPED, mapped)
         if "restart_killed" in names:
             short = LoggedNode(context.directory / "restart-short", log_bytes // 10, stack)
             killed: dict[LoggedNode, list[float]] = {long: [], short: []}
@@ -83,7 +82,7 @@ def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
                 for node, seconds in killed.items():
                     node.crash_with_tail()
                     seconds.append(node.restart_seconds())
-            yield Figure("restart_killed", stats.median(killed[long]), "s", SMALL_LOG, stats.median(killed[short]))
+            yield Figure.median("restart_killed", killed[long], "s", SMALL_LOG, killed[short])
 
 
-SCENARIO: Final = Scenario("restart with a long log", ("restart_clean", "restart_killed"), measure)
+SCENARIO: Final = Scenario("restart with a long log", ("restart_clean", "restart_killed"), measure, logs(1.2))

@@ -9,11 +9,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
-from benchmarks import stats
 from benchmarks.context import Context
 from benchmarks.figures import Figure
 from benchmarks.processes import PythonChild
-from benchmarks.registry import Scenario
+from benchmarks.registry import Scenario, constant
 from benchmarks.spark_data import LogSpec, WrittenLog, cached_log
 from benchmarks.targets import ONE_CORE, PARQUET, SMALL_SPLITS, STRUCT_LOOP, WITH_BODIES
 from dledger.store.format import HEADER
@@ -39,8 +38,9 @@ _DECODED_HEADERS: Final = ("queueId", "queueOffset", "sysFlag", "storeTimestamp"
 def the_log(context: Context) -> WrittenLog:
     """The log read by all of these: kept in ``BENCH_DIR`` if set, otherwise removed after the run."""
     directory = context.settings.directory or context.kept
-    context.say(f"  a log of {LOG_BYTES / 2**30:.0f} GiB, bodies of 200 B to 4 KiB, in {directory}")
-    return cached_log(directory, LogSpec(log_bytes=LOG_BYTES))
+    log_bytes = context.settings.sized(LOG_BYTES)
+    context.say(f"  a log of {log_bytes / 2**30:.1f} GiB, bodies of 200 B to 4 KiB, in {directory}")
+    return cached_log(directory, LogSpec(log_bytes=log_bytes))
 
 
 @contextmanager
@@ -119,9 +119,8 @@ def measure_decode(context: Context, _names: frozenset[str]) -> Iterator[Figure]
             full.append(decoded_gigabytes_per_second(log, _DECODED))
             headers.append(decoded_gigabytes_per_second(log, _DECODED_HEADERS))
             looped.append(looped_gigabytes_per_second(log))
-    value = stats.median(full)
-    yield Figure("spark_decode", value, "GB/s", STRUCT_LOOP, stats.median(looped))
-    yield Figure("spark_decode", value, "GB/s", "header columns only", stats.median(headers))
+    yield Figure.median("spark_decode", full, "GB/s", STRUCT_LOOP, looped)
+    yield Figure.median("spark_decode", full, "GB/s", "header columns only", headers)
 
 
 class Scanner:
@@ -193,9 +192,10 @@ def measure_scans(context: Context, names: frozenset[str]) -> Iterator[Figure]:
             yield Figure("spark_worker_memory", megabytes, "MB", SMALL_SPLITS, scanner.worker_megabytes())
 
 
-DECODE: Final = Scenario("decoding the log without Spark", ("spark_decode",), measure_decode)
+DECODE: Final = Scenario("decoding the log without Spark", ("spark_decode",), measure_decode, constant(4))
 SCANS: Final = Scenario(
     "scanning the log with Spark",
     ("spark_scan", "spark_scan_headers", "spark_scaling", "spark_worker_memory"),
     measure_scans,
+    constant(8),
 )

@@ -17,7 +17,7 @@ from benchmarks import stats
 from benchmarks.context import Context
 from benchmarks.figures import Figure
 from benchmarks.processes import PythonChild
-from benchmarks.registry import Scenario
+from benchmarks.registry import Scenario, constant
 from benchmarks.sending import send_count
 from benchmarks.targets import BARE_PRODUCER, OWN_P50, SENT_MEANWHILE
 from cluster.local.brokers import LocalBrokers
@@ -105,16 +105,18 @@ def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
         if "spark_stream_drain" in names:
             live.topic("filled")
             reading = live.reading("filled")
-            sent = live.send("filled", FILLED)
-            context.say(f"  {FILLED:,} messages were sent at {sent:,.0f}/s")
-            rates = [drain_rate(live, reading) for _ in range(context.settings.rounds)]
-            yield Figure("spark_stream_drain", stats.median(rates), "messages/s", BARE_PRODUCER, sent)
+            count = context.settings.sized(FILLED)
+            sent = live.send("filled", count)
+            context.say(f"  {count:,} messages were sent at {sent:,.0f}/s")
+            rates = [drain_rate(live, reading, count) for _ in range(context.settings.rounds)]
+            yield Figure.median("spark_stream_drain", rates, "messages/s", BARE_PRODUCER, [sent])
         if "spark_sink" in names:
             live.topic("written")
-            live.sink_seconds("written", SINK_ROWS // 10)  # the first job starts the workers
-            rates = [SINK_ROWS / live.sink_seconds("written", SINK_ROWS) for _ in range(context.settings.rounds)]
+            rows = context.settings.sized(SINK_ROWS)
+            live.sink_seconds("written", max(1, rows // 10))  # the first job starts the workers
+            rates = [rows / live.sink_seconds("written", rows) for _ in range(context.settings.rounds)]
             live.topic("bare")
-            yield Figure("spark_sink", stats.median(rates), "messages/s", BARE_PRODUCER, live.send("bare", SINK_ROWS))
+            yield Figure.median("spark_sink", rates, "messages/s", BARE_PRODUCER, [live.send("bare", rows)])
 
 
 def measure_live(context: Context, live: Live, names: frozenset[str]) -> Iterator[Figure]:
@@ -136,16 +138,17 @@ def measure_live(context: Context, live: Live, names: frozenset[str]) -> Iterato
         yield Figure("spark_stream_lag", max(ages), "s", OWN_P50, stats.median(ages))
 
 
-def drain_rate(live: Live, reading: dict[str, str]) -> float:
+def drain_rate(live: Live, reading: dict[str, str], count: int) -> float:
     """Messages per second of a stream that reads everything available, from start to end."""
     answer = live.ask("drain", options=reading)
-    if answer["rows"] != FILLED:
-        raise RuntimeError(f"{answer['rows']} messages were read of {FILLED}")
-    return FILLED / float(answer["seconds"])
+    if answer["rows"] != count:
+        raise RuntimeError(f"{answer['rows']} messages were read of {count}")
+    return count / float(answer["seconds"])
 
 
 SCENARIO: Final = Scenario(
     "following a running group with Spark, and writing into it",
     ("spark_stream", "spark_stream_lag", "spark_stream_drain", "spark_sink"),
     measure,
+    constant(12),
 )

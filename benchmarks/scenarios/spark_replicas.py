@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from benchmarks import stats
 from benchmarks.context import Context
 from benchmarks.figures import Figure
-from benchmarks.registry import Scenario
+from benchmarks.registry import Scenario, constant
 from benchmarks.targets import MD5SUM
 from rocketstore.config import MessageStoreConfig
 
@@ -103,4 +103,6 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-SCENARIO: Final = Scenario("replicas compared and rebuilt on Spark", ("spark_audit", "spark_rebuild"), measure)
+SCENARIO: Final = Scenario(
+    "replicas compared and rebuilt on Spark", ("spark_audit", "spark_rebuild"), measure, constant(12)
+)

@@ -146,9 +146,8 @@ def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
             ours.append(leader_appends_per_second(context, bodies))
             bare.append(bare_into_fresh_file(context, bodies))
             warm.append(bare_into_warm_memory(bodies))
-        value = stats.median(ours)
-        yield Figure("store_append", value, "entries/s", BARE_LOOP, stats.median(bare))
-        yield Figure("store_append", value, "entries/s", "the same loop into warm memory", stats.median(warm))
+        yield Figure.median("store_append", ours, "entries/s", BARE_LOOP, bare)
+        yield Figure.median("store_append", ours, "entries/s", "the same loop into warm memory", warm)
     if "follower_append" in names:
         runs = make_runs(context, bodies)
         appended, copied, summed = [], [], []
@@ -156,9 +155,8 @@ def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
             appended.append(follower_gigabytes_per_second(context, runs))
             copied.append(copy_gigabytes_per_second(runs))
             summed.append(crc_gigabytes_per_second(runs))
-        value = stats.median(appended)
-        yield Figure("follower_append", value, "GB/s", "memcpy", stats.median(copied))
-        yield Figure("follower_append", value, "GB/s", "crc32c alone", stats.median(summed))
+        yield Figure.median("follower_append", appended, "GB/s", "memcpy", copied)
+        yield Figure.median("follower_append", appended, "GB/s", "crc32c alone", summed)
 
 
 def _repeat(action: Callable[[], object], entries_each: int, seconds: float, entries_max: int | None) -> float:

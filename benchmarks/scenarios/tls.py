@@ -7,11 +7,10 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Final
 
-from benchmarks import stats
 from benchmarks.context import Context
 from benchmarks.figures import Figure
 from benchmarks.load import LoadClient
-from benchmarks.registry import Scenario
+from benchmarks.registry import Scenario, load
 from benchmarks.scenarios.appends import BODY_BYTES, WINDOWS
 from benchmarks.scenarios.brokers import MESSAGE, prepare
 from benchmarks.sending import send_rate
@@ -45,7 +44,7 @@ def measure_appends(context: Context) -> Figure:
             rates.append(
                 partial(client.appends_per_second, settings.seconds, settings.warmup_seconds, BODY_BYTES, window)
             )
-        return Figure("tls_append_pipelined", *_in_turns(context, rates, "entries/s"))
+        return _in_turns(context, "tls_append_pipelined", rates, "entries/s")
 
 
 def measure_sends(context: Context) -> Figure:
@@ -61,18 +60,17 @@ def measure_sends(context: Context) -> Figure:
             producer = stack.enter_context(Producer(brokers.addresses, timeout_s=30, security=brokers.security))
             send_rate(producer, MESSAGE, settings.warmup_seconds)
             rates.append(partial(send_rate, producer, MESSAGE, settings.seconds))
-        return Figure("tls_broker_send", *_in_turns(context, rates, "messages/s"))
+        return _in_turns(context, "tls_broker_send", rates, "messages/s")
 
 
-def _in_turns(context: Context, rates: Sequence[Callable[[], float]], unit: str) -> tuple[float, str, str, float]:
+def _in_turns(context: Context, name: str, rates: Sequence[Callable[[], float]], unit: str) -> Figure:
     """The medians of the rounds: with TLS and, as its baseline, without."""
     rounds = [[rate() for rate in rates] for _ in range(context.settings.rounds)]
     for with_tls, plaintext in rounds:
         context.say(f"  {with_tls:,.0f} {unit} with TLS, {plaintext:,.0f} without: {with_tls / plaintext:.2f}")
-    with_tls, plaintext = (stats.median(column) for column in zip(*rounds, strict=True))
-    return with_tls, unit, PLAINTEXT, plaintext
+    return Figure.median(name, [one[0] for one in rounds], unit, PLAINTEXT, [one[1] for one in rounds])
 
 
 SCENARIO: Final = Scenario(
-    "TLS: three nodes with it beside three without", ("tls_append_pipelined", "tls_broker_send"), measure
+    "TLS: three nodes with it beside three without", ("tls_append_pipelined", "tls_broker_send"), measure, load(6)
 )

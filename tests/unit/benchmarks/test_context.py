@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks import context
-from benchmarks.context import BenchSettings, Context
+from benchmarks.context import QUICK, BenchSettings, Context
 from dledger.errors import ConfigError
 
 
@@ -57,3 +58,11 @@ def test_a_missing_baseline_is_noted_once() -> None:
     assert labels == ["baseline missing: etcd: install etcd-server"] * 2
     assert said == [f"!!! {labels[0]}"]
     assert run.missing == labels[:1]
+
+
+def test_quick_settings_can_still_be_changed_one_by_one() -> None:
+    """QUICK=1 only has other defaults; QUICK=0 is as good as none."""
+    assert BenchSettings.from_environment({"QUICK": "1"}) == QUICK
+    assert BenchSettings.from_environment({"QUICK": "1", "BENCH_ROUNDS": "2"}) == replace(QUICK, rounds=2)
+    assert BenchSettings.from_environment({"QUICK": "0"}) == BenchSettings()
+    assert (QUICK.sized(100_000), BenchSettings().sized(100_000), QUICK.sized(3)) == (5000, 100_000, 1)

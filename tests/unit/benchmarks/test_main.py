@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks import main
-from benchmarks.context import BenchSettings, Context
+from benchmarks.context import QUICK, BenchSettings, Context
 from benchmarks.figures import Figure
 from benchmarks.registry import Scenario, UnknownBenchmarkError, chosen
 from benchmarks.scenarios import ALL
@@ -168,3 +169,21 @@ def test_every_name_is_measured_by_one_scenario_and_every_target_by_some() -> No
 
     assert len(names) == len(set(names))
     assert set(TARGETS) <= set(names)
+
+
+def test_a_scenario_that_would_fill_the_disk_is_not_begun(
+    tmp_path: Path, settings: BenchSettings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is told how much is missing and where, and the others are measured."""
+    large, small = Recorder(Figure("a", 1.0, "s", "", None)), Recorder(Figure("b", 1.0, "s", "", None))
+    needy = replace(large.scenario(), disk_gib=lambda _settings: 1e9)
+
+    assert main.run([], tmp_path / "o.json", settings=settings, scenarios=[needy, small.scenario()]) == 1
+    assert (large.asked, names_in(tmp_path / "o.json")) == ([], ["b"])
+    assert "needs up to 1000000000.0 GiB" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_each_scenario_needs_less_disk_when_it_is_quick() -> None:
+    """Or as little as it has of its own."""
+    for scenario in ALL:
+        assert 0 < scenario.disk_gib(QUICK) <= scenario.disk_gib(BenchSettings()), scenario.title
