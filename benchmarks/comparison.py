@@ -32,7 +32,7 @@ HIGHER_IS_BETTER: Final = ("/s",)
 """The ends of units of rates; of all others, less is better."""
 
 
-class Change(StrEnum):
+class FigureChange(StrEnum):
     """What became of a figure."""
 
     BETTER = "better"
@@ -58,7 +58,7 @@ class Movement:
     before: float | None
     after: float | None
     change_share: float | None
-    change: Change
+    change: FigureChange
 
 
 def compare(before: Sequence[Mapping[str, object]], after: Sequence[Mapping[str, object]]) -> list[Movement]:
@@ -76,7 +76,7 @@ def _movement(key: FigureKey, before: Mapping[str, object] | None, after: Mappin
     old, new = (None if row is None else _number(row["value"]) for row in (before, after))
     unit = str((after or before or {})["unit"])
     if before is None or after is None:
-        return Movement(key, unit, old, new, None, Change.ADDED if before is None else Change.GONE)
+        return Movement(key, unit, old, new, None, FigureChange.ADDED if before is None else FigureChange.GONE)
     one, other = _rounds(before), _rounds(after)
     if "ratio" in before and None not in (before["ratio"], after["ratio"]):
         one, other = (
@@ -93,7 +93,7 @@ def _movement(key: FigureKey, before: Mapping[str, object] | None, after: Mappin
     else:
         moved = abs(share) > NOISE
     better = (share > 0) == _more_is_better(key.name, unit)
-    change = (Change.BETTER if better else Change.WORSE) if moved else Change.SAME
+    change = (FigureChange.BETTER if better else FigureChange.WORSE) if moved else FigureChange.SAME
     return Movement(key, unit, old, new, share, change)
 
 
@@ -147,11 +147,11 @@ def command(first: Path, second: Path, everything: bool) -> None:
     except (FiguresFileError, KeyError) as error:
         Console(stderr=True).print(f"{first}, {second}: {error}", style="red", markup=False)
         sys.exit(2)
-    shown_ones = [one for one in movements if everything or one.change is not Change.SAME]
+    shown_ones = [one for one in movements if everything or one.change is not FigureChange.SAME]
     for line in plain_lines(rows_of(shown_ones), COLUMNS) if shown_ones else []:
         console.print(line, markup=False, soft_wrap=True)
-    console.print(f"{len(movements)} figures, {sum(one.change is Change.SAME for one in movements)} within noise")
-    sys.exit(any(one.change is Change.WORSE for one in movements))
+    console.print(f"{len(movements)} figures, {sum(one.change is FigureChange.SAME for one in movements)} within noise")
+    sys.exit(any(one.change is FigureChange.WORSE for one in movements))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from benchmarks.curves import Curve
 from dledger.errors import ConfigError
 
 QUIET_BUSY_SHARE_MAX = 0.10
@@ -88,6 +89,8 @@ class Context:
     """Prints a line of progress."""
     quiet: bool = True
     """False once other programs were seen to use the machine."""
+    curves: list[Curve] = field(default_factory=list)
+    """Measured so far, to be drawn."""
     missing: list[str] = field(default_factory=list)
     """Figures that could not be measured because something is not installed, as sentences."""
 

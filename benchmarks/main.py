@@ -18,6 +18,7 @@ from types import FrameType
 import click
 from rich.console import Console
 
+from benchmarks import curves as curves_file
 from benchmarks import figures as figures_file
 from benchmarks import probes, report, targets
 from benchmarks.context import QUIET_BUSY_SHARE_MAX, BenchSettings, Context, busy_share, file_system_of
@@ -59,6 +60,11 @@ def run(
         measured, broken = _measure(context, wanted)
         _note_noise(context)
     asked = frozenset(name for _, some in wanted for name in some)
+    if context.curves:
+        curves_file.save(output.parent, context.curves)
+        for one in context.curves:
+            path = curves_file.draw(one, output.parent / curves_file.drawing(one))
+            console.print(f"drawn: {path}", markup=False, soft_wrap=True)
     figures_file.save(output, figures_file.merged(earlier, measured, asked))
     judgements = targets.judge(measured, quiet=context.quiet)
     report.show(console, measured, judgements)

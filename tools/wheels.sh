@@ -16,7 +16,7 @@ wheel=$(echo "$place"/*.whl)
 
 # What proves that an extra has what it is for.
 declare -A works=(
-    [bench]='import pysyncobj; from importlib.metadata import version; version("py-spy")'
+    [bench]='import matplotlib, pysyncobj; from importlib.metadata import version; version("py-spy")'
     [compression]='import lz4.frame, zstandard'
     [console]='import uvicorn; from cluster.console.server import ConsoleServer'
     [drill]='import docker; from cluster.containers.engine import engine'

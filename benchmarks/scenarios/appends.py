@@ -74,9 +74,9 @@ class OneByOne:
         return stats.median(self.processor_ms)
 
 
-def round_trips(append: Callable[[bytes], object], seconds: float) -> list[float]:
+def round_trips(append: Callable[[bytes], object], seconds: float, body_bytes: int = BODY_BYTES) -> list[float]:
     """Milliseconds of single appends, one after the other."""
-    body = os.urandom(BODY_BYTES)
+    body = os.urandom(body_bytes)
     samples: list[float] = []
     deadline = time.perf_counter() + seconds
     while not samples or time.perf_counter() < deadline:

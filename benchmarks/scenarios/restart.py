@@ -32,6 +32,10 @@ class LoggedNode:
         self._group = stack.enter_context(LocalGroup(directory, size=1, name=GROUP))
         self._group.leader()
         self._group.stop(NODE_ID)
+        self.fill(log_bytes)
+
+    def fill(self, log_bytes: int) -> None:
+        """Append so much while the node is stopped."""
         with self._writer() as writer:
             writer.ask({"do": "fill", "bytes": log_bytes}, FILL_SECONDS_MAX)
             writer.ask({"do": "close"}, 60.0)

@@ -73,7 +73,7 @@ _GROUPS: Final = (
     _Group(
         "The group and its addresses",
         "The members of the group and their addresses. A node listens on two ports: one for the other members, one "
-        "for clients. All members have the same member list; changing it requires restarting all of them "
+        "for clients. All members begin with the same list; afterwards members are changed while the group runs "
         "([operating.md](operating.md#change-the-members)).",
         ("ServerConfig",),
     ),

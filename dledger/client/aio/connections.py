@@ -49,7 +49,7 @@ _BY_TLS: Final = "security=ClientSecurity(tls=TlsFiles(…))"
 _USE_TLS: Final = f"use TLS (--tls-ca, --tls-cert, --tls-key; in Python {_BY_TLS})"
 _BEFORE_AN_ANSWER: Final = (
     "hung up before it answered: is this a port of peers, or of gRPC? Clients connect to the client port, by default "
-    f"the peer port + {CLIENT_PORT_OFFSET}"
+    f"the peer port + {CLIENT_PORT_OFFSET}. Or has the node connections_max connections already? Its log says so"
 )
 _TLS_HINT: Final = "; if it requires TLS, give the CA of its certificate (--tls-ca)"
 _INSIST: Final = "pass --insecure (in Python ClientSecurity(insecure=True))"

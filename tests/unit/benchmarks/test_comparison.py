@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import figures
-from benchmarks.comparison import Change, command, compare
+from benchmarks.comparison import FigureChange, command, compare
 from benchmarks.figures import Figure
 
 RATE = "entries/s"
@@ -24,16 +24,16 @@ def rows(*some: Figure) -> list[dict[str, object]]:
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     [
-        ((100, 101, 102), (110, 111, 112), Change.BETTER),
-        ((100, 101, 102), (90, 91, 92), Change.WORSE),
-        ((100, 101, 112), (110, 111, 112), Change.SAME),  # rounds overlap
-        ((100, 100, 100), (102, 102, 102), Change.SAME),  # apart, but by little
-        ((100,), (110,), Change.SAME),  # single rounds show no noise
-        ((100,), (120,), Change.BETTER),
+        ((100, 101, 102), (110, 111, 112), FigureChange.BETTER),
+        ((100, 101, 102), (90, 91, 92), FigureChange.WORSE),
+        ((100, 101, 112), (110, 111, 112), FigureChange.SAME),  # rounds overlap
+        ((100, 100, 100), (102, 102, 102), FigureChange.SAME),  # apart, but by little
+        ((100,), (110,), FigureChange.SAME),  # single rounds show no noise
+        ((100,), (120,), FigureChange.BETTER),
     ],
 )
 def test_only_what_is_beyond_the_noise_has_moved(
-    before: tuple[float, ...], after: tuple[float, ...], expected: Change
+    before: tuple[float, ...], after: tuple[float, ...], expected: FigureChange
 ) -> None:
     """By the rounds of both runs, where there are enough."""
     (moved,) = compare(rows(Figure.median("send", before, RATE)), rows(Figure.median("send", after, RATE)))
@@ -46,7 +46,7 @@ def test_of_times_and_memory_less_is_better(unit: str, name: str) -> None:
     """Only rates, and targets with a lower bound, are better if they are higher."""
     (moved,) = compare(rows(Figure.median(name, [1.0], unit)), rows(Figure.median(name, [2.0], unit)))
 
-    assert moved.change is Change.WORSE
+    assert moved.change is FigureChange.WORSE
 
 
 def test_a_figure_with_a_baseline_is_compared_by_its_ratio() -> None:
@@ -56,7 +56,7 @@ def test_a_figure_with_a_baseline_is_compared_by_its_ratio() -> None:
 
     (moved,) = compare(rows(before), rows(after))
 
-    assert moved.change is Change.SAME
+    assert moved.change is FigureChange.SAME
     assert moved.change_share == pytest.approx(0.01, abs=0.01)
 
 
@@ -65,8 +65,8 @@ def test_what_only_one_run_has_is_told() -> None:
     moved = compare(rows(Figure.median("old", [1.0], "s")), rows(Figure.median("new", [2.0], "s")))
 
     assert [(one.key.name, one.before, one.after, one.change) for one in moved] == [
-        ("new", None, 2.0, Change.ADDED),
-        ("old", 1.0, None, Change.GONE),
+        ("new", None, 2.0, FigureChange.ADDED),
+        ("old", 1.0, None, FigureChange.GONE),
     ]
 
 
