@@ -35,7 +35,7 @@ HOMES: Final = {
     "dledger/remoting/frame.py": "frames of RocketMQ's remoting protocol; nothing stored",
     "rocketstore/state/unserved.py": "RocketMQ's timer files, which are read once",
     "rocketstore/store/checkpoint.py": "the store's checkpoint",
-    "rocketstore/timer/files.py": "files of an hour's timed messages, and the list of them",
+    "rocketstore/timer/hours.py": "files of an hour's timed messages, and the list of them",
 }
 """Each module that may write a struct's or a table's fields down, and of what."""
 _WRITTEN_DOWN: Final = re.compile(r"\bStruct\(|\bstruct\.(?:un)?pack(?:_from|_into)?\(|\bnp\.dtype\(")
