@@ -13,8 +13,10 @@ HOMES: Final = {
     "dledger/core/membership_payload.py": "bodies of NOOPs that tell of members",
     "dledger/core/noop_payload.py": "the head of what NOOPs tell",
     "dledger/core/producer_payload.py": "bodies of NOOPs that tell of producers",
+    "dledger/core/time_payload.py": "bodies of NOOPs that tell the time",
     "dledger/rpc/peers/configurations.py": "which entry a configuration between members has; nothing stored",
     "dledger/rpc/peers/frames.py": "frames between members; nothing stored",
+    "dledger/statemachine/duplicates.py": "results of commands, a part of snapshots",
     "dledger/store/checkpoint.py": "the node's checkpoint",
     "dledger/store/hard_state.py": "the hard state",
     "dledger/store/slots.py": "slots around checkpoint and hard state",
@@ -35,6 +37,7 @@ HOMES: Final = {
     "dledger/remoting/frame.py": "frames of RocketMQ's remoting protocol; nothing stored",
     "rocketstore/state/unserved.py": "RocketMQ's timer files, which are read once",
     "rocketstore/store/checkpoint.py": "the store's checkpoint",
+    "rocketstore/timer/entries.py": "an hour's entries as a table, from its layout",
     "rocketstore/timer/hours.py": "files of an hour's timed messages, and the list of them",
 }
 """Each module that may write a struct's or a table's fields down, and of what."""
