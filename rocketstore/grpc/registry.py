@@ -90,6 +90,10 @@ class GatewayClient:
         """Whose limits it counts for."""
         self.settings: pb.Settings | None = None
         """As it gave them last; None as long as it has given none here."""
+        self.decided: pb.Settings | None = None
+        """What the leader has decided of them, as it was last told here."""
+        self.is_settled = True
+        """Whether the leader has decided of the newest."""
         self.topics: OrderedDict[str, None] = OrderedDict()
         """That it publishes to."""
         self.group = ""

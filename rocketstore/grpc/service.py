@@ -167,7 +167,7 @@ class GatewayService:
             ),
             SETTINGS: Method(
                 pb.Settings,
-                pbs.HeartbeatResponse,
+                pbs.TelemetryCommand,
                 telemetry.settings_told,
                 CallPlace.PASSED,
                 telemetry.needs_of,
@@ -311,13 +311,17 @@ class GatewayService:
         finally:
             call.quota.give(1, len(data))
 
-    async def _tell_leader(self, call: GatewayCall, data: bytes) -> None:
-        """The leader, if that is another member, hears of a client; if it cannot, it will at the next heartbeat."""
+    async def _tell_leader(self, call: GatewayCall, data: bytes) -> Sequence[bytes]:
+        """The leader, if that is another member, hears of a client; if it cannot, it will at the next heartbeat.
+
+        Returns its answers; none if it did not answer in time.
+        """
         leader = "" if self._broker.mastership.is_master else self.relay.leader()
         if leader:
             with suppress(MovedError, RejectedError, TimeoutError):
                 async with asyncio.timeout(min(TELL_S_MAX, max(0.0, call.remaining_s()))):
-                    await self.relay.ask(leader, call, data, has_stream=self._has_stream(call))
+                    return await self.relay.ask(leader, call, data, has_stream=self._has_stream(call))
+        return ()
 
     def _give_back(self, call: GatewayCall, data: bytes, answers: Sequence[bytes]) -> None:
         """The client of a receive was gone before it got these answers."""
@@ -430,10 +434,14 @@ class GatewayService:
             return nullcontext()
         return open_stream(guard, caller, lambda: all(has(caller, one) for one in needed))
 
-    async def _announce(self, call: GatewayCall, given: pb.Settings) -> None:
-        """Tell the leader of a client's settings."""
+    async def _announce(self, call: GatewayCall, given: pb.Settings) -> pb.Settings | None:
+        """Tell the leader of a client's settings; returns those that it shall use, unless the leader cannot be asked."""
         told = GatewayCall(SETTINGS, call.headers, (call.host, call.port), (call.caller, call.quota), _soon())
-        await self._tell_leader(told, given.SerializeToString())
+        for answer in await self._tell_leader(told, given.SerializeToString()):
+            command = parse(pbs.TelemetryCommand, answer)
+            if command.status.code == pb.OK and command.HasField("settings"):
+                return command.settings
+        return None
 
 
 @lru_cache(maxsize=4096)

@@ -52,6 +52,25 @@ def of_consumer(given: pb.Settings, group: GroupConfig, delays: DelayLevels) -> 
     return found
 
 
+def decided(settings: pb.Settings) -> pb.Settings:
+    """What a server has decided of a consumer's settings, alone."""
+    found = pb.Settings(backoff_policy=settings.backoff_policy)
+    if settings.HasField("subscription"):
+        found.subscription.group.CopyFrom(settings.subscription.group)
+        found.subscription.fifo = settings.subscription.fifo
+    return found
+
+
+def kept(settings: pb.Settings, before: pb.Settings | None) -> pb.Settings:
+    """A consumer's settings with what was decided before of the same group, if anything was."""
+    if before is None or not settings.HasField("subscription") or not before.HasField("subscription"):
+        return settings
+    if before.subscription.group == settings.subscription.group:
+        settings.subscription.fifo = before.subscription.fifo
+        settings.backoff_policy.CopyFrom(before.backoff_policy)
+    return settings
+
+
 def _copied(given: pb.Settings) -> pb.Settings:
     found = pb.Settings()
     found.CopyFrom(given)

@@ -29,8 +29,10 @@ _CONSUMERS: Final = frozenset({pb.PUSH_CONSUMER, pb.SIMPLE_CONSUMER})
 _KNOWN_TYPES: Final = _CONSUMERS | {pb.PRODUCER}
 
 Write = Callable[[bytes], Awaitable[None]]
-Announce = Callable[[GatewayCall, pb.Settings], Awaitable[None]]
-"""Tell the leader of a client's settings, if that is another member."""
+Announce = Callable[[GatewayCall, pb.Settings], Awaitable[pb.Settings | None]]
+"""Tell the leader, which is another member, of a client's settings; returns those that the client shall use. None: the
+leader cannot be asked now.
+"""
 Require = Callable[[Caller | None, str, Iterable[Need]], None]
 """Raises ``AccessDeniedError`` unless a caller has these permissions."""
 
@@ -89,15 +91,27 @@ class Telemetry:
         self._require(call.caller, call.method, self.needs_of(given))
         self._registry.give_settings(client, given)
         await self._registry.join(client)
-        answer = self.settings_of(given)
-        command = pbs.TelemetryCommand(status=OK, settings=answer).SerializeToString()
+        command = _command_of(await self._decided(call, client, given))
         if given.user_agent.language in _LATE_LISTENERS:
             loop = asyncio.get_running_loop()
             loop.call_later(FIRST_DELAY_S, stream.put, command)
             loop.call_later(REPEAT_DELAY_S, stream.put, command)
         else:
             stream.put(command)
-        await self._announce(call, given)
+
+    async def _decided(self, call: GatewayCall, client: GatewayClient, given: pb.Settings) -> pb.Settings:
+        """The settings that a client shall use: the leader's, as this member's state may be old. While there is no
+        leader, those that the client had, or else this member's; the leader's follow with one of its heartbeats.
+        """
+        found = await self._leaders(call, client, given)
+        return wanted.kept(self.settings_of(given), client.decided) if found is None else found
+
+    async def _leaders(self, call: GatewayCall, client: GatewayClient, given: pb.Settings) -> pb.Settings | None:
+        found = self.settings_of(given) if self._broker.mastership.is_master else await self._announce(call, given)
+        client.is_settled = found is not None
+        if found is not None:
+            client.decided = wanted.decided(found)
+        return found
 
     @staticmethod
     def needs_of(given: pb.Settings) -> tuple[Need, ...]:
@@ -125,14 +139,18 @@ class Telemetry:
         if request.client_type in _CONSUMERS and request.HasField("group"):
             client.group = name_of(request.group)
         await self._registry.join(client)
+        if client.stream is not None and client.settings is not None and not client.is_settled:
+            settings = await self._leaders(call, client, client.settings)
+            if settings is not None and (stream := client.stream) is not None:
+                stream.put(_command_of(settings))
         return pbs.HeartbeatResponse(status=OK)
 
-    async def settings_told(self, call: GatewayCall, given: pb.Settings) -> pbs.HeartbeatResponse:
-        """Another member has a client's settings."""
+    async def settings_told(self, call: GatewayCall, given: pb.Settings) -> pbs.TelemetryCommand:
+        """Another member has a client's settings; the answer has those that the client shall use."""
         client = self._heard(call)
         self._registry.give_settings(client, given)
         await self._registry.join(client)
-        return pbs.HeartbeatResponse(status=OK)
+        return pbs.TelemetryCommand(status=OK, settings=self.settings_of(given))
 
     def _heard(self, call: GatewayCall) -> GatewayClient:
         client = self._registry.heard(call)
@@ -148,6 +166,10 @@ class Telemetry:
         if client is not None and client.owner == call.quota.owner:
             self._registry.forget(call.client_id, SAID_GOODBYE)
         return pbs.NotifyClientTerminationResponse(status=OK)
+
+
+def _command_of(settings: pb.Settings) -> bytes:
+    return pbs.TelemetryCommand(status=OK, settings=settings).SerializeToString()
 
 
 async def _finished(writer: asyncio.Task[None]) -> None:

@@ -23,7 +23,7 @@ from rocketstore.message.record import decode_record
 from rocketstore.pb import definition_pb2 as pb
 from rocketstore.pb import service_pb2 as pbs
 from rocketstore.remoting.codes import MemberCode
-from rocketstore.state.changes import TopicConfig
+from rocketstore.state.changes import GroupConfig, TopicConfig
 from rocketstore.types import BrokerRole
 from tests.support.remoting import RemotingSocket
 from tests.support.waiting import wait_until
@@ -65,6 +65,12 @@ def follow(harness: GatewayHarness, leader: GatewayHarness) -> None:
 
 def lead_nowhere(harness: GatewayHarness) -> None:
     harness.view = GroupView("CANDIDATE", 4, "", "", harness.view.members)
+
+
+def leader_seen_by(harness: GatewayHarness) -> str:
+    seen: list[str] = []
+    harness.on_loop(lambda: seen.append(harness.gateway.relay.leader()))
+    return seen[0]
 
 
 def test_what_a_member_is_sent_is_stored_by_the_leader(leader: GatewayHarness, client: GatewayClient) -> None:
@@ -153,6 +159,28 @@ def test_the_leader_hears_of_clients_at_other_members(
     assert (known.member, known.group) == (member.config.node_id, "G")
     client.call("NotifyClientTermination", pbs.NotifyClientTerminationRequest(), pbs.NotifyClientTerminationResponse)
     assert leader.groups.clients.consumers("G") is None
+
+
+def test_settings_are_the_leaders(leader: GatewayHarness, member: GatewayHarness, client: GatewayClient) -> None:
+    """A member's state may be old: a consumer that is not told that its group is ordered handles messages at once.
+
+    While there is no leader a client keeps what it had; once there is one, it hears the news with a heartbeat.
+    """
+    leader.state.configs["G"] = GroupConfig("G", retry_times_max=4, ordered=True)
+    stream = client.telemetry(consumer_settings("G", "T"))
+    settings = stream.next().settings
+    assert (settings.subscription.fifo, settings.backoff_policy.max_attempts) == (True, 5)
+    lead_nowhere(member)
+    wait_until(lambda: leader_seen_by(member) == "", "the member sees it")
+    stream.send(pbs.TelemetryCommand(settings=consumer_settings("G", "T")))
+    settings = stream.next().settings
+    assert (settings.subscription.fifo, settings.backoff_policy.max_attempts) == (True, 5)
+    leader.state.configs["G"] = GroupConfig("G", retry_times_max=7)
+    follow(member, leader)
+    wait_until(lambda: leader_seen_by(member) != "", "the member sees it")
+    assert client.heartbeat(pb.PUSH_CONSUMER, "G").code == pb.OK
+    settings = stream.next().settings
+    assert (settings.subscription.fifo, settings.backoff_policy.max_attempts) == (False, 8)
 
 
 def test_commands_of_the_leader_reach_clients_of_members(
