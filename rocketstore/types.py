@@ -62,6 +62,13 @@ class MessageModel(IntEnum):
     CLUSTERING = 1
 
 
+class RequestMode(IntEnum):
+    """How a consumer shall get its messages, if the broker divides the queues (RocketMQ 5)."""
+
+    PULL = 0
+    POP = 1
+
+
 class ConsumeFromWhere(IntEnum):
     """Where a group without offsets starts."""
 

@@ -9,18 +9,20 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
+from dledger.access.permissions import RETRY_PREFIX
 from dledger.conditions import ConditionKind, Conditions
 from rocketstore.broker.clients import ClientLink, ClientTables, Heartbeat, Trouble
 from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.locks import QueueLocks
 from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.notices import Notices
-from rocketstore.broker.refusal import Refusal
+from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.retries import Retries, retry_topic
 from rocketstore.broker.state_changes import StateChanges
 from rocketstore.broker.topics import TopicNews
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import GroupConfig, check_group
+from rocketstore.state.request_modes import TopicRequestMode
 from rocketstore.types import MessageModel, QueueKey
 
 _LOG: Final = logging.getLogger("rocketstore")
@@ -117,7 +119,7 @@ class Groups:
         Else what it has to try again and its dead letters are removed, too.
         """
         self._mastership.require()
-        if not self._state.has_group(name):
+        if not self._state.has_group(name) and all(one.group != name for one in self._state.request_modes()):
             return True
         if with_offsets or not self._state.offsets(name):
             await self._changes.make(partial(self._state.delete_group, name))
@@ -125,6 +127,13 @@ class Groups:
             return True
         await self._changes.make(partial(self._state.put_group, GroupConfig(name)))
         return False
+
+    async def set_request_mode(self, mode: TopicRequestMode) -> None:
+        """Have a group's consumers pull a topic, or pop it. Raises ``Refusal``."""
+        self._mastership.require()
+        if mode.topic.startswith(RETRY_PREFIX):
+            raise Refusal(RefusalKind.NOT_PERMITTED, "retry topic is not allowed to set mode: it is always pulled")
+        await self._changes.make(partial(self._state.set_request_mode, mode))
 
     def hang_up_on_the_silent(self) -> None:
         """Close connections of clients without a recent heartbeat."""

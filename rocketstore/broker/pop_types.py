@@ -67,7 +67,9 @@ class Receive(NamedTuple):
     group: str
     topic: str
     queue_id: int = ANY_QUEUE
-    """A queue of the topic: messages of this one only (and none to be tried again); or ``ANY_QUEUE``."""
+    """A queue of the topic: messages of this one only (and none to be tried again, without ``with_retries``); or
+    ``ANY_QUEUE``.
+    """
     max_messages: int = MESSAGES_MAX
     """1 to ``MESSAGES_MAX``."""
     invisible_ms: int = AUTO_RENEW_MS
@@ -88,6 +90,8 @@ class Receive(NamedTuple):
     """A group that is new to the topic begins with its first messages, not at its end (P9)."""
     since_ms: int = 0
     """It begins with what was stored then (ms since 1970) or later: it has subscribed since; 0: at the end."""
+    with_retries: bool = False
+    """With a queue: also messages of any queue that are to be tried again."""
     auto_renew: bool = False
     """Prolong the leases until the messages are settled, the client is gone, or ``AUTO_RENEW_MS_MAX`` have passed."""
 

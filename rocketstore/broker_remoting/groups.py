@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import threading
 
-from dledger.errors import InvalidRequestError
 from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import Frame
 from rocketstore.broker.broker import Broker
 from rocketstore.broker_remoting.administration import Administration
 from rocketstore.remoting.bodies.groups import (
-    CustomizedRetryPolicy,
-    ExponentialRetryPolicy,
-    GroupRetryPolicy,
     SubscriptionGroupConfig,
     SubscriptionGroupList,
     SubscriptionGroupTable,
 )
+from rocketstore.remoting.bodies.pop import RequestModesBody, SetRequestModeBody
 from rocketstore.remoting.bodies.topics import DataVersion
 from rocketstore.remoting.headers import DeleteGroupHeader, GroupConfigHeader, read_header
-from rocketstore.state.attributes import ExponentialRetryDelays, FixedRetryDelays, RetryPolicy
 from rocketstore.state.changes import GroupConfig
+from rocketstore.state.request_modes import TopicRequestMode
+from rocketstore.state.retry_policies import body_of_policy, policy_of_body
 
 
 class GroupAdministration:
@@ -64,6 +62,27 @@ class GroupAdministration:
         self._broker.mastership.require_caught_up()
         return frame.answer(body=await self._admin.read(self._encoded))
 
+    async def set_request_mode(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """SET_MESSAGE_REQUEST_MODE."""
+        self._broker.mastership.require()
+        wanted = SetRequestModeBody.decode(frame.body)
+        mode = TopicRequestMode(wanted.topic, wanted.consumer_group, wanted.mode, wanted.pop_share_queue_num)
+        await self._broker.groups.set_request_mode(mode)
+        return frame.answer()
+
+    async def request_modes(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """GET_ALL_MESSAGE_REQUEST_MODE."""
+        self._broker.mastership.require_caught_up()
+        return frame.answer(body=await self._admin.read(self._encoded_modes))
+
+    def _encoded_modes(self) -> bytes:
+        found: dict[str, dict[str, SetRequestModeBody]] = {}
+        for one in self._broker.state.request_modes():
+            found.setdefault(one.topic, {})[one.group] = SetRequestModeBody(
+                one.topic, one.group, one.mode, one.share_queues
+            )
+        return RequestModesBody(found).encode()
+
     def _encoded(self) -> bytes:
         state = self._broker.state
         with self._lock:
@@ -87,29 +106,8 @@ def _config_of(data: SubscriptionGroupConfig) -> GroupConfig:
         data.which_broker_when_consume_slowly,
         data.notify_consumer_ids_changed_enable,
         data.consume_message_orderly,
-        _policy_of(data.group_retry_policy),
+        policy_of_body(data.group_retry_policy),
     )
-
-
-def _policy_of(data: GroupRetryPolicy | None) -> RetryPolicy | None:
-    """Raises ``InvalidRequestError``."""
-    if data is None:
-        return None
-    if data.type == "EXPONENTIAL":
-        found = data.exponential_retry_policy
-        return None if found is None else ExponentialRetryDelays(found.initial, found.max, found.multiplier)
-    if data.type != "CUSTOMIZED":
-        raise InvalidRequestError(f"groupRetryPolicy: type {data.type[:64]!r}: use CUSTOMIZED or EXPONENTIAL")
-    return None if data.customized_retry_policy is None else FixedRetryDelays(data.customized_retry_policy.next)
-
-
-def _data_of_policy(policy: RetryPolicy | None) -> GroupRetryPolicy | None:
-    if policy is None:
-        return None
-    if isinstance(policy, FixedRetryDelays):
-        return GroupRetryPolicy(customized_retry_policy=CustomizedRetryPolicy(policy.delays_ms))
-    delays = ExponentialRetryPolicy(policy.initial_ms, policy.max_ms, policy.multiplier)
-    return GroupRetryPolicy("EXPONENTIAL", exponential_retry_policy=delays)
 
 
 def _data_of(group: GroupConfig) -> SubscriptionGroupConfig:
@@ -124,5 +122,5 @@ def _data_of(group: GroupConfig) -> SubscriptionGroupConfig:
         group.broker_id_when_slow,
         group.notify_changes,
         group.ordered,
-        _data_of_policy(group.retry_policy),
+        body_of_policy(group.retry_policy),
     )

@@ -28,6 +28,7 @@ from rocketstore.broker.pop_types import (
 from rocketstore.broker.popping.copies import origin_of_retry, retry_topic_of
 from rocketstore.broker.popping.service import Popping
 from rocketstore.broker_remoting.access import RemotingAccess
+from rocketstore.broker_remoting.assignments import AVERAGELY, RULES, shares
 from rocketstore.broker_remoting.waiting import WaitingTasks
 from rocketstore.filter.filters import TAG
 from rocketstore.message.added_property import with_property
@@ -40,7 +41,6 @@ from rocketstore.remoting.bodies.pop import (
     BatchAckBody,
     QueryAssignmentBody,
     QueueAssignment,
-    RequestMode,
 )
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.codes import POLLING_FULL, RequestCode
@@ -63,7 +63,8 @@ from rocketstore.remoting.pop import (
     order_counts,
     start_offsets,
 )
-from rocketstore.types import MessageModel
+from rocketstore.state.request_modes import TopicRequestMode
+from rocketstore.types import MessageModel, RequestMode
 
 RETRIES: Final = ("1", "2")
 """Of an acknowledgement: the message is in the group's retry topic, which RocketMQ 5 names in two ways."""
@@ -120,6 +121,7 @@ class RemotingPops:
             header.attempt_id,
             str(connection.place),
             from_first=header.init_mode == FROM_FIRST,
+            with_retries=not header.order,
         )
         with self._waiting.cancelled_with(connection), Leases(self._broker.shares.room, quota) as leases:
             with _room(quota, wish.wait_ms):
@@ -255,30 +257,34 @@ class RemotingPops:
     # -- who pops ------------------------------------------------------------------------------------------------------
 
     async def assignment(self, _: RemotingConnection, frame: Frame) -> Frame:
-        """QUERY_ASSIGNMENT: clients that do not share the queues among themselves pop, from all of this broker's.
+        """QUERY_ASSIGNMENT: this broker's queues for a client that does not divide them with others by itself.
 
         What consumers send back is pulled, as in RocketMQ; and who wants every message gets every queue.
         """
         wanted = QueryAssignmentBody.decode(frame.body)
+        rule = RULES.get(wanted.strategy_name or AVERAGELY)
+        if rule is None:
+            reason = f"strategyName {wanted.strategy_name[:64]!r}: use {' or '.join(RULES)}"
+            raise RequestError(reason, AnswerCode.INVALID_PARAMETER)
         topic = self._broker.topics.seen(wanted.topic)
         name = self._broker.config.name
         found: list[QueueAssignment] = []
         if topic is not None:
             mode, queues = RequestMode.PULL, range(topic.read_queues)
             share: Iterable[int] = queues
-            if wanted.topic.startswith(RETRY_PREFIX):
-                share = self._share(wanted.consumer_group, wanted.client_id, queues)
-            elif wanted.message_model is MessageModel.CLUSTERING:
-                mode, share = RequestMode.POP, (ANY_QUEUE,)
+            if wanted.message_model is MessageModel.CLUSTERING:
+                consumers = self._groups.clients.consumers(wanted.consumer_group)
+                ids = () if consumers is None else tuple(sorted(consumers.ids))
+                asked = self._mode(wanted.topic, wanted.consumer_group)
+                mode, share = asked.mode, shares(asked, rule, queues, ids, wanted.client_id)
             found = [QueueAssignment(MessageQueue(wanted.topic, name, queue_id), mode) for queue_id in share]
         return frame.answer(body=AssignmentsBody(tuple(found)).encode())
 
-    def _share(self, group: str, client_id: str, queues: range) -> list[int]:
-        consumers = self._groups.clients.consumers(group)
-        ids = sorted(consumers.ids) if consumers is not None else []
-        if client_id not in ids:
-            return []
-        return [one for one in queues if one % len(ids) == ids.index(client_id)]
+    def _mode(self, topic: str, group: str) -> TopicRequestMode:
+        """Clients that let the broker divide the queues do so in order to pop, unless somebody has said otherwise."""
+        if topic.startswith(RETRY_PREFIX):
+            return TopicRequestMode(topic, group, RequestMode.PULL)
+        return self._broker.state.request_mode(topic, group) or TopicRequestMode(topic, group, RequestMode.POP)
 
     def _wait_ms(self, poll_ms: int) -> int:
         return max(0, min(poll_ms, self._broker.config.pull_wait_ms_max))

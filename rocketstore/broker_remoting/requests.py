@@ -12,7 +12,7 @@ from rocketstore.broker.permissions import NAME_CHARS_MAX, Need, Operation, chec
 from rocketstore.broker.popping.copies import origin_of_retry
 from rocketstore.remoting.bodies.clients import CheckClientBody, HeartbeatData, LockQueuesBody
 from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupList
-from rocketstore.remoting.bodies.pop import AckEntry, BatchAckBody, HandleEntry, QueryAssignmentBody
+from rocketstore.remoting.bodies.pop import AckEntry, BatchAckBody, HandleEntry, QueryAssignmentBody, SetRequestModeBody
 from rocketstore.remoting.bodies.topics import TopicConfigList
 from rocketstore.remoting.codes import OwnCode, RequestCode
 from rocketstore.remoting.group_offsets import CommitGroupOffsets, CommitPosition, FetchOffsets
@@ -209,6 +209,7 @@ REQUESTS: Final[Mapping[int, Request]] = {
     _CODE.GET_BROKER_CONFIG: _READ_ALL,
     _CODE.GET_ALL_CONSUMER_OFFSET: _READ_ALL,
     _CODE.GET_ALL_DELAY_OFFSET: _READ_ALL,
+    _CODE.GET_ALL_MESSAGE_REQUEST_MODE: _READ_ALL,
     _CODE.GET_BROKER_CONSUME_STATS: _READ_ALL,
     _CODE.QUERY_CORRECTION_OFFSET: _READ_ALL,
     _CODE.VIEW_BROKER_STATS_DATA: _READ_ALL,
@@ -225,6 +226,7 @@ REQUESTS: Final[Mapping[int, Request]] = {
     _CODE.DELETE_TOPIC_IN_BROKER: _CHANGE,
     _CODE.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: _CHANGE,
     _CODE.DELETE_SUBSCRIPTIONGROUP: _CHANGE,
+    _CODE.SET_MESSAGE_REQUEST_MODE: _CHANGE,
     _CODE.UPDATE_BROKER_CONFIG: _CHANGE,
     _CODE.INVOKE_BROKER_TO_RESET_OFFSET: _CHANGE,
     _CODE.CLONE_GROUP_OFFSET: _CHANGE,
@@ -264,6 +266,8 @@ def resource_of(frame: Frame) -> str:
         return f"group:{checked_name(SubscriptionGroupConfig.decode(frame.body).group_name)}"
     if frame.code == RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST:
         return _several("group", [one.group_name for one in SubscriptionGroupList.decode(frame.body).group_config_list])
+    if frame.code == RequestCode.SET_MESSAGE_REQUEST_MODE:
+        return f"group:{checked_name(SetRequestModeBody.decode(frame.body).consumer_group)}"
     if frame.code == RequestCode.UPDATE_AND_CREATE_TOPIC_LIST:
         return _several("topic", [one.topic_name for one in TopicConfigList.decode(frame.body).topic_config_list])
     for kind, names in (("topic", ("topic",)), ("group", ("consumerGroup", "groupName", "group", "destGroup"))):

@@ -249,6 +249,8 @@ def _administration(
         code.DELETE_SUBSCRIPTIONGROUP: settings.delete,
         code.GET_SUBSCRIPTIONGROUP_CONFIG: settings.one,
         code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: settings.all,
+        code.SET_MESSAGE_REQUEST_MODE: settings.set_request_mode,
+        code.GET_ALL_MESSAGE_REQUEST_MODE: settings.request_modes,
         code.QUERY_MESSAGE: queries.by_key,
         code.VIEW_MESSAGE_BY_ID: queries.by_offset,
         code.GET_TOPIC_STATS_INFO: stats.of_topic,

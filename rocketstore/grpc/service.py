@@ -435,7 +435,7 @@ class GatewayService:
         return open_stream(guard, caller, lambda: all(has(caller, one) for one in needed))
 
     async def _announce(self, call: GatewayCall, given: pb.Settings) -> pb.Settings | None:
-        """Tell the leader of a client's settings; returns those that it shall use, unless the leader cannot be asked."""
+        """Tell the leader of a client's settings; returns those it shall use, unless the leader cannot be asked."""
         told = GatewayCall(SETTINGS, call.headers, (call.host, call.port), (call.caller, call.quota), _soon())
         for answer in await self._tell_leader(told, given.SerializeToString()):
             command = parse(pbs.TelemetryCommand, answer)

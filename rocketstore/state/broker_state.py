@@ -41,6 +41,7 @@ from rocketstore.state.changes import (
     PutTopic,
     QueueOffset,
     SetDelayOffsets,
+    SetRequestMode,
     SetTimedProgress,
     TopicConfig,
     check_group,
@@ -48,9 +49,10 @@ from rocketstore.state.changes import (
 )
 from rocketstore.state.files import StateFiles
 from rocketstore.state.full_states import RETRY_MS, FullStates, is_past
-from rocketstore.state.limits import LimitChecks, StateLimits
+from rocketstore.state.limits import LimitChecks, LimitReachedError, StateLimits
 from rocketstore.state.pop_state import PopState
 from rocketstore.state.publisher import StateDone, StatePublisher
+from rocketstore.state.request_modes import REQUEST_MODES_MAX, TopicRequestMode
 from rocketstore.store.message_store import MessageStore
 from rocketstore.timer.progress import TimedProgress
 from rocketstore.types import (
@@ -290,6 +292,17 @@ class BrokerState:
         with self._applier.lock:
             return self._applier.tables.place_for(name, queue_id, waited)
 
+    def request_mode(self, topic: str, group: str) -> TopicRequestMode | None:
+        """Whether the group's consumers shall pull the topic or pop it; None: nobody has said."""
+        with self._applier.lock:
+            return self._applier.tables.request_modes.get((topic, group))
+
+    def request_modes(self) -> list[TopicRequestMode]:
+        """Of all pairs that have one, by topic and group."""
+        with self._applier.lock:
+            found = self._applier.tables.request_modes
+            return [found[key] for key in sorted(found)]
+
     def delay_offset(self, level: int) -> int:
         """The next message of a delay level to deliver; 0 if none was delivered yet."""
         with self._applier.lock:
@@ -415,6 +428,17 @@ class BrokerState:
                 done = self.limits.take_offsets(tables, CommitOffsets(group.name, ()), done)
         change = CommitOffsets(group.name, ()) if is_new_default else PutGroup(group)
         self._change(change, done, changes_nothing=same)
+
+    def set_request_mode(self, mode: TopicRequestMode, done: StateDone) -> None:
+        """Have a group's consumers pull a topic, or pop it. Raises ``LimitReachedError``."""
+        with self._applier.lock:
+            known = self._applier.tables.request_modes
+            same = known.get((mode.topic, mode.group)) == mode
+            is_full = len(known) >= REQUEST_MODES_MAX and (mode.topic, mode.group) not in known
+        if is_full:
+            why = f"{REQUEST_MODES_MAX} pairs of topic and group have a request mode, and no more may"
+            raise LimitReachedError(f"{why}: delete groups (dledger consumer delete)")
+        self._change(SetRequestMode(mode), done, changes_nothing=same)
 
     def delete_group(self, group: str, done: StateDone) -> None:
         """Delete a group, its offsets, what it has to try again and its dead letters, as RocketMQ's ``deleteSubGroup``:

@@ -2,7 +2,7 @@
 
 A message's body is JSON: ``{"v": 1, "changes": [...]}``, each change an object with ``"op"``. ``v`` is the oldest
 version that knows everything in it: 2 for a group's settings and for a topic's ``order`` and ``sys_flag``, 3 for what
-waited when a topic was deleted and for pop, otherwise 1.
+waited when a topic was deleted, for pop and for request modes, otherwise 1.
 So a cluster of two versions works as long as nobody uses what the older one does not know. A published full state is
 one or more such messages, one after the other, each with ``"full": {"id", "part", "parts", "upto"}``: the changes of
 all its parts, applied to empty tables, give the state before queue offset ``upto``.
@@ -31,6 +31,7 @@ from rocketstore.state.attributes import (
     policy_from_json,
     policy_json,
 )
+from rocketstore.state.request_modes import TopicRequestMode, mode_from_json, mode_json
 from rocketstore.timer.progress import TimedProgress
 from rocketstore.types import MessageType
 
@@ -287,6 +288,13 @@ class SetTimedProgress:
         _check_range(self.progress.part, "offset", 0, OFFSET_MAX)
 
 
+@dataclass(frozen=True, slots=True)
+class SetRequestMode:
+    """Whether a group's consumers shall pull a topic or pop it."""
+
+    of: TopicRequestMode
+
+
 Change = (
     PutTopic
     | DeleteTopic
@@ -297,6 +305,7 @@ Change = (
     | SetDelayOffsets
     | PopRows
     | SetTimedProgress
+    | SetRequestMode
 )
 
 
@@ -358,7 +367,7 @@ def _version_of(change: Change) -> int:
     match change:
         case DeleteTopic(waits=waits) if waits:
             return STATE_VERSION
-        case PopRows():
+        case PopRows() | SetRequestMode():
             return STATE_VERSION
         case PutGroup():
             return _SETTINGS_VERSION
@@ -426,7 +435,7 @@ def changes_from_json(value: object, *, count_max: int = CHANGES_MAX) -> tuple[C
     return tuple(_change_from_json(change) for change in changes)
 
 
-def _change_json(change: Change) -> dict[str, object]:  # one case per change
+def _change_json(change: Change) -> dict[str, object]:  # noqa: C901  # one case per change
     found: dict[str, object]
     match change:
         case PutTopic(topic):
@@ -466,6 +475,8 @@ def _change_json(change: Change) -> dict[str, object]:  # one case per change
             return found | {"epoch": epoch} if epoch else found
         case SetTimedProgress(progress):
             return {"op": "timed", "due": progress.due_ms, "offset": progress.offset, "part": progress.part}
+        case SetRequestMode(one):
+            return {"op": "request_mode"} | mode_json(one)
         case _:
             assert_never(change)
 
@@ -500,6 +511,9 @@ def _change_from_json(value: object) -> Change:
         case "timed":
             _check_fields(fields, {"op", "due", "offset", "part"})
             return SetTimedProgress(TimedProgress(*(_int(fields[name]) for name in ("due", "offset", "part"))))
+        case "request_mode":
+            _check_fields(fields, {"op", "topic", "group", "mode", "share"})
+            return SetRequestMode(_strictly(mode_from_json, fields))
         case unknown:
             raise MalformedStateError(f"state message: unknown change {unknown!r}")
 

@@ -29,9 +29,11 @@ from rocketstore.state.changes import (
     PutTopic,
     QueueOffset,
     SetDelayOffsets,
+    SetRequestMode,
     SetTimedProgress,
     TopicConfig,
 )
+from rocketstore.state.request_modes import TopicRequestMode
 from rocketstore.timer.progress import NOTHING_DELIVERED, TimedProgress
 from rocketstore.types import SCHEDULE_TOPIC, TIMED_TOPIC
 
@@ -59,6 +61,8 @@ class Tables:
         """
         self.pop = PopTables()
         """Messages that groups were given singly; a window's commit is the group's offset there."""
+        self.request_modes: dict[tuple[str, str], TopicRequestMode] = {}
+        """By topic and group."""
         self.topic_changes = 0
         """How often a topic was put or deleted: whoever shows them need not look at all of them again and again."""
         self.queue_count = 0
@@ -91,6 +95,9 @@ class Tables:
                 self.pop.delete_group(group)
                 self.offset_count -= len(self.groups.pop(group, ()))
                 self.group_configs.pop(group, None)
+                self._forget_modes(lambda one: one.group == group)
+            case SetRequestMode(one):
+                self.request_modes[one.topic, one.group] = one
             case SetDelayOffsets(delays):
                 self.delay_offsets.update(delays)
             case PopRows(rows, epoch):
@@ -126,6 +133,7 @@ class Tables:
             if made.groups.get(place.group, {}).get((place.topic, place.queue_id)) == window.commit:
                 made.pop.windows[place] = window
         made.pop.epoch = self.pop.epoch
+        made.request_modes = dict(self.request_modes)
         made.topic_changes = self.topic_changes + (made.topics != self.topics)
         return made
 
@@ -152,6 +160,7 @@ class Tables:
         made.begins = {name: dict(begins) for name, begins in self.begins.items()}
         made.waits = {name: dict(waits) for name, waits in self.waits.items()}
         made.pop = self.pop.copy()
+        made.request_modes = dict(self.request_modes)
         made.topic_changes = self.topic_changes
         made.queue_count, made.offset_count = self.queue_count, self.offset_count
         return made
@@ -178,6 +187,7 @@ class Tables:
             yield PopRows((), self.pop.epoch)
         if self.timed != NOTHING_DELIVERED:
             yield SetTimedProgress(self.timed)
+        yield from map(SetRequestMode, self.request_modes.values())
 
     def forget_begins(self, is_past: Callable[[str, int, int], bool]) -> None:
         """Remove begins of queues that start there anyway because earlier messages have expired."""
@@ -246,10 +256,15 @@ class Tables:
             known = self.waits.setdefault(name, {})
             known[topic, queue_id] = max(end, known.get((topic, queue_id), 0))
         self.pop.delete_topic(name)
+        self._forget_modes(lambda one: one.topic == name)
         for noted in self.groups.values():
             for key in [key for key in noted if key[0] == name]:
                 del noted[key]
                 self.offset_count -= 1
+
+    def _forget_modes(self, is_gone: Callable[[TopicRequestMode], bool]) -> None:
+        if self.request_modes:
+            self.request_modes = {key: one for key, one in self.request_modes.items() if not is_gone(one)}
 
     def _raise_begins(self, name: str, wanted: Iterable[tuple[int, int]]) -> None:
         begins = self.begins.get(name, {})

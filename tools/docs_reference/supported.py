@@ -181,7 +181,11 @@ CODES: Final[Mapping[Code, Supported]] = {
     Code.GET_SUBSCRIPTIONGROUP_CONFIG: _by_broker("RocketMQ 5's; without the settings that 4.9 does not have"),
     Code.LITE_PULL_MESSAGE: _by_broker("RocketMQ 5's `PULL_MESSAGE` of consumers that poll; the same"),
     Code.RECALL_MESSAGE: _by_broker(f"RocketMQ 5's; {_AT_MASTER}; of a timed message that is not on its way"),
-    Code.QUERY_ASSIGNMENT: _by_broker("RocketMQ 5's; clients that ask shall pop, from all queues"),
+    Code.QUERY_ASSIGNMENT: _by_broker(
+        "RocketMQ 5's; as `setConsumeMode` says; clients of other groups that ask pop, from all queues"
+    ),
+    Code.SET_MESSAGE_REQUEST_MODE: _by_broker(f"RocketMQ 5's; {_AT_MASTER}; replicated"),
+    Code.GET_ALL_MESSAGE_REQUEST_MODE: _by_broker("RocketMQ 5's"),
     Code.POP_MESSAGE: _by_broker("RocketMQ 5's; up to 32 messages, for 1 s to 12 h"),
     Code.ACK_MESSAGE: _by_broker("RocketMQ 5's"),
     Code.BATCH_ACK_MESSAGE: _by_broker("RocketMQ 5's"),

@@ -197,7 +197,7 @@ class Receiving:
             asked.auto_renew,
             by_priority,
             owner,
-            is_any,
+            is_any or asked.with_retries,
         )
         keys = [(asked.topic, one) for one in range(config.read_queues)]
         keys.append((retry_topic_of(asked.group, asked.topic), 0))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import binascii
-from collections.abc import Iterator
-from enum import IntEnum
+from collections.abc import Iterator, Mapping
+from dataclasses import field
 from typing import Annotated, ClassVar, Final
 
 from dledger.records import record
@@ -12,20 +12,13 @@ from dledger.remoting.errors import RequestError
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.body import AtMost, Body
 from rocketstore.remoting.headers import Int32, Int64, Named
-from rocketstore.types import MessageModel
+from rocketstore.types import MessageModel, RequestMode
 
 ACK_BYTES_MAX: Final = 1024 * 1024
 ACKS_MAX: Final = 4096
 """Entries of one request; clients send one per queue and receive."""
 ACKED_MAX: Final = 4096
 """Messages of one entry, by distance from the first."""
-
-
-class RequestMode(IntEnum):
-    """How a client shall get its messages."""
-
-    PULL = 0
-    POP = 1
 
 
 @record(frozen=True, slots=True)
@@ -53,6 +46,24 @@ class AssignmentsBody(Body):
     """Answer to QUERY_ASSIGNMENT."""
 
     message_queue_assignments: tuple[QueueAssignment, ...] = ()
+
+
+@record(frozen=True, slots=True)
+class SetRequestModeBody(Body):
+    """SET_MESSAGE_REQUEST_MODE, and one of the answer to GET_ALL_MESSAGE_REQUEST_MODE."""
+
+    bytes_max: ClassVar[int] = ACK_BYTES_MAX
+    topic: str
+    consumer_group: str
+    mode: RequestMode = RequestMode.PULL
+    pop_share_queue_num: Int32 = 0
+
+
+@record(frozen=True, slots=True)
+class RequestModesBody(Body):
+    """Answer to GET_ALL_MESSAGE_REQUEST_MODE: by topic, and by group."""
+
+    message_request_mode_map: Mapping[str, Mapping[str, SetRequestModeBody]] = field(default_factory=dict)
 
 
 @record(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from rocketstore.remoting.bodies.clients import (
     SubscriptionData,
 )
 from rocketstore.remoting.bodies.groups import GroupList, SubscriptionGroupConfig, SubscriptionGroupTable
-from rocketstore.remoting.bodies.pop import BatchAckBody, HandleEntry, QueryAssignmentBody
+from rocketstore.remoting.bodies.pop import BatchAckBody, HandleEntry, QueryAssignmentBody, SetRequestModeBody
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.bodies.routes import TopicList
 from rocketstore.remoting.bodies.stats import ConsumeStats
@@ -300,6 +300,9 @@ CASES_OF_OTHERS: Final[Mapping[int, Case]] = {
         None, Asked({}, SubscriptionGroupConfig("g").encode()), "requires an account with admin: true"
     ),
     CODE.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: Case(None, Asked({}, b"{}"), "requires an account with admin: true"),
+    CODE.SET_MESSAGE_REQUEST_MODE: Case(
+        None, Asked({}, SetRequestModeBody("T", "g").encode()), "requires an account with admin: true"
+    ),
     CODE.UPDATE_AND_CREATE_TOPIC_LIST: Case(None, Asked({}, b"{}"), "requires an account with admin: true"),
 }
 CASES: Final[Mapping[int, Case]] = {

@@ -15,7 +15,7 @@ from dledger.remoting.frame import Frame
 from rocketstore.client.aio.received import ReceivedMessage, split_records
 from rocketstore.remoting.codes import POLLING_FULL, RequestCode
 from rocketstore.remoting.pop import CheckPoint
-from rocketstore.state.changes import GroupConfig
+from rocketstore.state.changes import GroupConfig, TopicConfig
 from tests.support.remoting import RemotingSocket, pull_fields
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker.popping.harness import GROUP, TOPIC, PopBroker
@@ -243,18 +243,72 @@ class TestAnswers:
         assert ack(client, without_handle(again), f"%RETRY%{GROUP}_{TOPIC}") == 0
 
 
-def test_clients_that_ask_shall_pop(broker: PopBroker, client: RemotingSocket) -> None:
-    """QUERY_ASSIGNMENT: of all queues; what was sent back is pulled, and divided; who wants all gets every queue."""
+class TestAssignment:
+    """QUERY_ASSIGNMENT, and what an administrator says about it (SET_MESSAGE_REQUEST_MODE)."""
 
-    def assigned(topic: str, model: str = "CLUSTERING") -> list[tuple[str, int]]:
-        body = json.dumps({"topic": topic, "consumerGroup": GROUP, "clientId": "c1", "messageModel": model}).encode()
-        answer = client.ask(CODE.QUERY_ASSIGNMENT, body=body)
+    def assigned(
+        self,
+        client: RemotingSocket,
+        topic: str = TOPIC,
+        model: str = "CLUSTERING",
+        client_id: str = "c1",
+        rule: str = "",
+    ) -> list[tuple[str, int]]:
+        asked = {"topic": topic, "consumerGroup": GROUP, "clientId": client_id, "messageModel": model}
+        answer = client.ask(CODE.QUERY_ASSIGNMENT, body=json.dumps(asked | {"strategyName": rule}).encode())
+        assert answer.code == 0, answer.remark
         found = json.loads(answer.body)["messageQueueAssignments"]
         return [(one["mode"], one["messageQueue"]["queueId"]) for one in found]
 
-    assert assigned(TOPIC) == [("POP", -1)]
-    assert assigned(TOPIC, "BROADCASTING") == [("PULL", 0), ("PULL", 1)]
-    assert assigned("nowhere") == []
-    client.subscribe(GROUP, TOPIC, client_id="c1")
-    wait_until(lambda: broker.broker.topics.find(f"%RETRY%{GROUP}") is not None, "the retry topic")
-    assert assigned(f"%RETRY%{GROUP}") == [("PULL", 0)]
+    def set_mode(self, client: RemotingSocket, mode: str, share: int = 0, topic: str = TOPIC) -> Frame:
+        """As mqadmin 5 asks."""
+        body = {"topic": topic, "consumerGroup": GROUP, "mode": mode, "popShareQueueNum": share}
+        return client.ask(CODE.SET_MESSAGE_REQUEST_MODE, body=json.dumps(body).encode())
+
+    def test_clients_that_ask_shall_pop(self, broker: PopBroker, client: RemotingSocket) -> None:
+        """Of all queues; what was sent back is pulled, and divided; who wants all gets every queue."""
+        assert self.assigned(client) == [("POP", -1)]
+        assert self.assigned(client, model="BROADCASTING") == [("PULL", 0), ("PULL", 1)]
+        assert self.assigned(client, "nowhere") == []
+        client.subscribe(GROUP, TOPIC, client_id="c1")
+        wait_until(lambda: broker.broker.topics.find(f"%RETRY%{GROUP}") is not None, "the retry topic")
+        assert self.assigned(client, f"%RETRY%{GROUP}") == [("PULL", 0)]
+
+    def test_a_mode_is_kept_until_its_group_or_topic_is_deleted(
+        self, broker: PopBroker, client: RemotingSocket, tmp_path: Path
+    ) -> None:
+        """Over a restart, and in every member's state: it is a message of the log."""
+        client.subscribe(GROUP, TOPIC, client_id="c1")
+        assert self.set_mode(client, "PULL").code == 0
+        assert self.assigned(client) == [("PULL", 0), ("PULL", 1)]
+        assert self.assigned(client, client_id="stranger") == []
+        answer = json.loads(client.ask(CODE.GET_ALL_MESSAGE_REQUEST_MODE).body)["messageRequestModeMap"]
+        assert (answer[TOPIC][GROUP]["mode"], answer[TOPIC][GROUP]["popShareQueueNum"]) == ("PULL", 0)
+        broker.server.stop()
+        with PopBroker(tmp_path) as again, RemotingSocket(again.server.port) as dialled:
+            dialled.subscribe(GROUP, TOPIC, client_id="c1")
+            assert self.assigned(dialled) == [("PULL", 0), ("PULL", 1)]
+            again.run(again.broker.topics.delete(TOPIC))
+            again.run(again.broker.topics.put([TopicConfig(TOPIC, 2, 2)]))
+            assert self.assigned(dialled) == [("POP", -1)]
+            assert self.set_mode(dialled, "PULL").code == 0
+            again.run(again.broker.groups.delete(GROUP, with_offsets=True))
+            assert again.broker.state.request_modes() == []
+
+    def test_what_cannot_be_set_is_refused(self, broker: PopBroker, client: RemotingSocket) -> None:
+        """And a rule that no broker knows is named."""
+        answer = self.set_mode(client, "PULL", topic=f"%RETRY%{GROUP}")
+        assert (answer.code, "retry topic" in answer.remark) == (AnswerCode.NO_PERMISSION, True)
+        assert self.set_mode(client, "POP", -2).code != 0
+        assert self.set_mode(client, "PULL", topic="no topic").code != 0
+        body = json.dumps({"topic": TOPIC, "consumerGroup": GROUP, "strategyName": "MINE"}).encode()
+        answer = client.ask(CODE.QUERY_ASSIGNMENT, body=body)
+        assert (answer.code, "AVG" in answer.remark) == (AnswerCode.INVALID_PARAMETER, True)
+        assert broker.broker.state.request_modes() == []
+
+    def test_a_pop_of_one_queue_gets_what_is_to_be_tried_again(self, broker: PopBroker, client: RemotingSocket) -> None:
+        """Where queues are shared by some, nobody pops from all; as in RocketMQ, retries come with any queue."""
+        broker.send([b"a"])
+        pop(client, invisibleTime=1000)
+        answer = client.answer_to(client.begin(CODE.POP_MESSAGE, pop_fields(queueId=1, pollTime=30_000)))
+        assert [one.decode().body for one in split_records(answer.body)] == [b"a"]

@@ -16,12 +16,11 @@ from rocketstore.remoting.bodies.pop import (
     BatchAckBody,
     QueryAssignmentBody,
     QueueAssignment,
-    RequestMode,
 )
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.headers import read_header, write_header
 from rocketstore.remoting.pop import CheckPoint, PopHeader, message_offsets, order_counts, start_offsets
-from rocketstore.types import MessageModel
+from rocketstore.types import MessageModel, RequestMode
 
 KINDS: dict[str, type[Any]] = {
     name: kind

@@ -24,6 +24,7 @@ from rocketstore.state.changes import (
     PutTopic,
     QueueOffset,
     SetDelayOffsets,
+    SetRequestMode,
     StateMessage,
     TopicConfig,
     decode_state,
@@ -31,8 +32,9 @@ from rocketstore.state.changes import (
     join_changes,
     split_full,
 )
+from rocketstore.state.request_modes import TopicRequestMode
 from rocketstore.state.tables import Tables
-from rocketstore.types import MessageType
+from rocketstore.types import MessageType, RequestMode
 
 CHANGES: tuple[Change, ...] = (
     PutTopic(TopicConfig("Orders", 4, 2, 6)),
@@ -59,6 +61,8 @@ ATTRIBUTES: tuple[Change, ...] = (
 NEWEST: tuple[Change, ...] = (
     DeleteTopic("Old", ((0, 7),), (QueueOffset("SCHEDULE_TOPIC_XXXX", 2, 9),)),
     PopRows((PopRow(PopPlace("group", "Orders", 0), 1, 5, reserved=9, settled_from=6, settled=0b10),), 4),
+    SetRequestMode(TopicRequestMode("Orders", "group", RequestMode.POP, 2)),
+    SetRequestMode(TopicRequestMode("Orders", "other", RequestMode.PULL, -1)),
 )
 
 
@@ -86,6 +90,9 @@ def test_attributes_of_topics_and_groups_come_back_as_they_were_written() -> Non
         {"op": "put_group", "retry_policy": {"initial": 5, "max": 4, "multiplier": 2}},
         {"op": "put_group", "retry_policy": {"initial": 5, "max": 9, "multiplier": 0}},
         {"op": "put_group", "retry_policy": []},
+        {"op": "request_mode", "topic": "T", "group": "g", "mode": "PUSH", "share": 0},
+        {"op": "request_mode", "topic": "T", "group": "g", "mode": "POP", "share": -2},
+        {"op": "request_mode", "topic": "T", "group": "g", "mode": "POP"},
     ],
 )
 def test_attributes_that_nobody_writes_make_the_message_malformed(changed: dict[str, object]) -> None:
