@@ -85,9 +85,10 @@ class WaitingReceives:
         self._waiting_max = waiting_max
         self._lines: dict[Subscribed, _Line] = {}
         self._clients: Counter[str] = Counter()
+        self._count = 0
 
     def __len__(self) -> int:
-        return self._clients.total()
+        return self._count
 
     def of(self, subscribed: Subscribed) -> int:
         """How many wait for a topic."""
@@ -99,9 +100,8 @@ class WaitingReceives:
         self, subscribed: Subscribed, queues: Iterable[QueueKey], queue_id: int, client_id: str
     ) -> Iterator[WaitingReceive]:
         """A receive that may wait for these queues. Raises ``Refusal``: there are too many."""
-        total = self._clients.total()
-        if total >= self._waiting_max:
-            raise Refusal(RefusalKind.TOO_MANY, f"{total} receives are waiting, the limit (pulls_waiting_max)")
+        if self._count >= self._waiting_max:
+            raise Refusal(RefusalKind.TOO_MANY, f"{self._count} receives are waiting, the limit (pulls_waiting_max)")
         if self._clients[client_id] >= CLIENT_WAITS_MAX:
             why = f"client {client_id} has {CLIENT_WAITS_MAX} waiting receives, and may have no more"
             raise Refusal(RefusalKind.TOO_MANY, why)
@@ -112,6 +112,7 @@ class WaitingReceives:
             line.watches = [self._pulls.watch(key, partial(self._arrived, subscribed, key)) for key in queues]
         line.entered += 1
         self._clients[client_id] += 1
+        self._count += 1
         waiter = WaitingReceive(queue_id)
         try:
             yield waiter
@@ -119,6 +120,7 @@ class WaitingReceives:
             self._withdraw(line, waiter)
             line.entered -= 1
             self._clients[client_id] -= 1
+            self._count -= 1
             if not self._clients[client_id]:
                 del self._clients[client_id]
             if not line.entered:
