@@ -14,6 +14,7 @@ import click
 from cluster import terminal
 from cluster.broker_target import BrokerTarget, broker_options
 from cluster.commands import by_broker
+from cluster.commands.mq_group import set_settings, settings
 from cluster.moments import Moment, start_of
 from cluster.reporting import ErrorReportingGroup
 from dledger import flag_values
@@ -27,16 +28,21 @@ if TYPE_CHECKING:
 
 @click.group(
     cls=ErrorReportingGroup,
-    writing=frozenset({"reset-offset", "delete"}),
+    writing=frozenset({"reset-offset", "delete", "set"}),
     short_help="Manage consumer groups.",
     epilog="""\b
 Examples:
   dledger consumer progress
   dledger consumer progress -g billing
-  dledger consumer reset-offset -g billing -t orders --to 2h --dry-run""",
+  dledger consumer reset-offset -g billing -t orders --to 2h --dry-run
+  dledger consumer set -g billing --ordered --retries 5""",
 )
 def consumer() -> None:
     """Manage consumer groups."""
+
+
+consumer.add_command(settings)
+consumer.add_command(set_settings)
 
 
 @consumer.command(

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from dledger.client.security import ClientSecurity
     from rocketstore.client.aio.admin_records import (
         BrokerStatus,
+        ConsumeMode,
         DelayLevelStatus,
         GroupInfo,
         GroupMembers,
@@ -433,8 +434,16 @@ class Admin(BlockingClient):
         return self._run(self._admin.groups())
 
     def put_group(self, group: GroupInfo) -> None:
-        """Create a consumer group, or change its settings; at all brokers unless it names one."""
+        """Create a consumer group, or change the settings that are given; at all brokers unless it names one."""
         return self._run(self._admin.put_group(group))
+
+    def consume_modes(self) -> list[ConsumeMode]:
+        """Those that were set, of every broker, by topic and group; brokers of RocketMQ 4 have none."""
+        return self._run(self._admin.consume_modes())
+
+    def set_consume_mode(self, mode: ConsumeMode) -> None:
+        """Have a group's consumers pull a topic or pop it, as ``mqadmin setConsumeMode``."""
+        return self._run(self._admin.set_consume_mode(mode))
 
     def delete_group(self, name: str, broker: str = "", *, with_offsets: bool = True) -> None:
         """Delete a consumer group at all brokers, or at one; its consumers should be stopped."""

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from dledger.errors import ConfigError
 from dledger.records import record
 from dledger.remoting.errors import RequestError
 from rocketstore.client.aio.admin_answers import body_of
-from rocketstore.client.aio.admin_records import GroupInfo, GroupMembers, QueueProgress
-from rocketstore.client.aio.admin_requests import AdminRequests, Start, those_there
+from rocketstore.client.aio.admin_records import ConsumeMode, GroupInfo, GroupMembers, QueueProgress
+from rocketstore.client.aio.admin_requests import AdminRequests, Start, all_of, those_there
 from rocketstore.client.aio.cluster import at_once
 from rocketstore.client.aio.connections import Deadline
-from rocketstore.client.aio.errors import BadAnswerError, BrokerFailedError, NotFoundError
+from rocketstore.client.aio.errors import BadAnswerError, BrokerFailedError, NotFoundError, RequestNotKnownError
 from rocketstore.message.checks import check_group_name
 from rocketstore.remoting.bodies.clients import (
     ClientConnection,
@@ -24,6 +26,7 @@ from rocketstore.remoting.bodies.clients import (
     ProducersByGroup,
 )
 from rocketstore.remoting.bodies.groups import GroupList, SubscriptionGroupConfig, SubscriptionGroupTable
+from rocketstore.remoting.bodies.pop import RequestModesBody, SetRequestModeBody
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.bodies.stats import ConsumeStats, ConsumeTimeSpans
 from rocketstore.remoting.body import Body
@@ -38,6 +41,7 @@ from rocketstore.remoting.headers import (
     ResetClientOffsetHeader,
     UpdateOffsetHeader,
 )
+from rocketstore.state.retry_policies import body_of_policy, policy_of_body
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -61,6 +65,7 @@ class GroupAdmin(AdminRequests):
                 one.consume_broadcast_enable,
                 broker,
                 one.consume_message_orderly,
+                policy_of_body(one.group_retry_policy) or "levels",
             )
             for broker, table in tables.items()
             for name, one in table.subscription_group_table.items()
@@ -68,17 +73,59 @@ class GroupAdmin(AdminRequests):
         return sorted(found, key=lambda one: (one.name, one.broker))
 
     async def put_group(self, group: GroupInfo) -> None:
-        """Create a consumer group, or change its settings; at all brokers unless it names one."""
+        """Create a consumer group, or change the settings that are given; at all brokers unless it names one.
+
+        If somebody else changes other settings of it at the same time, those may be lost.
+        """
         if problem := check_group_name(group.name):
             raise ConfigError([problem])
-        config = SubscriptionGroupConfig(
-            group.name,
-            consume_enable=group.is_enabled,
-            consume_broadcast_enable=group.may_broadcast,
-            retry_max_times=group.retries_max,
-            consume_message_orderly=group.is_ordered,
+        deadline = self._deadline()
+        names = [one.name for one in await self._named(group.broker, deadline)]
+        outcomes = await asyncio.gather(*(self._put_at(one, group, deadline) for one in names), return_exceptions=True)
+        await all_of(outcomes)
+
+    async def _put_at(self, broker: str, group: GroupInfo, deadline: Deadline) -> None:
+        ask, code = self._cluster.ask_master, Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG  # the one that RocketMQ 4 knows
+        table = body_of(SubscriptionGroupTable, await ask(broker, code, None, deadline=deadline), broker)
+        before = table.subscription_group_table.get(group.name) or SubscriptionGroupConfig(group.name)
+        delays = before.group_retry_policy
+        if group.retry_delays is not None:
+            delays = None if group.retry_delays == "levels" else body_of_policy(group.retry_delays)
+        config = replace(
+            before,
+            consume_enable=before.consume_enable if group.is_enabled is None else group.is_enabled,
+            consume_broadcast_enable=(
+                before.consume_broadcast_enable if group.may_broadcast is None else group.may_broadcast
+            ),
+            retry_max_times=before.retry_max_times if group.retries_max is None else group.retries_max,
+            consume_message_orderly=before.consume_message_orderly if group.is_ordered is None else group.is_ordered,
+            group_retry_policy=delays,
         )
-        await self._change(group.broker, Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, config.encode())
+        put = Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+        await ask(broker, put, None, config.encode(), deadline=deadline)
+
+    async def consume_modes(self) -> list[ConsumeMode]:
+        """Those that were set, of every broker, by topic and group; brokers of RocketMQ 4 have none."""
+        deadline = self._deadline()
+        tables: dict[str, RequestModesBody] = {}
+        for name in [one.name for one in await self._named("", deadline)]:
+            with suppress(RequestNotKnownError):
+                code = Code.GET_ALL_MESSAGE_REQUEST_MODE
+                tables[name] = body_of(
+                    RequestModesBody, await self._cluster.ask_reader(name, code, deadline=deadline), name
+                )
+        found = [
+            ConsumeMode(topic, group, one.mode, max(one.pop_share_queue_num, 0), broker)
+            for broker, table in tables.items()
+            for topic, groups in table.message_request_mode_map.items()
+            for group, one in groups.items()
+        ]
+        return sorted(found, key=lambda one: (one.topic, one.group, one.broker))
+
+    async def set_consume_mode(self, mode: ConsumeMode) -> None:
+        """Have a group's consumers pull a topic or pop it, as ``mqadmin setConsumeMode``."""
+        body = SetRequestModeBody(mode.topic, mode.group, mode.mode, mode.share_queues).encode()
+        await self._change(mode.broker, Code.SET_MESSAGE_REQUEST_MODE, None, body)
 
     async def delete_group(self, name: str, broker: str = "", *, with_offsets: bool = True) -> None:
         """Delete a consumer group at all brokers, or at one; its consumers should be stopped.

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from rocketstore.client.aio.consumed_message import ConsumedMessage
 from rocketstore.client.aio.routes import PERMISSION_READ, PERMISSION_WRITE
 from rocketstore.remoting.bodies.clients import ClientConnection
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.bodies.runtime import RuntimeInfo
-from rocketstore.types import ConsumeFromWhere, MessageModel
+from rocketstore.state.attributes import RetryPolicy
+from rocketstore.types import ConsumeFromWhere, MessageModel, RequestMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +66,36 @@ class Traced:
 class GroupInfo:
     """The settings of a consumer group at one broker; to put it at all of them, leave ``broker`` empty.
 
-    ``retries_max``: how often a message is delivered again before it goes to the dead letters.
+    ``retries_max``: how often a message is delivered again before it goes to the dead letters. Settings that are None
+    stay as they are; a new group has the defaults.
     """
 
     name: str
-    retries_max: int = 16
-    is_enabled: bool = True
-    may_broadcast: bool = True
+    retries_max: int | None = None
+    is_enabled: bool | None = None
+    may_broadcast: bool | None = None
     broker: str = ""
-    is_ordered: bool = False
+    is_ordered: bool | None = None
     """Whether RocketMQ 5's clients get the messages of a queue in order, however many share it."""
+    retry_delays: RetryPolicy | Literal["levels"] | None = None
+    """How long a message that could not be consumed waits, for RocketMQ 5's clients; ``levels``: the broker's delay
+    levels from the third on.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumeMode:
+    """How a group's consumers get a topic's messages if they leave the division of queues to the brokers, as clients of
+    RocketMQ 5 do with ``clientRebalance=false``; to set it at all brokers, leave ``broker`` empty.
+
+    ``share_queues``: who pops shares its queues with so many others; 0: everyone pops from all queues.
+    """
+
+    topic: str
+    group: str
+    mode: RequestMode
+    share_queues: int = 0
+    broker: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,14 +74,14 @@ class AdminRequests:
         deadline = deadline or self._deadline()
         names = [one.name for one in await self._named(broker, deadline)]
         asked = (self._cluster.ask_master(one, code, header, body, deadline=deadline) for one in names)
-        await _all_of(await asyncio.gather(*asked, return_exceptions=True))
+        await all_of(await asyncio.gather(*asked, return_exceptions=True))
 
     async def _at_name_servers(self, code: int, header: DataclassInstance) -> None:
         if not self._cluster.by_name_servers:
             raise ConfigError(["this is a request to name servers: give name_servers=…"])
         deadline = self._deadline()
         asked = (self._ask(one, code, deadline, header) for one in self._cluster.given)
-        await _all_of(await asyncio.gather(*asked, return_exceptions=True))
+        await all_of(await asyncio.gather(*asked, return_exceptions=True))
 
     async def _read_all(self, broker: str, code: int, kind: type[_B], deadline: Deadline) -> dict[str, _B]:
         """The body of each broker's answer, by name."""
@@ -135,7 +135,8 @@ async def those_there(asked: Mapping[str, Awaitable[_T]]) -> dict[str, _T]:
     return {name: one for name, one in zip(asked, results, strict=True) if one is not None}
 
 
-async def _all_of(outcomes: Iterable[object]) -> None:
+async def all_of(outcomes: Iterable[object]) -> None:
+    """Raise the first error among what several requests came to."""
     for one in outcomes:
         if isinstance(one, BaseException):
             raise one

@@ -376,6 +376,45 @@ def test_groups_that_have_committed_nothing_do_not_end_the_list(here: Here) -> N
     assert here.rows("consumer", "progress") == [["billing", "1", "2"], ["idle", "0", "0"]]
 
 
+def test_consumer_settings_are_changed_one_by_one(here: Here) -> None:
+    """What is not named stays: an operator who makes a group ordered does not know of its retries."""
+    (name,) = here.brokers
+    assert here.run("consumer", "set", "-g", "billing", "--retries", "5", "--retry-delays", "1s,10s,1m").exit_code == 0
+    assert here.run("consumer", "set", "-g", "billing", "--ordered").exit_code == 0
+    assert here.run("consumer", "set", "-g", "billing", "-t", "orders", "--mode", "pop", "--share", "2").exit_code == 0
+    (shown,) = json.loads(here.run("consumer", "settings", "-g", "billing", "--json").stdout)
+    assert shown == {
+        "group": "billing",
+        "broker": name,
+        "retries": 5,
+        "ordered": True,
+        "retry_delays": "1s,10s,1m",
+        "consume_modes": [{"topic": "orders", "mode": "POP", "share_queues": 2}],
+    }
+    assert here.run("consumer", "set", "-g", "billing", "--unordered", "--retry-delays", "1s..5m*3").exit_code == 0
+    assert here.rows("consumer", "settings") == [
+        ["billing", name, "5", "no", "1s..5m*3", "orders:", "POP", "shared", "by", "2"]
+    ]
+    assert here.run("consumer", "set", "-g", "billing", "--retry-delays", "levels").exit_code == 0
+    assert json.loads(here.run("consumer", "settings", "--json").stdout)[0]["retry_delays"] == "levels"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ([], "name what to change"),
+        (["-t", "orders"], "named together"),
+        (["-t", "orders", "--mode", "pull", "--share", "1"], "--share needs --mode pop"),
+        (["--retry-delays", "soon"], "1s,10s,1m"),
+        (["--retry-delays", "5m..1s"], "longest delay"),
+    ],
+)
+def test_consumer_set_says_what_is_wrong(here: Here, wrong: list[str], told: str) -> None:
+    found = here.run("consumer", "set", "-g", "billing", *wrong)
+    assert (found.exit_code, told in found.stderr) == (2, True), found.stderr
+    assert "billing does not exist" in here.run("consumer", "settings", "-g", "billing").stderr
+
+
 def test_consumer_delete(here: Here) -> None:
     """Asks first; a group that is not there is told."""
     put(here, 5)

@@ -22,6 +22,7 @@ from rocketstore.message.record import encode_record
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.server import BrokerServer
+from rocketstore.state.attributes import FixedRetryDelays
 from tests.support.on_loop import on_loop, until
 from tests.support.remoting import RemotingSocket
 from tests.support.scripted_server import ScriptedServer, Topics, refuses, scripted_server
@@ -198,9 +199,15 @@ def test_garbage_instead_of_records_is_an_error() -> None:
 async def test_groups_are_created_changed_listed_and_deleted(broker: BrokerServer) -> None:
     async with admin_of(broker) as admin:
         await admin.put_group(GroupInfo("billing", 3, may_broadcast=False))
-        assert await admin.groups() == [GroupInfo("billing", 3, True, False, broker.config.name)]
-        await admin.put_group(GroupInfo("billing", 5))
-        assert [one.retries_max for one in await admin.groups()] == [5]
+        name = broker.config.name
+        assert await admin.groups() == [GroupInfo("billing", 3, True, False, name, False, "levels")]
+        delays = FixedRetryDelays((1000, 5000))
+        await admin.put_group(GroupInfo("billing", 5, is_ordered=True, retry_delays=delays))
+        assert await admin.groups() == [GroupInfo("billing", 5, True, False, name, True, delays)]
+        await admin.put_group(GroupInfo("billing", may_broadcast=True))
+        assert await admin.groups() == [GroupInfo("billing", 5, True, True, name, True, delays)]
+        await admin.put_group(GroupInfo("billing", retry_delays="levels"))
+        assert await admin.groups() == [GroupInfo("billing", 5, True, True, name, True, "levels")]
         await admin.delete_group("billing")
         assert await admin.groups() == []
 
