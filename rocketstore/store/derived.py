@@ -41,9 +41,9 @@ class Derived:
         fs: FileSystem,
         conditions: Conditions,
         truth: Callable[[], QueueTruth],
-        on_index_damage: Callable[[], None],
+        on_damage: Callable[[], None],
     ) -> None:
-        """``truth`` is what queues ask about their units; ``on_index_damage`` is called on any thread."""
+        """``truth`` is what queues ask about their units; ``on_damage`` of index or timers is called on any thread."""
         self.config: Final = config
         self.log: Final = log
         self.clock: Final = clock
@@ -65,12 +65,12 @@ class Derived:
             ),
         )
         self.index: Final = self._make_index() if config.message_index_enable else None
-        self.timers: Final = TimerFiles(config.timers_dir, fs)
+        self.timers: Final = TimerFiles(config.timers_dir, fs, self._is_damaged)
         self.deleted: Final = DeletedQueues(fs, config.config_dir / DELETED_FILE)
         self.numbering: Final = LoggedNumbering(log, self.queues, deleted=lambda: self.deleted.ends)
         self.checkpoint: Final = StoreCheckpointFile(fs, config.store_path_root_dir / CHECKPOINT_FILE)
         self._ends_path = config.config_dir / QUEUE_ENDS_FILE
-        self._on_index_damage = on_index_damage
+        self._on_damage = on_damage
 
     def _make_index(self) -> IndexService:
         config = self.config
@@ -80,12 +80,12 @@ class Derived:
             config.max_index_num,
             self.fs,
             self.clock,
-            on_damage=self._index_is_damaged,
+            on_damage=self._is_damaged,
         )
 
-    def _index_is_damaged(self, error: CorruptLogError) -> None:
+    def _is_damaged(self, error: CorruptLogError) -> None:
         self.conditions.set(ConditionKind.DAMAGED, str(error), subject=str(error.path))
-        self._on_index_damage()
+        self._on_damage()
 
     @property
     def files(self) -> list[ConsumeQueueTable | IndexService]:

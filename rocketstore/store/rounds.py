@@ -70,9 +70,7 @@ class StoreRounds:
             on_held_back=self._let_go,
             on_forced=self._removed_early,
         )
-        self.scrub: Final = Upkeep(
-            log, derived.queues.all, derived.index, truth, derived.conditions, clock, config.derived_scrub_bytes_per_s
-        )
+        self.scrub: Final = Upkeep(derived, truth)
         threads = Supervisor(on_failure)
         every = partial(Periodic, clock=clock, supervisor=threads)
         self._flusher = every("rocketstore-flush-queues", config.flush_interval_consume_queue, self.flush)

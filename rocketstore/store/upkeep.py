@@ -1,29 +1,27 @@
-"""Verifies consume queues and key index continuously while a store runs, and repairs them.
+"""Verifies consume queues, key index and the files of timed messages continuously while a store runs, and repairs them.
 
 One thread (``rocketstore-upkeep``). At ``derived_scrub_bytes_per_s``, it goes through the blocks of all index files,
-and through the units of all queues with the records they refer to, over and over. Damage in the index, found by it or
-by a query, is repaired from the log. Queues are repaired where they are checked (``rocketstore.consume_queue.truth``).
-Damage of the log itself is reported and skipped.
+through the files of timed messages, and through the units of all queues with the records they refer to, over and over.
+Damage in index and timed messages, found by it or by whoever reads them, is repaired from the log. Queues are repaired
+where they are checked (``rocketstore.consume_queue.truth``). Damage of the log itself is reported and skipped.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from dledger.clock import Clock
-from dledger.conditions import ConditionKind, Conditions
+from dledger.conditions import ConditionKind
 from dledger.errors import CorruptLogError, DiskError, DiskFullError, ShutdownError
-from rocketstore.commit_log.port import CommitLog
 from rocketstore.config import KIB
 from rocketstore.consume_queue.queue import ConsumeQueue
 from rocketstore.consume_queue.truth import BLOCK_UNITS, QueueTruth
 from rocketstore.consume_queue.units import FILLER
 from rocketstore.index.rebuilding import NotYetReadableError, rebuild
-from rocketstore.index.service import IndexService
+from rocketstore.store.derived import Derived
+from rocketstore.store.timer_repair import TimerRepair
 
 _log = logging.getLogger("rocketstore")
 STEP_BYTES: Final = 64 * KIB
@@ -36,31 +34,25 @@ _MESSAGE_BYTES: Final = KIB
 class Upkeep:
     """The work of the thread."""
 
-    def __init__(  # one parameter per neighbour
-        self,
-        log: CommitLog,
-        queues: Callable[[], Sequence[ConsumeQueue]],
-        index: IndexService | None,
-        truth: QueueTruth,
-        conditions: Conditions,
-        clock: Clock,
-        bytes_per_s: int,
-    ) -> None:
-        self._log = log
-        self._queues = queues
-        self._index = index
+    def __init__(self, derived: Derived, truth: QueueTruth) -> None:
+        self._log = derived.log
+        self._queues = derived.queues
+        self._index = derived.index
+        self._timers = derived.timers
         self._truth = truth
-        self._conditions = conditions
-        self._clock = clock
-        self._rate = bytes_per_s
+        self._conditions = derived.conditions
+        self._clock = clock = derived.clock
+        self._rate = derived.config.derived_scrub_bytes_per_s
         self._left: list[ConsumeQueue] = []  # queues left in this round
         self._next_offset = 0
         self._in_index = False
+        self._hours_left: list[int] = []
         self._scrub_due_ms = clock.monotonic_ms()
         self._rebuild_due_ms = 0
         self._stopping = threading.Event()
         self.repaired = 0
         """How many index files were rebuilt."""
+        self._timer_repair = TimerRepair(derived, self._pause)
 
     def stop(self) -> None:
         """Abort work in progress soon."""
@@ -69,7 +61,7 @@ class Upkeep:
     def step(self) -> int | None:
         """Do what is due; returns when the next step is."""
         try:
-            due = [self._rebuild(), self._scrub()]
+            due = [self._rebuild(), self._timer_repair.step(), self._scrub()]
         except ShutdownError:
             return None
         return min((one for one in due if one is not None), default=None)
@@ -127,6 +119,8 @@ class Upkeep:
                 done, finished = self._index.verify(bytes_max)
                 self._in_index = not finished
                 return max(done, 1)
+            if self._hours_left:
+                return max(self._timers.verify(self._hours_left.pop()), 1)
             return self._verify_queue(bytes_max)
         except (CorruptLogError, DiskError, DiskFullError) as error:
             subject = str(error.path) if isinstance(error, CorruptLogError) else "queues and index"
@@ -137,7 +131,8 @@ class Upkeep:
     def _verify_queue(self, bytes_max: int) -> int:
         """Verify units of one queue, with their records; then the next queue, and after all of them the index."""
         if not self._left:
-            self._left, self._next_offset = list(self._queues()), 0
+            self._left, self._next_offset = list(self._queues.all()), 0
+            self._hours_left = self._timers.hours()
             if not self._left:
                 self._in_index = True
                 return bytes_max

@@ -3,7 +3,10 @@
 A file holds an entry for every record of ``TIMED_TOPIC`` that is due in its hour, in the log's order, so that it is the
 same on every member and after every rebuild. ``hours`` says how many entries of each were durable last, and their
 checksum. It is written before the store's checkpoint, so after a crash the files are cut at what the checkpoint knows,
-and dispatch adds the rest again; if a file is missing or damaged, everything is built again from the log.
+and dispatch adds the rest again; if a file is missing or damaged at a start, everything is built again from the log.
+
+A file that is found damaged later serves nothing until it is built again (``rocketstore.store.timer_repair``). What is
+added to its hour meanwhile is only counted: the log has it.
 
 Threads: dispatch appends, one flushes, any number read. A lock guards everything but the writing of ``hours``.
 """
@@ -15,12 +18,12 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 from zlib import crc32
 
 import numpy as np
 
-from dledger.errors import CorruptLogError, DiskError, DiskFullError
+from dledger.errors import CorruptLogError, DiskError, DiskFullError, DLedgerError
 from dledger.store.fs import FileSystem, make_dirs_durably, read_whole, replace_durably
 from rocketstore.timer.entries import (
     ENTRY,
@@ -45,28 +48,48 @@ from rocketstore.timer.hours import (
     hour_path,
 )
 from rocketstore.timer.progress import NOTHING_DELIVERED, TimedProgress
-from rocketstore.timer.reading import ADVICE, HourExtent, entries_with, read_rest
+from rocketstore.timer.reading import ADVICE, CHANGED, HourExtent, entries_with, length, read_rest
 from rocketstore.timer.recalls import RecallIndex
+from rocketstore.timer.repair import HourRepair
 from rocketstore.types import RecordHead
 
 _T = TypeVar("_T")
+MISSING: Final = "it is missing"
+_DAMAGED: Final = frozenset({errno.ENOENT, errno.EIO, errno.EISDIR})
+"""A file that cannot be read for these reasons is as good as damaged."""
 
 TimedListener = Callable[[Sequence[TimedEntry]], None]
 
 _log = logging.getLogger("rocketstore")
 
 
+class FollowedHours(NamedTuple):
+    """The entries of some hours, up to ``end_ms``."""
+
+    entries: list[Entries]
+    end_ms: int
+
+
 class TimerFiles:
     """The hour files of one directory."""
 
-    def __init__(self, directory: Path, fs: FileSystem | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        fs: FileSystem | None = None,
+        on_damage: Callable[[CorruptLogError], None] = lambda error: _log.error("%s", error),
+    ) -> None:
+        """``on_damage`` is called once for each file that is found damaged while it is used, on any thread."""
         self.directory: Final = directory
+        self._on_damage = on_damage
         self._fs = fs or FileSystem()
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
         self._searching = threading.Lock()  # one search of a whole file at a time
         self._hours: dict[int, HourFile] = {}
         self._recalls = RecallIndex()
+        self._damaged: set[int] = set()
+        self._repair: HourRepair | None = None
         self._marks: list[HourMark] | None = None
         self._listener: TimedListener | None = None
         self._listener_before = 0
@@ -185,12 +208,19 @@ class TimerFiles:
         return file
 
     def _write(self, file: HourFile, entries: Sequence[TimedEntry]) -> None:
-        encoded = [one.encode() for one in entries]
-        fd = self._fs.open(file.path)
-        try:
-            self._fs.write(fd, b"".join(encoded), file.entries * ENTRY.size)
-        finally:
-            self._fs.close(fd)
+        encoded, hour = [one.encode() for one in entries], entries[0].hour
+        if hour not in self._damaged:
+            try:
+                fd = self._fs.open(file.path)
+            except FileNotFoundError:
+                self._damage(hour, file, MISSING)
+            else:
+                try:
+                    self._fs.write(fd, b"".join(encoded), file.entries * ENTRY.size)
+                finally:
+                    self._fs.close(fd)
+        if self._repair is not None and self._repair.hour == hour:
+            self._repair.added += entries
         self._note(file, entries, encoded)
 
     def _note(self, file: HourFile, entries: Sequence[TimedEntry], encoded: Sequence[bytes]) -> None:
@@ -206,7 +236,7 @@ class TimerFiles:
         self._count_again()
         with self._flushing:
             with self._lock:
-                dirty = [one for one in self._hours.values() if one.is_dirty]
+                dirty = [one for hour, one in self._hours.items() if one.is_dirty and hour not in self._damaged]
                 marks = [HourMark(hour, one.entries, one.crc) for hour, one in sorted(self._hours.items())]
                 for file in dirty:
                     file.is_dirty = False
@@ -214,7 +244,7 @@ class TimerFiles:
                 return
             try:
                 for file in dirty:
-                    self._sync(file.path)
+                    self._sync(file)
                 if dirty:
                     self._fs.sync_dir(self.directory)
                 replace_durably(self._fs, self.directory / HOURS_FILE, encode_hours(marks))
@@ -226,8 +256,13 @@ class TimerFiles:
                 raise self._error("flushing", error) from error
             self._marks = marks
 
-    def _sync(self, path: Path) -> None:
-        fd = self._fs.open(path)
+    def _sync(self, file: HourFile) -> None:
+        try:
+            fd = self._fs.open(file.path)
+        except FileNotFoundError:
+            with self._lock:
+                self._damage(int(file.path.name), file, MISSING)
+            return  # until it is built again, a start finds that it is not what ``hours`` says
         try:
             self._fs.sync(fd)
         finally:
@@ -283,25 +318,34 @@ class TimerFiles:
         with self._lock:
             return self._recalls.is_recalled(hour, origin)
 
-    def follow(self, begin_ms: int, end_ms: int, listener: TimedListener) -> list[Entries]:
-        """The entries of the hours from ``begin_ms`` up to ``end_ms``, and from then on, to ``listener``, each one due
-        before ``end_ms`` (whole hours).
+    def follow(self, begin_ms: int, end_ms: int, listener: TimedListener) -> FollowedHours:
+        """The entries of the hours from ``begin_ms`` up to ``end_ms`` (whole hours), or to the first damaged one.
 
-        ``listener`` is called on the thread that appends, under a lock. Raises ``CorruptLogError``, ``DiskError``.
+        From then on, ``listener`` gets each one that is due before that, and before ``begin_ms``; unless the first hour
+        is damaged, which changes nothing. It is called on the thread that appends, under a lock. Raises ``DiskError``.
         """
         read: dict[int, tuple[HourExtent, bytes]] = {}
         for hour in self.hours():
             if begin_ms <= hour * HOUR_MS < end_ms:
-                found = self._read(hour, lambda extent: (extent, read_rest(extent)))  # others append meanwhile
+                try:
+                    found = self._read(hour, lambda extent: (extent, read_rest(extent)))  # others append meanwhile
+                except CorruptLogError:
+                    end_ms = hour * HOUR_MS
+                    break
                 read |= {hour: found} if found is not None else {}
         with self._lock:
             entries = []
             for hour, file in sorted(self._hours.items()):
                 if begin_ms <= hour * HOUR_MS < end_ms:
                     known, data = read.get(hour, (HourExtent(file.path, 0, 0), b""))
-                    entries.append(decode_entries(data + self._read_rest(file, known)))
-            self._listener, self._listener_before = listener, end_ms
-            return entries
+                    rest = self._read_rest(hour, file, known)
+                    if rest is None:
+                        end_ms = hour * HOUR_MS
+                        break
+                    entries.append(decode_entries(data + rest))
+            if end_ms > begin_ms:
+                self._listener, self._listener_before = listener, end_ms
+            return FollowedHours(entries, end_ms)
 
     def seen_with(self, take: Callable[[], None]) -> int:
         """Call ``take`` while nothing is added; returns ``seen``."""
@@ -315,28 +359,94 @@ class TimerFiles:
             self._listener, self._listener_before = None, 0
 
     def _read(self, hour: int, read: Callable[[HourExtent], _T]) -> _T | None:
-        """The result of ``read`` on an hour's file; None if there is none."""
+        """The result of ``read`` on an hour's file, None if there is none. Raises what ``entries`` does."""
         while True:
             with self._lock:
                 file = self._hours.get(hour)
                 if file is None:
                     return None
+                if hour in self._damaged:
+                    raise CorruptLogError(file.path, 0, CHANGED, ADVICE)
                 extent = file.extent
             try:
                 return read(extent)
             except (OSError, CorruptLogError) as error:
                 with self._lock:
-                    if self._hours.get(hour) is not file:
-                        continue  # it was removed meanwhile
-                if isinstance(error, OSError):
-                    raise self._error("reading", error) from error
-                raise
+                    if self._hours.get(hour) is file:
+                        raise self._problem(hour, file, error) from error
+                # it was removed or built again meanwhile
 
-    def _read_rest(self, file: HourFile, known: HourExtent) -> bytes:
+    def _read_rest(self, hour: int, file: HourFile, known: HourExtent) -> bytes | None:
+        """None if it is damaged. Under the lock."""
         try:
-            return read_rest(file.extent, known.size, known.crc)
-        except OSError as error:
-            raise self._error("reading", error) from error
+            return None if hour in self._damaged else read_rest(file.extent, known.size, known.crc)
+        except (OSError, CorruptLogError) as error:
+            problem = self._problem(hour, file, error)
+            if isinstance(problem, CorruptLogError):
+                return None
+            raise problem from error
+
+    def _problem(self, hour: int, file: HourFile, error: OSError | CorruptLogError) -> DLedgerError:
+        """A file cannot be read: what to raise. Notes damage. Under the lock."""
+        if isinstance(error, CorruptLogError):
+            return self._damage(hour, file, error.reason)
+        if error.errno in _DAMAGED:
+            return self._damage(hour, file, MISSING if error.errno == errno.ENOENT else f"it cannot be read: {error}")
+        return self._error("reading", error)
+
+    def _damage(self, hour: int, file: HourFile, reason: str) -> CorruptLogError:
+        found = CorruptLogError(file.path, 0, reason, ADVICE)
+        if hour not in self._damaged:
+            self._damaged.add(hour)
+            self._on_damage(found)
+        return found
+
+    # -- damage --------------------------------------------------------------------------------------------------------
+
+    def damaged(self) -> list[int]:
+        """The hours whose files must be built again."""
+        with self._lock:
+            return sorted(self._damaged)
+
+    def path(self, hour: int) -> Path:
+        """An hour's file."""
+        return hour_path(self.directory, hour)
+
+    def verify(self, hour: int) -> int:
+        """Read an hour's file; returns its bytes. Raises what ``entries`` does."""
+        return self._read(hour, length) or 0
+
+    def begin_repair(self, hour: int) -> HourRepair | None:
+        """Begin to build an hour's file again, which ends any other repair; None if it is there no more."""
+        with self._lock:
+            file = self._hours.get(hour)
+            if file is None:
+                self._damaged.discard(hour)
+                return None
+            self._repair = HourRepair(hour, max(self.seen, file.last + 1))
+            return self._repair
+
+    def end_repair(self, repair: HourRepair) -> None:
+        """Replace a damaged file by the one that was built. Raises ``DiskError``, ``DiskFullError``."""
+        known = decode_entries(repair.known)
+        made = HourFile(self.path(repair.hour))
+        made.take_over(known, crc32(repair.known))
+        with self._flushing, self._lock:
+            if self._repair is not repair:
+                return
+            if repair.hour in self._hours:
+                added = [one.encode() for one in repair.added]
+                try:
+                    replace_durably(self._fs, made.path, bytes(repair.known) + b"".join(added))
+                except OSError as error:
+                    raise self._error("repairing", error) from error
+                self._hours[repair.hour] = made
+                self._recalls.replace(repair.hour, known["origin"][known["kind"] == EntryKind.RECALL].tolist())
+                self._note(made, repair.added, added)
+            self._damaged.discard(repair.hour)
+            self._repair = None
+
+    # -- numbers -------------------------------------------------------------------------------------------------------
 
     def needed_from(self, end: int) -> int:
         """The position from which the log is needed for messages that are not settled; at most ``end``."""
@@ -351,7 +461,9 @@ class TimerFiles:
         for hour in inexact:
             try:
                 entries = self.entries(hour)
-            except (CorruptLogError, DiskError) as error:  # who needs the file for more than that will fail
+            except CorruptLogError:
+                continue  # it is counted when it is built again
+            except DiskError as error:  # who needs the file for more than that will fail
                 _log.error("%s", error)
                 continue
             counted = count_hour(entries)

@@ -12,7 +12,8 @@ import numpy as np
 from dledger.errors import CorruptLogError
 from rocketstore.timer.entries import ENTRY, ENTRY_ROW, Entries, decode_entries
 
-ADVICE: Final = "stop this broker and start it again: it then builds the files of timed messages from the log"
+ADVICE: Final = "It is built again from the log, and the messages of its hour wait for that: try again"
+CHANGED: Final = "it is not what was written"
 PIECE_BYTES: Final = 16_384 * ENTRY.size
 """Read at a time to find one message."""
 
@@ -28,6 +29,11 @@ class HourExtent(NamedTuple):
 def read_rest(extent: HourExtent, size: int = 0, crc: int = 0) -> bytes:
     """The bytes after the first ``size`` bytes, whose checksum is ``crc``. Raises ``OSError``, ``CorruptLogError``."""
     return b"".join(_pieces(extent, size, crc, extent.size))
+
+
+def length(extent: HourExtent) -> int:
+    """The bytes of a file, all of which are read. Raises ``OSError``, ``CorruptLogError``."""
+    return sum(map(len, _pieces(extent, 0, 0, PIECE_BYTES)))
 
 
 def entries_with(extent: HourExtent, origin: int) -> Entries:
@@ -48,4 +54,4 @@ def _pieces(extent: HourExtent, done: int, crc: int, size_max: int) -> Iterator[
                 break
             yield piece
     if done != extent.size or crc != extent.crc:
-        raise CorruptLogError(extent.path, 0, "it is not what was written", ADVICE)
+        raise CorruptLogError(extent.path, 0, CHANGED, ADVICE)

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from dledger.errors import CorruptLogError
 from rocketstore.timer.entries import HOUR_MS, Entries, TimedEntry, decode_entries, still_open
-from rocketstore.timer.files import TimedListener, TimerFiles
+from rocketstore.timer.files import FollowedHours, TimedListener, TimerFiles
 from rocketstore.timer.hours import HourFile
 from rocketstore.timer.progress import TimedProgress
-from rocketstore.timer.reading import HourExtent
+from rocketstore.timer.reading import ADVICE, CHANGED, HourExtent
 
 _T = TypeVar("_T")
 
@@ -37,6 +38,8 @@ class MemoryTimers(TimerFiles):
 
     def entries(self, hour: int) -> Entries:
         file = self._hours.get(hour)
+        if hour in self._damaged:
+            raise CorruptLogError(self.path(hour), 0, CHANGED, ADVICE)
         return decode_entries(b"" if file is None else self._data[file.path])
 
     def find(self, hour: int, origin: int) -> TimedEntry | None:
@@ -44,9 +47,20 @@ class MemoryTimers(TimerFiles):
         rest = rest[rest["origin"] == origin]
         return TimedEntry(*map(int, rest[0])) if len(rest) else None
 
-    def follow(self, begin_ms: int, end_ms: int, listener: TimedListener) -> list[Entries]:
-        self._listener, self._listener_before = listener, end_ms
-        return [self.entries(hour) for hour in self.hours() if begin_ms <= hour * HOUR_MS < end_ms]
+    def follow(self, begin_ms: int, end_ms: int, listener: TimedListener) -> FollowedHours:
+        wanted = [hour for hour in self.hours() if begin_ms <= hour * HOUR_MS < end_ms]
+        end_ms = min([end_ms, *(hour * HOUR_MS for hour in wanted if hour in self._damaged)])
+        if end_ms > begin_ms:
+            self._listener, self._listener_before = listener, end_ms
+        return FollowedHours([self.entries(hour) for hour in wanted if hour * HOUR_MS < end_ms], end_ms)
+
+    def harm(self, hour: int) -> None:
+        """Damage an hour's file."""
+        self._damaged.add(hour)
+
+    def mend(self, hour: int) -> None:
+        """It was built again."""
+        self._damaged.discard(hour)
 
     def flush(self) -> None:
         """Nothing to do."""

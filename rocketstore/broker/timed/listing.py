@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from dledger.errors import CorruptLogError, InvalidRequestError
+from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.message.message import (
     PROPERTY_REAL_QUEUE_ID,
     PROPERTY_REAL_TOPIC,
@@ -61,6 +62,8 @@ def list_timed(  # what is wanted of what
     """Those due at ``from_ms`` or later, of one topic and with one key or id, if these are given.
 
     Messages due in the same millisecond are not divided between answers, so there may be more than ``count``.
+
+    Raises ``Refusal`` while the file of an hour is built again.
     """
     count = min(max(count, 1), LISTED_MAX)
     found: list[TimedListEntry] = []
@@ -81,7 +84,10 @@ def _entries(store: MessageStore, state: BrokerState, from_ms: int) -> Iterator[
     for hour in store.timers.hours():
         if hour < from_ms // HOUR_MS:
             continue
-        entries = open_entries(store.timers.entries(hour))
+        try:
+            entries = open_entries(store.timers.entries(hour))
+        except CorruptLogError as error:
+            raise Refusal(RefusalKind.BUSY, str(error)) from error
         entries = entries[(entries["due_ms"] >= from_ms) & ~state.timed_progress.settled(entries)]
         for row in entries:
             yield TimedEntry(*map(int, row))

@@ -90,7 +90,10 @@ class RecallLookup:
         """
         around = (0,) if asked.entry is not None else (0, 1, -1)
         for hour in (asked.due_ms // HOUR_MS + ahead for ahead in around):
-            found = self._store.timers.find(hour, asked.handle.origin)
+            try:
+                found = self._store.timers.find(hour, asked.handle.origin)
+            except CorruptLogError as error:
+                raise Refusal(RefusalKind.BUSY, str(error)) from error
             if found is not None:
                 return found
         raise no_message()

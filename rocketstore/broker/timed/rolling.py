@@ -76,7 +76,12 @@ class Rolling:
             return self._retry_at_ms
         timers, old_ms = self._store.timers, wall_ms - self._config.store.file_reserved_time * HOUR_MS // 2
         if not self._todo and self._hours:
-            entries = open_entries(timers.entries(self._hours.popleft()))
+            hour = self._hours.popleft()
+            try:
+                entries = open_entries(timers.entries(hour))
+            except CorruptLogError as error:  # it is built again, and looked at the next time
+                _log.warning("%s", error)
+                return now_ms + 1
             old = entries[entries["store_timestamp"] < old_ms]
             self._todo.extend(TimedEntry(*map(int, row)) for row in old)
         elif not self._todo:

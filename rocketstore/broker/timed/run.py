@@ -41,6 +41,8 @@ FLIGHTS_MAX: Final = 4
 """Puts under way."""
 LOAD_AHEAD_MS: Final = 300_000
 """How long before it begins an hour is loaded."""
+LOAD_RETRY_MS: Final = 500
+"""How often to look whether a damaged hour is built again."""
 PROGRESS_INTERVAL_MS: Final = 1000
 RETRY_MS: Final = 100
 RETRY_MS_MAX: Final = 5000
@@ -131,6 +133,7 @@ class TimedRun:
         self._note_due_ms = 0
         self._noting = False
         self._lookup = RecallLookup(store)
+        self._load_at_ms = 0
         self._rolling = Rolling(config, store, state, clock, conditions, store_host, self._wake)
 
     # -- life ----------------------------------------------------------------------------------------------------------
@@ -164,7 +167,7 @@ class TimedRun:
                 return now_ms + SLEEP_MS_MAX
             try:
                 self._land()
-                self._load(wall_ms)
+                self._load(now_ms, wall_ms)
                 dues = self._deliver(now_ms, wall_ms)
                 dues.append(self._rolling.step(now_ms, wall_ms, self._table.loaded_ms))
             except ShutdownError:
@@ -172,18 +175,25 @@ class TimedRun:
             except DiskFullError as error:
                 self._put_off(str(error))
                 return self._retry_at_ms
+            dues += [self._load_at_ms] if self._load_at_ms > now_ms else []
             dues += self._note_progress(now_ms)
             return min([now_ms + SLEEP_MS_MAX, *dues])
 
     # -- loading -------------------------------------------------------------------------------------------------------
 
-    def _load(self, wall_ms: int) -> None:
+    def _load(self, now_ms: int, wall_ms: int) -> None:
         """Take in the hours that come next, and at first those before."""
         needed_ms = max(wall_ms + LOAD_AHEAD_MS, self._table.progress.due_ms + 1)  # the clock may have been set back
         if self._delivery is not None or needed_ms < self._table.loaded_ms:
             return
+        if now_ms < self._load_at_ms:
+            return
         end_ms = (needed_ms // HOUR_MS + 1) * HOUR_MS
-        found = self._store.timers.follow(self._table.loaded_ms, end_ms, self._on_arrival)
+        found, reached_ms = self._store.timers.follow(self._table.loaded_ms, end_ms, self._on_arrival)
+        if reached_ms < end_ms:  # the file of an hour is built again: the others do not wait
+            self._load_at_ms, end_ms = now_ms + LOAD_RETRY_MS, reached_ms
+            if end_ms <= self._table.loaded_ms:
+                return
         self._take_in()
         began = time.monotonic()
         self._table.load(np.concatenate([decode_entries(b""), *found]), end_ms)
@@ -222,6 +232,8 @@ class TimedRun:
         if delivery is not None and delivery.first == len(delivery.round):
             self._table.end_round(delivery.round)
             delivery = self._delivery = None
+        if delivery is None and self._table.loaded_ms <= self._table.progress.due_ms:
+            return []  # an hour that was begun is damaged
         if delivery is None:
             round_ = self._table.begin_round(min(wall_ms, self._table.loaded_ms - 1), seen)
             if round_ is None:
@@ -437,6 +449,8 @@ class TimedRun:
                     raise no_message()
             else:
                 entry = found or self._lookup.known(asked)
+                if entry is not None and self._table.progress.settles(entry.due_ms, entry.queue_offset):
+                    raise no_message()
             if entry is not None:
                 self._lookup.check(entry, asked)
                 self._recalling.add(origin)

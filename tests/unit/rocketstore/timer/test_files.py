@@ -130,7 +130,7 @@ def test_a_file_that_changes_under_a_running_broker_is_not_served(tmp_path: Path
     files.append(heads(9))
     path = hour_path(tmp_path, HOUR)
     path.write_bytes(path.read_bytes()[::-1])
-    with pytest.raises(CorruptLogError, match="start it again"):
+    with pytest.raises(CorruptLogError, match="built again"):
         files.entries(HOUR)
 
 
@@ -288,7 +288,7 @@ def test_a_follower_of_hours_hears_of_each_entry_once(tmp_path: Path) -> None:
     files.append(heads(4))
     known = files.follow(0, (HOUR + 2) * HOUR_MS, heard.extend)
     files.append(heads(9))
-    assert sorted(int(one) for part in known for one in part["queue_offset"]) == [0, 1, 3]
+    assert sorted(int(one) for part in known.entries for one in part["queue_offset"]) == [0, 1, 3]
     assert [one.queue_offset for one in heard] == [4, 6, 7]
     taken: list[int] = []
     assert (files.seen_with(lambda: taken.append(1)), taken) == (9, [1])
@@ -312,10 +312,24 @@ def test_what_is_added_while_a_follower_reads_the_files_is_told_once(
 
     monkeypatch.setattr("rocketstore.timer.files.read_rest", read_late)
     known = files.follow(0, (HOUR + 2) * HOUR_MS, heard.extend)
-    assert sorted(int(one) for part in known for one in part["queue_offset"]) == [0, 1, 3, 4, 6, 7]
+    assert sorted(int(one) for part in known.entries for one in part["queue_offset"]) == [0, 1, 3, 4, 6, 7]
     assert heard == []
     files.append(heads(12))
     assert [one.queue_offset for one in heard] == [9, 10]
+
+
+def test_a_follower_gets_the_hours_before_a_damaged_one(tmp_path: Path) -> None:
+    """T3: and hears of what is added to them; if the first one is damaged, of nothing more than before."""
+    files, heard = opened(tmp_path), list[TimedEntry]()
+    files.append(heads(9))
+    hour_path(tmp_path, HOUR + 1).unlink()
+    known = files.follow(0, (HOUR + 3) * HOUR_MS, heard.extend)
+    assert known.end_ms == (HOUR + 1) * HOUR_MS
+    assert [int(one) for part in known.entries for one in part["queue_offset"]] == [0, 3, 6]
+    assert files.damaged() == [HOUR + 1]
+    assert files.follow(known.end_ms, (HOUR + 3) * HOUR_MS, lambda _: None).end_ms == known.end_ms
+    files.append(heads(12))
+    assert [one.queue_offset for one in heard] == [9]
 
 
 def test_records_without_a_time_are_counted_and_left_out(tmp_path: Path) -> None:

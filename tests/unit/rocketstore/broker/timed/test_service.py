@@ -11,7 +11,7 @@ import pytest
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.timed import rolling
 from rocketstore.broker.timed.listing import list_timed
-from rocketstore.broker.timed.run import BATCH, PROGRESS_INTERVAL_MS, RETRY_MS_MAX
+from rocketstore.broker.timed.run import BATCH, LOAD_RETRY_MS, PROGRESS_INTERVAL_MS, RETRY_MS_MAX
 from rocketstore.broker.timed.service import TimedService
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.config import MIB
@@ -109,10 +109,12 @@ class Broker:
     def bodies(self) -> list[bytes]:
         return [message.body for message in self.delivered()]
 
-    def fail_over(self) -> Broker:
-        """This broker dies; another member becomes the master."""
+    def fail_over(self, damaged: int = -1) -> Broker:
+        """This broker dies; another member becomes the master, at which the file of one hour is damaged."""
         self.store.role = BrokerRole.SLAVE
         successor = Broker(self.clock, self.store.log, self.state)
+        if damaged >= 0:
+            successor.store.timers.harm(damaged)
         self.timed.stop()
         successor.timed.start()
         return successor
@@ -309,6 +311,79 @@ def test_a_delivered_message_cannot_be_recalled_by_a_handle_that_says_a_later_ti
         with pytest.raises(Refusal) as refused:
             broker.recall(handle._replace(due_ms=handle.due_ms + late_ms).encode())
         assert refused.value.kind is RefusalKind.NO_MESSAGE
+
+
+def test_an_hour_whose_file_is_damaged_waits_and_the_others_do_not(broker: Broker) -> None:
+    """T2: nothing is lost, and progress does not pass the hour; recalls, also in it, hold."""
+    hour = (NOW_MS + HOUR_MS) // HOUR_MS
+    base_ms = hour * HOUR_MS
+    broker.send(NOW_MS + 1000, b"before")
+    broker.settle()
+    broker.store.timers.harm(hour)
+    handles = [broker.send(base_ms + number, b"%d" % number) for number in range(3)]
+    broker.send(base_ms + HOUR_MS, b"after")
+    broker.advance(1000)
+    assert broker.bodies() == [b"before"]
+    broker.advance(base_ms + 5000 - broker.clock.now_ms)
+    broker.send(broker.clock.now_ms - 10_000, b"late")
+    assert broker.recall(handles[1]).ok
+    broker.advance(LOAD_RETRY_MS)
+    assert broker.bodies() == [b"before", b"late"]
+    assert broker.state.progress.due_ms < base_ms
+    with pytest.raises(Refusal) as refused:
+        list_timed(broker.store, broker.state, CONFIG.name)
+    assert refused.value.kind is RefusalKind.BUSY
+    broker.store.timers.mend(hour)
+    broker.advance(LOAD_RETRY_MS)
+    broker.advance(LOAD_RETRY_MS)
+    assert broker.bodies() == [b"before", b"late", b"0", b"2"]
+    broker.advance(2 * HOUR_MS)
+    assert broker.bodies()[4:] == [b"after"]
+
+
+def test_a_master_whose_hour_is_damaged_delivers_nothing_twice_and_denies_recalls_of_what_was_delivered(
+    broker: Broker,
+) -> None:
+    """T4, T5: the hour in which its predecessor was."""
+    first = broker.send(NOW_MS + 1000, b"0")
+    waiting, recalled = broker.send(NOW_MS + 60_000, b"1"), broker.send(NOW_MS + 60_000, b"2")
+    broker.advance(1000)
+    broker.advance(PROGRESS_INTERVAL_MS)
+    successor = broker.fail_over(damaged=NOW_MS // HOUR_MS)
+    successor.advance(1000)
+    with pytest.raises(Refusal) as refused:
+        successor.recall(first)
+    assert refused.value.kind is RefusalKind.NO_MESSAGE
+    assert successor.recall(recalled).ok
+    successor.advance(60_000)
+    assert successor.bodies() == [b"0"]
+    successor.store.timers.mend(NOW_MS // HOUR_MS)
+    successor.advance(LOAD_RETRY_MS)
+    assert successor.bodies() == [b"0", b"1"]
+    with pytest.raises(Refusal):
+        successor.recall(waiting)
+    successor.timed.stop()
+
+
+def test_what_a_damaged_file_alone_knows_is_asked_for_again(broker: Broker) -> None:
+    """T5, T6: recalls of messages whose first record has expired, and the storing again of old ones."""
+    handle = broker.send(NOW_MS + 20 * HOUR_MS, b"far")
+    for _ in range(90):
+        broker.advance(rolling.LOOK_MS)
+    broker.store.expire(TIMED_TOPIC, 0, 1)
+    hour = (NOW_MS + 20 * HOUR_MS) // HOUR_MS
+    broker.store.timers.harm(hour)
+    with pytest.raises(Refusal, match="built again") as refused:
+        broker.recall(handle)
+    assert refused.value.kind is RefusalKind.BUSY
+    count = len(broker.store.log.records)
+    for _ in range(90):
+        broker.advance(rolling.LOOK_MS)
+    assert len(broker.store.log.records) == count
+    broker.store.timers.mend(hour)
+    broker.advance(rolling.LOOK_MS)
+    assert len(broker.store.log.records) == count + 1
+    assert broker.recall(handle).ok
 
 
 def test_a_message_waits_while_its_recall_is_on_its_way_and_comes_if_that_fails(broker: Broker) -> None:
