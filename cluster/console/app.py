@@ -104,6 +104,7 @@ class Console:
                 get("/api/members", self._lookup(self._members)),
                 get("/api/dead-letters", self._lookup(self._dead_letters)),
                 get("/api/delayed", self._lookup(self._delayed)),
+                get("/api/timed", self._lookup(self._timed)),
                 get("/api/trace", self._lookup(self._trace)),
                 get("/api/reset-plan", self._lookup(self._reset_plan)),
                 post("/api/act", self._act),
@@ -301,6 +302,10 @@ class Console:
 
     def _delayed(self, desk: Desk, request: Request) -> object:
         return desk.letters.delayed(_number(request, "level", 0, 999), _number(request, "offset", -1, _OFFSET_MAX))
+
+    def _timed(self, desk: Desk, request: Request) -> object:
+        topic, key = (_text(request, name) if request.query_params.get(name) else "" for name in ("topic", "key"))
+        return desk.letters.timed(topic, key, _number(request, "from_ms", 0, _OFFSET_MAX))
 
     def _trace(self, desk: Desk, request: Request) -> object:
         return desk.messages.trace(_text(request, "id"))

@@ -395,6 +395,32 @@ class LetterBrowser:
             "messages": [_delayed(one, *bodies.of(one), delays_ms[level]) for one in messages],
         }
 
+    def timed(self, topic: str, key: str, from_ms: int) -> dict[str, object]:
+        """Messages that wait for a time of their own, due at ``from_ms`` or later, and where the next page begins.
+
+        With a ``topic`` or ``key`` (or message id), those of some thousands that have it: maybe none, and more follow.
+        """
+        found = self._admin.timed(topic, key, from_ms, max_messages=LETTERS_PAGE)
+        return {
+            "open": found.open,
+            "late": found.late,
+            "next_due_ms": found.next_due_ms,
+            "next_ms": found.next_ms,
+            "messages": [
+                {
+                    "topic": safe_text(one.topic)[:FIELD_MAX],
+                    "queue": one.queue,
+                    "due_ms": one.due_ms,
+                    "message_id": safe_text(one.message_id)[:FIELD_MAX],
+                    "keys": safe_text(one.keys)[:FIELD_MAX],
+                    "tags": safe_text(one.tags)[:FIELD_MAX],
+                    "size": one.size,
+                    "recall_handle": one.recall_handle,
+                }
+                for one in found.messages
+            ],
+        }
+
 
 def _dead(message: Message, body: bytes, note: str) -> dict[str, object]:
     return {

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -25,6 +26,7 @@ from rocketstore.client.aio.routes import PERMISSION_READ, PERMISSION_WRITE
 from rocketstore.message.checks import check_client_topic, check_topic
 from rocketstore.state.attributes import parse_retention
 from rocketstore.state.changes import OFFSETS_MAX, TOPIC_QUEUES_MAX
+from rocketstore.timer.handles import HANDLE_CHARS_MAX, WrongHandleError, decode_handle
 from rocketstore.types import MessageType
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ class BrokerChange(StrEnum):
     RESET_OFFSETS = "reset-offsets"
     DELETE_GROUP = "delete-group"
     RESEND = "resend"
+    RECALL = "recall"
 
     @property
     def bytes_max(self) -> int:
@@ -73,6 +76,7 @@ FIELDS: Final[Mapping[BrokerChange, tuple[str, ...]]] = {
     BrokerChange.RESET_OFFSETS: ("group", "topic", "places"),
     BrokerChange.DELETE_GROUP: ("name", "confirmed"),
     BrokerChange.RESEND: ("group", "offset"),
+    BrokerChange.RECALL: ("handle", "confirmed"),
 }
 
 
@@ -119,6 +123,7 @@ class BrokerChanges:
             BrokerChange.RESET_OFFSETS: self._reset_offsets,
             BrokerChange.DELETE_GROUP: self._delete_group,
             BrokerChange.RESEND: self._resend,
+            BrokerChange.RECALL: self._recall,
         }
         return work[change](asked)
 
@@ -176,6 +181,19 @@ class BrokerChanges:
             raise NotFoundError(f"dead letter {offset} of {group} no longer exists")
         send_again(self._admin, group, found[0].offset)
         return Done(f"dead letter {offset} of {group} goes to its consumers again, once")
+
+    def _recall(self, asked: Fields) -> Done:
+        text = asked.text("handle", longest=HANDLE_CHARS_MAX)
+        try:
+            handle = decode_handle(text)
+        except WrongHandleError as error:
+            raise BadInputError(str(error), "handle") from error
+        if not asked.flag("confirmed"):
+            due = datetime.fromtimestamp(handle.due_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+            losses = f"Message {handle.message_id} for {handle.topic}, due {due}, will never be delivered."
+            raise UnconfirmedError("Recall this message?", losses, "Recall the message")
+        message_id = self._admin.recall(text)
+        return Done(f"recalled message {message_id} for {handle.topic}: it will not be delivered")
 
     # --- topics ------------------------------------------------------------------------------------------------------
 

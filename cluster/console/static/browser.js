@@ -53,7 +53,8 @@ function startMessages() {
   showFields();
 }
 
-function field(label, input, size) {
+/** A labelled field of a search form. */
+export function field(label, input, size) {
   return h("div", { class: `field ${size}` }, h("label", { for: input.id }, label), input);
 }
 

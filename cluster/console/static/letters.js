@@ -77,7 +77,7 @@ let asked = 0;
 
 export function start() {
   parts.lists = h("div", {}, h("p", { class: "empty" }, "Loading…"));
-  $("panel-delayed").append(parts.lists);
+  $("panel-delayed").append(h("h3", {}, "At a delay level"), parts.lists);
   setInterval(() => {
     const isSeen = !$("panel-delayed").hidden && !document.hidden && state.connection === "live";
     if (isSeen && !parts.lists.contains(document.activeElement)) loadDelayed();

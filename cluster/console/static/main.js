@@ -16,6 +16,7 @@ import { state, takeSnapshot, takeUpdate } from "./store.js";
 import { connect } from "./stream.js";
 import * as tabs from "./tabs.js";
 import * as theme from "./theme.js";
+import * as timed from "./timed.js";
 
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [4, 2], [1, 3], [12, 5]];
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
@@ -87,8 +88,9 @@ catalog.start((topic, queue) => {
 browser.start();
 changes.start();
 clients.start();
+timed.start();
 letters.start();
-const shown = { "tab-topics": catalog.showTopics, "tab-groups": catalog.showGroups, "tab-messages": browser.firstMessages, "tab-entries": browser.firstEntries, "tab-clients": clients.show, "tab-delayed": letters.show };
+const shown = { "tab-topics": catalog.showTopics, "tab-groups": catalog.showGroups, "tab-messages": browser.firstMessages, "tab-entries": browser.firstEntries, "tab-clients": clients.show, "tab-delayed": () => { timed.show(); letters.show(); } };
 tabs.start((id) => shown[id]?.());
 theme.start(drawAll);
 for (const radio of document.querySelectorAll('input[name="span"]')) radio.addEventListener("change", drawAll);

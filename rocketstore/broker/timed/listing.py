@@ -23,6 +23,7 @@ from rocketstore.types import TIMED_TOPIC
 
 LISTED_MAX: Final = 256
 """Messages of one answer."""
+DISPATCH_WAIT_S: Final = 2.0
 LOOKED_AT_MAX: Final = 20_000
 """Records that one request reads."""
 
@@ -66,6 +67,7 @@ def list_timed(  # what is wanted of what
     Raises ``Refusal`` while the file of an hour is built again.
     """
     count = min(max(count, 1), LISTED_MAX)
+    store.wait_dispatched(DISPATCH_WAIT_S)  # what was sent or recalled a moment ago is known, if it can be
     found: list[TimedListEntry] = []
     last_ms = -1
     for looked_at, entry in enumerate(_entries(store, state, from_ms)):
