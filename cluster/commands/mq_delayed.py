@@ -100,13 +100,13 @@ def _show(target: BrokerTarget, topic: str, key: str, from_ms: int, count: int, 
     shown = 0
     with target.brokers() as brokers:
         for broker in brokers.every():
-            following, left = from_ms, count
-            while following >= 0 and left > 0:
-                page = brokers.admin.timed(topic, key, following, max_messages=left, broker=broker)
-                found = page.messages[:left]
-                for one in found:
+            begin, left = (from_ms, 0), count
+            while begin[0] >= 0 and left > 0:
+                page = brokers.admin.timed(topic, key, *begin, max_messages=left, broker=broker)
+                for one in page.messages:
                     _print(one, page.broker, as_json)
-                left, shown, following = left - len(found), shown + len(found), page.next_ms
+                left, shown = left - len(page.messages), shown + len(page.messages)
+                begin = page.next_ms, page.next_offset
             if not as_json:
                 late = f", {page.late} of them late" if page.late else ""
                 due = f", the next one at {time_text(page.next_due_ms)}" if page.next_due_ms >= 0 else ""

@@ -305,7 +305,8 @@ class Console:
 
     def _timed(self, desk: Desk, request: Request) -> object:
         topic, key = (_text(request, name) if request.query_params.get(name) else "" for name in ("topic", "key"))
-        return desk.letters.timed(topic, key, _number(request, "from_ms", 0, _OFFSET_MAX))
+        begin = [_number(request, name, 0, _OFFSET_MAX) for name in ("from_ms", "from_offset")]
+        return desk.letters.timed(topic, key, *begin)
 
     def _trace(self, desk: Desk, request: Request) -> object:
         return desk.messages.trace(_text(request, "id"))

@@ -395,17 +395,18 @@ class LetterBrowser:
             "messages": [_delayed(one, *bodies.of(one), delays_ms[level]) for one in messages],
         }
 
-    def timed(self, topic: str, key: str, from_ms: int) -> dict[str, object]:
-        """Messages that wait for a time of their own, due at ``from_ms`` or later, and where the next page begins.
+    def timed(self, topic: str, key: str, from_ms: int, from_offset: int) -> dict[str, object]:
+        """Messages that wait for a time of their own, from a place on, and where the next page begins.
 
         With a ``topic`` or ``key`` (or message id), those of some thousands that have it: maybe none, and more follow.
         """
-        found = self._admin.timed(topic, key, from_ms, max_messages=LETTERS_PAGE)
+        found = self._admin.timed(topic, key, from_ms, from_offset, max_messages=LETTERS_PAGE)
         return {
             "open": found.open,
             "late": found.late,
             "next_due_ms": found.next_due_ms,
             "next_ms": found.next_ms,
+            "next_offset": found.next_offset,
             "messages": [
                 {
                     "topic": safe_text(one.topic)[:FIELD_MAX],

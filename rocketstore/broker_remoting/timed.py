@@ -44,12 +44,13 @@ class RemotingTimed:
             broker.config.name,
             topic=header.topic,
             key=header.key,
-            from_ms=header.from_ms,
+            begin=(header.from_ms, header.from_offset),
             count=header.count,
         )
         counts = await broker.loop.readers.run(broker.timed.counts)
         messages = tuple(map(_body, found.messages))
-        body = TimedMessagesBody(messages, found.next_ms, counts.open, counts.late, counts.next_due_ms)
+        next_ = (found.next_ms, found.next_offset)
+        body = TimedMessagesBody(messages, *next_, counts.open, counts.late, counts.next_due_ms)
         return frame.answer(body=body.encode())
 
 

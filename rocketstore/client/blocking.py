@@ -555,10 +555,18 @@ class Admin(BlockingClient):
         return self._run(self._admin.delayed(level, offset, max_messages=max_messages, broker=broker))
 
     def timed(
-        self, topic: str = "", key: str = "", from_ms: int = 0, *, max_messages: int = 32, broker: str = ""
+        self,
+        topic: str = "",
+        key: str = "",
+        from_ms: int = 0,
+        from_offset: int = 0,
+        *,
+        max_messages: int = 32,
+        broker: str = "",
     ) -> TimedMessages:
         """Messages that wait for a time of their own, by due time: see ``aio.Admin.timed``."""
-        return self._run(self._admin.timed(topic, key, from_ms, max_messages=max_messages, broker=broker))
+        wanted = self._admin.timed(topic, key, from_ms, from_offset, max_messages=max_messages, broker=broker)
+        return self._run(wanted)
 
     def recall(self, handle: str) -> str:
         """Have a message that waits for its time not delivered: see ``aio.Producer.recall``."""

@@ -496,11 +496,15 @@ class RecallAnswer:
 
 @record(frozen=True, slots=True)
 class ListTimedHeader:
-    """LIST_TIMED: messages due at ``from_ms`` or later, by due time; empty: of any topic, with any key or id."""
+    """LIST_TIMED: messages due at ``from_ms`` or later, by due time; empty: of any topic, with any key or id.
+
+    ``from_offset``: of those due at ``from_ms`` itself, from this place on, as the answer before said.
+    """
 
     topic: str = ""
     key: str = ""
     from_ms: Int64 = 0
+    from_offset: Int64 = 0
     count: Int32 = 32
 
 

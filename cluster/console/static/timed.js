@@ -13,7 +13,7 @@ const REFRESH_MS = 3000;
 const NEAR_MS = 12 * 3_600_000;
 
 const form = {};
-const opened = { topic: "", key: "", from_ms: 0 };
+const opened = { topic: "", key: "", from_ms: 0, from_offset: 0 };
 let pages = []; // where the pages before this one begin
 let asked = 0;
 
@@ -41,7 +41,7 @@ export function show() {
 
 function search() {
   pages = [];
-  Object.assign(opened, { topic: form.topic.value.trim(), key: form.key.value.trim(), from_ms: form.from.value === "" ? 0 : new Date(form.from.value).getTime() });
+  Object.assign(opened, { topic: form.topic.value.trim(), key: form.key.value.trim(), from_ms: form.from.value === "" ? 0 : new Date(form.from.value).getTime(), from_offset: 0 });
   load();
 }
 
@@ -70,8 +70,11 @@ function render(found) {
   const line = hasMore && isSearched ? `Looked at what is due before ${format.moment(found.next_ms).slice(0, 19)}` : "";
   form.list.replaceChildren(
     h("div", { class: "result-line", hidden: !hasMore && pages.length === 0 }, h("span", {}, line),
-      h("span", {}, turn("Earlier", "timed-earlier", pages.length > 0, () => { opened.from_ms = pages.pop(); }),
-        turn(isSearched ? "Search later ones" : "Later", "timed-later", hasMore, () => { pages.push(opened.from_ms); opened.from_ms = found.next_ms; }))),
+      h("span", {}, turn("Earlier", "timed-earlier", pages.length > 0, () => Object.assign(opened, pages.pop())),
+        turn(isSearched ? "Search later ones" : "Later", "timed-later", hasMore, () => {
+          pages.push({ from_ms: opened.from_ms, from_offset: opened.from_offset });
+          Object.assign(opened, { from_ms: found.next_ms, from_offset: found.next_offset });
+        }))),
     found.messages.length
       ? plain(
         [["Due", false, "time"], ...(can("recall") ? [[""]] : []), ["For topic"], ["Queue", true], ["Tags"], ["Keys"], ["Bytes", true], ["Message id", false, "mono"]],

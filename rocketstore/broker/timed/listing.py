@@ -17,7 +17,7 @@ from rocketstore.message.message import (
 from rocketstore.message.record import decode_record
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.store.message_store import MessageStore
-from rocketstore.timer.entries import HOUR_MS, TimedEntry, open_entries
+from rocketstore.timer.entries import HOUR_MS, TimedEntry, open_entries, select
 from rocketstore.timer.handles import RecallHandle
 from rocketstore.types import TIMED_TOPIC
 
@@ -44,10 +44,15 @@ class TimedListEntry(NamedTuple):
 
 
 class TimedList(NamedTuple):
-    """Messages by due time. ``next_ms``: there may be more, due at this time or later; -1: there are none."""
+    """Messages by due time. There may be more, due at ``next_ms`` or later; -1: there are none.
+
+    Of those due at that very millisecond, the ones whose place in ``TIMED_TOPIC`` is before ``next_offset`` were looked
+    at.
+    """
 
     messages: list[TimedListEntry]
     next_ms: int
+    next_offset: int = 0
 
 
 def list_timed(  # what is wanted of what
@@ -57,23 +62,20 @@ def list_timed(  # what is wanted of what
     *,
     topic: str = "",
     key: str = "",
-    from_ms: int = 0,
+    begin: tuple[int, int] = (0, 0),
     count: int = LISTED_MAX,
 ) -> TimedList:
-    """Those due at ``from_ms`` or later, of one topic and with one key or id, if these are given.
+    """Those due from ``begin`` on, of one topic and with one key or id, if these are given.
 
-    Messages due in the same millisecond are not divided between answers, so there may be more than ``count``.
-
+    ``begin``: ``next_ms`` and ``next_offset`` of the answer before, or any time.
     Raises ``Refusal`` while the file of an hour is built again.
     """
     count = min(max(count, 1), LISTED_MAX)
     store.wait_dispatched(DISPATCH_WAIT_S)  # what was sent or recalled a moment ago is known, if it can be
     found: list[TimedListEntry] = []
-    last_ms = -1
-    for looked_at, entry in enumerate(_entries(store, state, from_ms)):
-        if entry.due_ms != last_ms and (len(found) >= count or looked_at >= LOOKED_AT_MAX):
-            return TimedList(found, entry.due_ms)
-        last_ms = entry.due_ms
+    for looked_at, entry in enumerate(_entries(store, state, *begin)):
+        if len(found) >= count or looked_at >= LOOKED_AT_MAX:
+            return TimedList(found, entry.due_ms, entry.queue_offset)
         message = _message(store, entry)
         if message is None or (topic and message.properties.get(PROPERTY_REAL_TOPIC) != topic):
             continue
@@ -82,7 +84,7 @@ def list_timed(  # what is wanted of what
     return TimedList(found, -1)
 
 
-def _entries(store: MessageStore, state: BrokerState, from_ms: int) -> Iterator[TimedEntry]:
+def _entries(store: MessageStore, state: BrokerState, from_ms: int, from_offset: int) -> Iterator[TimedEntry]:
     for hour in store.timers.hours():
         if hour < from_ms // HOUR_MS:
             continue
@@ -90,7 +92,9 @@ def _entries(store: MessageStore, state: BrokerState, from_ms: int) -> Iterator[
             entries = open_entries(store.timers.entries(hour))
         except CorruptLogError as error:
             raise Refusal(RefusalKind.BUSY, str(error)) from error
-        entries = entries[(entries["due_ms"] >= from_ms) & ~state.timed_progress.settled(entries)]
+        due_ms = entries["due_ms"]
+        wanted = (due_ms > from_ms) | ((due_ms == from_ms) & (entries["queue_offset"] >= from_offset))
+        entries = select(entries, wanted & ~state.timed_progress.settled(entries))
         for row in entries:
             yield TimedEntry(*map(int, row))
 

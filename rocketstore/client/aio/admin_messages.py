@@ -205,14 +205,23 @@ class MessageAdmin(AdminRequests):
         return levels, await pull(level, first, max_messages)
 
     async def timed(
-        self, topic: str = "", key: str = "", from_ms: int = 0, *, max_messages: int = 32, broker: str = ""
+        self,
+        topic: str = "",
+        key: str = "",
+        from_ms: int = 0,
+        from_offset: int = 0,
+        *,
+        max_messages: int = 32,
+        broker: str = "",
     ) -> TimedMessages:
         """Messages that wait at a broker for a time of their own, by due time, from ``from_ms`` on.
 
         ``topic``, ``key``: only those for this topic, with this key or message id. There may be more: the result says
-        from when on. Needs an administrator's account.
+        from where on (``from_ms``, ``from_offset``). Needs an administrator's account.
         """
-        return await list_timed(self._cluster, broker, topic, key, from_ms, max_messages, self._deadline())
+        return await list_timed(
+            self._cluster, broker, topic, key, (from_ms, from_offset), max_messages, self._deadline()
+        )
 
     async def recall(self, handle: str) -> str:
         """Have a message that waits for its time not delivered: see ``Producer.recall``."""

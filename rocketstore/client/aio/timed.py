@@ -37,13 +37,15 @@ class TimedMessage:
 class TimedMessages:
     """A part of the messages that wait at a broker, by due time.
 
-    ``next_ms``: where the next part begins; -1: this is the last one. ``open``: how many wait in all; ``late``: how
-    many should have been delivered more than a second ago; ``next_due_ms``: when the first of all is due, or -1.
+    ``next_ms``, ``next_offset``: where the next part begins; -1: this is the last one. ``open``: how many wait in all;
+    ``late``: how many should have been delivered more than a second ago; ``next_due_ms``: when the first of all is due,
+    or -1.
     """
 
     broker: str
     messages: list[TimedMessage]
     next_ms: int
+    next_offset: int
     open: int
     late: int
     next_due_ms: int
@@ -73,11 +75,11 @@ async def recall(cluster: Cluster, handle: str, group: str, deadline: Deadline) 
 
 
 async def list_timed(
-    cluster: Cluster, broker: str, topic: str, key: str, from_ms: int, count: int, deadline: Deadline
+    cluster: Cluster, broker: str, topic: str, key: str, begin: tuple[int, int], count: int, deadline: Deadline
 ) -> TimedMessages:
-    """Messages that wait at a broker's master. Raises ``ClientError``."""
+    """Messages that wait at a broker's master, from a time and place on. Raises ``ClientError``."""
     name = (await cluster.broker(broker, deadline)).name
-    header = ListTimedHeader(topic, key, from_ms, min(count, PAGE))
+    header = ListTimedHeader(topic, key, *begin, min(count, PAGE))
     answer = await cluster.ask_master(name, OwnCode.LIST_TIMED, header, deadline=deadline)
     body = body_of(TimedMessagesBody, answer, name)
     messages = [
@@ -86,4 +88,5 @@ async def list_timed(
         )
         for one in body.messages
     ]
-    return TimedMessages(name, messages, body.next_ms, body.open, body.late, body.next_due_ms)
+    next_ = (body.next_ms, body.next_offset)
+    return TimedMessages(name, messages, *next_, body.open, body.late, body.next_due_ms)

@@ -26,11 +26,13 @@ class TimedMessageBody(Body):
 class TimedMessagesBody(Body):
     """Some messages by due time, and how many there are.
 
-    ``next_ms``: there may be more, due then or later; -1: there are none. ``next_due_ms``: when the next of all is due.
+    There may be more, from ``next_ms`` and ``next_offset`` on; -1: there are none. ``next_due_ms``: when the next of
+    all is due.
     """
 
     messages: tuple[TimedMessageBody, ...]
     next_ms: Int64
+    next_offset: Int64
     open: Int64
     late: Int64
     next_due_ms: Int64

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ def later(desk: Desk, topic: str, number: int, due_ms: int) -> str:
     return desk.broker.producer.send(message).recall_handle
 
 
-def listed(desk: Desk, query: str = "from_ms=0") -> list[str]:
+def listed(desk: Desk, query: str = "from_offset=0&from_ms=0") -> list[str]:
     return [one["keys"] for one in desk.get(f"timed?{query}")["messages"]]
 
 
@@ -45,22 +46,26 @@ def test_waiting_messages_are_found_by_topic_key_id_and_time(desk: Desk) -> None
     handles = [later(desk, "found", number, base_ms + number * HOUR_MS) for number in range(25)]
     later(desk, "others", 0, base_ms + 1)
 
-    first = desk.get("timed?from_ms=0")
+    first = desk.get("timed?from_offset=0&from_ms=0")
     assert (first["open"], first["late"], len(first["messages"])) == (26, 0, 20)
     one = first["messages"][0]
     assert {name: one[name] for name in ("topic", "queue", "tags", "keys", "due_ms", "recall_handle")} == {
         "topic": "found", "queue": 0, "tags": "t", "keys": "found-0", "due_ms": base_ms, "recall_handle": handles[0],
     }  # fmt: skip
     assert first["next_due_ms"] == base_ms // 1000 * 1000
-    assert listed(desk, f"from_ms={first['next_ms']}") == [f"found-{number}" for number in range(19, 25)]
-    assert listed(desk, "from_ms=0&topic=others") == ["others-0"]
-    assert listed(desk, "from_ms=0&key=found-7") == ["found-7"]
-    assert listed(desk, f"from_ms=0&key={one['message_id']}&topic=found") == ["found-0"]
-    assert listed(desk, f"from_ms={base_ms + 23 * HOUR_MS}") == ["found-23", "found-24"]
-    assert listed(desk, "from_ms=0&key=absent") == []
+    assert listed(desk, f"from_offset={first['next_offset']}&from_ms={first['next_ms']}") == [
+        f"found-{number}" for number in range(19, 25)
+    ]
+    assert listed(desk, "from_offset=0&from_ms=0&topic=others") == ["others-0"]
+    assert listed(desk, "from_offset=0&from_ms=0&key=found-7") == ["found-7"]
+    assert listed(desk, f"from_offset=0&from_ms=0&key={one['message_id']}&topic=found") == ["found-0"]
+    assert listed(desk, f"from_offset=0&from_ms={base_ms + 23 * HOUR_MS}") == ["found-23", "found-24"]
+    assert listed(desk, "from_offset=0&from_ms=0&key=absent") == []
 
 
-@pytest.mark.parametrize("query", ["", "from_ms=-1", "from_ms=x", f"from_ms=0&key={'k' * 1025}"])
+@pytest.mark.parametrize(
+    "query", ["", "from_offset=0&from_ms=-1", "from_offset=0&from_ms=x", f"from_offset=0&from_ms=0&key={'k' * 1025}"]
+)
 def test_a_wrong_question_is_refused(desk: Desk, query: str) -> None:
     reply = request(f"{desk.console.url}api/timed?{query}")
 
@@ -74,17 +79,18 @@ def test_a_message_is_recalled_after_a_question(desk: Desk) -> None:
 
     asked = desk.do("recall", handle=handle)
 
-    question = asked.json()["confirm"]
+    question: Any = asked.json()["confirm"]
     assert (question["title"], question["yes"]) == ("Recall this message?", "Recall the message")
     assert "for gone, due 20" in question["text"]
-    assert listed(desk, "from_ms=0&topic=gone") == ["gone-0"]
+    assert listed(desk, "from_offset=0&from_ms=0&topic=gone") == ["gone-0"]
     done = desk.do("recall", handle=handle, confirmed=True)
-    assert done.json()["message"].endswith("for gone: it will not be delivered")
-    assert ("action", done.json()["message"]) in desk.events()
-    assert listed(desk, "from_ms=0&topic=gone") == []
+    told = str(done.json()["message"])
+    assert told.endswith("for gone: it will not be delivered")
+    assert ("action", told) in desk.events()
+    assert listed(desk, "from_offset=0&from_ms=0&topic=gone") == []
     again = desk.do("recall", handle=handle, confirmed=True)
     assert again.status == 404
-    assert "there is no such timed message any more" in again.json()["error"]
+    assert "there is no such timed message any more" in str(again.json()["error"])
 
 
 @pytest.mark.parametrize("handle", ["", "nonsense", "x" * 1025, 7])
@@ -101,7 +107,7 @@ def test_the_consoles_account_counts(tmp_path_factory: pytest.TempPathFactory) -
         sent = broker.producer.send(Message("T", b"", deliver_at=due_ms))
         alice = CommandSecurity(access_key="alice", secret_key="alice-secret")
         with desk_at(broker, alice) as desk:
-            refused = request(f"{desk.console.url}api/timed?from_ms=0")
+            refused = request(f"{desk.console.url}api/timed?from_offset=0&from_ms=0")
             recalled = desk.do("recall", handle=sent.recall_handle, confirmed=True)
         assert (refused.status, recalled.status) == (403, 403)
         assert broker.admin.timed().open == 1

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from rocketstore.broker.refusal import Refusal, RefusalKind
-from rocketstore.broker.timed import rolling
+from rocketstore.broker.timed import listing, rolling
 from rocketstore.broker.timed.listing import list_timed
 from rocketstore.broker.timed.run import BATCH, LOAD_RETRY_MS, PROGRESS_INTERVAL_MS, RETRY_MS_MAX
 from rocketstore.broker.timed.service import TimedService
@@ -485,7 +485,7 @@ def test_a_clock_that_was_set_back_takes_nothing_back(broker: Broker) -> None:
 
 
 def test_what_waits_is_listed_by_due_time_on_any_member(broker: Broker) -> None:
-    """Those delivered and recalled are not; messages due at one moment are not divided."""
+    """Those delivered and recalled are not; an answer goes on where the one before ended."""
     for number in range(6):
         broker.send(NOW_MS + 1000 + number // 2 * HOUR_MS, b"%d" % number, topic="TU"[number % 2])
     gone = broker.send(NOW_MS + HOUR_MS, b"gone")
@@ -494,9 +494,9 @@ def test_what_waits_is_listed_by_due_time_on_any_member(broker: Broker) -> None:
     assert broker.recall(gone).ok
     store, state = broker.store, broker.state
     found = list_timed(store, state, CONFIG.name, count=1)
-    assert ([one.topic for one in found.messages], found.next_ms) == (["T", "U"], NOW_MS + 1000 + 2 * HOUR_MS)
-    rest = list_timed(store, state, CONFIG.name, from_ms=found.next_ms)
-    assert ([one.message_id for one in rest.messages], rest.next_ms) == (["34", "35"], -1)
+    assert ([one.message_id for one in found.messages], found.next_ms) == (["32"], NOW_MS + 1000 + HOUR_MS)
+    rest = list_timed(store, state, CONFIG.name, begin=(found.next_ms, found.next_offset))
+    assert ([one.message_id for one in rest.messages], rest.next_ms) == (["33", "34", "35"], -1)
     assert [one.due_ms for one in list_timed(store, state, CONFIG.name, topic="U").messages] == [
         NOW_MS + 1000 + HOUR_MS,
         NOW_MS + 1000 + 2 * HOUR_MS,
@@ -504,3 +504,21 @@ def test_what_waits_is_listed_by_due_time_on_any_member(broker: Broker) -> None:
     (one,) = list_timed(store, state, CONFIG.name, key="34").messages
     assert broker.recall(one.handle).ok
     assert list_timed(store, state, CONFIG.name, key="34").messages == []
+
+
+def test_a_list_is_bounded_also_if_all_are_due_at_once(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many are asked for and looked at; half a million may be due at one moment."""
+    monkeypatch.setattr(listing, "LISTED_MAX", 4)
+    monkeypatch.setattr(listing, "LOOKED_AT_MAX", 5)
+    for number in range(12):
+        broker.send(NOW_MS + HOUR_MS, b"%d" % number, topic="TU"[number % 2])
+    for topic, counts in (("", [4, 4, 4]), ("U", [2, 3, 1])):
+        found, begin, sizes = list[str](), (0, 0), list[int]()
+        while begin[0] >= 0:
+            page = list_timed(broker.store, broker.state, CONFIG.name, topic=topic, begin=begin, count=999)
+            begin = page.next_ms, page.next_offset
+            found += [one.message_id for one in page.messages]
+            sizes.append(len(page.messages))
+        assert sizes == counts
+        assert found == [(b"%d" % number).hex().upper() for number in range(12) if not topic or number % 2]
+    assert list_timed(broker.store, broker.state, CONFIG.name, count=-5).next_offset == 1
