@@ -21,10 +21,13 @@ from rocketstore.export import run
 from rocketstore.export.run import Choices, export_member
 from rocketstore.export.state import StateRecords
 from rocketstore.message.message import Message
-from rocketstore.message.record import BLANK, BLANK_MAGIC
+from rocketstore.message.record import BLANK, BLANK_MAGIC, decode_record
+from rocketstore.message.timed import make_timed, recall_message
 from rocketstore.state.changes import GroupConfig, TopicConfig
 from rocketstore.state.publisher import StateDone
 from rocketstore.store.directory import ABORT_FILE
+from rocketstore.store.message_store import MessageStore
+from rocketstore.timer.entries import HOUR_MS, open_entries
 from rocketstore.types import (
     HALF_TOPIC,
     HIDDEN_TOPICS,
@@ -44,6 +47,7 @@ from tests.unit.rocketstore.export.members import export_of, in_place, messages_
 from tests.unit.rocketstore.store.test_message_store_replicated import master
 
 COMMITTED = 0x8
+DUE_MS = 2_000_000_000_000
 
 
 @pytest.fixture
@@ -83,6 +87,39 @@ def test_a_plain_store_serves_every_message_where_it_was_in_its_queue(config: Me
         assert {key: store.max_offset(*key) for key in store.queues()} == ends
         put_all(store, 20, first=400)
         assert len(messages_in(store)) > len(after)
+
+
+def test_messages_that_wait_for_their_time_wait_on(config: MessageStoreConfig, target: Path) -> None:
+    """Those recalled do not; queue offsets stay, so recall handles stay good, and every entry leads to its record."""
+    with master(config) as store:
+        for number in range(20):
+            message = Message("T", b"%d" % number, 0, {"UNIQ_KEY": f"{number:02X}"})
+            make_timed(message, DUE_MS + number % 3 * HOUR_MS + number)
+            assert store.put(message).ok
+        recalled = recall_message(4, DUE_MS + HOUR_MS + 4, "04", Message("T", b"").store_host, 1)
+        assert store.put(recalled).ok
+        assert store.wait_dispatched(WAIT_S)
+        before = waiting_in(store)
+
+    export_of(config, target)
+
+    with running(plain(config, target)) as store:
+        assert store.wait_dispatched(WAIT_S)
+        assert waiting_in(store) == before
+        assert sorted(int(body) for _, _, _, body in before) == [number for number in range(20) if number != 4]
+    assert not verify_broker(plain(config, target), None).problems
+
+
+def waiting_in(store: MessageStore) -> list[tuple[int, int, int, bytes]]:
+    """Due time, place and origin of each message that waits, and its body."""
+    found = []
+    for hour in store.timers.hours():
+        for row in open_entries(store.timers.entries(hour)):
+            record = store.read_record(int(row["position"]))
+            assert record is not None
+            place = int(row["due_ms"]), int(row["queue_offset"]), int(row["origin"])
+            found.append((*place, decode_record(record).body))
+    return found
 
 
 def test_files_end_with_blanks_as_rocketmqs_do(config: MessageStoreConfig, target: Path) -> None:

@@ -14,9 +14,9 @@ from rocketstore.config import MIB, MessageStoreConfig
 from rocketstore.message.message import Message
 from rocketstore.message.timed import make_timed, recall_message
 from rocketstore.store.message_store import MessageStore
-from rocketstore.timer.entries import HOUR_MS
+from rocketstore.timer.entries import ENTRY, HOUR_MS
 from tests.support.waiting import wait_until
-from tests.unit.rocketstore.bench import make_store, running
+from tests.unit.rocketstore.bench import running
 
 DUE_MS = 2_000_000_000_000
 HOUR = DUE_MS // HOUR_MS
@@ -73,8 +73,6 @@ def test_a_damaged_hour_is_built_again_as_it_was(config: MessageStoreConfig, har
         assert (path.read_bytes(), store.timers.open_count(1)) == (whole, numbers)
         assert store.timers.is_recalled(HOUR, 4)
         assert not store._derived.conditions.holds(ConditionKind.REPAIRING)
-    again = make_store(config)
-    assert again.timers.hours() == []  # it is not loaded yet
     with running(config) as store:
         assert store.timers.path(HOUR).read_bytes() == whole
 
@@ -155,3 +153,18 @@ def test_an_hour_that_is_over_needs_no_file(config: MessageStoreConfig) -> None:
         store._rounds.scrub.step()
         assert is_sound(store)
         assert store.timers.hours() == [HOUR + 1]
+
+
+@pytest.mark.parametrize("harm", [truncated, flipped, Path.unlink])
+def test_a_start_builds_all_hours_again_as_they_were(config: MessageStoreConfig, harm: Callable[[Path], None]) -> None:
+    """T2: from the log alone, and so on every member."""
+    with running(config) as store:
+        fill(store)
+    paths = sorted(path for path in config.timers_dir.iterdir() if path.name.isdigit())
+    whole = [path.read_bytes() for path in paths]
+    assert [len(one) // ENTRY.size for one in whole] == [16, 15]
+    harm(paths[1])
+    with running(config) as store:
+        assert store.wait_dispatched(20)
+        assert [path.read_bytes() for path in paths] == whole
+        assert store.timers.open_count(1)[0] == 29

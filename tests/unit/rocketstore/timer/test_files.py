@@ -332,6 +332,17 @@ def test_a_follower_gets_the_hours_before_a_damaged_one(tmp_path: Path) -> None:
     assert [one.queue_offset for one in heard] == [9]
 
 
+def test_forty_days_of_hours_hold_no_files_open(tmp_path: Path) -> None:
+    """T7: each has its numbers in memory, 15 KiB, and no descriptor."""
+    files = opened(tmp_path)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    files.append([timed(number, STORE_MS + number * HOUR_MS) for number in range(960)])
+    files.flush()
+    assert len(files.hours()) == 960
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
+    assert sum(file.at_second.nbytes for file in files._hours.values()) <= 960 * 15 * 1024
+
+
 def test_records_without_a_time_are_counted_and_left_out(tmp_path: Path) -> None:
     files = opened(tmp_path)
     files.append([head(0, topic=TIMED_TOPIC), timed(1, STORE_MS)])

@@ -1,0 +1,67 @@
+"""How many timed messages a broker takes in, and what a client is told that sends more."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from rocketstore.client import ClientError, Message, Producer
+from tests.support.waiting import wait_until
+from tests.unit.rocketstore.test_server import plain, running
+
+HOUR_MS = 3_600_000
+
+
+def until_refused(producer: Producer, due_ms: int, words: str) -> None:
+    """The producer tries until its deadline; of the last try it may tell that there was no time for an answer."""
+
+    def is_told() -> bool:
+        with pytest.raises(ClientError) as refused:
+            producer.send(Message("T", b"", deliver_at=due_ms))
+        return words in str(refused.value)
+
+    wait_until(is_told, f"the refusal says {words!r}")
+
+
+def test_a_broker_takes_in_so_many_messages_and_again_when_some_are_recalled(tmp_path: Path) -> None:
+    """T7: flow control, which names the setting; messages without a time are not concerned."""
+    with (
+        running(plain(tmp_path, timedMessagesMax="5")) as server,
+        Producer(server.address, timeout_s=3) as producer,
+    ):
+        base_ms = int(time.time() * 1000) + HOUR_MS
+        handles = [
+            producer.send(Message("T", b"", deliver_at=base_ms + number * HOUR_MS)).recall_handle for number in range(5)
+        ]
+        words = "5 messages wait for their time already (timed_messages_max): try again later"
+        until_refused(producer, base_ms + 9 * HOUR_MS, words)
+        assert producer.send(Message("T", b"")).offset >= 0
+        producer.recall(handles[0])
+        assert producer.send(Message("T", b"", deliver_at=base_ms)).recall_handle  # within the second of a new count
+
+
+def test_a_second_takes_so_many_and_the_next_one_more(tmp_path: Path) -> None:
+    """T7: or nothing else would be delivered for minutes."""
+    with (
+        running(plain(tmp_path, timedMessagesPerSMax="3")) as server,
+        Producer(server.address, timeout_s=3) as producer,
+    ):
+        due_ms = (int(time.time()) + 3600) * 1000
+        for number in range(3):
+            producer.send(Message("T", b"", deliver_at=due_ms + number))
+        wait_until(lambda: server.store.timers.due_in(due_ms) == 3, "they are counted")
+        words = "3 messages are due in that second (timed_messages_per_s_max): choose another one"
+        until_refused(producer, due_ms + 999, words)
+        producer.send(Message("T", b"", deliver_at=due_ms + 1000))
+
+
+def test_a_time_beyond_the_limit_is_refused_for_good(tmp_path: Path) -> None:
+    """T7: with the setting's name."""
+    with (
+        running(plain(tmp_path, timerMaxDelaySec="60")) as server,
+        Producer(server.address, timeout_s=3) as producer,
+    ):
+        due_ms = int(time.time() * 1000) + HOUR_MS
+        until_refused(producer, due_ms, "at most 60 s are allowed (timerMaxDelaySec)")
