@@ -21,6 +21,7 @@ from rocketstore.client.aio.errors import (
     BrokerUnreachableError,
     ClientClosedError,
     ClientError,
+    ConnectionEndedError,
     NoBrokersError,
     NotFoundError,
     TimedOutError,
@@ -42,6 +43,8 @@ PAUSE_S: Final = 0.05
 PAUSE_S_MAX: Final = 1.0
 SILENT_S: Final = 0.2
 """How long a master may take to accept a connection before another one is looked for."""
+SLOW_S: Final = 0.5
+"""How long a broker may take to answer before others are asked: for a read a copy, otherwise who is the master now."""
 ASKED_AT_ONCE: Final = 64
 """Requests about single queues, topics or groups that are in progress for one call."""
 _T = TypeVar("_T")
@@ -157,7 +160,13 @@ class Cluster:
             if not address:
                 raise BrokerUnreachableError(f"brokers {name or 'of this group'} have no master now")
             timeout_s = min(ATTEMPT_S_MAX, deadline.remaining_s)
-            return await self.connections.ask(address, code, header, body, timeout_s=timeout_s)
+            asking = self.connections.ask(address, code, header, body, timeout_s=timeout_s)
+            if not harmless:
+                return await asking
+            answer = await self.unless_replaced(name, address, asking, SLOW_S)
+            if answer is None:
+                raise ConnectionEndedError(f"{address} is silent, and not the master of {name} any more")
+            return answer
 
         return await self.repeat(attempt, deadline, harmless=harmless)
 
@@ -170,19 +179,32 @@ class Cluster:
         *,
         deadline: Deadline,
     ) -> Frame:
-        """The successful answer of the master of that name, or without one of a copy. Raises as ``ask_master``."""
+        """The successful answer of the master of that name, or of a copy if it is gone or slow. Raises as
+        ``ask_master``.
+        """
 
         async def attempt() -> Frame:
-            broker = await self.broker(name, deadline)
+            waiting = list((await self.broker(name, deadline)).readable)
+            asking: set[asyncio.Task[Frame]] = set()
             failure: ClientError | None = None
-            for address in broker.readable:
-                timeout_s = min(ATTEMPT_S_MAX, deadline.remaining_s)
-                try:
-                    return await self.connections.ask(address, code, header, body, timeout_s=timeout_s)
-                except ClientError as error:
-                    if not may_repeat(error, harmless=True):
-                        raise
-                    failure = failure or error
+            try:
+                while waiting or asking:
+                    if waiting:
+                        timeout_s = min(ATTEMPT_S_MAX, deadline.remaining_s)
+                        call = self.connections.ask(waiting.pop(0), code, header, body, timeout_s=timeout_s)
+                        asking.add(asyncio.get_running_loop().create_task(call))
+                    patience_s = SLOW_S if waiting else None
+                    done, asking = await asyncio.wait(asking, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+                    for task in done:
+                        try:
+                            return task.result()
+                        except ClientError as error:
+                            if not may_repeat(error, harmless=True):
+                                raise
+                            failure = failure or error
+            finally:
+                for task in asking:
+                    task.cancel()
             raise failure or BrokerUnreachableError(f"brokers {name or 'of this group'} have no address now")
 
         return await self.repeat(attempt, deadline, harmless=True)
@@ -194,14 +216,16 @@ class Cluster:
         broker = self.routes.broker(name)
         return broker.master if broker is not None else ""
 
-    async def unless_replaced(self, name: str, address: str, reaching: Coroutine[object, object, _T]) -> _T | None:
-        """The result of ``reaching`` a master; None if another one is found while it is silent.
+    async def unless_replaced(
+        self, name: str, address: str, reaching: Coroutine[object, object, _T], silent_s: float = SILENT_S
+    ) -> _T | None:
+        """The result of ``reaching`` a master; None if another one is found while it is silent for ``silent_s``.
 
         A machine that is gone refuses nothing. Raises what ``reaching`` does.
         """
         task = asyncio.ensure_future(reaching)
         try:
-            while not (await asyncio.wait((task,), timeout=SILENT_S))[0]:
+            while not (await asyncio.wait((task,), timeout=silent_s))[0]:
                 looking = asyncio.ensure_future(self.find_master(name))
                 await asyncio.wait((task, looking), return_when=asyncio.FIRST_COMPLETED)
                 if not looking.done():

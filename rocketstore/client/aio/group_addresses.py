@@ -21,6 +21,8 @@ from rocketstore.remoting.codes import RequestCode
 
 WAIT_S: Final = 2.0
 """How long a route waits at most for brokers to say who they are; what they say later counts for the next route."""
+KNOWN_WAIT_S: Final = 0.2
+"""The same if all have said it before, over other connections: who is silent now was probably there."""
 LEARNT_MAX: Final = 32
 """Addresses of other brokers that are asked for routes, besides those given."""
 
@@ -89,7 +91,7 @@ class GroupAddresses:
         for address in addresses:
             if address not in self._asking and not self._is_known(address):
                 self._asking[address] = loop.create_task(self._ask_one(address))
-        until = loop.time() + WAIT_S
+        until = loop.time() + (KNOWN_WAIT_S if all(one in self._answers for one in addresses) else WAIT_S)
         while asked := [self._asking[one] for one in addresses if one in self._asking]:
             found = {self._answers[one].told for one in addresses if one in self._answers and one not in self._asking}
             if found.issuperset(unknown) or loop.time() >= until:

@@ -2,7 +2,7 @@
 
 Name servers do not know each other, and a restarted one is empty for half a minute; a broker may be gone, or a deposed
 master that does not know it yet. So the last one that answered is asked first, and the next one as well if it does not
-answer within half a second, or does not know the topic.
+answer within a fifth of a second, or does not know the topic.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rocketstore.remoting.bodies.routes import BrokerData, ClusterInfo, TopicLis
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import RouteHeader, write_header
 
-HEDGE_S: Final = 0.5
+HEDGE_S: Final = 0.2
 """How long a server may take before the next one is asked, too."""
 _NO_ROUTES: Final = (
     "does not tell where its topics are, as Apache RocketMQ's brokers do not: give the addresses of name servers "

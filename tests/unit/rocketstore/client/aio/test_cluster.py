@@ -134,6 +134,37 @@ async def test_reads_are_answered_by_a_copy_while_the_master_is_gone() -> None:
 
 
 @on_loop
+async def test_a_frozen_master_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It hangs up on nobody: reads go to a copy, changes to the next master, long before the time for one answer."""
+    monkeypatch.setattr(clusters, "SLOW_S", 0.05)
+    monkeypatch.setattr(clusters, "ATTEMPT_S_MAX", 600.0)
+    async with pair(600.0) as (cluster, topics, (master, slave)), asyncio.timeout(30):
+        await cluster.ask_reader("a", CODE, deadline=cluster.deadline())
+        master.scripts[CODE] = silence
+        await cluster.ask_reader("a", CODE, deadline=cluster.deadline())
+        assert len(slave.of(CODE)) == 1
+        changing = asyncio.ensure_future(cluster.ask_master("a", CODE, deadline=cluster.deadline()))
+        await until(lambda: len(master.of(CODE)) == 3, "the frozen one is asked")
+        assert not changing.done()
+        topics.brokers["a"] = {0: slave.address}
+        await changing
+        assert len(slave.of(CODE)) == 2
+
+
+@on_loop
+async def test_a_change_that_must_not_happen_twice_waits_for_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has it may yet carry it out."""
+    monkeypatch.setattr(clusters, "SLOW_S", 0.01)
+    async with pair() as (cluster, topics, (master, slave)):
+        await cluster.brokers(cluster.deadline())
+        master.scripts[CODE] = silence
+        topics.brokers["a"] = {0: slave.address}
+        with pytest.raises(errors.TimedOutError):
+            await cluster.ask_master("a", CODE, deadline=cluster.deadline(0.3), harmless=False)
+        assert (len(master.of(CODE)), len(slave.of(CODE))) == (1, 0)
+
+
+@on_loop
 async def test_a_name_that_does_not_exist_is_an_error_that_lists_those_that_do() -> None:
     async with pair() as (cluster, topics, (master, _)):
         with pytest.raises(errors.NotFoundError, match=r"no brokers are named b \(there are a\)"):

@@ -17,7 +17,7 @@ from rocketstore.client.aio.route_servers import RouteServers
 from rocketstore.remoting.bodies.routes import KVTable
 from rocketstore.remoting.bodies.runtime import own_table
 from rocketstore.remoting.codes import RequestCode
-from tests.support.on_loop import on_loop
+from tests.support.on_loop import on_loop, until
 from tests.support.scripted_server import ScriptedServer, Topics, scripted_server, silence
 
 RUNTIME = RequestCode.GET_BROKER_RUNTIME_INFO
@@ -100,6 +100,18 @@ async def test_a_broker_that_is_not_there_keeps_the_address_at_which_it_was() ->
     async with published() as group:
         before = await used(group.routes)
         await group.servers[2].stop()
+        assert await used(group.routes) == before
+
+
+@on_loop
+async def test_a_broker_that_is_frozen_delays_no_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has said once who it is: nothing is sent anywhere until the route is there."""
+    monkeypatch.setattr(group_addresses, "WAIT_S", 600.0)
+    async with published() as group, asyncio.timeout(30):
+        before = await used(group.routes)
+        group.servers[2].scripts[RUNTIME] = silence
+        group.servers[2].hang_up()
+        await until(lambda: not group.connections.is_open(group.servers[2].address), "it has hung up")
         assert await used(group.routes) == before
 
 
