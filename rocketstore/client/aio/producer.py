@@ -25,7 +25,7 @@ from rocketstore.client.aio.queue_selection import OnFailure
 from rocketstore.client.aio.results import PreparedMessage, SendResult, TransactionResult, TransactionState
 from rocketstore.client.aio.spans import OpenTelemetry, SendSpans
 from rocketstore.client.aio.timed import recall
-from rocketstore.client.aio.tracing import TRACE_CLOSE_S, TRACE_LIMITS, SendTraces, TraceWriter
+from rocketstore.client.aio.tracing import TRACE_CLOSE_S, TRACE_LIMITS, EndTraces, SendTraces, TraceWriter
 from rocketstore.client.aio.transactions import Check, Transaction, Transactions, checked_state
 from rocketstore.message.checks import check_group_name
 from rocketstore.message.ids import ids_of_client, new_client_id
@@ -150,8 +150,9 @@ class Producer:
         deadline = self._cluster.deadline()
         await self._cluster.repeat(lambda: self._cluster.brokers(deadline), deadline, harmless=True)
         if self._transactions is None:
+            traces = None if self._traces is None else EndTraces(self.group, self._traces)
             self._transactions = Transactions(
-                self._cluster, self.group, self._check, workers=self._options.check_workers
+                self._cluster, self.group, self._check, workers=self._options.check_workers, traces=traces
             )
             self._heartbeats = Heartbeats(self._cluster, self._heartbeat)
             self._heartbeats.start()

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from dledger.errors import DLedgerError
 from rocketstore.client.aio.pending import PipelineLimits
-from rocketstore.client.aio.results import SendResult
+from rocketstore.client.aio.results import SendResult, TransactionState
 from rocketstore.message.ids import offset_message_id, parse_offset_message_id
 from rocketstore.message.message import PROPERTY_KEYS, PROPERTY_TAGS, Message
 from rocketstore.message.trace import (
     TRACE_TOPIC,
     ConsumedTrace,
+    EndedTrace,
     ReceivedTrace,
     SentTrace,
     Trace,
@@ -46,6 +47,12 @@ BODY_CHARS_MAX: Final = 64 * 1024
 WAITING_MAX: Final = 4096
 """Traces that are not sent yet."""
 _V6: Final = 6
+_STATES: Final = {
+    TransactionState.COMMIT: "COMMIT_MESSAGE",
+    TransactionState.ROLLBACK: "ROLLBACK_MESSAGE",
+    TransactionState.UNKNOWN: "UNKNOW",
+}
+"""As RocketMQ spells them."""
 TOLD_S: Final = 60.0
 KEY_CHARS_MAX: Final = 1024
 """Of the business keys of one message, in its trace: keys beyond that are left out."""
@@ -163,10 +170,40 @@ class SendTraces:
             self._group,
             one.message.properties.get(PROPERTY_TAGS, ""),
             _short(one.message.properties.get(PROPERTY_KEYS, "")),
-            _host_of(offset_id) if offset_id else "" if result is None else result.broker,
+            host_of(offset_id) if offset_id else "" if result is None else result.broker,
             len(one.message.body),
             kind_number(one.message) if not one.sys_flag else 1,
             offset_id,
+        )
+
+
+class EndTraces:
+    """Of the transactions of one producer; ``group`` is its group."""
+
+    def __init__(self, group: str, writer: TraceWriter) -> None:
+        self._group = group
+        self._writer = writer
+
+    def ended(
+        self, message: Message, message_id: str, state: TransactionState, store_host: str, *, from_check: bool
+    ) -> None:
+        """A broker was told how a transaction ends, or will have to ask; ``store_host``: its address."""
+        properties = message.properties
+        self._writer.add(
+            [
+                EndedTrace(
+                    message_id,
+                    time.time_ns() // 1_000_000,
+                    _STATES[state],
+                    message.topic,
+                    self._group,
+                    properties.get(PROPERTY_TAGS, ""),
+                    _short(properties.get(PROPERTY_KEYS, "")),
+                    store_host,
+                    message_id,
+                    from_check,
+                )
+            ]
         )
 
 
@@ -243,7 +280,8 @@ def _short(keys: str) -> str:
     return keys if len(keys) <= KEY_CHARS_MAX else keys[:KEY_CHARS_MAX].rpartition(" ")[0]
 
 
-def _host_of(offset_id: str) -> str:
+def host_of(offset_id: str) -> str:
+    """The address of the broker that gave a message this id."""
     host, _ = parse_offset_message_id(offset_id)
     ip = ip_address(host.ip)
     return f"[{ip}]:{host.port}" if ip.version == _V6 else f"{ip}:{host.port}"

@@ -31,6 +31,7 @@ from rocketstore.client.aio.results import (
     TransactionResult,
     TransactionState,
 )
+from rocketstore.client.aio.tracing import EndTraces, host_of
 from rocketstore.message.compression import COMPRESSION_FLAGS
 from rocketstore.message.ids import parse_offset_message_id
 from rocketstore.message.message import PROPERTY_CHECK_TIMES, PROPERTY_UNIQUE_KEY, SYS_FLAG_COMPRESSED, Message
@@ -129,7 +130,7 @@ class Transaction:
             state = TransactionState.ROLLBACK
         elif state is None:
             state = TransactionState.COMMIT if error is None else TransactionState.UNKNOWN
-        self._result = await self._transactions().end(self.half, state)
+        self._result = await self._transactions().end(self.half, state, self._message)
 
 
 class _PendingCheck(NamedTuple):
@@ -146,7 +147,10 @@ class Transactions:
     on a thread. If it raises, the broker asks again.
     """
 
-    def __init__(self, cluster: Cluster, group: str, check: Check, *, workers: int) -> None:
+    def __init__(
+        self, cluster: Cluster, group: str, check: Check, *, workers: int, traces: EndTraces | None = None
+    ) -> None:
+        self._traces = traces
         self._cluster = cluster
         self._group = group
         self._check = check
@@ -180,13 +184,16 @@ class Transactions:
         if not self._in_progress[transaction_id]:
             del self._in_progress[transaction_id]
 
-    async def end(self, half: SendResult, state: TransactionState) -> TransactionResult:
+    async def end(self, half: SendResult, state: TransactionState, message: Message) -> TransactionResult:
         """Tell the master; if that is not possible, ``problem`` says why, and a check will settle it."""
         problem: DLedgerError | None = None
         try:
             if state is not TransactionState.UNKNOWN:
                 await self._tell_master(half, state)
                 self._note_ended(half.message_id)
+            if self._traces is not None:
+                where = host_of(half.offset_id) if half.offset_id else half.broker
+                self._traces.ended(message, half.message_id, state, where, from_check=False)
         except DLedgerError as error:
             problem = error
             _log.warning("transaction %s: %s is not told, a check will settle it: %s", half.message_id, state, error)
@@ -277,6 +284,9 @@ class Transactions:
         connections, code = self._cluster.connections, RequestCode.END_TRANSACTION
         try:
             await connections.ask_over(check.connection, code, end, timeout_s=ATTEMPT_S_MAX)
+            if self._traces is not None:
+                where = str(check.connection.place)
+                self._traces.ended(prepared.message, prepared.transaction_id, state, where, from_check=True)
         except ClientError as error:
             _log.warning("transaction %s: %s is not told, another check will: %s", header, state, error)
 

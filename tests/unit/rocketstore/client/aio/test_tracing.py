@@ -14,9 +14,10 @@ from rocketstore.client.aio.consumed_message import ConsumedMessage
 from rocketstore.client.aio.consumer import Consumer
 from rocketstore.client.aio.errors import ClientError
 from rocketstore.client.aio.producer import Producer
-from rocketstore.client.aio.tracing import KEYS_MAX, WAITING_MAX, TraceWriter
+from rocketstore.client.aio.results import PreparedMessage, TransactionState
+from rocketstore.client.aio.tracing import _STATES, KEYS_MAX, WAITING_MAX, TraceWriter
 from rocketstore.message.message import Message
-from rocketstore.message.trace import TRACE_TOPIC, SentTrace
+from rocketstore.message.trace import TRACE_TOPIC, EndedTrace, SentTrace, decode_traces
 from rocketstore.server import BrokerServer
 from tests.support.on_loop import on_loop, until
 from tests.unit.rocketstore.test_server import plain, running
@@ -72,6 +73,42 @@ async def test_a_trace_says_who_sent_and_who_consumed_a_message(broker: BrokerSe
         traces = await admin.messages_by_key(TRACE_TOPIC, "k1")
         assert len(traces) >= 1
         assert all(TRACE_TOPIC.encode() not in one.body for one in traces)
+
+
+@on_loop
+async def test_a_trace_says_how_a_transaction_ended(broker: BrokerServer) -> None:
+    """As RocketMQ's producers write it: what was decided, and that a message without an end was left to a check."""
+
+    async def check(_: PreparedMessage) -> TransactionState:
+        return TransactionState.UNKNOWN
+
+    ids = []
+    async with Producer(broker.address, group="senders", check=check, trace=True, timeout_s=30) as producer:
+        for state in TransactionState:
+            async with producer.transaction(Message("T", b"x", keys="k1", tags="new")) as transaction:
+                transaction.state = state
+            ids.append(transaction.id)
+    async with Admin(broker.address, timeout_s=30) as admin:
+        for message_id, state in zip(ids, TransactionState, strict=True):
+            ended = (await ended_of(admin, message_id))[0]
+            assert (ended.group, ended.detail) == ("senders", _STATES[state])
+        (message,) = [
+            one
+            for each in await admin.messages_by_key(TRACE_TOPIC, ids[0])
+            for one in decode_traces(each.body)
+            if isinstance(one, EndedTrace) and one.message_id == ids[0]
+        ]
+        assert (message.topic, message.tags, message.keys) == ("T", "new", "k1")
+        assert (message.store_host, message.transaction_id, message.from_check) == (broker.address, ids[0], False)
+
+
+async def ended_of(admin: Admin, message_id: str) -> list[Traced]:
+    found: list[Traced] = []
+    async with asyncio.timeout(30):
+        while not found:
+            found = [one for one in await admin.trace(message_id) if one.step == "ended"]
+            await asyncio.sleep(0.05)
+    return found
 
 
 @on_loop
