@@ -20,6 +20,7 @@ from dledger.remoting.errors import RequestError
 from dledger.remoting.server import Handler
 from dledger.rpc.clients.access_gate import open_stream
 from dledger.rpc.clients.aio_server import Methods
+from dledger.rpc.clients.answers import Leases
 from dledger.rpc.clients.connections import Connection, Connections
 from dledger.rpc.fields import parse
 from rocketstore.broker.broker import Broker
@@ -242,9 +243,13 @@ class GatewayService:
                     call = self._call(name, context, connection)
                     answers = await self._carry_out(name, method, call, data)
                     try:
-                        for one in answers:
-                            with connection.writing():
-                                await context.write(one)
+                        with Leases(self._broker.shares.room, call.quota) as unsent:
+                            left = sum(map(len, answers))
+                            for one in answers:
+                                unsent.resize(left)
+                                with connection.writing():
+                                    await context.write(one)
+                                left -= len(one)
                     except BaseException:  # the client is gone
                         self._give_back(call, data, answers)
                         raise

@@ -58,6 +58,20 @@ def started(broker: GatewayHarness, client: GatewayClient) -> GatewayClient:
 class TestReceiving:
     """ReceiveMessage and QueryAssignment."""
 
+    def test_answers_count_until_they_are_sent(self, broker: GatewayHarness, started: GatewayClient) -> None:
+        """A client that asks again and again, and reads nothing, would fill the memory."""
+        for number in range(8):
+            started.send(message(bytes(3 * 1024 * 1024), message_id=f"m{number}"))
+        request = pbs.ReceiveMessageRequest(group=G, message_queue=pb.MessageQueue(topic=T, id=0), batch_size=32)
+        request.invisible_duration.seconds = 60
+        answers = started.begin("ReceiveMessage", request, 60)
+        assert pbs.ReceiveMessageResponse.FromString(next(iter(answers))).status.code == pb.OK
+        root = broker.broker.shares.quotas.of("@test", "test", "test")._root
+        assert root.answer_bytes > 1024 * 1024
+        count = sum(pbs.ReceiveMessageResponse.FromString(one).HasField("message") for one in answers)
+        assert count >= 1
+        wait_until(lambda: root.answer_bytes == 0, "all is sent")
+
     def test_a_message_arrives_as_it_was_sent(self, started: GatewayClient) -> None:
         """With its digest, encoding, handle and attempt, without which official clients lose it."""
         given = message(b"hello", message_id="01A", tag="new", keys=["k1", "k2"])
