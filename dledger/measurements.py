@@ -37,3 +37,7 @@ class NodeMeasurements:
     """Of the fuller one of the disks that new segments need; -1 before the first measurement."""
     forced_segments: int
     """Segments removed before they had expired, since it started."""
+    apply_s: float = 0.0
+    """The time its state machine has spent in applying since it started."""
+    snapshot_s: float = 0.0
+    """How long its last snapshot took to write."""

@@ -18,6 +18,7 @@ from dledger.measurements import NodeMeasurements, PeerMeasurements
 from dledger.members import MemberProgress
 from dledger.rpc.ports import MemberStatus, NodeStatus, PeerStatus
 from dledger.runtime.driver import NodeDriver
+from dledger.statemachine.host import MachineHost
 from dledger.store.file_store import FileStore
 from dledger.types import NO_INDEX, LogIndex, NodeId
 from dledger.values import address_text
@@ -29,7 +30,7 @@ _NO_PROGRESS: Final = MemberProgress(NodeId(""), "", NO_INDEX, 0, 0, 0, -1)
 class NodeReports:
     """``client_address_of``: a member's, empty if unknown; ``grpc_port``: in use at this moment, 0 if none."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one parameter per neighbour
         self,
         config: ServerConfig,
         node: Node,
@@ -38,6 +39,7 @@ class NodeReports:
         clock: Clock,
         client_address_of: Callable[[NodeId], str],
         grpc_port: Callable[[], int],
+        machine: MachineHost | None = None,
     ) -> None:
         self._config = config
         self._log = log
@@ -45,6 +47,7 @@ class NodeReports:
         self._clock = clock
         self._client_address_of = client_address_of
         self._grpc_port = grpc_port
+        self._machine = machine
         self._role_since = (node.state.role_name, node.state.term), clock.monotonic_ms()
 
     def role_changed(self, change: RoleChange) -> None:
@@ -78,11 +81,14 @@ class NodeReports:
             repeated_entries=acks.duplicates,
             disk_used_ratio=log.disk_used_ratio,
             forced_segments=log.forced_segments,
+            apply_s=0.0 if self._machine is None else self._machine.applier.apply_s,
+            snapshot_s=0.0 if self._machine is None else self._machine.snapshot_s,
         )
 
     def status(self, node: Node) -> NodeStatus:
         """Under the node's lock."""
         config, state, log, members = self._config, node.state, self._log, node.state.membership
+        machine = self._machine
         return NodeStatus(
             cluster_id=config.effective_cluster_id,
             group=config.group,
@@ -124,6 +130,9 @@ class NodeReports:
             configuration_term=members.current.term,
             configuration_committed=members.is_committed,
             change_id=members.current.change_id,
+            applied_index=None if machine is None else machine.applied_index,
+            snapshot_index=NO_INDEX if machine is None else machine.snapshot_index,
+            snapshot_bytes=0 if machine is None else machine.snapshot_bytes,
         )
 
     def hint(self, leader: NodeId | None) -> LeaderHint | None:

@@ -254,7 +254,14 @@ class DLedgerServer:
         self._member_watch = MemberWatch(config, self._node.state.membership, self.conditions, self._clock)
         self._roles = RoleChangeNotifier(name, self._supervisor)
         self._reports = NodeReports(
-            config, self._node, self.log, self.conditions, self._clock, self._client_address_of, lambda: self.grpc_port
+            config,
+            self._node,
+            self.log,
+            self.conditions,
+            self._clock,
+            self._client_address_of,
+            lambda: self.grpc_port,
+            self._machine,
         )
         old_logs = OldLogs(self._prehistory, self._compared_old_logs)
         self._addresses = PeerAddresses(config.node_id, config.peers, self._node.state.membership.copy())

@@ -23,7 +23,7 @@ from dledger.rpc.clients.codec import ReadMode
 from dledger.rpc.ports import NodeStatus, RoleEvent
 from dledger.sending.batch import ITEM_OVERHEAD_BYTES, call
 from dledger.sending.futures import SentItem, wait_for
-from dledger.types import BlockDigest, Entry, LogChunk, LogIndex, NodeId
+from dledger.types import NO_INDEX, BlockDigest, Entry, LogChunk, LogIndex, NodeId, QueryAnswer, SnapshotState
 from dledger.values import MIB
 
 if TYPE_CHECKING:
@@ -249,6 +249,41 @@ class DLedgerClient:
         An append in flight may still be stored after the answer: call this when none is.
         """
         return self._runner.run(lambda: self._client.producer_sequence(producer, timeout_s=timeout_s))
+
+    # --- the state machine --------------------------------------------------------------------------------------------
+
+    def command(self, command: bytes, *, timeout_s: float | None = None) -> bytes:
+        """Have the state machine on the log apply a command, once; returns its result.
+
+        Commands of one client are applied in the order of the calls. Raises ``NoStateMachineError``, and
+        ``PendingFullError`` while more than 1,024 wait.
+        """
+        return self._runner.run(lambda: self._client.command(command, timeout_s=timeout_s))
+
+    def query(
+        self,
+        request: bytes,
+        *,
+        mode: ReadMode = ReadMode.LINEARIZABLE,
+        after: int = NO_INDEX,
+        wait_s: float = 0.0,
+        address: str | None = None,
+        timeout_s: float | None = None,
+    ) -> QueryAnswer:
+        """Ask the state machine on the log. Linearizable: it sees every command that was answered before.
+
+        In mode COMMITTED any node answers with its present state, which may be old; with ``wait_s`` (up to 15 s) once
+        it has applied an entry after ``after``, or when that time is up.
+        """
+        return self._runner.run(
+            lambda: self._client.query(
+                request, mode=mode, after=after, wait_s=wait_s, address=address, timeout_s=timeout_s
+            )
+        )
+
+    def create_snapshot(self, address: str, *, timeout_s: float = 60.0) -> SnapshotState:
+        """Have the node at ``address`` write a snapshot of its state machine; returns when it is durable."""
+        return self._runner.run(lambda: self._client.create_snapshot(address, timeout_s=timeout_s))
 
     # --- read ---------------------------------------------------------------------------------------------------------
 

@@ -229,7 +229,7 @@ class Condition(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ..., since_ms: _Optional[int] = ..., subject: _Optional[str] = ...) -> None: ...
 
 class MetadataResponse(_message.Message):
-    __slots__ = ("status", "group", "node_id", "role", "term", "leader_id", "leader_address", "members", "begin_index", "end_index", "committed_index", "flushed_index", "begin_position", "end_position", "peers", "flush_mode", "disk_full", "pending_entries", "cluster_id", "voter", "version", "committed_position", "is_broker", "conditions", "role_age_ms", "grpc_port", "configuration_index", "configuration_term", "configuration_committed", "change_id")
+    __slots__ = ("status", "group", "node_id", "role", "term", "leader_id", "leader_address", "members", "begin_index", "end_index", "committed_index", "flushed_index", "begin_position", "end_position", "peers", "flush_mode", "disk_full", "pending_entries", "cluster_id", "voter", "version", "committed_position", "is_broker", "conditions", "role_age_ms", "grpc_port", "configuration_index", "configuration_term", "configuration_committed", "change_id", "applied_index", "snapshot_index", "snapshot_bytes")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -260,6 +260,9 @@ class MetadataResponse(_message.Message):
     CONFIGURATION_TERM_FIELD_NUMBER: _ClassVar[int]
     CONFIGURATION_COMMITTED_FIELD_NUMBER: _ClassVar[int]
     CHANGE_ID_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_INDEX_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_BYTES_FIELD_NUMBER: _ClassVar[int]
     status: Status
     group: str
     node_id: str
@@ -290,7 +293,10 @@ class MetadataResponse(_message.Message):
     configuration_term: int
     configuration_committed: bool
     change_id: int
-    def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., members: _Optional[_Iterable[_Union[MemberInfo, _Mapping]]] = ..., begin_index: _Optional[int] = ..., end_index: _Optional[int] = ..., committed_index: _Optional[int] = ..., flushed_index: _Optional[int] = ..., begin_position: _Optional[int] = ..., end_position: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerProgress, _Mapping]]] = ..., flush_mode: _Optional[str] = ..., disk_full: _Optional[bool] = ..., pending_entries: _Optional[int] = ..., cluster_id: _Optional[str] = ..., voter: _Optional[bool] = ..., version: _Optional[str] = ..., committed_position: _Optional[int] = ..., is_broker: _Optional[bool] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., role_age_ms: _Optional[int] = ..., grpc_port: _Optional[int] = ..., configuration_index: _Optional[int] = ..., configuration_term: _Optional[int] = ..., configuration_committed: _Optional[bool] = ..., change_id: _Optional[int] = ...) -> None: ...
+    applied_index: int
+    snapshot_index: int
+    snapshot_bytes: int
+    def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., members: _Optional[_Iterable[_Union[MemberInfo, _Mapping]]] = ..., begin_index: _Optional[int] = ..., end_index: _Optional[int] = ..., committed_index: _Optional[int] = ..., flushed_index: _Optional[int] = ..., begin_position: _Optional[int] = ..., end_position: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerProgress, _Mapping]]] = ..., flush_mode: _Optional[str] = ..., disk_full: _Optional[bool] = ..., pending_entries: _Optional[int] = ..., cluster_id: _Optional[str] = ..., voter: _Optional[bool] = ..., version: _Optional[str] = ..., committed_position: _Optional[int] = ..., is_broker: _Optional[bool] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., role_age_ms: _Optional[int] = ..., grpc_port: _Optional[int] = ..., configuration_index: _Optional[int] = ..., configuration_term: _Optional[int] = ..., configuration_committed: _Optional[bool] = ..., change_id: _Optional[int] = ..., applied_index: _Optional[int] = ..., snapshot_index: _Optional[int] = ..., snapshot_bytes: _Optional[int] = ...) -> None: ...
 
 class WatchRoleRequest(_message.Message):
     __slots__ = ("group",)
@@ -499,3 +505,63 @@ class BlockDigestsResponse(_message.Message):
     committed_position: int
     committed_index: int
     def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., blocks: _Optional[_Iterable[_Union[BlockDigest, _Mapping]]] = ..., begin_position: _Optional[int] = ..., committed_position: _Optional[int] = ..., committed_index: _Optional[int] = ...) -> None: ...
+
+class CommandRequest(_message.Message):
+    __slots__ = ("group", "commands", "producer", "sequence")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    commands: _containers.RepeatedScalarFieldContainer[bytes]
+    producer: str
+    sequence: int
+    def __init__(self, group: _Optional[str] = ..., commands: _Optional[_Iterable[bytes]] = ..., producer: _Optional[str] = ..., sequence: _Optional[int] = ...) -> None: ...
+
+class CommandResponse(_message.Message):
+    __slots__ = ("status", "results")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    status: Status
+    results: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., results: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class QueryRequest(_message.Message):
+    __slots__ = ("group", "request", "mode", "after_index", "wait_ms")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_INDEX_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    request: bytes
+    mode: ReadMode
+    after_index: int
+    wait_ms: int
+    def __init__(self, group: _Optional[str] = ..., request: _Optional[bytes] = ..., mode: _Optional[_Union[ReadMode, str]] = ..., after_index: _Optional[int] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+
+class QueryResponse(_message.Message):
+    __slots__ = ("status", "result", "applied_index")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_INDEX_FIELD_NUMBER: _ClassVar[int]
+    status: Status
+    result: bytes
+    applied_index: int
+    def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., result: _Optional[bytes] = ..., applied_index: _Optional[int] = ...) -> None: ...
+
+class SnapshotRequest(_message.Message):
+    __slots__ = ("group",)
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    def __init__(self, group: _Optional[str] = ...) -> None: ...
+
+class SnapshotResponse(_message.Message):
+    __slots__ = ("status", "index", "bytes")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    status: Status
+    index: int
+    bytes: int
+    def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., index: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...

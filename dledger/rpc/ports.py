@@ -27,7 +27,9 @@ from dledger.types import (
     NodeId,
     Position,
     ProducerBatch,
+    QueryAnswer,
     Role,
+    SnapshotState,
     Term,
 )
 
@@ -152,6 +154,11 @@ class NodeStatus:
     """Whether it knows them to be committed."""
     change_id: int = 0
     """Of the request that made these members; 0: none did."""
+    applied_index: LogIndex | None = None
+    """The last entry that its state machine has applied; None: there is no machine."""
+    snapshot_index: LogIndex = NO_INDEX
+    """The last entry of its newest durable snapshot."""
+    snapshot_bytes: int = 0
 
     @property
     def client_address(self) -> str:
@@ -222,6 +229,33 @@ class LogNode(Protocol):
 
         With ``producer``, entries that the log already holds are not appended again; done when a quorum has those, too.
         """
+
+    def submit_commands(
+        self,
+        commands: Sequence[bytes],
+        done: Callable[[tuple[bytes, ...] | DLedgerError], None],
+        producer: ProducerBatch | None = None,
+    ) -> None:
+        """Append commands as ``submit_append`` does; done with their results, once the state machine here has applied
+        them. ``NoStateMachineError`` without one, here and in the two below.
+        """
+
+    def submit_query(
+        self,
+        request: bytes,
+        done: Callable[[QueryAnswer | DLedgerError], None],
+        *,
+        linearizable: bool = True,
+        after: LogIndex = NO_INDEX,
+        wait_ms: int = 0,
+    ) -> None:
+        """Ask the state machine, if ``linearizable`` as leader (ReadIndex), and then once it has applied that index.
+
+        Otherwise its present state; with ``wait_ms`` once an entry after ``after`` is applied, or that time later.
+        """
+
+    def submit_snapshot(self, done: Callable[[SnapshotState | DLedgerError], None]) -> None:
+        """Write a snapshot of what is applied by now; done when it is durable."""
 
     def submit_producer(self, name: str, done: Callable[[int | DLedgerError], None]) -> None:
         """The number of a producer's next entry, 0 for an unknown one, once all earlier entries are committed."""

@@ -40,7 +40,7 @@ from dledger.store.file_store import FileStore
 from dledger.types import NO_INDEX, AppendedBatch, Body, LogIndex, ProducerBatch, QueryAnswer
 
 COMMANDS_MAX: Final = 1024
-"""In one request; ``RESULTS_KEPT`` in a numbered one."""
+"""In one request; ``RESULTS_KEPT`` in a numbered one. The limits on the wire are the same."""
 QUERIES_MAX: Final = 1024
 """At the same time, those that wait included."""
 STOP_TIMEOUT_S: Final = 10.0
@@ -182,6 +182,12 @@ class MachineHost:
         return self._clock.wall_ms()
 
     # -- snapshots -----------------------------------------------------------------------------------------------
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """The bytes of the newest snapshot."""
+        newest = self.snapshots.newest
+        return 0 if newest is None else newest.size
 
     @property
     def snapshot_s(self) -> float:

@@ -161,12 +161,8 @@ class SnapshotStore:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def verify(self, meta: SnapshotMeta) -> None:
-        """Read all of a snapshot. Raises ``DamagedSnapshotError``; an ``OSError`` of a read is one, too."""
-        for name in sorted(meta.files):
-            reader = SnapshotFileReader(self._path(meta.index), name, meta)
-            with reader:
-                while reader.read(PIECE_BYTES):
-                    pass
+        """See ``verify_files``."""
+        verify_files(self._path(meta.index), meta)
 
     def reader(self, meta: SnapshotMeta, name: str = STATE_FILE) -> SnapshotFileReader:
         """Reads one file from its beginning. Raises ``DamagedSnapshotError``, also at the end of the file.
@@ -398,6 +394,21 @@ class SnapshotFileReader:
     def close(self) -> None:
         """Close the file; idempotent."""
         self._file.close()
+
+
+def snapshot_directories(node_directory: Path) -> list[Path]:
+    """The directories of finished snapshots, newest first. Raises ``OSError``."""
+    parent = node_directory / SNAPSHOTS_DIRECTORY
+    found = sorted(parent.iterdir(), reverse=True) if parent.exists() else []
+    return [one for one in found if _NAME.fullmatch(one.name) and (one / META_FILE).exists()]
+
+
+def verify_files(directory: Path, meta: SnapshotMeta) -> None:
+    """Read all files of a snapshot. Raises ``DamagedSnapshotError``; an ``OSError`` of a read is one, too."""
+    for name in sorted(meta.files):
+        with SnapshotFileReader(directory, name, meta) as reader:
+            while reader.read(PIECE_BYTES):
+                pass
 
 
 def encode_meta(meta: SnapshotMeta) -> bytes:

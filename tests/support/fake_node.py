@@ -19,7 +19,20 @@ from dledger.errors import (
 from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.members import ANY_CONFIGURATION, ChangeKind, ClusterMember, Configuration, MemberChange, MemberRole
 from dledger.rpc.ports import CommitEvent, MemberStatus, NodeEvent, NodeStatus, PeerStatus, RoleEvent
-from dledger.types import AppendedBatch, Entry, LogIndex, NodeId, Position, ProducerBatch, Role, StoredRun, Term
+from dledger.types import (
+    NO_INDEX,
+    AppendedBatch,
+    Entry,
+    LogIndex,
+    NodeId,
+    Position,
+    ProducerBatch,
+    QueryAnswer,
+    Role,
+    SnapshotState,
+    StoredRun,
+    Term,
+)
 from dledger.values import address_text, parse_address
 from tests.support.fake_bulk import FakeBulkLog
 
@@ -65,6 +78,8 @@ class FakeNode:
     change_id: int = 0
     peers: tuple[PeerStatus, ...] = ()
     conditions: tuple[Condition, ...] = ()
+    queries: list[tuple[bytes, bool, LogIndex, int]] = field(default_factory=list)
+    """Those of the state machine, which answers with the request itself."""
     listeners: list[Callable[[NodeEvent], None]] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
     bulk: FakeBulkLog = field(init=False)
@@ -83,6 +98,31 @@ class FakeNode:
         done(result)
         if isinstance(result, AppendedBatch):
             self.tell(CommitEvent(LogIndex(self.committed)))
+
+    def submit_commands(
+        self,
+        commands: Sequence[bytes],
+        done: Callable[[tuple[bytes, ...] | DLedgerError], None],
+        producer: ProducerBatch | None = None,
+    ) -> None:
+        self.submit_append(
+            commands, lambda result: done(result if isinstance(result, DLedgerError) else tuple(commands)), producer
+        )
+
+    def submit_query(
+        self,
+        request: bytes,
+        done: Callable[[QueryAnswer | DLedgerError], None],
+        *,
+        linearizable: bool = True,
+        after: LogIndex = NO_INDEX,
+        wait_ms: int = 0,
+    ) -> None:
+        self.queries.append((request, linearizable, after, wait_ms))
+        done((self._not_leader() if linearizable else None) or QueryAnswer(request, LogIndex(self.committed)))
+
+    def submit_snapshot(self, done: Callable[[SnapshotState | DLedgerError], None]) -> None:
+        done(SnapshotState(LogIndex(self.committed), 77))
 
     def submit_producer(self, name: str, done: Callable[[int | DLedgerError], None]) -> None:
         done(self._not_leader() or len(self.producers.get(name, ())))

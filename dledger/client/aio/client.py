@@ -28,10 +28,22 @@ from dledger.remoting.log.codes import LogCode
 from dledger.rpc.clients import codec as messages
 from dledger.rpc.clients.codec import Read, ReadMode
 from dledger.rpc.ports import NodeStatus, RoleEvent
-from dledger.types import BlockDigest, Entry, LogChunk, LogIndex, NodeId, Position, Role
+from dledger.types import (
+    NO_INDEX,
+    BlockDigest,
+    Entry,
+    LogChunk,
+    LogIndex,
+    NodeId,
+    Position,
+    QueryAnswer,
+    Role,
+    SnapshotState,
+)
 
 if TYPE_CHECKING:
     from dledger.client.aio.appending import Appending
+    from dledger.client.aio.commands import CommandSender
     from dledger.client.aio.large_reads import LargeReads, ReadTarget
     from dledger.client.appends import AppendBatch
     from dledger.client.security import ClientSecurity
@@ -72,6 +84,7 @@ class DLedgerClient:
         self._calls = Calls(self._connections, self._directory, group)
         self._idempotent = enable_idempotence
         self._appending: Appending | None = None
+        self._commanding: CommandSender | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -93,6 +106,8 @@ class DLedgerClient:
         self._calls.seeker.close()
         if self._appending is not None:
             await self._appending.abandon()
+        if self._commanding is not None:
+            await self._commanding.close()
         await self._connections.close()
 
     @property
@@ -172,6 +187,62 @@ class DLedgerClient:
             )
 
         return await self._calls.at_leader(ask, self._deadline(timeout_s))
+
+    # --- the state machine --------------------------------------------------------------------------------------------
+
+    async def command(self, command: bytes, *, timeout_s: float | None = None) -> bytes:
+        """Have the state machine on the log apply a command, once; returns its result.
+
+        Commands of one client are applied in the order of the calls. Raises ``NoStateMachineError``, and
+        ``PendingFullError`` while more than 1,024 wait.
+        """
+        if self._commanding is None:
+            from dledger.client.aio.commands import CommandSender
+
+            self._commanding = CommandSender(self._connections, self._calls, self.group)
+        return await self._commanding.send(command, self._timeout_s(timeout_s))
+
+    async def query(
+        self,
+        request: bytes,
+        *,
+        mode: ReadMode = ReadMode.LINEARIZABLE,
+        after: int = NO_INDEX,
+        wait_s: float = 0.0,
+        address: str | None = None,
+        timeout_s: float | None = None,
+    ) -> QueryAnswer:
+        """Ask the state machine on the log. Linearizable: it sees every command that was answered before.
+
+        In mode COMMITTED any node answers with its present state, which may be old; with ``wait_s`` (up to 15 s) once
+        it has applied an entry after ``after``, or when that time is up.
+        """
+        from dledger.rpc.clients import machine_codec
+
+        query = machine_codec.Query(self.group, request, mode, LogIndex(after), round(wait_s * 1000))
+        encoded, deadline = machine_codec.encode_query(query), TimeLimit(self._timeout_s(timeout_s) + wait_s)
+
+        async def ask(at: str, until: TimeLimit) -> QueryAnswer:
+            return machine_codec.decode_answer(await self._connections.call(at, LogCode.QUERY, encoded, until))
+
+        if address is not None:
+            return await self._calls.at_one(ask, address, deadline)
+        if mode is ReadMode.LINEARIZABLE:
+            return await self._calls.at_leader(ask, deadline)
+        return (await self._calls.at_any(ask, deadline))[0]
+
+    async def create_snapshot(self, address: str, *, timeout_s: float = 60.0) -> SnapshotState:
+        """Have the node at ``address`` write a snapshot of its state machine; returns when it is durable."""
+        from dledger.rpc.clients import machine_codec
+
+        request = machine_codec.encode_snapshot_request(self.group)
+
+        async def ask(at: str, until: TimeLimit) -> SnapshotState:
+            return machine_codec.decode_snapshot_state(
+                await self._connections.call(at, LogCode.SNAPSHOT, request, until)
+            )
+
+        return await self._calls.at_one(ask, address, TimeLimit(timeout_s))
 
     # --- read ---------------------------------------------------------------------------------------------------------
 

@@ -39,3 +39,7 @@ class LogCode(IntEnum):
     DIGESTS = 20009
     """Answered with the first blocks; who wants more asks from where they end."""
     CHANGE_MEMBERS = 20010
+    COMMAND = 20011
+    """Of a state machine on the log, as the two below."""
+    QUERY = 20012
+    SNAPSHOT = 20013

@@ -26,7 +26,7 @@ from dledger.remoting.log.codes import REQUEST_BYTES_MAX_FIELD, JavaCode, LogCod
 from dledger.remoting.server import Answer, Direct, Handler, Handlers, RemotingServer, ServerLimits
 from dledger.rpc import options
 from dledger.rpc.bridge import LoopCallback, RoleWatch
-from dledger.rpc.clients import bulk_codec, member_codec
+from dledger.rpc.clients import bulk_codec, machine_codec, member_codec
 from dledger.rpc.clients import codec as messages
 from dledger.rpc.clients.answers import SMALL_BYTES, Leases
 from dledger.rpc.clients.bulk_service import TooManyBulkReadsError
@@ -74,6 +74,9 @@ class LogHandlers:
             LogCode.PRODUCER: own(LogOperation.PRODUCER, self._producer),
             LogCode.TRANSFER: own(LogOperation.TRANSFER, self._transfer),
             LogCode.CHANGE_MEMBERS: own(LogOperation.CHANGE_MEMBERS, self._change_members),
+            LogCode.COMMAND: own(LogOperation.COMMAND, self._command),
+            LogCode.QUERY: own(LogOperation.QUERY, self._query),
+            LogCode.SNAPSHOT: own(LogOperation.SNAPSHOT, self._snapshot),
             LogCode.WATCH_ROLE: own(LogOperation.WATCH_ROLE, self._watch_role),
             LogCode.FETCH: self._fetch,
             LogCode.LOCATE: own(LogOperation.LOCATE, self._locate),
@@ -95,9 +98,11 @@ class LogHandlers:
         """A handler whose answers are small, or must have room at once."""
 
         async def handle(connection: RemotingConnection, frame: Frame) -> Answer:
+            is_applied = False
             try:
                 admitted = self._access.admit(connection, frame, operation)
                 body = await handler(admitted, connection, frame)
+                is_applied = operation is LogOperation.COMMAND
                 if len(body) <= SMALL_BYTES:
                     return frame.answer(body=body)
                 with Leases(self._requests.room, admitted.quota) as leases:
@@ -106,6 +111,8 @@ class LogHandlers:
                     del body
                     await connection.taken()
             except DLedgerError as error:
+                if is_applied:  # only the results found no room
+                    error.outcome = "unknown"
                 return self._refusal(frame, error)
             return None
 
@@ -163,6 +170,23 @@ class LogHandlers:
     async def _change_members(self, _admitted: Admitted, _connection: RemotingConnection, frame: Frame) -> bytes:
         changed = await self._requests.change_members(*member_codec.decode_change(frame.body))
         return member_codec.encode_changed(changed)
+
+    async def _command(self, admitted: Admitted, _connection: RemotingConnection, frame: Frame) -> bytes:
+        request = machine_codec.decode_commands(frame.body)
+        results = await self._requests.command(admitted.caller, admitted.quota, request, len(frame.body))
+        return machine_codec.encode_results(results)
+
+    async def _query(self, admitted: Admitted, connection: RemotingConnection, frame: Frame) -> bytes:
+        request = machine_codec.decode_query(frame.body)
+        with self._ends_with(connection):
+            answer = await self._requests.query(request, admitted.quota)
+        if request.wait_ms:
+            self._access.admit_again(admitted, LogOperation.QUERY)
+        return machine_codec.encode_answer(answer)
+
+    async def _snapshot(self, _admitted: Admitted, _connection: RemotingConnection, frame: Frame) -> bytes:
+        group = machine_codec.decode_snapshot_request(frame.body)
+        return machine_codec.encode_snapshot_state(await self._requests.snapshot(group))
 
     async def _locate(self, _admitted: Admitted, _connection: RemotingConnection, frame: Frame) -> bytes:
         return bulk_codec.encode_located(await self._requests.bulk.locate(bulk_codec.decode_locate(frame.body)))

@@ -271,6 +271,9 @@ def encode_metadata(outcome: NodeStatus | DLedgerError) -> bytes:
         configuration_term=outcome.configuration_term,
         configuration_committed=outcome.configuration_committed,
         change_id=outcome.change_id,
+        applied_index=outcome.applied_index,
+        snapshot_index=outcome.snapshot_index,
+        snapshot_bytes=outcome.snapshot_bytes,
     ).SerializeToString()
 
 
@@ -334,6 +337,9 @@ def decode_metadata(data: bytes) -> NodeStatus:
         configuration_term=Term(wire.configuration_term),
         configuration_committed=wire.configuration_committed,
         change_id=wire.change_id,
+        applied_index=LogIndex(wire.applied_index) if wire.HasField("applied_index") else None,
+        snapshot_index=LogIndex(wire.snapshot_index),
+        snapshot_bytes=wire.snapshot_bytes,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
@@ -38,8 +38,9 @@ from dledger.rpc.bridge import EventHub, LoopBridge, LoopCallback
 from dledger.rpc.clients.answers import AnswerRoom, Leases
 from dledger.rpc.clients.bulk_service import BulkService
 from dledger.rpc.clients.codec import Read, ReadAnswer, ReadMode
+from dledger.rpc.clients.machine_codec import Commands, Query
 from dledger.rpc.ports import LogNode, NodeStatus
-from dledger.types import AppendedBatch, Entry, LogIndex, NodeId, ProducerBatch, Term
+from dledger.types import AppendedBatch, Entry, LogIndex, NodeId, ProducerBatch, QueryAnswer, SnapshotState, Term
 from dledger.values import MIB
 
 READ_THREADS_MAX: Final = 4
@@ -63,6 +64,9 @@ class LogOperation(StrEnum):
     WATCH_ROLE = "WatchRole"
     TRANSFER = "TransferLeadership"
     CHANGE_MEMBERS = "ChangeMembers"
+    COMMAND = "Command"
+    QUERY = "Query"
+    SNAPSHOT = "Snapshot"
     FETCH = "FetchLog"
     LOCATE = "Locate"
     DIGESTS = "BlockDigests"
@@ -71,6 +75,8 @@ class LogOperation(StrEnum):
 NEEDED: Final = {
     LogOperation.APPEND: Permission.PUB,
     LogOperation.PRODUCER: Permission.PUB,
+    LogOperation.COMMAND: Permission.PUB,
+    LogOperation.QUERY: Permission.SUB,
     LogOperation.READ: Permission.SUB,
     LogOperation.FOLLOW: Permission.SUB,
     LogOperation.FETCH: Permission.SUB,
@@ -80,7 +86,7 @@ NEEDED: Final = {
 """Permissions on the topic named like the group; other operations need an account, but no permission. What changes
 the group is for administrators only, and so are reads of an application's log, which mixes all its users' entries.
 """
-_OF_THE_GROUP: Final = (LogOperation.TRANSFER, LogOperation.CHANGE_MEMBERS)
+_OF_THE_GROUP: Final = (LogOperation.TRANSFER, LogOperation.CHANGE_MEMBERS, LogOperation.SNAPSHOT)
 
 
 class LogRequests:
@@ -281,6 +287,45 @@ class LogRequests:
     def _answer(self, entries: list[Entry]) -> ReadAnswer:
         status = self._node.status()
         return ReadAnswer(entries, status.committed_index, status.begin_index, status.end_index)
+
+    # --- the state machine ------------------------------------------------------------------------------------------
+
+    async def command(self, caller: Caller | None, quota: Quota, request: Commands, size: int) -> tuple[bytes, ...]:
+        """The results of commands; a request of ``size`` bytes counts for its client's quota while it waits."""
+        self.check_group(request.group)
+        self._check_appends_served()
+        self._check_bodies(request.commands)
+        producer, entries = request.producer, len(request.commands)
+        if producer is not None and caller is not None:
+            producer = replace(producer, producer=own_name(caller.name, producer.producer))
+        if quota.is_full:
+            raise quota.full_error()
+        self.note_waiting()
+        quota.take(entries, size)
+        outcome: LoopCallback[tuple[bytes, ...] | DLedgerError] = LoopCallback(
+            self.bridge, partial(quota.give, entries, size)
+        )
+        self._node.submit_commands(request.commands, outcome.done, producer)
+        return _raised(await outcome.future)
+
+    async def query(self, request: Query, quota: Quota) -> QueryAnswer:
+        """The state machine's answer. Raises ``TooManyWaitsError`` for too many that wait."""
+        self.check_group(request.group)
+        outcome: LoopCallback[QueryAnswer | DLedgerError] = LoopCallback(self.bridge)
+        linearizable = request.mode is ReadMode.LINEARIZABLE
+        with self.long_lived("query", quota) if request.wait_ms else nullcontext():
+            self._node.submit_query(
+                request.request, outcome.done, linearizable=linearizable, after=request.after, wait_ms=request.wait_ms
+            )
+            return _raised(await outcome.future)
+
+    async def snapshot(self, group: str) -> SnapshotState:
+        """Write a snapshot here."""
+        self.check_group(group)
+        self.note_waiting()
+        outcome: LoopCallback[SnapshotState | DLedgerError] = LoopCallback(self.bridge)
+        self._node.submit_snapshot(outcome.done)
+        return _raised(await outcome.future)
 
     # --- the group --------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from dledger.errors import (
 )
 from dledger.rpc import options
 from dledger.rpc.bridge import LoopCallback
-from dledger.rpc.clients import access_gate, bulk_codec, codec, member_codec
+from dledger.rpc.clients import access_gate, bulk_codec, codec, machine_codec, member_codec
 from dledger.rpc.clients.aio_server import Methods
 from dledger.rpc.clients.append_stream import AppendStream
 from dledger.rpc.clients.bulk_service import TooManyBulkReadsError
@@ -71,6 +71,9 @@ class LogService:
             "WatchRole": stream(streams("WatchRole", self._watch_role)),
             _TRANSFER: unary(answers(_TRANSFER, self._transfer)),
             "ChangeMembers": unary(answers("ChangeMembers", self._change_members)),
+            "Command": unary(answers("Command", self._command)),
+            "Query": unary(answers("Query", self._query)),
+            "Snapshot": unary(answers("Snapshot", self._snapshot)),
             "FetchLog": stream(self._bulk_streaming("FetchLog", self._bulk.fetch)),
             "Locate": unary(answers("Locate", self._locate)),
             "BlockDigests": stream(self._bulk_streaming("BlockDigests", self._bulk.digests)),
@@ -190,6 +193,30 @@ class LogService:
             return member_codec.encode_changed(await self._requests.change_members(group, change))
         except DLedgerError as error:
             return member_codec.encode_changed(error)
+
+    async def _command(self, data: bytes, call: Call) -> bytes:
+        request = machine_codec.decode_commands(data)
+        try:
+            return machine_codec.encode_results(
+                await self._requests.command(call.caller, call.quota, request, len(data))
+            )
+        except DLedgerError as error:
+            self._requests.note_refusal(error)
+            return machine_codec.encode_results(error)
+
+    async def _query(self, data: bytes, call: Call) -> bytes:
+        request = machine_codec.decode_query(data)
+        try:
+            return machine_codec.encode_answer(await self._requests.query(request, call.quota))
+        except DLedgerError as error:
+            return machine_codec.encode_answer(error)
+
+    async def _snapshot(self, data: bytes, _call: Call) -> bytes:
+        group = machine_codec.decode_snapshot_request(data)
+        try:
+            return machine_codec.encode_snapshot_state(await self._requests.snapshot(group))
+        except DLedgerError as error:
+            return machine_codec.encode_snapshot_state(error)
 
     async def _locate(self, data: bytes, _call: Call) -> bytes:
         request = bulk_codec.decode_locate(data)

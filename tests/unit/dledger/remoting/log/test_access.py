@@ -43,6 +43,9 @@ OPERATIONS: dict[LogCode | JavaCode, LogOperation] = {
     LogCode.PRODUCER: LogOperation.PRODUCER,
     LogCode.TRANSFER: LogOperation.TRANSFER,
     LogCode.CHANGE_MEMBERS: LogOperation.CHANGE_MEMBERS,
+    LogCode.COMMAND: LogOperation.COMMAND,
+    LogCode.QUERY: LogOperation.QUERY,
+    LogCode.SNAPSHOT: LogOperation.SNAPSHOT,
     LogCode.WATCH_ROLE: LogOperation.WATCH_ROLE,
     LogCode.FETCH: LogOperation.FETCH,
     LogCode.LOCATE: LogOperation.LOCATE,
@@ -82,7 +85,7 @@ def test_each_code_needs_the_permission_of_its_operation(permission: str) -> Non
     assert denied == {
         code
         for code, operation in OPERATIONS.items()
-        if operation in (LogOperation.TRANSFER, LogOperation.CHANGE_MEMBERS)
+        if operation in (LogOperation.TRANSFER, LogOperation.CHANGE_MEMBERS, LogOperation.SNAPSHOT)
         or (operation in NEEDED and NEEDED[operation].name not in granted)
     }
 
