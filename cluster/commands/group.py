@@ -16,13 +16,14 @@ from dledger import flag_values
 from dledger.errors import DLedgerError, RequestTimeoutError
 from dledger.members import MemberRole
 from dledger.rpc.ports import MemberStatus, NodeStatus
-from dledger.types import NodeId, Role
+from dledger.types import NO_INDEX, NodeId, Role
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from dledger.client import DLedgerClient
 
+_APPLIED = "applied"
 _COLUMNS = ("node", "role", "term", "begin", "end", "committed", "flushed", "lag", "clients", "notes")
 _STYLES = {Role.LEADER.value: "green", Role.CANDIDATE.value: "yellow", "unreachable": "red"}
 
@@ -69,7 +70,7 @@ def _watch(client: DLedgerClient, interval: float, as_json: bool) -> None:
     with Live(console=Console(), auto_refresh=False) as live:
         while True:
             answers = ask_members(client)
-            live.update(_rendered(status_rows(answers), condition_lines(answers)), refresh=True)
+            live.update(_rendered(columns_of(answers), status_rows(answers), condition_lines(answers)), refresh=True)
             never.wait(interval)
 
 
@@ -86,9 +87,9 @@ def _show(answers: Mapping[NodeId, NodeStatus | DLedgerError], as_json: bool) ->
     elif terminal.on_terminal():
         from rich.console import Console
 
-        Console().print(_rendered(status_rows(answers), condition_lines(answers)))
+        Console().print(_rendered(columns_of(answers), status_rows(answers), condition_lines(answers)))
     else:
-        click.echo(terminal.plain_table(_COLUMNS, status_rows(answers)))
+        click.echo(terminal.plain_table(columns_of(answers), status_rows(answers)))
         for line in condition_lines(answers):
             click.echo(line)
     return leader is not None
@@ -104,13 +105,17 @@ def condition_lines(answers: Mapping[NodeId, NodeStatus | DLedgerError]) -> list
     ]
 
 
-def _rendered(rows: Sequence[Sequence[str]], conditions: Sequence[str]) -> RenderableType:
+def _rendered(names: Sequence[str], rows: Sequence[Sequence[str]], conditions: Sequence[str]) -> RenderableType:
     """For a terminal: notes and conditions below the table, where lines are long enough for them."""
     from rich.console import Console, Group
     from rich.text import Text
 
+    least = [one for one in (_APPLIED, "flushed", "begin", "clients", "committed", "term") if one in names]
     columns, shown, gone = terminal.fitting(
-        _COLUMNS[:-1], [row[:-1] for row in rows], Console().width, ("flushed", "begin", "clients", "committed", "term")
+        names[:-1],
+        [row[:-1] for row in rows],
+        Console().width,
+        least,
     )
     notes = [Text(f"{row[0]}: {row[-1]}", style="bold yellow") for row in rows if row[-1]]
     wrong = [Text(line, style="bold red") for line in conditions]
@@ -136,8 +141,16 @@ def member_json(member: MemberStatus) -> dict[str, object]:
     return {"role": member.role.name.lower(), "uid": f"{member.uid:016x}" if member.uid else None}
 
 
+def columns_of(answers: Mapping[NodeId, NodeStatus | DLedgerError]) -> Sequence[str]:
+    """The columns; a log with a state machine has one more."""
+    has_machine = any(isinstance(one, NodeStatus) and one.applied_index is not None for one in answers.values())
+    after = _COLUMNS.index("flushed") + 1
+    return (*_COLUMNS[:after], _APPLIED, *_COLUMNS[after:]) if has_machine else _COLUMNS
+
+
 def status_rows(answers: Mapping[NodeId, NodeStatus | DLedgerError]) -> list[Sequence[str]]:
-    """One row of ``_COLUMNS`` per member."""
+    """One row of ``columns_of`` per member."""
+    has_machine = _APPLIED in columns_of(answers)
     leader = find_leader(answers)
     addresses = {
         member.node_id: member.client_address
@@ -151,12 +164,14 @@ def status_rows(answers: Mapping[NodeId, NodeStatus | DLedgerError]) -> list[Seq
         address = addresses.get(node_id, "")
         if isinstance(answer, NodeStatus):
             lag = str(max(0, leader.end_index - answer.end_index)) if leader else ""
-            indexes = (answer.begin_index, answer.end_index, answer.committed_index, answer.flushed_index)
+            indexes = [answer.begin_index, answer.end_index, answer.committed_index, answer.flushed_index]
+            if has_machine:
+                indexes.append(NO_INDEX if answer.applied_index is None else answer.applied_index)
             rows.append(
                 (node_id, answer.role, str(answer.term), *map(str, indexes), lag, address, ", ".join(_notes(answer)))
             )
         else:
-            rows.append((node_id, "unreachable", *[""] * 6, address, _why(answer, address)))
+            rows.append((node_id, "unreachable", *[""] * (6 + has_machine), address, _why(answer, address)))
     return rows
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +14,10 @@ from cluster import logs, process
 from cluster.metrics import metered
 from dledger import settings
 from dledger.config import ServerConfig
+
+if TYPE_CHECKING:
+    from dledger.server import DLedgerServer
+    from dledger.statemachine.ports import StateMachine
 
 
 @click.command(
@@ -58,16 +63,25 @@ def serve(
     flags = process.begin(named, assignments, insecure=insecure, log_level=log_level, log_format=log_format)
     loaded = settings.load(config_file, os.environ, flags)
     process.warn(loaded.warnings)
-    sys.exit(_run(loaded.config, repair=repair, until_stdin_closes=until_stdin_closes))
+    sys.exit(run_node(loaded.config, repair=repair, until_stdin_closes=until_stdin_closes))
 
 
-def _run(config: ServerConfig, *, repair: bool, until_stdin_closes: bool) -> int:
+def run_node(
+    config: ServerConfig,
+    *,
+    repair: bool,
+    until_stdin_closes: bool,
+    machine: StateMachine | None = None,
+    started: Callable[[DLedgerServer], None] = lambda _server: None,
+) -> int:
+    """Run a node, with a state machine perhaps, until a signal; returns the exit code. ``started``: called with it."""
     from dledger.instruments import SILENT
     from dledger.server import DLedgerServer
 
     logs.name_speaker(node=config.node_id, group=config.group)
 
     def ready(server: DLedgerServer) -> str:
+        started(server)
         return (
             f"dledger {config.node_id} of group {config.group} is ready: clients {server.client_address}, "
             f"gRPC port {server.grpc_port or 'none'}, peers {config.self_member.address}, "
@@ -77,7 +91,8 @@ def _run(config: ServerConfig, *, repair: bool, until_stdin_closes: bool) -> int
     with metered(config.metrics_host, config.metrics_port) as exporter:
 
         def make() -> DLedgerServer:
-            server = DLedgerServer(config, repair=repair, instruments=exporter.instruments if exporter else SILENT)
+            instruments = exporter.instruments if exporter else SILENT
+            server = DLedgerServer(config, repair=repair, instruments=instruments, state_machine=machine)
             if exporter:
                 exporter.watch_node(server)
             return server

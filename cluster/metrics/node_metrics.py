@@ -12,6 +12,7 @@ from cluster.metrics.families import Families
 from cluster.metrics.recorder import MetricsRecorder
 from dledger.measurements import NodeMeasurements
 from dledger.members import MemberRole
+from dledger.rpc.ports import NodeStatus
 from dledger.server import DLedgerServer
 from dledger.types import LogIndex, Role
 
@@ -69,7 +70,12 @@ class NodeMetrics(Collector):
         found.gauge("dledger_end_index", status.end_index)
         found.gauge("dledger_committed_index", status.committed_index)
         found.gauge("dledger_flushed_index", status.flushed_index)
-        found.gauge("dledger_applied_index", status.committed_index if self._applied is None else self._applied())
+        found.gauge("dledger_applied_index", self._applied_index(status))
+        if status.applied_index is not None:
+            found.counter("dledger_apply_seconds_total", now.apply_s)
+            found.gauge("dledger_snapshot_index", status.snapshot_index)
+            found.gauge("dledger_snapshot_bytes", status.snapshot_bytes)
+            found.gauge("dledger_snapshot_seconds", now.snapshot_s)
         found.gauge("dledger_entries", status.end_index - status.begin_index + 1)
         found.gauge("dledger_begin_position_bytes", status.begin_position)
         found.gauge("dledger_end_position_bytes", status.end_position)
@@ -78,6 +84,11 @@ class NodeMetrics(Collector):
         found.gauge("dledger_disk_used_ratio", now.disk_used_ratio)
         found.gauge("dledger_disk_full", status.disk_full)
         found.counter("dledger_forced_segments_total", now.forced_segments)
+
+    def _applied_index(self, status: NodeStatus) -> LogIndex:
+        if status.applied_index is not None:
+            return status.applied_index
+        return status.committed_index if self._applied is None else self._applied()
 
     def _peers(self, found: Families, now: NodeMeasurements) -> None:
         learners = {one.node_id for one in now.status.members if one.role is MemberRole.LEARNER}

@@ -1,0 +1,143 @@
+"""``dledger kv`` and ``dledger snapshot`` against a real node of the map."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from cluster.cli import main
+from cluster.commands import kv as commands
+from cluster.kv import KeyValueMap
+from cluster.local.group import free_ports
+from dledger.client import DLedgerClient
+from dledger.config import Member, ServerConfig, StoreConfig
+from dledger.server import DLedgerServer
+from dledger.types import NodeId
+from tests.support.waiting import wait_until
+
+
+@dataclass
+class Running:
+    server: DLedgerServer
+    machine: KeyValueMap
+    directory: Path
+
+    def run(self, *words: str) -> Result:
+        found = list(words)
+        if words[0] != "snapshot" or words[1] == "create":  # before the words of a command
+            found[min(2, len(found)) : 2] = ["-b", self.server.client_address]
+        return CliRunner().invoke(main, found, prog_name="dledger")
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Running]:
+    (port,) = free_ports(1)
+    store = StoreConfig(tmp_path, segment_bytes=1 << 16, index_segment_bytes=1 << 14)
+    members = (Member(NodeId("n0"), "127.0.0.1", port),)
+    machine = KeyValueMap()
+    config = ServerConfig(members=members, client_port=0, grpc_server_port=0, store=store)
+    server = DLedgerServer(config, state_machine=machine).start()
+    try:
+        yield Running(server, machine, tmp_path / "dledger-n0")
+    finally:
+        server.stop()
+
+
+def test_put_get_and_delete(node: Running) -> None:
+    """As etcd's users know them; what is not there, or has another revision, is exit code 1."""
+    first = node.run("kv", "put", "colour", "blue")
+    assert first.exit_code == 0, first.output
+    revision = first.output.strip()
+    assert node.run("kv", "get", "colour").output == "blue\n"
+    refused = node.run("kv", "put", "colour", "red", "--if-revision", "0")
+    assert refused.exit_code == 1
+    assert f"its revision is {revision}" in refused.output
+    assert node.run("kv", "put", "colour", "red", "--if-revision", revision).exit_code == 0
+    assert node.run("kv", "get", "--prefix", "co", "--local").output == "colour=red\n"
+    assert json.loads(node.run("kv", "get", "colour", "--json").output)["items"][0]["value"] == "red"
+    assert node.run("kv", "del", "colour").exit_code == 0
+    assert node.run("kv", "del", "colour").exit_code == 1
+    gone = node.run("kv", "get", "colour")
+    assert (gone.exit_code, gone.output) == (1, "")
+
+
+def test_a_watch_shows_what_came_and_comes(node: Running) -> None:
+    """Each change once, in order, across its questions."""
+    node.run("kv", "put", "a", "1")
+    with DLedgerClient(node.server.client_address, timeout_s=20) as client:
+        seen: list[object] = []
+
+        class EnoughError(Exception):
+            pass
+
+        def show(event: dict[str, object]) -> None:
+            seen.append((event["key"], event["value"]))
+            if len(seen) == 1:
+                assert node.run("kv", "del", "a").exit_code == 0
+            if len(seen) == 2:
+                raise EnoughError
+
+        with pytest.raises(EnoughError):
+            commands._watch(client, "a", 0, prefix=False, show=show)
+    assert seen == [("a", "1"), ("a", None)]
+
+
+def test_a_lock_is_held_while_its_command_runs(node: Running) -> None:
+    """One holder at a time; its revision is the fencing token, and the command's exit code is passed on."""
+    with DLedgerClient(node.server.client_address, timeout_s=20) as client:
+        first = commands._acquire(client, "lock/job", 60_000)
+        held = node.run("kv", "get", "lock/job", "--json")
+        assert json.loads(held.output)["items"][0]["revision"] == first
+        commands._command(client, {"op": "delete", "key": "lock/job"})
+    done = node.run("kv", "lock", "job", "--", "sh", "-c", f"test $DLEDGER_LOCK -gt {first} && exit 7")
+    assert done.exit_code == 7, done.output
+    assert node.run("kv", "get", "lock/job").exit_code == 1
+
+
+def test_a_lost_lock_ends_its_command(node: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever holds it now must not find the command still running."""
+    command = commands._command
+
+    def lost(client: DLedgerClient, wanted: dict[str, object]) -> dict[str, object]:
+        if wanted.get("if_revision"):  # prolonged
+            command(client, {"op": "delete", "key": "lock/job"})
+        return command(client, wanted)
+
+    monkeypatch.setattr(commands, "_command", lost)
+    done = node.run("kv", "lock", "job", "--ttl", "1", "--", "sleep", "1000")
+    assert done.exit_code == 1
+    assert "was lost" in done.output
+
+
+def test_ticks_let_leases_end_while_nothing_else_happens(node: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log's time stands still without entries."""
+    monkeypatch.setattr(commands, "TICK_S", 0.05)
+    monkeypatch.setattr(node.server, "wait", lambda _timeout_s: None if node.machine.has_leases else 0)
+    assert node.run("kv", "put", "a", "1", "--ttl", "0.2").exit_code == 0
+    commands._tick(node.server, node.machine)  # returns when no lease is left
+    assert node.run("kv", "get", "a").exit_code == 1
+
+
+def test_snapshots_are_created_listed_and_verified(node: Running) -> None:
+    """Damage is named, and exit code 1."""
+    assert "no snapshots" in node.run("snapshot", "list", str(node.directory)).output
+    node.run("kv", "put", "a", "1")
+    made = node.run("snapshot", "create", node.server.client_address)
+    assert made.exit_code == 0, made.output
+    row = json.loads(node.run("snapshot", "list", str(node.directory), "--json").output)
+    assert f"entry {row['index']}," in made.output
+    assert row["state"] == ""
+    assert node.run("snapshot", "verify", str(node.directory)).output.strip().endswith("bytes")
+    status = node.run("status").output
+    assert "applied" in status
+    path = next((node.directory / "snapshots").iterdir()) / "state"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    damaged = node.run("snapshot", "verify", str(node.directory))
+    assert damaged.exit_code == 1
+    assert "damaged" in damaged.output
+    wait_until(lambda: node.server.status().snapshot_index == int(row["index"]), "the status tells of it")
