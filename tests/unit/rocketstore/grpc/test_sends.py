@@ -14,6 +14,7 @@ import pytest
 
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.config import KIB
+from rocketstore.message.broker_properties import BROKER_ONLY
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
 from rocketstore.pb import definition_pb2 as pb
@@ -75,6 +76,15 @@ def test_a_bomb_is_refused_before_it_is_unpacked(client: GatewayClient) -> None:
     bomb = zlib.compressobj(wbits=31)
     data = bomb.compress(bytes(64 * 1024 * KIB)) + bomb.flush()
     assert client.send(message(data, body_encoding=pb.GZIP)).status.code == pb.MESSAGE_BODY_TOO_LARGE
+
+
+def test_what_only_brokers_set_is_refused(broker: GatewayHarness, client: GatewayClient) -> None:
+    """Whoever could name a message as the origin of a copy would have it taken for consumed."""
+    for name in (*BROKER_ONLY, "RETRY_TOPIC", "ORIGIN_MESSAGE_ID", "TIMER_OUT_MS"):
+        forged = message()
+        forged.user_properties[name] = "forged"
+        assert client.send(forged).status.code == pb.ILLEGAL_MESSAGE_PROPERTY_KEY, name
+    assert not broker.store.log.records
 
 
 @pytest.mark.parametrize(
