@@ -107,6 +107,7 @@ async def test_a_broker_that_is_not_there_keeps_the_address_at_which_it_was() ->
 async def test_a_broker_that_is_frozen_delays_no_route(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has said once who it is: nothing is sent anywhere until the route is there."""
     monkeypatch.setattr(group_addresses, "WAIT_S", 600.0)
+    monkeypatch.setattr(group_addresses, "ATTEMPT_S_MAX", 600.0)
     async with published() as group, asyncio.timeout(30):
         before = await used(group.routes)
         group.servers[2].scripts[RUNTIME] = silence
