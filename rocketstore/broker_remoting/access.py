@@ -41,6 +41,7 @@ from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
 from rocketstore.remoting.bodies.clients import ProducersByGroup
 from rocketstore.remoting.bodies.groups import GroupList, SubscriptionGroupTable
+from rocketstore.remoting.bodies.pop import RequestModesBody
 from rocketstore.remoting.bodies.routes import TopicList
 from rocketstore.remoting.bodies.stats import ConsumeStats
 from rocketstore.remoting.bodies.topics import TopicConfigTable
@@ -325,6 +326,16 @@ def _usable_groups(account: Account, body: bytes) -> bytes:
     return replace(table, subscription_group_table=kept).encode()
 
 
+def _usable_modes(account: Account, body: bytes) -> bytes:
+    found = RequestModesBody.decode(body).message_request_mode_map
+    kept = {
+        topic: {name: one for name, one in groups.items() if account.group(name)}
+        for topic, groups in found.items()
+        if account.topic(topic)
+    }
+    return RequestModesBody({topic: groups for topic, groups in kept.items() if groups}).encode()
+
+
 def _usable_group_names(account: Account, body: bytes) -> bytes:
     return GroupList(tuple(one for one in GroupList.decode(body).group_list if account.group(one))).encode()
 
@@ -349,6 +360,7 @@ _SHOWN: Final[Mapping[int, Callable[[Account, bytes], bytes]]] = {
     RequestCode.GET_ALL_TOPIC_CONFIG: _usable_topics,
     RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: _usable_topic_names,
     RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: _usable_groups,
+    RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: _usable_modes,
     RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: _usable_group_names,
     RequestCode.GET_ALL_PRODUCER_INFO: _usable_producers,
     RequestCode.GET_CONSUME_STATS: _readable_stats,

@@ -28,6 +28,7 @@ from rocketstore.pop.tables import LeaseWindow, PopPlace, PopRow, PopTables
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import GroupConfig, QueueOffset, TopicConfig
 from rocketstore.state.pop_state import PopState
+from rocketstore.state.request_modes import TopicRequestMode
 from rocketstore.store.message_store import IndexEnd, MessageStore
 from rocketstore.store.stats import StoreStats
 from rocketstore.types import BrokerRole, PutMessageStatus, PutResult, QueueUnit, ScannedRecords
@@ -163,6 +164,7 @@ class FakeState(BrokerState):
         self.table = {one.name: one for one in topics}
         self.committed: dict[tuple[str, str, int], int] = {}
         self.configs: dict[str, GroupConfig] = {}
+        self.modes: dict[tuple[str, str], TopicRequestMode] = {}
         self.begins: dict[tuple[str, int], int] = {}
         self.delays: dict[int, int] = {}
         self.expired: list[str] = []
@@ -221,6 +223,15 @@ class FakeState(BrokerState):
         raised = {(name, queue_id): begin for queue_id, begin in begins}
         self.expired.append(name)
         self.apply(lambda: self.begins.update(raised), done)
+
+    def request_modes(self) -> list[TopicRequestMode]:
+        return list(self.modes.values())
+
+    def request_mode(self, topic: str, group: str) -> TopicRequestMode | None:
+        return self.modes.get((topic, group))
+
+    def set_request_mode(self, mode: TopicRequestMode, done: StateDone) -> None:
+        self.apply(lambda: self.modes.update({(mode.topic, mode.group): mode}), done)
 
     def has_group(self, name: str) -> bool:
         return name in self.groups()

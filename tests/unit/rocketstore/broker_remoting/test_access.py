@@ -31,7 +31,13 @@ from rocketstore.remoting.bodies.clients import (
     SubscriptionData,
 )
 from rocketstore.remoting.bodies.groups import GroupList, SubscriptionGroupConfig, SubscriptionGroupTable
-from rocketstore.remoting.bodies.pop import BatchAckBody, HandleEntry, QueryAssignmentBody, SetRequestModeBody
+from rocketstore.remoting.bodies.pop import (
+    BatchAckBody,
+    HandleEntry,
+    QueryAssignmentBody,
+    RequestModesBody,
+    SetRequestModeBody,
+)
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.bodies.routes import TopicList
 from rocketstore.remoting.bodies.stats import ConsumeStats
@@ -40,7 +46,8 @@ from rocketstore.remoting.codes import OwnCode, RequestCode
 from rocketstore.remoting.group_offsets import CommitGroupOffsets, CommitPosition, FetchOffsets
 from rocketstore.remoting.numbered_sends import NumberedMessage, NumberedSend, encode_name
 from rocketstore.state.changes import GroupConfig, TopicConfig
-from rocketstore.types import SCHEDULE_TOPIC
+from rocketstore.state.request_modes import TopicRequestMode
+from rocketstore.types import SCHEDULE_TOPIC, RequestMode
 from tests.support.remoting import RemotingSocket, pull_fields, send_fields
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness
@@ -292,6 +299,7 @@ CASES_OF_OTHERS: Final[Mapping[int, Case]] = {
     CODE.GET_ALL_TOPIC_CONFIG: Case(Asked(), Asked(), ""),
     CODE.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: Case(Asked(), Asked(), ""),
     CODE.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: Case(Asked(), Asked(), ""),
+    CODE.GET_ALL_MESSAGE_REQUEST_MODE: Case(Asked(), Asked(), ""),
     CODE.GET_ALL_PRODUCER_INFO: Case(Asked(), Asked(), ""),
     CODE.GET_BROKER_RUNTIME_INFO: Case(Asked(), Asked(), ""),
     CODE.GET_ROUTEINFO_BY_TOPIC: Case(topic("T"), topic("T"), ""),
@@ -513,6 +521,21 @@ def test_a_message_is_looked_for_where_nothing_is(broker: RemotingHarness, alice
         fields = {"producerGroup": "p", "tranStateTableOffset": 0, "commitLogOffset": offset, "msgId": "x"}
         answer = alice.ask(CODE.END_TRANSACTION, fields | {"commitOrRollback": 8})
         assert (answer.code, answer.remark) == (1, f"look message by offset failed, {offset}")
+
+
+def test_request_modes_are_shown_of_what_one_may_use(
+    broker: RemotingHarness, alice: RemotingSocket, root: RemotingSocket
+) -> None:
+    """Both the topic and the group: `dledger consumer settings` is for every account."""
+    modes = [TopicRequestMode(topic, group, RequestMode.POP) for topic in ("T", "hidden") for group in ("g", "other")]
+    broker.state.modes = {(one.topic, one.group): one for one in modes}
+
+    def seen(client: RemotingSocket) -> set[tuple[str, str]]:
+        found = RequestModesBody.decode(client.ask(CODE.GET_ALL_MESSAGE_REQUEST_MODE).body).message_request_mode_map
+        return {(topic, group) for topic, groups in found.items() for group in groups}
+
+    assert seen(alice) == {("T", "g")}
+    assert len(seen(root)) == 4
 
 
 def test_lists_show_what_one_may_use(broker: RemotingHarness, alice: RemotingSocket, root: RemotingSocket) -> None:
