@@ -43,6 +43,8 @@ class MemoryState(BrokerState):
         self.tables = Tables()
         self.progress = NOTHING_DELIVERED
         self.notes = 0
+        self.refused = 0
+        """So many of the next notes are not stored."""
 
     @property
     def timed_progress(self) -> TimedProgress:
@@ -54,6 +56,10 @@ class MemoryState(BrokerState):
     def note_timed_progress(self, progress: TimedProgress, done: StateDone) -> None:
         assert progress.includes(self.progress)
         self.notes += 1
+        if self.refused:
+            self.refused -= 1
+            done(BUSY)
+            return
         self.progress = progress
         done(PutResult(PutMessageStatus.PUT_OK))
 
@@ -181,6 +187,21 @@ def test_a_failover_repeats_at_most_what_was_delivered_since_the_last_note(broke
     successor.timed.stop()
 
 
+def test_a_note_that_was_refused_is_written_again(broker: Broker) -> None:
+    """T4: though nothing else is due, for otherwise a failover hours later would repeat what was delivered last."""
+    broker.send(NOW_MS + 1000, b"x")
+    broker.settle()
+    broker.state.refused = 2
+    broker.advance(1000)
+    for _ in range(4):
+        broker.advance(PROGRESS_INTERVAL_MS)
+    assert (broker.bodies(), broker.state.notes) == ([b"x"], 3)
+    successor = broker.fail_over()
+    successor.advance(1000)
+    assert successor.bodies() == [b"x"]
+    successor.timed.stop()
+
+
 def test_a_stop_notes_what_was_delivered_so_that_nothing_is_repeated(broker: Broker) -> None:
     """T4: a clean hand-over."""
     for number in range(10):
@@ -224,6 +245,7 @@ def test_a_delivered_message_cannot_be_recalled_nor_one_by_another_handle(broker
         (waiting, "U", RefusalKind.INVALID),
         ("nonsense", "T", RefusalKind.INVALID),
         (RecallHandle("T", "other", NOW_MS + 9000, "AB", 1).encode(), "T", RefusalKind.INVALID),
+        (RecallHandle("U", CONFIG.name, NOW_MS + 9000, "AB", 1).encode(), "U", RefusalKind.NO_MESSAGE),
         (RecallHandle("T", CONFIG.name, NOW_MS + 9000, "AC", 1).encode(), "T", RefusalKind.NO_MESSAGE),
         (RecallHandle("T", CONFIG.name, NOW_MS + 9000, "AB", 7).encode(), "T", RefusalKind.NO_MESSAGE),
     ):
@@ -425,6 +447,25 @@ def test_a_message_that_waits_longer_than_half_the_retention_is_stored_again(bro
     with pytest.raises(Refusal):
         successor.recall(kept)
     successor.timed.stop()
+
+
+def test_what_is_loaded_meanwhile_is_not_stored_again(broker: Broker) -> None:
+    """T4, T6: a copy of a message that is on its way, or delivered, would be delivered, too."""
+    count = 3 * rolling.BATCH
+    for number in range(count):
+        broker.send(NOW_MS + 20 * HOUR_MS, b"%d" % number)
+    broker.clock.now_ms += 2 * HOUR_MS
+
+    def copies() -> int:
+        return sum(b"TIMER_ORIGIN" in one.head.properties for one in broker.store.log.records)
+
+    while not copies():
+        broker.timed.step()
+    assert copies() == rolling.BATCH
+    broker.advance(18 * HOUR_MS)
+    broker.advance(rolling.LOOK_MS)
+    assert copies() == rolling.BATCH
+    assert sorted(broker.bodies()) == sorted(b"%d" % number for number in range(count))
 
 
 def test_what_the_store_refuses_for_now_comes_later_and_what_it_never_takes_is_skipped(broker: Broker) -> None:
