@@ -165,7 +165,8 @@ class DeadLetter(NamedTuple):
 
 
 class PopPort(Protocol):
-    """On the loop. Only the master answers. Each method raises ``Refusal`` as the module says.
+    """On the loop. Only the master answers. Each method raises ``Refusal`` as the module says. ``owner``: whose share
+    of what waits for the log it counts for; empty: nobody's.
 
     A call that is cancelled (its client is gone) leaves nothing undone: messages that it had already reserved become
     visible again after ``INVISIBLE_MS_MIN``, an ack that is under way counts.
@@ -174,15 +175,15 @@ class PopPort(Protocol):
     async def receive(self, wish: Receive, /) -> Received:
         """Messages, at once or as soon as there are some; those that are answered are reserved on a majority (P1)."""
 
-    async def ack(self, acks: Sequence[Ack], /) -> Sequence[PopResult]:
+    async def ack(self, acks: Sequence[Ack], owner: str = "", /) -> Sequence[PopResult]:
         """A result for each, in order, once all that are ``OK`` are settled on a majority (P2). If that fails the call
         as a whole is refused.
         """
 
-    async def change_invisible(self, change: ChangeInvisible, /) -> ChangedInvisible:
+    async def change_invisible(self, change: ChangeInvisible, owner: str = "", /) -> ChangedInvisible:
         """The old handle is not valid any more if this is ``OK`` (P6)."""
 
-    async def dead_letter(self, dead: DeadLetter, /) -> PopResult:
+    async def dead_letter(self, dead: DeadLetter, owner: str = "", /) -> PopResult:
         """``OK`` once the copy is stored and the original settled. Repeated after an unknown outcome it may store a
         second copy, but loses none (P4).
         """

@@ -25,7 +25,7 @@ from rocketstore.broker.pop_types import (
     PopResult,
     Receive,
 )
-from rocketstore.broker.popping.copies import origin_of_retry, retry_topic_of
+from rocketstore.broker.popping.copies import origin_of_retry
 from rocketstore.broker.popping.service import Popping
 from rocketstore.broker_remoting.access import RemotingAccess
 from rocketstore.broker_remoting.assignments import AVERAGELY, RULES, shares
@@ -34,6 +34,7 @@ from rocketstore.filter.filters import TAG
 from rocketstore.message.added_property import with_property
 from rocketstore.message.broker_properties import PROPERTY_CHECK_POINT
 from rocketstore.message.record import PHYSICAL_OFFSET, PHYSICAL_OFFSET_AT, QueuePlace, queue_place_of
+from rocketstore.pop.tables import retry_topic_of
 from rocketstore.remoting.bodies.pop import (
     ACKS_MAX,
     AssignmentsBody,
@@ -200,14 +201,15 @@ class RemotingPops:
 
     # -- what became of them -------------------------------------------------------------------------------------------
 
-    async def ack(self, _: RemotingConnection, frame: Frame) -> Frame:
+    async def ack(self, connection: RemotingConnection, frame: Frame) -> Frame:
         """ACK_MESSAGE."""
         header = read_header(AckHeader, frame.fields)
         point = CheckPoint.parse(header.extra_info)
-        (result,) = await self._pop.ack([self._acked(header.consumer_group, header.topic, point)])
+        acks = [self._acked(header.consumer_group, header.topic, point)]
+        (result,) = await self._pop.ack(acks, self._access.quota_of(connection, frame).owner)
         return _answered(frame, [result])
 
-    async def ack_many(self, _: RemotingConnection, frame: Frame) -> Frame:
+    async def ack_many(self, connection: RemotingConnection, frame: Frame) -> Frame:
         """BATCH_ACK_MESSAGE."""
         body = BatchAckBody.decode(frame.body)
         if sum(len(one.handles) for one in body.by_handle) > ACKS_MAX:
@@ -221,19 +223,20 @@ class RemotingPops:
                 acks.append(self._acked(one.consumer_group, one.topic, point))
         if not acks:
             raise RequestError("the request acknowledges nothing", AnswerCode.NO_MESSAGE)
-        results = await self._pop.ack(acks)
+        results = await self._pop.ack(acks, self._access.quota_of(connection, frame).owner)
         if body.acks:
             return _answered(frame, results)
         return frame.answer(body=BatchAckAnswer(tuple(one is PopResult.OK for one in results)).encode())
 
-    async def change_invisible(self, _: RemotingConnection, frame: Frame) -> Frame:
+    async def change_invisible(self, connection: RemotingConnection, frame: Frame) -> Frame:
         """CHANGE_MESSAGE_INVISIBLETIME."""
         header = read_header(ChangeInvisibleHeader, frame.fields)
         group, topic = header.consumer_group, origin_of_retry(header.consumer_group, header.topic)
         point = CheckPoint.parse(header.extra_info)
         handle = self._handle(group, topic, point)
         changed = await self._pop.change_invisible(
-            ChangeInvisible(group, topic, handle, header.invisible_time, header.suspend)
+            ChangeInvisible(group, topic, handle, header.invisible_time, header.suspend),
+            self._access.quota_of(connection, frame).owner,
         )
         if changed.result is not PopResult.OK:
             return _answered(frame, [changed.result])

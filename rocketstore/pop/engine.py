@@ -42,7 +42,7 @@ from rocketstore.pop.operations import (
     Verdict,
 )
 from rocketstore.pop.queue import INVISIBLE_MS_MAX, UNKNOWN, Lease, Queue
-from rocketstore.pop.tables import LEASE_MS_MAX, PARKED_MAX, FifoLock, Parked, PopPlace
+from rocketstore.pop.tables import LEASE_MS_MAX, PARKED_MAX, FifoLock, Parked, PopPlace, retry_topic_of
 from rocketstore.pop.windows import GIVEN_BACK_MS, NotLoadedError, Windows
 
 LEASES_MAX: Final = 262_144
@@ -391,11 +391,9 @@ class PopEngine(Windows):
             said = decode_handle(text)
         except InvalidHandleError:
             return None
-        if said.group != group or not topic.endswith(said.topic):
+        if said.group != group or topic not in (said.topic, retry_topic_of(group, said.topic)):
             return None  # and nothing is loaded of a topic that the client may have no right to
         there = self._topic(group, said.topic)
-        if topic not in (there.topic, there.retry_topic):
-            return None
         queue = self._queue(there.retries if said.is_retry else PopPlace(group, said.topic, said.queue_id))
         if queue is None or said.generation != queue.generation or said.offset >= queue.cursor:
             return None

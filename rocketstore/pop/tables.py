@@ -19,6 +19,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from dledger.access.permissions import RETRY_PREFIX
+
 WINDOW_MAX: Final = 8192
 """Messages between the first one that is not settled and the last one given out (P10)."""
 PARKED_MAX: Final = 1024
@@ -35,6 +37,11 @@ class PopPlace(NamedTuple):
     group: str
     topic: str
     queue_id: int
+
+
+def retry_topic_of(group: str, topic: str) -> str:
+    """The topic for a group's messages of a topic that come again; RocketMQ's clients know its name."""
+    return f"{RETRY_PREFIX}{group}_{topic}"
 
 
 class Parked(NamedTuple):

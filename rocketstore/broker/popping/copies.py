@@ -46,7 +46,7 @@ from rocketstore.message.message import (
 from rocketstore.message.properties import PROPERTIES_BYTES_MAX, find_property
 from rocketstore.message.record import CorruptRecordError, decode_record, properties_of
 from rocketstore.pop.operations import CopyResult, Origin, PopCopy
-from rocketstore.pop.tables import PopPlace
+from rocketstore.pop.tables import PopPlace, retry_topic_of
 from rocketstore.state.changes import TopicConfig
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import PutResult
@@ -244,11 +244,6 @@ def origin_of(record: bytes) -> Origin | None:
     except (CorruptRecordError, ValueError):
         return None
     return Origin(PopPlace(group, topic, queue_id), offset, generation)
-
-
-def retry_topic_of(group: str, topic: str) -> str:
-    """The topic for a group's messages of a topic that come again; RocketMQ's clients know its name."""
-    return f"{RETRY_PREFIX}{group}_{topic}"
 
 
 def origin_of_retry(group: str, topic: str) -> str:

@@ -28,22 +28,34 @@ from rocketstore.types import PutMessageStatus, PutResult
 
 SLEEP_S_MAX: Final = 5.0
 """The engine is looked at this often at least."""
+STEP_MS_MIN: Final = 1000
+"""By so much the wall clock was set, and does not only drift."""
 
 
 class Leadership:
     """One leadership's engine and its time."""
 
-    __slots__ = ("_began_ms", "_clock", "_wall_ms", "engine", "incarnation")
+    __slots__ = ("_ahead_ms", "_began_ms", "_clock", "_wall_ms", "engine", "incarnation")
 
     def __init__(self, engine: PopEngine, incarnation: int, clock: Clock, wall_ms: int) -> None:
         self.engine = engine
         self.incarnation = incarnation
         self._clock = clock
         self._wall_ms, self._began_ms = wall_ms, clock.monotonic_ms()
+        self._ahead_ms = 0
 
     def now_ms(self) -> int:
         """Wall-clock time that does not jump."""
         return self._wall_ms + self._clock.monotonic_ms() - self._began_ms
+
+    def ahead_ms(self) -> int:
+        """How far the wall clock, by which clients are told when leases end, is ahead of this time, because it was set.
+        The same until it is set again: some clients name a delivery by its end.
+        """
+        ahead_ms = self._clock.wall_ms() - self.now_ms()
+        if abs(ahead_ms - self._ahead_ms) >= STEP_MS_MIN:
+            self._ahead_ms = ahead_ms
+        return self._ahead_ms
 
 
 class EngineDriver:
@@ -138,7 +150,13 @@ class EngineDriver:
     def handle_at(self, group: str, place: QueuePlace, visible_at_ms: int) -> str:
         """The handle of a message that is out until then; empty if there is none here. Raises ``Refusal``."""
         where = PopPlace(group, place.topic, place.queue_id)
-        return self.leadership().engine.handle_at(where, place.queue_offset, visible_at_ms)
+        leadership = self.leadership()
+        end_ms = visible_at_ms - leadership.ahead_ms()
+        return leadership.engine.handle_at(where, place.queue_offset, end_ms)
+
+    def told_ms(self, end_ms: int) -> int:
+        """When a lease of this leadership ends, by the wall clock."""
+        return end_ms if self._now is None else end_ms + self._now.ahead_ms()
 
     async def close(self) -> None:
         """End for good."""

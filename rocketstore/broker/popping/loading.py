@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from rocketstore.broker.popping.copies import ONE_BYTES, dead_topic_of, origin_of, retry_topic_of
+from rocketstore.broker.popping.copies import ONE_BYTES, dead_topic_of, origin_of
 from rocketstore.broker.reading import QueueReading, ReadLimits
 from rocketstore.broker.topics import Topics
 from rocketstore.pop.operations import Loading, Origin, QueueBounds
+from rocketstore.pop.tables import retry_topic_of
 from rocketstore.pop.windows import COPIES_MAX
 from rocketstore.store.message_store import MessageStore
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, TypeVar
@@ -10,6 +11,7 @@ from dledger.rpc.clients.answers import Leases
 from rocketstore.broker.groups import Groups
 from rocketstore.broker.measurements import PopCounters
 from rocketstore.broker.pop_types import (
+    ANY_QUEUE,
     ATTEMPT_ID_MAX,
     CLIENT_ID_MAX,
     INVISIBLE_MS_MAX,
@@ -24,7 +26,6 @@ from rocketstore.broker.pop_types import (
     Receive,
     Received,
 )
-from rocketstore.broker.popping.copies import retry_topic_of
 from rocketstore.broker.popping.driver import EngineDriver
 from rocketstore.broker.popping.receiving import LOADS_MAX, Receiving, client_key
 from rocketstore.broker.popping.use import GroupUse
@@ -32,14 +33,15 @@ from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.topics import Topics
 from rocketstore.message.checks import check_client_topic
 from rocketstore.message.record import TOPIC_BYTES_MAX, QueuePlace
-from rocketstore.pop.engine import PopEngine
+from rocketstore.pop.engine import OWNER_PERCENT, PopEngine
 from rocketstore.pop.operations import Verdict
+from rocketstore.pop.tables import retry_topic_of
 from rocketstore.pop.windows import NotLoadedError
 
 ACKS_MAX: Final = 4096
 """Acknowledgements of one call."""
 AT_ONCE_MAX: Final = 65_536
-"""Acknowledgements, and the like, that wait for the log, of all clients together."""
+"""Acknowledgements, and the like, that wait for the log, of all clients together; of one owner ``OWNER_PERCENT``."""
 _T = TypeVar("_T")
 
 
@@ -60,7 +62,7 @@ class Popping:
         self._receiving = receiving
         self.use: Final = use
         """Which groups are consumed by pop, and which by pulls."""
-        self._settling = 0
+        self._settling: Counter[str] = Counter()  # by owner
         self.acknowledged = 0
         """Messages, since the start."""
 
@@ -92,11 +94,11 @@ class Popping:
 
     # -- what became of them -------------------------------------------------------------------------------------------
 
-    async def ack(self, acks: Sequence[Ack]) -> Sequence[PopResult]:
+    async def ack(self, acks: Sequence[Ack], owner: str = "") -> Sequence[PopResult]:
         """See ``PopPort``."""
         if len(acks) > ACKS_MAX:
             raise Refusal(RefusalKind.INVALID, f"{len(acks)} acknowledgements in one call: at most {ACKS_MAX}")
-        with self._room(len(acks)):
+        with self._room(len(acks), owner):
             found = await self._asked(
                 lambda engine, now_ms: [engine.ack(one.group, one.topic, one.handle, now_ms) for one in acks]
             )
@@ -104,7 +106,7 @@ class Popping:
         self.acknowledged += sum(one is PopResult.OK for one in results)
         return results
 
-    async def change_invisible(self, change: ChangeInvisible) -> ChangedInvisible:
+    async def change_invisible(self, change: ChangeInvisible, owner: str = "") -> ChangedInvisible:
         """See ``PopPort``."""
         group, topic, handle, duration_ms, suspend, push = change
         if not 0 <= duration_ms <= INVISIBLE_MS_MAX:
@@ -112,7 +114,7 @@ class Popping:
             raise Refusal(RefusalKind.INVALID, why)
         if push:
             duration_ms = max(duration_ms, INVISIBLE_MS_MIN)
-        with self._room(1):
+        with self._room(1, owner):
             changing = await self._asked(
                 lambda engine, now_ms: engine.change(group, topic, handle, duration_ms, now_ms, suspend=suspend)
             )
@@ -122,11 +124,11 @@ class Popping:
             raise Refusal(RefusalKind.TOO_MANY, why)
         if verdict is not Verdict.OK:
             return ChangedInvisible(PopResult.INVALID_HANDLE)
-        return ChangedInvisible(PopResult.OK, changing.handle, changing.visible_at_ms)
+        return ChangedInvisible(PopResult.OK, changing.handle, self._driver.told_ms(changing.visible_at_ms))
 
-    async def dead_letter(self, dead: DeadLetter) -> PopResult:
+    async def dead_letter(self, dead: DeadLetter, owner: str = "") -> PopResult:
         """See ``PopPort``."""
-        with self._room(1):
+        with self._room(1, owner):
             settling = await self._asked(
                 lambda engine, now_ms: engine.dead_letter(dead.group, dead.topic, dead.handle, now_ms), dead.reason
             )
@@ -201,15 +203,21 @@ class Popping:
         raise Refusal(RefusalKind.BUSY, "the topic is changing: try again")
 
     @contextmanager
-    def _room(self, count: int) -> Iterator[None]:
+    def _room(self, count: int, owner: str) -> Iterator[None]:
         """For what waits for the log. Raises ``Refusal``."""
-        if self._settling + count > AT_ONCE_MAX:
-            raise Refusal(RefusalKind.TOO_MANY, f"{self._settling} acknowledgements wait for the log: try again")
-        self._settling += count
+        owned, total = self._settling[owner], self._settling.total()
+        if owner and owned + count > AT_ONCE_MAX * OWNER_PERCENT // 100:
+            why = f"{owned} acknowledgements of {owner} wait for the log, half of all that may: try again"
+            raise Refusal(RefusalKind.TOO_MANY, why)
+        if total + count > AT_ONCE_MAX:
+            raise Refusal(RefusalKind.TOO_MANY, f"{total} acknowledgements wait for the log: try again")
+        self._settling[owner] += count
         try:
             yield
         finally:
-            self._settling -= count
+            self._settling[owner] -= count
+            if not self._settling[owner]:
+                del self._settling[owner]
 
     def _checked(self, wish: Receive) -> Receive:
         """Within what is allowed. Raises ``Refusal``."""
@@ -218,6 +226,8 @@ class Popping:
             problem = f"1 to {MESSAGES_MAX} messages are received at a time, not {wish.max_messages}"
         elif not wish.auto_renew and not 1 <= wish.invisible_ms <= INVISIBLE_MS_MAX:
             problem = f"a message can be invisible for 1 to {INVISIBLE_MS_MAX} ms, not for {wish.invisible_ms}"
+        elif wish.queue_id < ANY_QUEUE:
+            problem = f"queue {wish.queue_id}: queues are numbered from 0, and {ANY_QUEUE} stands for any"
         elif len(wish.attempt_id) > ATTEMPT_ID_MAX:
             problem = f"an attempt id has at most {ATTEMPT_ID_MAX} characters, this one {len(wish.attempt_id)}"
         elif len(wish.client_id) > CLIENT_ID_MAX:

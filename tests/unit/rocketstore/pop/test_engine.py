@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rocketstore.pop.handles import decode_handle, encode_handle
 from rocketstore.pop.operations import PopRules, Verdict
 from tests.unit.rocketstore.pop.desk import GROUP, QUEUE, RETRIES, TOPIC, Desk
 
@@ -132,6 +133,58 @@ def test_an_ordered_group_gets_one_batch_at_a_time() -> None:
     assert [one.offset for one in desk.receive(2, attempt_id="c")] == [2, 3]
 
 
+def test_a_client_that_is_gone_gives_back_what_it_has_not_settled() -> None:
+    """P6: soon, and nothing is kept of the others, by which a client that stays for months would grow."""
+    desk = _loaded()
+    first, second, third = desk.receive(client_id="c", auto_renew=True)
+    assert desk.ack(first) is Verdict.OK
+    assert sorted(offset for _, offset in desk.engine._book.of_client("c")) == [1, 2]
+    desk.engine.client_gone("c", desk.now_ms)
+    desk.later(1_100)
+    assert sorted(one.origin.offset for one in desk.copies) == [second.offset, third.offset]
+    desk.store_copies()
+    assert not desk.engine._book._clients
+
+
+def test_a_message_that_was_given_back_is_not_prolonged() -> None:
+    """P6: though it was received for as long as its client lives."""
+    desk = _loaded(1)
+    (message,) = desk.receive(client_id="c", auto_renew=True)
+    desk.later(120_000)
+    assert not desk.copies
+    desk.engine.change(GROUP, TOPIC, message.handle, 5_000, desk.now_ms)
+    desk.settle()
+    desk.later(5_100)
+    assert [one.origin.offset for one in desk.copies] == [0]
+
+
+def test_a_parked_message_comes_again_though_a_clock_was_wrong() -> None:
+    """P3: a leader whose clock was a year ahead wrote when; it is invisible for no longer than any can be."""
+    year_ms, longest_ms = 365 * 86_400_000, 12 * 3_600_000
+    desk = _loaded(1)
+    desk.now_ms += year_ms
+    desk.receive(invisible_ms=3_600_000)
+    desk.now_ms -= year_ms
+    desk.fail_over()
+    desk.later(longest_ms - 1_000)
+    assert not desk.copies
+    desk.later(3_000)
+    assert [one.origin.offset for one in desk.copies] == [0]
+
+
+def test_a_batch_stays_with_the_answer_that_arrived() -> None:
+    """P8: an attempt was repeated, and one of its two answers was lost."""
+    desk = _loaded(2, PopRules(ordered=True))
+    handles = [one.handle for one in desk.receive(2, attempt_id="a")]
+    assert [one.handle for one in desk.receive(2, attempt_id="a")] == handles
+    desk.engine.give_back(GROUP, TOPIC, handles, desk.now_ms)
+    desk.later(2_000)
+    assert not desk.receive(2, attempt_id="b")
+    desk.engine.give_back(GROUP, TOPIC, handles, desk.now_ms)
+    desk.later(2_000)
+    assert len(desk.receive(2, attempt_id="b")) == 2
+
+
 @pytest.mark.parametrize(("limit", "invisible_ms"), [("LEASES_MAX", 60_000), ("PARKED_TOTAL_MAX", 3_600_000)])
 def test_one_owner_cannot_take_all_leases(monkeypatch: pytest.MonkeyPatch, limit: str, invisible_ms: int) -> None:
     """P10: others would get nothing for hours. What is settled makes room, and a failover forgets who has what."""
@@ -165,3 +218,18 @@ def test_a_lease_is_not_made_long_beyond_its_owners_share(monkeypatch: pytest.Mo
     changing = desk.engine.change(GROUP, TOPIC, other.handle, 3_600_000, desk.now_ms)
     desk.settle()
     assert changing.verdict is Verdict.OK
+
+
+def test_a_forged_handle_loads_no_other_topic() -> None:
+    """P5, P9: a group would begin at the end of a topic that its client may not read; topics' names may end alike."""
+    desk = _loaded(1)
+    (message,) = desk.receive()
+    said = decode_handle(message.handle)
+    for topic, wanted in ((f"x{TOPIC}", TOPIC), (f"a_{GROUP}_{TOPIC}", TOPIC), (TOPIC, ""), ("orders", "ers")):
+        forged = encode_handle(said._replace(topic=wanted))
+        acked = desk.engine.ack(GROUP, topic, forged, desk.now_ms)
+        desk.settle()
+        assert acked.verdict is Verdict.INVALID_HANDLE
+    assert desk.engine.ack(GROUP, f"%RETRY%{GROUP}_{TOPIC}", message.handle, desk.now_ms)
+    desk.settle()
+    assert desk.ack(message) is Verdict.INVALID_HANDLE

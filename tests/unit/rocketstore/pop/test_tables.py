@@ -131,11 +131,12 @@ def test_a_commit_of_others_moves_the_window_and_keeps_what_is_parked() -> None:
 
 def test_what_a_power_cut_took_away_is_cut_off() -> None:
     tables = _opened()
-    tables.apply(PopRow(PLACE, 1, settled_from=12, settled=0b1, parked=((18, Parked(99, 1, 4)),)), 10)
+    parked = tuple((offset, Parked(99, 1, 4)) for offset in (12, 13, 18))
+    tables.apply(PopRow(PLACE, 1, settled_from=12, settled=0b1, parked=parked), 10)
     tables.put_back(lambda _topic, _queue_id: 13)
     window = tables.windows[PLACE]
     assert (window.generation, window.commit, window.reserved, window.settled) == (2, 10, 13, 0b100)
-    assert not window.parked
+    assert list(window.parked) == [12]
 
 
 def test_a_batch_is_locked_until_all_of_it_is_settled() -> None:

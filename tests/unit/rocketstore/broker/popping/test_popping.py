@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -13,18 +14,22 @@ from dledger.access.quota import Quota
 from dledger.clock import Clock
 from dledger.errors import InvalidRequestError
 from dledger.rpc.clients.answers import Leases
-from rocketstore.broker.pop_types import MESSAGES_MAX, Ack, ChangeInvisible, PopResult, Receive
+from rocketstore.broker.pop_types import MESSAGES_MAX, Ack, ChangeInvisible, PoppedRecord, PopResult, Receive
 from rocketstore.broker.popping.copies import origin_of
 from rocketstore.broker.popping.waiting import CLIENT_WAITS_MAX
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.filter.filters import SQL92
+from rocketstore.message.record import QueuePlace
+from rocketstore.pop.engine import PopEngine
 from rocketstore.pop.handles import Handle, encode_handle
-from rocketstore.pop.operations import Origin
+from rocketstore.pop.operations import Origin, PopDelivery, PopWish
 from rocketstore.pop.tables import PopPlace
 from rocketstore.state.changes import GroupConfig, TopicConfig
+from rocketstore.types import PutResult
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker.popping.harness import GROUP, TOPIC, PopBroker, bodies
 
+_T = TypeVar("_T")
 RETRY, DEAD = f"%RETRY%{GROUP}_{TOPIC}", f"%DLQ%{GROUP}"
 
 
@@ -142,6 +147,7 @@ class TestReceives:
             {"attempt_id": "x" * 65},
             {"client_id": "x" * 256},
             {"client_id": "", "auto_renew": True},
+            {"queue_id": -2},
             {"group": "g" * 60, "topic": TOPIC, "queue_id": 0},
         ],
     )
@@ -194,6 +200,27 @@ class TestAnswers:
         assert pop.broker.state.offset(GROUP, TOPIC, 0) == 2
         assert pop.ack([third]) == [PopResult.OK]
         assert pop.ack([third, first]) == [PopResult.INVALID_HANDLE] * 2
+
+    def test_acknowledgements_that_wait_are_bounded(self, pop: PopBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+        """P10: in all, and an owner has at most half; who was answered, or refused, makes room."""
+        monkeypatch.setattr("rocketstore.broker.popping.service.AT_ONCE_MAX", 4)
+        pop.send([b"a", b"b", b"c"])
+        found = pop.receive().messages
+        nowhere = encode_handle(
+            Handle(GROUP, "nowhere", is_retry=False, queue_id=0, offset=0, attempt=1, number=1, generation=1)
+        )
+        popping = pop.broker.popping
+        acks = [Ack(GROUP, TOPIC, one.handle) for one in found]
+        for count, owner in ((3, "a"), (5, "")):
+            with pytest.raises(Refusal) as refused:
+                pop.run(popping.ack((acks * 2)[:count], owner))
+            assert refused.value.kind is RefusalKind.TOO_MANY
+        for _ in range(3):
+            with pytest.raises(Refusal) as refused:
+                pop.run(popping.ack([Ack(GROUP, "nowhere", nowhere)] * 2, "a"))
+            assert refused.value.kind is RefusalKind.NO_TOPIC
+        assert pop.run(popping.ack(acks[:2], "a")) == [PopResult.OK] * 2
+        assert pop.run(popping.ack(acks[2:], "a")) == [PopResult.OK]
 
     def test_handles_of_others_are_refused(self, pop: PopBroker) -> None:
         """P5: no handle, another group's, another topic's."""
@@ -328,6 +355,29 @@ class TestAnswers:
         (message,) = pop.receive_all(1)
         assert message.attempt == 1
 
+    def test_a_receive_that_is_cancelled_anywhere_keeps_nothing(self, pop: PopBroker) -> None:
+        """P4: at each of its steps; what it had is given out to others, and was no attempt."""
+        count = 60
+        pop.send([b"%d" % number for number in range(count)])
+        wish = Receive(GROUP, TOPIC, max_messages=2, client_id="c", from_first=True, auto_renew=True)
+
+        async def cancelled(steps: int) -> Sequence[PoppedRecord]:
+            task = asyncio.ensure_future(pop.received(wish))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            return () if task.cancelled() else task.result().messages
+
+        held = list(pop.receive(max_messages=1).messages)
+        for steps in (*range(12), 20, 40, 80, 160):
+            held += pop.run(cancelled(steps))
+        assert pop.broker.counters().pop.waiting == 0
+        assert pop.broker.shares.quotas.of("@test", "test", "test").answer_bytes == 0
+        found = pop.receive_all(count - len(held))
+        assert {one.attempt for one in found} == {1}
+        assert len({*bodies(found), *bodies(held)}) == count
+
 
 class TestOrder:
     """P8: ordered groups."""
@@ -414,6 +464,24 @@ class TestRoles:
             waiting.result(10)
         assert refused.value.kind is RefusalKind.UNAVAILABLE
 
+    def test_copies_end_with_their_leadership(self, pop: PopBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+        """P4: the next one looks which are stored before it makes its own, and must not be told of those of before."""
+        copies = pop.broker.popping._driver.copies
+
+        async def never(*_: object) -> list[PutResult]:
+            await asyncio.Event().wait()
+            return []
+
+        pop.send([b"a"])
+        monkeypatch.setattr(pop.broker.sending, "send", never)
+        pop.receive(invisible_ms=1000)
+        wait_until(lambda: len(copies) == 1, "it is copied")
+        role = pop.broker.store.role
+        pop.broker.store.become_slave()
+        pop.run(_called(pop.broker.popping.role_changed))
+        wait_until(lambda: len(copies) == 0, "that has ended")
+        pop.broker.store.become_master(role)
+
     def test_a_later_leadership_knows_what_is_out(self, pop: PopBroker) -> None:
         """P3, P5: it takes the handles of the one before, and gives out nothing that may be with somebody."""
         pop.send([b"a", b"b", b"c"])
@@ -482,12 +550,49 @@ def test_poison_does_not_hold_up_others(pop: PopBroker) -> None:
     wait_until(lambda: pop.window().commit == 1000, "everything is settled")
 
 
+def test_who_waits_in_vain_looks_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P10: ten thousand receives of an empty topic must leave the loop to others."""
+    looks: list[object] = []
+    begin = PopEngine.begin
+
+    def noted(engine: PopEngine, wish: PopWish, now_ms: int) -> PopDelivery:
+        looks.append(wish)
+        return begin(engine, wish, now_ms)
+
+    with PopBroker(tmp_path) as pop:
+        pop.receive()
+        monkeypatch.setattr(PopEngine, "begin", noted)
+        pop.receive(wait_ms=1500)
+    assert len(looks) == 2  # when it comes, and when its time is over
+
+
+@pytest.mark.parametrize("step_ms", [3_600_000, -3_600_000])
+def test_a_clock_that_is_set_changes_no_lease(pop: PopBroker, monkeypatch: pytest.MonkeyPatch, step_ms: int) -> None:
+    """P3: leases last as long as they were to, and clients are told their ends by the clock as it is: Java's throw away
+    messages whose time is over by it.
+    """
+    pop.send([b"a", b"b"])
+    (first,) = pop.receive(max_messages=1, invisible_ms=20_000).messages
+    place = QueuePlace(TOPIC, 0, 0)
+    right = Clock.wall_ms
+    monkeypatch.setattr(Clock, "wall_ms", lambda self: right(self) + step_ms)
+    clock = pop.broker.loop.clock
+    (second,) = pop.receive(invisible_ms=20_000).messages
+    assert 10_000 < second.visible_at_ms - clock.wall_ms() <= 20_000
+    changed = pop.change(first, 30_000)
+    assert 20_000 < changed.visible_at_ms - clock.wall_ms() <= 30_000
+    assert (
+        pop.run(_called(partial(pop.broker.popping.handle_at, GROUP, place, changed.visible_at_ms))) == changed.handle
+    )
+    assert not pop.receive().messages
+
+
 def _topic(name: str) -> TopicConfig:
     return TopicConfig(name, 1, 1)
 
 
-async def _called(function: Callable[[], object]) -> None:
-    function()
+async def _called(function: Callable[[], _T]) -> _T:
+    return function()
 
 
 @pytest.mark.slow
