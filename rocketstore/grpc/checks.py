@@ -14,7 +14,7 @@ from rocketstore.pb import definition_pb2 as pb
 
 PROPERTIES_MAX: Final = 128
 PROPERTIES_BYTES_MAX: Final = 16 * KIB
-"""Of an application, with the tag and the keys."""
+"""Of an application, with the tag, the keys and the trace context."""
 GROUP_CHARS_MAX: Final = 64
 """Of a message group."""
 MESSAGE_ID_CHARS_MAX: Final = 255
@@ -42,14 +42,16 @@ def check_topic_name(name: str) -> str:
     return name
 
 
-def check_properties(properties: Mapping[str, str], tag: str, keys: Iterable[str]) -> None:
+def check_properties(properties: Mapping[str, str], tag: str, keys: Iterable[str], trace_context: str) -> None:
     """Raises ``RejectedError``."""
     if len(properties) > PROPERTIES_MAX:
         raise RejectedError(
             pb.MESSAGE_PROPERTIES_TOO_LARGE,
             f"{len(properties)} properties: a message may have {PROPERTIES_MAX}",
         )
-    size = len(tag.encode())
+    if _CONTROL.search(trace_context):
+        raise RejectedError(pb.ILLEGAL_MESSAGE_PROPERTY_KEY, "the trace context has control characters")
+    size = len(tag.encode()) + len(trace_context.encode())
     for name, value in properties.items():
         if name in RESERVED:
             raise RejectedError(pb.ILLEGAL_MESSAGE_PROPERTY_KEY, f"the property {name} is not an application's")
@@ -72,7 +74,7 @@ def check_properties(properties: Mapping[str, str], tag: str, keys: Iterable[str
     if size > PROPERTIES_BYTES_MAX:
         raise RejectedError(
             pb.MESSAGE_PROPERTIES_TOO_LARGE,
-            f"properties, tag and keys take {size} bytes: at most {PROPERTIES_BYTES_MAX} are allowed",
+            f"properties, tag, keys and trace context take {size} bytes: at most {PROPERTIES_BYTES_MAX} are allowed",
         )
 
 

@@ -7,10 +7,13 @@ from typing import Final
 
 from dledger.access.addresses import parse_address as parse_ip
 from dledger.values import address_text, parse_address
+from rocketstore.grpc.codes import RejectedError
 from rocketstore.pb import definition_pb2 as pb
 
 ADDRESSES_MAX: Final = 64
 """Of one access point."""
+HOST_CHARS_MAX: Final = 255
+"""A route names its hosts once for each queue."""
 
 
 class AccessPoints:
@@ -23,13 +26,17 @@ class AccessPoints:
     def of(self, given: pb.Endpoints) -> pb.Endpoints:
         """Where a client shall make its calls: at its own addresses, without members that are down; without any
         address of its own, at all members. Any member serves any call, and the order does not change with the leader:
-        each change costs a client its connections.
+        each change costs a client its connections. Raises ``RejectedError``.
         """
         if not given.addresses:
             return endpoints_of(sorted(self._members().values()))
+        addresses = given.addresses[:ADDRESSES_MAX]
+        if any(len(one.host) > HOST_CHARS_MAX for one in addresses):
+            why = f"a host in the request's endpoints has more than {HOST_CHARS_MAX} characters"
+            raise RejectedError(pb.ILLEGAL_ACCESS_POINT, why)
         down = self._down()
-        kept = [one for one in given.addresses[:ADDRESSES_MAX] if address_text(one.host, one.port) not in down]
-        return pb.Endpoints(scheme=given.scheme, addresses=kept or given.addresses[:ADDRESSES_MAX])
+        kept = [one for one in addresses if address_text(one.host, one.port) not in down]
+        return pb.Endpoints(scheme=given.scheme, addresses=kept or addresses)
 
 
 def endpoints_of(addresses: Iterable[str]) -> pb.Endpoints:

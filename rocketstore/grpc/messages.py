@@ -91,19 +91,28 @@ def type_of(message: pb.Message) -> pb.MessageType:
 
 
 def to_store(
-    call: GatewayCall, given: pb.Message, store_host: HostAddress, body_bytes_max: int, *, may_be_empty: bool
+    call: GatewayCall,
+    given: pb.Message,
+    store_host: HostAddress,
+    body_bytes_max: int,
+    unpacked_bytes_max: int,
+    *,
+    may_be_empty: bool,
 ) -> Message:
-    """A message as it is stored, of no queue yet. Raises ``RejectedError``."""
+    """A message as it is stored, of no queue yet; ``unpacked_bytes_max``: what a compressed body may have.
+
+    Raises ``RejectedError``.
+    """
     topic = check_topic_name(name_of(given.topic))
     system, body = given.system_properties, given.body
     kind = type_of(given)
     check_message_id(system.message_id)
-    check_properties(given.user_properties, system.tag, system.keys)
+    check_properties(given.user_properties, system.tag, system.keys, system.trace_context)
     check_body(body, body_bytes_max, may_be_empty=may_be_empty)
     if system.HasField("body_digest"):
         _check_digest(body, system.body_digest)
     if system.body_encoding == pb.GZIP:
-        body = _unpacked(body, _GZIP_WINDOW, body_bytes_max)
+        body = _unpacked(body, _GZIP_WINDOW, unpacked_bytes_max)
     properties = {name: value for name, value in given.user_properties.items() if value}
     if system.tag:
         properties[PROPERTY_TAGS] = system.tag

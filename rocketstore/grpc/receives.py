@@ -163,12 +163,13 @@ class Receives:
 
     # -- what became of it ---------------------------------------------------------------------------------------------
 
-    async def ack(self, _: GatewayCall, request: pbs.AckMessageRequest) -> pbs.AckMessageResponse:
+    async def ack(self, call: GatewayCall, request: pbs.AckMessageRequest) -> pbs.AckMessageResponse:
         """AckMessage."""
         group, topic = name_of(request.group), name_of(request.topic)
         if not 0 < len(request.entries) <= ACKS_MAX:
             raise RejectedError(pb.BAD_REQUEST, f"1 to {ACKS_MAX} messages are acknowledged at a time")
-        results = await self._broker.popping.ack([Ack(group, topic, one.receipt_handle) for one in request.entries])
+        acks = [Ack(group, topic, one.receipt_handle) for one in request.entries]
+        results = await self._broker.popping.ack(acks, call.quota.owner)
         answer = pbs.AckMessageResponse()
         for one, result in zip(request.entries, results, strict=True):
             answer.entries.add(message_id=one.message_id, receipt_handle=one.receipt_handle, status=_status(result))
@@ -193,16 +194,17 @@ class Receives:
         )
         if not 0 <= change.duration_ms <= INVISIBLE_MS_MAX:
             raise RejectedError(pb.ILLEGAL_INVISIBLE_TIME, "a message can be invisible for 0 s to 12 h")
-        changed = await self._broker.popping.change_invisible(change)
+        changed = await self._broker.popping.change_invisible(change, call.quota.owner)
         return pbs.ChangeInvisibleDurationResponse(status=_status(changed.result), receipt_handle=changed.handle)
 
     async def dead_letter(
-        self, _: GatewayCall, request: pbs.ForwardMessageToDeadLetterQueueRequest
+        self, call: GatewayCall, request: pbs.ForwardMessageToDeadLetterQueueRequest
     ) -> pbs.ForwardMessageToDeadLetterQueueResponse:
         """ForwardMessageToDeadLetterQueue."""
         reason = f"its consumer gave it up after {max(request.delivery_attempt, 1)} attempts"
         dead = DeadLetter(name_of(request.group), name_of(request.topic), request.receipt_handle, reason)
-        return pbs.ForwardMessageToDeadLetterQueueResponse(status=_status(await self._broker.popping.dead_letter(dead)))
+        result = await self._broker.popping.dead_letter(dead, call.quota.owner)
+        return pbs.ForwardMessageToDeadLetterQueueResponse(status=_status(result))
 
     async def undelivered(self, _: GatewayCall, request: pbs.AckMessageRequest) -> pbs.AckMessageResponse:
         """Between members only: the client of a receive was gone before its answer, with these messages, was there."""

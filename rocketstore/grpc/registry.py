@@ -34,10 +34,16 @@ from rocketstore.types import ConsumeType
 
 CLIENTS_MAX: Final = 65_536
 """Known at once; of one owner, ``account_share_percent`` of them."""
+SETTINGS_BYTES_MAX: Final = 128 << 20
+"""Of all clients' settings, encoded; likewise of one owner. Thousands of clients take a kilobyte each, and one may need
+a hundred times as much.
+"""
 TOPICS_MAX: Final = 1024
 """That one client publishes to; of those beyond, the one not sent to for longest is forgotten."""
 COMMANDS_MAX: Final = 64
 """Commands that wait until a client's stream takes them; others are not sent."""
+COMMANDS_BYTES_MAX: Final = 8 << 20
+"""Of these: a question about a transaction holds a message. One is taken whatever its size."""
 FOREIGN_COMMANDS_MAX: Final = 1024
 """Commands on their way to streams that end at other members."""
 _LANGUAGES: Final = {
@@ -61,13 +67,16 @@ class CommandStream:
 
     def __init__(self, end: Callable[[str], None]) -> None:
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(COMMANDS_MAX + 1)
+        self._bytes = 0
         self.end: Final = end
         """Close it, with a reason."""
 
     def put(self, command: bytes) -> bool:
         """Returns whether there was room."""
-        if self._queue.qsize() >= COMMANDS_MAX:
+        size = self._bytes + len(command)
+        if self._queue.qsize() >= COMMANDS_MAX or (self._bytes and size > COMMANDS_BYTES_MAX):
             return False
+        self._bytes = size
         self._queue.put_nowait(command)
         return True
 
@@ -75,6 +84,7 @@ class CommandStream:
         """Write what is put, until ``finish``."""
         while (command := await self._queue.get()) is not None:
             await write(command)
+            self._bytes -= len(command)
 
     def finish(self) -> None:
         """Put nothing more; what is there is still written. Call it once."""
@@ -94,6 +104,8 @@ class GatewayClient:
         """What the leader has decided of them, as it was last told here."""
         self.is_settled = True
         """Whether the leader has decided of the newest."""
+        self.settings_bytes = 0
+        """What they take."""
         self.topics: OrderedDict[str, None] = OrderedDict()
         """That it publishes to."""
         self.group = ""
@@ -107,6 +119,8 @@ class GatewayClient:
         self.host, self.port = "", 0
         self.account = ""
         """Its access key, as of its last call; empty without access control."""
+        self.is_member = False
+        """Whether it is in a group, where its silence is noticed."""
         self.trusted = False
         """Whether its address may do everything."""
 
@@ -198,6 +212,7 @@ class Registry:
     ) -> None:
         self._groups = groups
         self._guard = guard
+        self._share_percent = share_percent
         self._share = max(1, CLIENTS_MAX * share_percent // 100)
         self._tell_member = tell_member
         self._question_of = question_of
@@ -205,6 +220,7 @@ class Registry:
         self._subscribers: dict[tuple[str, str], _Subscribers] = {}  # by group and topic
         self._clients: dict[str, GatewayClient] = {}
         self._owners: Counter[str] = Counter()
+        self._settings_bytes: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[bool]] = set()
         self._gone: tuple[Callable[[str, str], None], ...] = ()
 
@@ -257,13 +273,30 @@ class Registry:
         return found
 
     def give_settings(self, client: GatewayClient, settings: pb.Settings) -> None:
-        """Take a client's settings. Raises ``RejectedError`` for names in namespaces."""
+        """Take a client's settings. Raises ``RejectedError`` for names in namespaces, and if there is no room."""
+        topics = [name_of(one) for one in settings.publishing.topics[:TOPICS_MAX]]
+        group = name_of(settings.subscription.group)
+        self._take_room(client, settings.ByteSize())
         client.settings = settings
-        client.publish(name_of(one) for one in settings.publishing.topics[:TOPICS_MAX])
+        client.publish(topics)
         if settings.HasField("subscription"):
-            client.group = name_of(settings.subscription.group)
+            client.group = group
         entries = settings.subscription.subscriptions[:TOPICS_MAX]
         self._subscribe(client, frozenset((client.group, one.topic.name) for one in entries))
+
+    def _take_room(self, client: GatewayClient, size: int) -> None:
+        """For a client's settings, in the place of those before. Raises ``RejectedError``."""
+        more, owned = size - client.settings_bytes, self._settings_bytes[client.owner]
+        most = SETTINGS_BYTES_MAX * self._share_percent // 100
+        if more > 0 and (owned + more > most or self._settings_bytes.total() + more > SETTINGS_BYTES_MAX):
+            why = (
+                f"the settings of the clients of {client.owner} take {owned} bytes (account_share_percent), or of all: "
+            )
+            raise RejectedError(pb.TOO_MANY_REQUESTS, f"{why}at most {SETTINGS_BYTES_MAX}")
+        client.settings_bytes = size
+        self._settings_bytes[client.owner] = owned + more
+        if not owned + more:
+            del self._settings_bytes[client.owner]
 
     def subscribed_since_ms(self, group: str, topic: str) -> int:
         """Since when (ms since 1970) a consumer of the group that is still known wants the topic; 0: there is none."""
@@ -292,6 +325,7 @@ class Registry:
         if client.publish((topic,)):
             with suppress(Refusal):
                 await self.join(client)
+        self.let_go(client)
 
     async def join(self, client: GatewayClient) -> None:
         """Show a client among those of its groups; a producer's group is the topic it sends to. Raises ``Refusal``."""
@@ -307,6 +341,14 @@ class Registry:
         beat = Heartbeat(client.client_id, tuple(client.topics), consumers, language, version)
         if consumers or client.topics:
             await self._groups.join(GatewayLink(self, client), client.owner, beat)
+            client.is_member = True
+
+    def let_go(self, client: GatewayClient) -> None:
+        """Forget a client that is in no group, where its silence would be noticed, and has no stream here: client ids
+        cost nothing, and nobody else would.
+        """
+        if not client.is_member and client.stream is None and self._clients.get(client.client_id) is client:
+            self.forget(client.client_id, "it is in no group")
 
     def forget(self, client_id: str, reason: str) -> None:
         """A client is gone: its messages are released, its stream ends."""
@@ -317,6 +359,7 @@ class Registry:
         if not self._owners[client.owner]:
             del self._owners[client.owner]
         self._subscribe(client, frozenset())
+        self._take_room(client, 0)
         self._groups.clients.closed(GatewayLink(self, client))
         if client.stream is not None:
             client.stream.end(reason)

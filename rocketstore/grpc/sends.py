@@ -72,17 +72,7 @@ class Sends:
         given = request.messages
         if not given or len(given) > BATCH_MAX:
             raise RejectedError(pb.BAD_REQUEST, f"{len(given)} messages: a request has 1 to {BATCH_MAX}")
-        config = self._broker.config
-        found = [
-            messages.to_store(
-                call,
-                one,
-                self._broker.store_host,
-                config.store.max_message_size,
-                may_be_empty=config.grpc_empty_bodies,
-            )
-            for one in given
-        ]
+        found = self._to_store(call, given)
         if len({one.topic for one in found}) > 1:
             raise RejectedError(pb.BAD_REQUEST, "the messages of one request are for one topic")
         name = found[0].topic
@@ -92,6 +82,26 @@ class Sends:
         await self._registry.published(call, name)
         results = await self._store(call, found)
         return self._answer(given, results)
+
+    def _to_store(self, call: GatewayCall, given: Sequence[pb.Message]) -> list[Message]:
+        """Raises ``RejectedError``. Compressed bodies may have the size of one message together: a request of a few
+        megabytes could become gigabytes.
+        """
+        config, found = self._broker.config, list[Message]()
+        unpacked_bytes_max = body_bytes_max = config.store.max_message_size
+        for one in given:
+            made = messages.to_store(
+                call,
+                one,
+                self._broker.store_host,
+                body_bytes_max,
+                unpacked_bytes_max,
+                may_be_empty=config.grpc_empty_bodies,
+            )
+            if one.system_properties.body_encoding == pb.GZIP:
+                unpacked_bytes_max -= len(made.body)
+            found.append(made)
+        return found
 
     def _choose_queue(self, message: Message, given: pb.Message, topic: TopicConfig | None) -> None:
         """The queue is the server's choice: by message group, by priority, or in turn."""

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from grpc._cython import cygrpc
 
 from dledger.access.addresses import place_of
+from dledger.access.quota import TooManyWaitsError
 from dledger.remoting.client import RemotingClient
 from dledger.remoting.errors import RequestError
 from dledger.remoting.server import Handler
@@ -288,21 +289,24 @@ class GatewayService:
 
     async def _at_leader(self, name: str, method: Method, call: GatewayCall, data: bytes) -> Sequence[bytes]:
         """Have the leader carry out a call, whoever that is in the time that the call has. Raises ``ANSWERED``."""
-        reason = "no leader is known"
+        reason, is_begun = "no leader is known", False
         try:
             async with asyncio.timeout(max(0.0, call.remaining_s())):
                 while True:
                     try:
                         if self._broker.mastership.is_master:
+                            is_begun = True
                             return await self._here(name, method, call, data)
                         if leader := self.relay.leader():
+                            is_begun = True
                             return await self._passed_on(leader, call, data)
                     except MovedError as error:
-                        reason = str(error)
+                        reason, is_begun = str(error), False
                         call.may_be_repeated |= error.may_be_done
                     await asyncio.sleep(LOOK_INTERVAL_S)
         except TimeoutError:
-            code = pb.SLAVE_PERSISTENCE_TIMEOUT if call.may_be_repeated else pb.HA_NOT_AVAILABLE
+            code = pb.SLAVE_PERSISTENCE_TIMEOUT if call.may_be_repeated or is_begun else pb.HA_NOT_AVAILABLE
+            reason = "the leader has not done it yet, and still may" if is_begun else reason
             raise RejectedError(code, f"the call could not be carried out in time: {reason}") from None
 
     async def _passed_on(self, leader: str, call: GatewayCall, data: bytes) -> Sequence[bytes]:
@@ -311,10 +315,23 @@ class GatewayService:
             raise call.quota.full_error()
         call.quota.take(1, len(data))
         try:
-            unwanted = partial(self._give_back, call, data) if self._table[call.method].streams else None
-            return await self.relay.ask(leader, call, data, has_stream=self._has_stream(call), unwanted=unwanted)
+            streams, has_stream = self._table[call.method].streams, self._has_stream(call)
+            unwanted = partial(self._give_back, call, data) if streams else None
+            answers = await self.relay.ask(leader, call, data, has_stream=has_stream, unwanted=unwanted)
+            if streams:
+                self._require_room(call, data, answers)
+            return answers
         finally:
             call.quota.give(1, len(data))
+
+    def _require_room(self, call: GatewayCall, data: bytes, answers: Sequence[bytes]) -> None:
+        """For messages from the leader, where only its own room was taken. Raises ``TooManyWaitsError``."""
+        try:
+            with Leases(self._broker.shares.room, call.quota) as leases:
+                leases.take_now(sum(map(len, answers)))
+        except TooManyWaitsError:
+            self._give_back(call, data, answers)
+            raise
 
     async def _tell_leader(self, call: GatewayCall, data: bytes) -> Sequence[bytes]:
         """The leader, if that is another member, hears of a client; if it cannot, it will at the next heartbeat.

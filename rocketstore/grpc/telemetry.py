@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from dledger.access.guard import Caller
@@ -79,6 +80,7 @@ class Telemetry:
         finally:
             if client.stream is stream:
                 client.stream = None
+            self._registry.let_go(client)
             stream.finish()
             await _finished(writer)
 
@@ -135,28 +137,32 @@ class Telemetry:
 
     async def heartbeat(self, call: GatewayCall, request: pbs.HeartbeatRequest) -> pbs.HeartbeatResponse:
         """Heartbeat, also of a client whose settings are not known here: it need not open its stream again."""
-        client = self._heard(call)
-        if request.client_type in _CONSUMERS and request.HasField("group"):
-            client.group = name_of(request.group)
-        await self._registry.join(client)
-        if client.stream is not None and client.settings is not None and not client.is_settled:
-            settings = await self._leaders(call, client, client.settings)
-            if settings is not None and (stream := client.stream) is not None:
-                stream.put(_command_of(settings))
+        with self._heard(call) as client:
+            if request.client_type in _CONSUMERS and request.HasField("group"):
+                client.group = name_of(request.group)
+            await self._registry.join(client)
+            if client.stream is not None and client.settings is not None and not client.is_settled:
+                settings = await self._leaders(call, client, client.settings)
+                if settings is not None and (stream := client.stream) is not None:
+                    stream.put(_command_of(settings))
         return pbs.HeartbeatResponse(status=OK)
 
     async def settings_told(self, call: GatewayCall, given: pb.Settings) -> pbs.TelemetryCommand:
         """Another member has a client's settings; the answer has those that the client shall use."""
-        client = self._heard(call)
-        self._registry.give_settings(client, given)
-        await self._registry.join(client)
+        with self._heard(call) as client:
+            self._registry.give_settings(client, given)
+            await self._registry.join(client)
         return pbs.TelemetryCommand(status=OK, settings=self.settings_of(given))
 
-    def _heard(self, call: GatewayCall) -> GatewayClient:
+    @contextmanager
+    def _heard(self, call: GatewayCall) -> Iterator[GatewayClient]:
         client = self._registry.heard(call)
         if call.via.has_stream:
             client.member = call.via.member
-        return client
+        try:
+            yield client
+        finally:
+            self._registry.let_go(client)
 
     async def terminated(
         self, call: GatewayCall, _: pbs.NotifyClientTerminationRequest

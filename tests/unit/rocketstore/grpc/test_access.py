@@ -72,6 +72,8 @@ def test_nobody_takes_the_client_id_of_another_account(broker: GatewayHarness) -
         known = broker.gateway.registry.find("client-1")
         assert known is not None
         assert known.stream is not None
+        assert other.send(message(topic="U")).status.code == pb.OK
+        assert list(known.topics) == ["T"]
         assert client.heartbeat(pb.PUSH_CONSUMER, "G").code == pb.OK
 
 

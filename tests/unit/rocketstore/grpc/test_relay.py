@@ -81,6 +81,19 @@ def test_what_a_member_is_sent_is_stored_by_the_leader(leader: GatewayHarness, c
     assert (found.body, found.born_host.ip) == (b"hello", b"\x7f\0\0\1")
 
 
+def test_nothing_of_a_call_stays_at_either_member(
+    leader: GatewayHarness, member: GatewayHarness, client: GatewayClient
+) -> None:
+    """Answered, refused or not done in time: members pass on millions."""
+    assert client.send(message()).status.code == pb.OK
+    assert client.send(message(b"")).status.code == pb.MESSAGE_BODY_EMPTY
+    leader.store.hold_results = True
+    assert client.send(message(message_id="held"), timeout_s=1).status.code == pb.SLAVE_PERSISTENCE_TIMEOUT
+    leader.store.release_results()
+    wait_until(lambda: not leader.gateway.relay._running, "the leader has forgotten them")
+    wait_until(lambda: not member.gateway.relay._asked, "the member has, too")
+
+
 def test_refusals_of_the_leader_reach_the_client(client: GatewayClient) -> None:
     """In the answer's status, as if there were no member in between."""
     assert client.send(message(b"")).status.code == pb.MESSAGE_BODY_EMPTY
@@ -224,6 +237,26 @@ def test_messages_that_do_not_reach_their_client_are_given_back(
         assert held.wait(10)
         call.cancel()  # type: ignore[no-untyped-call]  # gRPC's
     wait_until(lambda: len(given) == 1, "the message is given back")
+
+
+def test_messages_for_which_a_member_has_no_room_are_given_back(
+    leader: GatewayHarness, member: GatewayHarness, client: GatewayClient
+) -> None:
+    """Its clients do not read what they asked for; the leader's room is its own."""
+    given = _note_returns(leader)
+    client.calls("ReceiveMessage", _wish(), pbs.ReceiveMessageResponse)
+    client.send(message(b"later"))
+    occupied = member.config.limits.answer_bytes_max
+    root = member.broker.shares.quotas.root
+    member.on_loop(lambda: root.change_answer(occupied))
+    assert client.calls("ReceiveMessage", _wish(), pbs.ReceiveMessageResponse)[0].status.code == pb.TOO_MANY_REQUESTS
+    wait_until(lambda: len(given) == 1, "the message is given back")
+    member.on_loop(lambda: root.change_answer(-occupied))
+    wish = _wish()
+    wish.long_polling_timeout.seconds = 8
+    (_, found, _) = client.calls("ReceiveMessage", wish, pbs.ReceiveMessageResponse)
+    assert found.message.body == b"later"
+    wait_until(lambda: root.answer_bytes == 0, "it is read")
 
 
 def _note_returns(leader: GatewayHarness) -> list[str]:

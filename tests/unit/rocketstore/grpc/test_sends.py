@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import time
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -197,3 +198,18 @@ def test_queues_only_for_reading_are_refused() -> None:
     """By a setting of the topic."""
     with GatewayHarness(None, TopicConfig("T", 1, 1, 4)) as broker, broker.dial() as client:
         assert client.send(message()).status.code == pb.FORBIDDEN
+
+
+def test_timed_messages_are_bounded_as_they_come() -> None:
+    """Those that wait are counted once a second: a burst must not pass meanwhile. Of one second, too."""
+    due_s = int(time.time()) + 3600
+    config = replace(BrokerConfig(), timed_messages_max=3, timed_messages_per_s_max=2)
+    with GatewayHarness(config) as broker, broker.dial() as client:
+
+        def send(at_s: int) -> pb.Code:
+            given = message(message_id=f"d{len(broker.store.log.records)}", kind=pb.DELAY)
+            given.system_properties.delivery_timestamp.seconds = at_s
+            return client.send(given).status.code
+
+        assert [send(due_s) for _ in range(3)] == [pb.OK, pb.OK, pb.TOO_MANY_REQUESTS]
+        assert [send(due_s + 1) for _ in range(2)] == [pb.OK, pb.TOO_MANY_REQUESTS]
