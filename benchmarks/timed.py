@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.timed --count 100000 --within 60`` starts a plain broker in a process of its own, sends that many
 messages that are due within so many seconds, goes on sending ordinary ones, and reads the delivered ones: a delivered
-record's store time less the time it was due is how late it was.
+record's store time less the time it was due is how late it was. ``load`` (of the last minute) and the broker's share of
+a processor while it delivers say whether the machine left it enough.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import random
 import sys
 import tempfile
@@ -33,8 +35,8 @@ def _serve(root: str, link: Connection) -> None:
     store = MessageStoreConfig(store_path_root_dir=Path(root), mapped_file_size_commit_log=256 * MIB)
     broker = BrokerServer(BrokerConfig(store=store, listen_port=0, grpc_server_port=0, vip_port=0)).start()
     link.send(broker.address)
-    link.recv()
-    link.send(broker.timed.counts()._asdict())
+    while link.recv():
+        link.send({"cpu_s": time.process_time(), "skipped": broker.timed.counts().skipped})
     broker.stop()
 
 
@@ -72,12 +74,17 @@ def measure(count: int, within_s: float, others: int) -> dict[str, object]:
             with Consumer(address, group="g", topics=[_TOPIC], start="first", timeout_s=30) as consumer:
                 while len(late) < count and time.monotonic() < deadline:
                     found = consumer.poll(1024, timeout_s=1)
+                    if not late:
+                        ours.send(True)
+                        before, began = ours.recv(), time.monotonic()
                     dues_of = [(message, message.properties.get("TIMER_OUT_MS")) for message in found]
                     late += [message.store_timestamp - int(text) for message, text in dues_of if text]
             stopped.set()
             thread.join()
-            ours.send(None)
-            counts = ours.recv()
+            ours.send(True)
+            after = ours.recv()
+            delivered_s = time.monotonic() - began
+            ours.send(False)
         finally:
             stopped.set()
             process.join(30)
@@ -93,7 +100,9 @@ def measure(count: int, within_s: float, others: int) -> dict[str, object]:
         "within_1_s": sum(one <= 1000 for one in late) / count,
         "early": sum(one < 0 for one in late),
         "late_ms": {name: late[min(len(late) - 1, int(len(late) * part))] for name, part in _PARTS},
-        "skipped": counts["skipped"],
+        "skipped": after["skipped"],
+        "broker_cpu_percent": round((after["cpu_s"] - before["cpu_s"]) * 100 / delivered_s),
+        "load": os.getloadavg()[0],
     }
 
 
