@@ -1,4 +1,4 @@
-"""A node's server for clients, on an event loop in its own thread: the log over remoting, and over gRPC.
+"""A process's server for clients, on an event loop in its own thread: its groups' logs over remoting, and over gRPC.
 
 A broker serves them at its own ports, on this loop: then none is opened here.
 """
@@ -6,20 +6,24 @@ A broker serves them at its own ports, on this loop: then none is opened here.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from typing import NamedTuple
 
 from dledger.access.guard import AccessGuard
 from dledger.conditions import Conditions
 from dledger.config import ServerConfig
 from dledger.errors import InvariantError
 from dledger.remoting.acceptor import RemotingAcceptor
+from dledger.remoting.log.groups import GroupedHandlers
 from dledger.remoting.log.service import LogHandlers, log_server
 from dledger.remoting.server import RemotingServer
 from dledger.rpc import options
 from dledger.rpc.bridge import LoopBridge, LoopThread, Report, log_failure
 from dledger.rpc.clients.connections import Connections
 from dledger.rpc.clients.grpc_server import GrpcServer
-from dledger.rpc.clients.log_requests import LogRequests
+from dledger.rpc.clients.log_groups import grouped
+from dledger.rpc.clients.log_requests import ClientRoom, LogRequests
 from dledger.rpc.clients.log_service import LogService
 from dledger.rpc.listening import listen_for_clients
 from dledger.rpc.ports import LogNode
@@ -29,28 +33,35 @@ from dledger.values import address_text
 _LOG = logging.getLogger(__name__)
 
 
+class ServedLog(NamedTuple):
+    """A group's log, and where limits report that they refuse its requests."""
+
+    config: ServerConfig
+    node: LogNode
+    conditions: Conditions
+
+
 class ClientServer:
     """From ``start`` to ``close``."""
 
     def __init__(
         self,
-        config: ServerConfig,
-        node: LogNode,
+        logs: Sequence[ServedLog],
         guard: AccessGuard | None = None,
         tls_keeper: TlsKeeper | None = None,
         report: Report = log_failure,
-        conditions: Conditions | None = None,
     ) -> None:
-        self._config = config
-        self.conditions = conditions or Conditions(config.node_id)
-        """Where limits report that they refuse requests."""
+        """``logs``: of all groups, whose settings agree on the ports and limits."""
+        self._logs = logs
+        self._config = config = logs[0].config
+        self.conditions = logs[0].conditions
+        """Where limits of connections report that they refuse some."""
         self._guard = guard
         self._tls = tls_keeper or TlsKeeper.of(config)
-        self._node = node
         # If it fails, neither clients nor peers are served any more: it also sends the pushes.
         self._loop = LoopThread(f"dledger-client-rpc-{config.node_id}", report)
-        self._requests: LogRequests | None = None
-        self._log_handlers: LogHandlers | None = None
+        self._requests: Mapping[str, LogRequests] = {}
+        self._log_handlers: Mapping[str, LogHandlers] = {}
         self._remoting: RemotingServer | None = None
         self._acceptor: RemotingAcceptor | None = None
         self._grpc: GrpcServer | None = None
@@ -71,10 +82,11 @@ class ClientServer:
 
     @property
     def log_handlers(self) -> LogHandlers:
-        """The log's handlers over remoting, for another server on the same event loop, once started."""
-        if self._log_handlers is None:
+        """The only log's handlers over remoting, for another server on the same event loop, once started."""
+        if not self._log_handlers:
             raise InvariantError("the client server is not started")
-        return self._log_handlers
+        (handlers,) = self._log_handlers.values()
+        return handlers
 
     @property
     def address(self) -> str:
@@ -104,25 +116,31 @@ class ClientServer:
         self._loop.stop()
 
     def grpc_server(self, name: str, connection_calls_max: int = 0) -> GrpcServer:
-        """A server of the log service, not started yet; on the loop. ``name``: of the thread that watches it.
+        """A server of the logs' service, not started yet; on the loop. ``name``: of the thread that watches it.
 
         ``connection_calls_max``: instead of the one in the settings, unless it is 0.
         """
-        config, requests = self._config, self._requests
-        if requests is None:
+        config = self._config
+        if not self._requests:
             raise InvariantError("the client server is not started")
+        quotas = self._requests[config.group].quotas
         share = config.access.account_share_percent
         connections = Connections(name, config.limits, share_percent=share, conditions=self.conditions)
         most = connection_calls_max or config.limits.connection_calls_max
         server_options, calls_max = options.client_server_options(config, most), options.calls_max(config)
-        server = GrpcServer(connections, server_options, calls_max, requests.quotas, "client_streams_max")
-        server.add(options.LOG_SERVICE, LogService(requests, connections).methods())
+        server = GrpcServer(connections, server_options, calls_max, quotas, "client_streams_max")
+        services = {group: LogService(one, connections).methods() for group, one in self._requests.items()}
+        server.add(options.LOG_SERVICE, services[config.group] if len(services) == 1 else grouped(services))
         return server
 
     async def _serve(self, bridge: LoopBridge, *, ports: bool) -> None:
-        config = self._config
-        self._requests = requests = LogRequests(config, self._node, bridge, self._guard, self.conditions)
-        self._log_handlers = handlers = LogHandlers(requests)
+        config, guard = self._config, self._guard
+        room, groups = ClientRoom.of(config), tuple(one.config.group for one in self._logs)
+        self._requests = {
+            one.config.group: LogRequests(one.config, one.node, bridge, guard, one.conditions, room, groups)
+            for one in self._logs
+        }
+        self._log_handlers = {group: LogHandlers(one) for group, one in self._requests.items()}
         if not ports:
             return
         with ExitStack() as opened:
@@ -132,7 +150,9 @@ class ClientServer:
             self.port = listening[0].getsockname()[1]
             await self._serve_grpc()
             opened.pop_all()
-        self._remoting = log_server(requests, handlers)
+        only, *others = self._log_handlers.values()
+        handlers = GroupedHandlers(self._log_handlers) if others else only
+        self._remoting = log_server(self._requests[config.group], handlers)
         handshake_s_max = config.limits.handshake_ms_max / 1000
         self._acceptor = RemotingAcceptor("node", self._remoting.protocol, self._tls, None, handshake_s_max)
         self._acceptor.open(listening, self.grpc_port)
@@ -157,6 +177,6 @@ class ClientServer:
             await self._remoting.close(0)
         if self._grpc is not None:
             await self._grpc.stop(0)
-        if self._requests is not None:
-            await self._requests.drain()
-            self._requests.close()
+        for requests in self._requests.values():
+            await requests.drain()
+            requests.close()

@@ -14,9 +14,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar
 
-from dledger.access.control import AccessControl
 from dledger.access.guard import AccessGuard
-from dledger.client_server import ClientServer
+from dledger.client_server import ServedLog
 from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.config import ServerConfig
@@ -48,6 +47,7 @@ from dledger.errors import (
     NotLeaderError,
     RequestTimeoutError,
 )
+from dledger.host import Host
 from dledger.instruments import SILENT, Instruments
 from dledger.measurements import NodeMeasurements
 from dledger.member_records import MemberRecords, had_peers
@@ -71,7 +71,6 @@ from dledger.rpc.ports import (
 )
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.runtime.driver import Effects, NodeDriver
-from dledger.runtime.housekeeping import Housekeeping
 from dledger.runtime.log_lines import NodeLines
 from dledger.runtime.push_times import PushTimes
 from dledger.runtime.role_changes import RoleChangeHandler, RoleChangeNotifier
@@ -140,11 +139,13 @@ class DLedgerServer:
         prehistory: Callable[[], Prehistory | None] = lambda: None,
         client_ports: bool = True,
         state_machine: StateMachine | None = None,
+        host: Host | None = None,
     ) -> None:
         """``prehistory``: of the older log that this one continues, as it is now; its ``end`` must not change.
 
         ``client_ports`` False: a broker serves clients of the log, at its own ports. ``state_machine``: what the log's
-        entries are applied to; every member of the group must have the same.
+        entries are applied to; every member of the group must have the same. ``host``: of a process of several groups,
+        this one among them; it is started before, and stopped after.
         """
         self._has_ports = client_ports
         self.bodies: Final = bodies
@@ -153,8 +154,6 @@ class DLedgerServer:
         self._instruments = instruments
         measured = instruments is not SILENT
         self._push_times = PushTimes(instruments) if measured else None
-        self.tls = TlsKeeper.of(config)
-        """The certificates in use; None for plaintext."""
         self.grpc_port = 0
         """The port of gRPC, once started; 0: none. A broker sets its own."""
         self._last_push_ms = 0
@@ -164,8 +163,9 @@ class DLedgerServer:
         """The present problems of this node, set by the code that notices them."""
         self._stopped = threading.Event()
         self._life_lock = threading.RLock()  # one start or stop at a time; a failed start stops
-        self._supervisor = Supervisor(lambda _error: self._stopped.set())
-        self._access = AccessControl.of(self._config.access, name=self._config.node_id, clock=self._clock)
+        self._supervisor = Supervisor(self._failed)
+        self._owns_host = host is None
+        self._host = host or Host([config], self._clock, self._supervisor)
         self.log = self._open_log(repair=repair)
         self.bulk = self.log.bulk_reader(self._refuse_if_fenced, bodies.store_time)
         """See ``LogNode.bulk``; its reads raise ``FencedError``."""
@@ -177,6 +177,15 @@ class DLedgerServer:
         except BaseException:
             self.log.close()
             raise
+
+    def _failed(self, error: BaseException) -> None:
+        self._stopped.set()
+        self._host.failed(self._config.group, error)
+
+    @property
+    def tls(self) -> TlsKeeper | None:
+        """The certificates in use; None for plaintext."""
+        return self._host.tls
 
     def _open_log(self, *, repair: bool) -> FileStore:
         """Open the log. ``repair`` gives up a damaged one, and a fenced one, whose history is not the group's; an
@@ -249,7 +258,6 @@ class DLedgerServer:
             machine=self._machine,
         )
         name = config.node_id
-        self._housekeeping = Housekeeping(name, self._clock, self._supervisor)
         self._lines.members_are(self._node.state.membership)
         self._member_watch = MemberWatch(config, self._node.state.membership, self.conditions, self._clock)
         self._roles = RoleChangeNotifier(name, self._supervisor)
@@ -284,7 +292,7 @@ class DLedgerServer:
                 flushed=lambda: self._upkeep.log_changed(),
                 members=self._members_changed,
             ),
-            self._housekeeping.timers,
+            self._host.housekeeping.timers,
         )
         if self.fenced:
             self._tell_fenced(self.fenced)
@@ -293,7 +301,7 @@ class DLedgerServer:
         self._roles.listen(self._lines.role_changed)
         self._roles.listen(self._note_lost_leadership)
         self._transport: PeerTransport | None = None  # from `start` on: peers get the client port in use
-        self._clients = ClientServer(config, self, self.guard, self.tls, self._supervisor.report, self.conditions)
+        self._host.add(ServedLog(config, self, self.conditions))
         self._upkeep = LogUpkeep(
             config,
             self._node,
@@ -304,18 +312,15 @@ class DLedgerServer:
             self._supervisor,
             self._records,
             self._look_after_members,
-            self._housekeeping,
+            self._host.housekeeping,
             self._machine,
         )
-        self._scrub = Task(self._housekeeping.scrub, self._watch.step, self._supervisor)
+        self._scrub = Task(self._host.housekeeping.scrub, self._watch.step, self._supervisor)
         self._tasks = [self._scrub]
         self.log.on_damage(self._watch.note_damage)  # only now: the watch reads and mends the log that calls it
         for damage in (*self.log.damage_at_start, *self._records.damage):
             self._node.state.whole = False
             self._watch.note_damage(damage)
-        if self.tls is not None:
-            renew = partial(self._renew_tls, self.tls)
-            self._tasks.append(Task(self._housekeeping.clean, renew, self._supervisor))
 
     def _make_watch(self, peers: PeerLogClient) -> LogWatch:
         """The log's background verification and repair."""
@@ -379,10 +384,6 @@ class DLedgerServer:
             )
             self.conditions.set(ConditionKind.STUCK_LEADER, why, for_ms=_STUCK_TOLD_MS)
 
-    def _renew_tls(self, keeper: TlsKeeper) -> int:
-        keeper.refresh()
-        return self._clock.monotonic_ms() + _TLS_INTERVAL_MS
-
     def _refuse_if_fenced(self) -> None:
         if self.fenced:
             raise self._fenced_error()
@@ -415,21 +416,23 @@ class DLedgerServer:
                 return self
             self._lines.recovered(self.log.recovery_report)
             try:
-                self._clients.start(ports=self._has_ports)
-                if self._access is not None:
-                    self._access.start(self._clients.bridge.post, self._supervisor.thread)
-                self.grpc_port = self._clients.grpc_port
+                if self._owns_host:
+                    self._host.start(client_ports=self._has_ports)
+                self.grpc_port = self._host.clients.grpc_port
                 self._node.elector.client_address = self.client_address  # only now: the port may be chosen freely
                 self._transport = PeerTransport(
                     self._config,
                     client_address=self.client_address,
-                    bridge=self._clients.bridge,
+                    bridge=self._host.clients.bridge,
                     tls_keeper=self.tls,
                     log=self.log,
                     identity=self._identity,
+                    port=self._host.peer_port,
                     report=self._supervisor.report,
                 )
                 self._transport.start(self)
+                if self._owns_host:
+                    self._host.accept()
                 self._roles.start()
                 self._driver.start()
                 if self._machine is not None:
@@ -437,7 +440,6 @@ class DLedgerServer:
                 self._upkeep.start()
                 for task in self._tasks:
                     task.start()
-                self._housekeeping.start()
             except BaseException:
                 self.stop(graceful=False)
                 raise
@@ -459,16 +461,16 @@ class DLedgerServer:
                 self._step_down()
             if self._transport is not None:
                 self._transport.close()  # before the clients' event loop, on which its pushes run
-            self._clients.close()
-            if self._access is not None:
-                self._access.close()
+            if self._owns_host:
+                self._host.close_ports()
             self._watch.stop()
             self._peer_log.close()
             self._upkeep.stop()
             for task in self._tasks:  # before the driver, which they use
                 task.stop(JOIN_TIMEOUT_S)
             self._driver.stop()
-            self._housekeeping.stop()
+            if self._owns_host:
+                self._host.stop()
             if self._machine is not None:
                 self._machine.stop(graceful=graceful)
             self._roles.stop()
@@ -492,7 +494,7 @@ class DLedgerServer:
     @property
     def client_address(self) -> str:
         """The node's address for clients."""
-        return self._config.advertised_client_address or self._clients.address
+        return self._config.advertised_client_address or self._host.client_address
 
     @property
     def config(self) -> ServerConfig:
@@ -502,24 +504,24 @@ class DLedgerServer:
     @property
     def bridge(self) -> LoopBridge:
         """The bridge to the event loop that serves clients, from ``start`` to ``stop``: others may serve there, too."""
-        return self._clients.bridge
+        return self._host.clients.bridge
 
     @property
     def guard(self) -> AccessGuard | None:
         """Access control, for another server on ``bridge``; None: everything is allowed."""
-        return None if self._access is None else self._access.guard
+        return self._host.guard
 
     @property
     def log_handlers(self) -> LogHandlers:
         """The log's handlers over remoting, from ``start`` on, for a broker's server on ``bridge``."""
-        return self._clients.log_handlers
+        return self._host.clients.log_handlers
 
     def grpc_server(self, name: str, connection_calls_max: int) -> GrpcServer:
         """A server of the log service, not started yet, for a broker; on ``bridge``'s loop, from ``start`` on.
 
         ``name``: of the thread that watches its connections. ``connection_calls_max``: instead of the node's.
         """
-        return self._clients.grpc_server(name, connection_calls_max)
+        return self._host.clients.grpc_server(name, connection_calls_max)
 
     # -- Receiver: messages of peers -----------------------------------------------------------------------------
 
@@ -826,6 +828,5 @@ def _of_its_cluster(config: ServerConfig) -> ServerConfig:
 
 _STUCK_TOLD_MS = 60_000
 """How long status and metrics report that a leader made no progress."""
-_TLS_INTERVAL_MS = 2000
 _ISOLATED_PUSH_BYTES = 16 * 1024
 _ISOLATED_PUSH_PAUSE_MS = 1

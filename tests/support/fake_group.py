@@ -12,7 +12,7 @@ from dledger.config import ServerConfig, StoreConfig
 from dledger.errors import LeaderHint
 from dledger.rpc.ports import MemberStatus
 from dledger.types import NodeId
-from tests.support.fake_node import FakeNode
+from tests.support.fake_node import FakeNode, client_server
 
 
 @dataclass
@@ -40,7 +40,7 @@ class FakeGroup:
 
     def restart(self, number: int) -> None:
         """Open it again."""
-        self.servers[number] = ClientServer(self.configs[number], self.nodes[number])
+        self.servers[number] = client_server(self.configs[number], self.nodes[number])
         self.servers[number].start()
 
 
@@ -69,7 +69,7 @@ def fake_group(
         MemberStatus(NodeId(f"n{number}"), f"127.0.0.1:{20911 + number}", one) for number, one in enumerate(said)
     )
     nodes = [FakeNode(node_id=member.node_id, members=members) for member in members]
-    servers = [ClientServer(config, node) for config, node in zip(configs, nodes, strict=True)]
+    servers = [client_server(config, node) for config, node in zip(configs, nodes, strict=True)]
     group = FakeGroup(nodes, servers, configs, said)
     try:
         for server in servers:

@@ -6,7 +6,10 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from dledger.conditions import Condition
+from dledger.access.guard import AccessGuard
+from dledger.client_server import ClientServer, ServedLog
+from dledger.conditions import Condition, Conditions
+from dledger.config import ServerConfig
 from dledger.errors import (
     DLedgerError,
     IndexBeforeBeginError,
@@ -18,7 +21,7 @@ from dledger.errors import (
 )
 from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.members import ANY_CONFIGURATION, ChangeKind, ClusterMember, Configuration, MemberChange, MemberRole
-from dledger.rpc.ports import CommitEvent, MemberStatus, NodeEvent, NodeStatus, PeerStatus, RoleEvent
+from dledger.rpc.ports import CommitEvent, LogNode, MemberStatus, NodeEvent, NodeStatus, PeerStatus, RoleEvent
 from dledger.types import (
     NO_INDEX,
     AppendedBatch,
@@ -35,6 +38,12 @@ from dledger.types import (
 )
 from dledger.values import address_text, parse_address
 from tests.support.fake_bulk import FakeBulkLog
+
+
+def client_server(config: ServerConfig, node: LogNode, guard: AccessGuard | None = None) -> ClientServer:
+    """A server for the clients of one log, not started yet."""
+    return ClientServer([ServedLog(config, node, Conditions(config.node_id))], guard)
+
 
 AppendDone = Callable[[AppendedBatch | DLedgerError], None]
 

@@ -100,6 +100,14 @@ def decode_append(data: bytes) -> StreamAppend:
     return StreamAppend(stream, Append(group, bodies, ordered=stream != UNORDERED, producer=batch))
 
 
+def group_of_append(data: bytes) -> str:
+    """The group that an append names; the rest of it is not decoded. Raises ``InvalidRequestError``."""
+    if len(data) < _APPEND.size:
+        raise InvalidRequestError(f"an append of {len(data)} bytes ends too early")
+    *_, group_bytes, _ = _APPEND.unpack_from(data)
+    return _text(data, _APPEND.size, group_bytes)[0]
+
+
 def stream_of(data: bytes) -> int:
     """The stream of an append that is not decoded."""
     stream: int = _STREAM.unpack_from(data)[0] if len(data) >= _STREAM.size else UNORDERED

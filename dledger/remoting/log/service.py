@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from dledger.errors import DLedgerError, InvalidRequestError, NotLeaderError, PendingFullError, ResponseCode
 from dledger.remoting.codes import ANNOUNCED
@@ -336,8 +336,23 @@ class LogHandlers:
             del self._reading[connection]
 
 
-def log_server(requests: LogRequests, handlers: LogHandlers) -> RemotingServer:
-    """A node's server of its log alone. Call it on the loop."""
+class LogsHandlers(Protocol):
+    """The handlers of one log's requests, or of several logs'."""
+
+    @property
+    def direct(self) -> Mapping[int, Direct]:
+        """Those that handle a request at once, by its code."""
+
+    @property
+    def awaited(self) -> Mapping[int, Handler]:
+        """The others."""
+
+    def closed(self, connection: RemotingConnection) -> None:
+        """A client is gone."""
+
+
+def log_server(requests: LogRequests, handlers: LogsHandlers) -> RemotingServer:
+    """A node's server of its logs alone; ``requests``: any log's, for the limits. Call it on the loop."""
     return RemotingServer(
         f"node {requests.config.node_id}",
         Handlers(

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from dledger.access.quota import Quota, TooManyWaitsError
 from dledger.config import ServerConfig
-from dledger.errors import DLedgerError, IdentityError, IndexOutOfRangeError, InvalidRequestError, InvariantError
+from dledger.errors import DLedgerError, IndexOutOfRangeError, InvalidRequestError, InvariantError
 from dledger.rpc.clients import bulk_codec as codec
 from dledger.rpc.ports import BulkLog
 from dledger.types import BlockDigest, LogChunk, LogIndex, Position
@@ -73,8 +73,9 @@ class RateLimit:
 class BulkService:
     """The handlers. Lives on the event loop; ``close`` after the server has stopped."""
 
-    def __init__(self, config: ServerConfig, log: BulkLog) -> None:
-        self._group = config.group
+    def __init__(self, config: ServerConfig, log: BulkLog, check_group: Callable[[str], None]) -> None:
+        """``check_group`` raises ``IdentityError`` for a request that is not for this log."""
+        self._check_group = check_group
         self._log = log
         self._streams_max = config.bulk.bulk_streams_max
         self._fetch_rate = RateLimit(config.bulk.fetch_rate_bytes_max)
@@ -220,10 +221,6 @@ class BulkService:
 
     async def _run(self, work: Callable[[], _Result]) -> _Result:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-
-    def _check_group(self, group: str) -> None:
-        if group != self._group:
-            raise IdentityError(f"this node serves group {self._group!r}, not {group!r}")
 
     @contextmanager
     def one_of_few(self, quota: Quota) -> Iterator[None]:

@@ -120,6 +120,11 @@ def encode_metadata_request(group: str) -> bytes:
     return pb.MetadataRequest(group=group).SerializeToString()
 
 
+def group_named(data: bytes) -> str:
+    """The group that a request of any kind names, in the field that all of them have for it; empty: none."""
+    return name(parse(pb.MetadataRequest, data).group, "group")
+
+
 def decode_metadata_request(data: bytes) -> str:
     """The group asked about; empty for the one that the node serves."""
     return name(parse(pb.MetadataRequest, data).group, "group")

@@ -7,13 +7,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from dledger.access.guard import AccessGuard, Caller, ResourceKind
 from dledger.access.permissions import Permission
@@ -89,6 +89,24 @@ the group is for administrators only, and so are reads of an application's log, 
 _OF_THE_GROUP: Final = (LogOperation.TRANSFER, LogOperation.CHANGE_MEMBERS, LogOperation.SNAPSHOT)
 
 
+class ClientRoom(NamedTuple):
+    """What clients may occupy, of all logs of a process together."""
+
+    quotas: Quotas
+    room: AnswerRoom
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> ClientRoom:
+        """As configured."""
+        limits = Limits(
+            entries_max=config.replication.pending_entries_max,
+            bytes_max=config.replication.pending_bytes_max,
+            streams_max=config.client_streams_max,
+            answer_bytes_max=config.limits.answer_bytes_max,
+        )
+        return cls(Quotas(limits, owner_percent=config.access.account_share_percent), AnswerRoom())
+
+
 class LogRequests:
     """Create it on the event loop's thread; ``close`` it after the servers that use it have stopped.
 
@@ -102,21 +120,18 @@ class LogRequests:
         bridge: LoopBridge,
         guard: AccessGuard | None,
         conditions: Conditions,
+        room: ClientRoom | None = None,
+        groups: Collection[str] = (),
     ) -> None:
+        """``room``: shared with the logs of the process's other ``groups``, which include this one's."""
         self.config: Final = config
         self.guard: Final = guard
         self.bridge: Final = bridge
         self.conditions: Final = conditions
-        limits = Limits(
-            entries_max=config.replication.pending_entries_max,
-            bytes_max=config.replication.pending_bytes_max,
-            streams_max=config.client_streams_max,
-            answer_bytes_max=config.limits.answer_bytes_max,
-        )
-        self.quotas: Final = Quotas(limits, owner_percent=config.access.account_share_percent)
-        self.room: Final = AnswerRoom()
+        self._groups = sorted({config.group, *groups})
+        self.quotas, self.room = room or ClientRoom.of(config)
         self.hub: Final = EventHub(node, bridge)
-        self.bulk: Final = BulkService(config, node.bulk)
+        self.bulk: Final = BulkService(config, node.bulk, self.check_group)
         self._node = node
         self._readers = ThreadPoolExecutor(READ_THREADS_MAX, thread_name_prefix=f"dledger-read-{config.node_id}")
         self._body_bytes_max = config.store.entry_bytes_limit - ENTRY_HEADER_BYTES
@@ -168,9 +183,17 @@ class LogRequests:
         return operation in _OF_THE_GROUP or (application and NEEDED.get(operation) is Permission.SUB)
 
     def check_group(self, group: str) -> None:
-        """Raise ``IdentityError`` for another group's request."""
-        if group != self.config.group:
-            raise IdentityError(f"this node serves group {self.config.group!r}, not {group!r}")
+        """Raise ``IdentityError`` for another group's request; one that names none is for the only one."""
+        if group == self.config.group or (not group and len(self._groups) == 1):
+            return
+        names = ", ".join(map(repr, self._groups))
+        if not group:
+            raise IdentityError(f"this node serves the groups {names}: name one of them")
+        if group in self._groups:  # on a stream of this one's
+            raise IdentityError(f"this stream is for group {self.config.group!r}, not {group!r}: open another one")
+        raise IdentityError(
+            f"this node serves {'group' if len(self._groups) == 1 else 'the groups'} {names}, not {group!r}"
+        )
 
     # --- appends ----------------------------------------------------------------------------------------------------
 
@@ -330,7 +353,7 @@ class LogRequests:
     # --- the group --------------------------------------------------------------------------------------------------
 
     def status(self, group: str = "") -> NodeStatus:
-        """The node's status, for the group asked about; empty: the one that it serves."""
+        """The node's status, for the group asked about; empty: the only one."""
         if group:
             self.check_group(group)
         return self._node.status()

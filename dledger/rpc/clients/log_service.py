@@ -17,6 +17,7 @@ import grpc
 from dledger.access.guard import Caller, quota_at
 from dledger.errors import (
     DLedgerError,
+    IdentityError,
     IndexOutOfRangeError,
     InvalidRequestError,
     InvariantError,
@@ -165,8 +166,10 @@ class LogService:
 
     async def _watch_role(self, data: bytes, call: Call) -> AsyncGenerator[bytes, None]:
         group = codec.decode_watch_role(data)
-        if group and group != self._config.group:
-            raise InvalidRequestError(f"this node serves group {self._config.group!r}, not {group!r}")
+        try:
+            self._requests.check_group(group)
+        except IdentityError as error:
+            raise InvalidRequestError(str(error)) from None
         watcher = self._requests.hub.watch()  # before the current state is read, so that no change is missed
         try:
             with self._requests.long_lived("watch", call.quota):

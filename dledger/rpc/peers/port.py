@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Collection
 from functools import partial
 from typing import Final
@@ -14,7 +15,10 @@ from dledger.rpc.tls_keeper import TlsKeeper
 
 
 class PeerPort:
-    """Listens from ``open`` to ``close``. ``report``: of the end of its event loop, without which no group goes on."""
+    """Listens from ``open`` to ``close``, and takes connections from ``accept`` on.
+
+    ``report``: of the end of its event loop, without which no group goes on.
+    """
 
     def __init__(
         self,
@@ -29,19 +33,24 @@ class PeerPort:
         self._acceptor: Final = PeerAcceptor(config.node_id, groups, tls_keeper)
         self.reasons: Final = self._acceptor.reasons
         """Logs why connections are refused."""
+        self._listening: list[socket.socket] = []
         self.port = 0
         """The port listened on, once open."""
 
     def open(self) -> None:
-        """Listen. Raises ``ConfigError`` if it cannot."""
-        bridge = self._loop.start()
+        """Listen; connections wait for ``accept``. Raises ``ConfigError`` if it cannot."""
+        self._loop.start()
         try:
-            listening = listen_for_peers(self._config)
+            self._listening = listen_for_peers(self._config)
         except BaseException:
             self._loop.stop()
             raise
-        self.port = listening[0].getsockname()[1]
-        bridge.post(partial(self._acceptor.open, listening))
+        self.port = self._listening[0].getsockname()[1]
+
+    def accept(self) -> None:
+        """Take connections for the groups added."""
+        listening, self._listening = self._listening, []
+        self.bridge.post(partial(self._acceptor.open, listening))
 
     @property
     def bridge(self) -> LoopBridge:
@@ -67,3 +76,6 @@ class PeerPort:
         if (bridge := self._loop.bridge) is not None and self._loop.is_alive:
             bridge.run(self._acceptor.close())
         self._loop.stop()
+        for one in self._listening:
+            one.close()
+        self._listening = []

@@ -112,6 +112,8 @@ class PeerTransport:
             self._port.open()
         server = PeerServer(self._config, self._introduction, self._port, receiver, self._log, self._hurry)
         server.start()
+        if self._owns_port:
+            self._port.accept()
         self._control_bridge = self._port.bridge
         self._server, self._receiver = server, receiver
         if self._pushes_bridge is None:

@@ -133,14 +133,14 @@ def test_a_node_that_was_stopped_before_its_start_opens_nothing(server: DLedgerS
 
 def test_a_stop_during_the_start_waits_for_it(server: DLedgerServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the start would go on to open what the stop believes to have closed."""
-    start_clients, stopping = server._clients.start, threading.Thread(target=server.stop)
+    start_clients, stopping = server._host.start, threading.Thread(target=server.stop)
 
-    def start_while_stopping(*, ports: bool) -> None:
+    def start_while_stopping(*, client_ports: bool) -> None:
         stopping.start()
         stopping.join(0.2)  # it ends at once, unless it must wait for us
-        start_clients(ports=ports)
+        start_clients(client_ports=client_ports)
 
-    monkeypatch.setattr(server._clients, "start", start_while_stopping)
+    monkeypatch.setattr(server._host, "start", start_while_stopping)
 
     server.start()
     stopping.join()

@@ -13,10 +13,9 @@ from click.testing import CliRunner, Result
 from cluster.cli import main
 from dledger.access.control import AccessControl
 from dledger.access.rules import parse_rules
-from dledger.client_server import ClientServer
 from dledger.clock import Clock
 from dledger.config import AccessConfig, ServerConfig
-from tests.support.fake_node import FakeNode
+from tests.support.fake_node import FakeNode, client_server
 
 RULES = """\
 accounts:
@@ -46,7 +45,7 @@ def guarded(rules: Path) -> Iterator[str]:
     config = ServerConfig(client_port=0, access=AccessConfig(acl_enable=True, acl_file=rules))
     access = AccessControl.of(config.access, name="n0", clock=Clock())
     assert access is not None
-    server = ClientServer(config, FakeNode(), access.guard)
+    server = client_server(config, FakeNode(), access.guard)
     server.start()
     try:
         yield server.address

@@ -10,11 +10,10 @@ import pytest
 from cluster.local.group import free_ports
 from dledger.access.control import AccessControl
 from dledger.client import ClientSecurity, DLedgerClient
-from dledger.client_server import ClientServer
 from dledger.clock import Clock
 from dledger.config import AccessConfig, ServerConfig
 from dledger.errors import AccessDeniedError, ConfigError, DLedgerError
-from tests.support.fake_node import FakeNode
+from tests.support.fake_node import FakeNode, client_server
 
 ALICE = ClientSecurity(access_key="alice", secret_key="alice-secret")
 WRONG = ClientSecurity(access_key="alice", secret_key="wrong-secret")
@@ -37,7 +36,7 @@ class GuardedNode:
         control = AccessControl.of(self._access, name="n0", clock=Clock())
         assert control is not None
         config = ServerConfig(client_port=self._port, grpc_server_port=0, access=self._access)
-        self.server = ClientServer(config, self.node, control.guard)
+        self.server = client_server(config, self.node, control.guard)
         self.server.start()
         self._port = self.server.port
 

@@ -19,7 +19,7 @@ from dledger.errors import ConfigError, PendingFullError
 from dledger.rpc import options
 from dledger.rpc.clients import codec
 from tests.support import grpc_log
-from tests.support.fake_node import FakeNode
+from tests.support.fake_node import FakeNode, client_server
 from tests.support.signed_calls import SignedCalls
 from tests.support.waiting import wait_until
 
@@ -48,7 +48,7 @@ def body(count: int = 1) -> bytes:
 def served(config: ServerConfig) -> Iterator[tuple[FakeNode, ClientServer]]:
     node = FakeNode(hold=True)
     access = AccessControl.of(config.access, name="n0", clock=Clock())
-    server = ClientServer(config, node, None if access is None else access.guard)
+    server = client_server(config, node, None if access is None else access.guard)
     server.start()
     try:
         yield node, server

@@ -12,13 +12,12 @@ import pytest
 from dledger.access import signing
 from dledger.access.guard import AccessGuard
 from dledger.access.rules import parse_rules
-from dledger.client_server import ClientServer
 from dledger.clock import Clock
 from dledger.config import ServerConfig
 from dledger.rpc import options
 from dledger.rpc.clients import codec
 from tests.support import grpc_log
-from tests.support.fake_node import FakeNode
+from tests.support.fake_node import FakeNode, client_server
 from tests.support.grpc_client import CHANNEL_OPTIONS
 
 RULES = """\
@@ -38,7 +37,7 @@ DENIED = grpc.StatusCode.PERMISSION_DENIED
 def served(permission: str) -> Iterator[tuple[grpc.Channel, Callable[[str], object]]]:
     """A node with one account, that has ``permission`` on its log; and what changes the rules."""
     guard = AccessGuard(parse_rules(RULES.format(permission)), name="n0", clock=Clock())
-    server = ClientServer(ServerConfig(client_port=0), FakeNode(), guard)
+    server = client_server(ServerConfig(client_port=0), FakeNode(), guard)
     server.start()
     try:
         with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}", CHANNEL_OPTIONS) as channel:

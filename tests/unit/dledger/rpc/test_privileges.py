@@ -25,7 +25,6 @@ from cluster.local.group import free_ports
 from dledger.access.guard import AccessGuard
 from dledger.access.rules import parse_rules
 from dledger.client.security import ClientSecurity, TlsFiles
-from dledger.client_server import ClientServer
 from dledger.clock import Clock
 from dledger.config import Member, SecurityConfig, ServerConfig
 from dledger.core.messages import HeartbeatRequest, Message, PushCommit, TakeLeadership, VoteRequest
@@ -36,7 +35,7 @@ from dledger.rpc.peers.frames import FrameKind, Purpose
 from dledger.rpc.peers.transport import PeerTransport
 from dledger.types import NO_ENTRY, Boundary, LogIndex, NodeId, Position, Term
 from tests.support.certificates import files
-from tests.support.fake_node import FakeNode
+from tests.support.fake_node import FakeNode, client_server
 from tests.support.grpc_client import open_channel
 from tests.support.peer_wire import PeerWire, handshake_frame
 from tests.support.receiver import RecordingReceiver
@@ -194,7 +193,7 @@ def served(*, guarded: bool = True, client_appends: bool = True) -> Iterator[tup
     node = TransferringNode()
     node.submit_append([b"first"], lambda _result: None)
     guard = AccessGuard(parse_rules(RULES), name="n0", clock=Clock()) if guarded else None
-    server = ClientServer(ServerConfig(client_port=0, client_appends=client_appends), node, guard)
+    server = client_server(ServerConfig(client_port=0, client_appends=client_appends), node, guard)
     server.start()
     try:
         yield node, f"127.0.0.1:{server.grpc_port}"

@@ -21,7 +21,6 @@ from dledger.client.aio import DLedgerClient
 from dledger.client.aio import client as module
 from dledger.client.aio.connections import NodeConnections
 from dledger.client.shared import TimeLimit
-from dledger.client_server import ClientServer
 from dledger.clock import Clock
 from dledger.config import ClientAuth, SecurityConfig, ServerConfig
 from dledger.errors import (
@@ -47,7 +46,7 @@ from dledger.rpc import loops
 from dledger.types import Role
 from tests.support.certificates import expire, files, resetting_server
 from tests.support.fake_group import FakeGroup, fake_group
-from tests.support.fake_node import FakeNode
+from tests.support.fake_node import FakeNode, client_server
 
 TIMEOUT_S = 60
 Test = Callable[[FakeGroup, DLedgerClient], Awaitable[None]]
@@ -359,7 +358,7 @@ def test_tls_verifies_the_certificate_and_its_name(tmp_path: Path) -> None:
     security = SecurityConfig(
         tls_cert_path=own.cert, tls_key_path=own.key, tls_trust_cert_path=own.ca, tls_client_auth=ClientAuth.NONE
     )
-    server = ClientServer(ServerConfig(client_port=0, security=security), FakeNode())
+    server = client_server(ServerConfig(client_port=0, security=security), FakeNode())
     server.start()
 
     async def main() -> None:
@@ -422,7 +421,7 @@ accounts:
 def test_requests_are_signed() -> None:
     """Each: appends on the short road, too; and what an account may not do, it is told."""
     guard = AccessGuard(parse_rules(RULES), name="n0", clock=Clock())
-    server = ClientServer(ServerConfig(client_port=0), FakeNode(), guard)
+    server = client_server(ServerConfig(client_port=0), FakeNode(), guard)
     server.start()
 
     async def main() -> None:

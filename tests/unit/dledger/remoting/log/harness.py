@@ -16,7 +16,7 @@ from dledger.remoting.log.answers import error_of
 from dledger.remoting.log.codes import LogCode
 from dledger.rpc.clients.codec import Append, Read, ReadAnswer, ReadMode
 from dledger.types import AppendedBatch, LogIndex, ProducerBatch
-from tests.support.fake_node import FakeNode
+from tests.support.fake_node import FakeNode, client_server
 from tests.support.remoting import RemotingSocket
 
 GROUP: Final = "default"
@@ -41,7 +41,7 @@ def served(
 ) -> Iterator[Served]:
     """Serve a node, by default one that leads."""
     node = node or FakeNode()
-    server = ClientServer(config or ServerConfig(client_port=0), node, guard)
+    server = client_server(config or ServerConfig(client_port=0), node, guard)
     server.start()
     try:
         yield Served(node, server)

@@ -122,8 +122,7 @@ def test_an_account_has_producers_of_its_own() -> None:
 def test_a_connection_that_was_idle_counts_for_its_account_again() -> None:
     """Quotas that count nothing are forgotten when there are many."""
     with guarded("PUB|SUB") as (serving, _), serving.dial(key=KEY) as idle, serving.dial(key=KEY) as other:
-        requests = serving.server._requests
-        assert requests is not None
+        requests = serving.server._requests["default"]
         idle.ask(LogCode.READ)
         serving.server.bridge.post(requests.quotas.forget_idle)  # before the next request
         for client in (idle, other):

@@ -339,7 +339,7 @@ def test_a_closed_connection_begins_no_watch(serving: Served) -> None:
         connection.connection_lost(None)  # in the same turn of the loop
         while server.requests_under_way:
             await asyncio.sleep(0)
-        return len(handlers._watches), len(serving.server._requests.hub._watchers)  # type: ignore[union-attr]
+        return len(handlers._watches), len(serving.server._requests["default"].hub._watchers)
 
     assert serving.server.bridge.run(watch()) == (0, 0)
 

@@ -32,7 +32,7 @@ from dledger.rpc.clients.bulk_service import BLOCK_BYTES_MAX, CHUNK_BYTES_MAX, B
 from dledger.store.format import decode_entry
 from dledger.types import BlockDigest, LogChunk, LogIndex, LogPlace, Position
 from dledger.values import MIB
-from tests.support.fake_node import FakeNode
+from tests.support.fake_node import FakeNode, client_server
 from tests.support.grpc_client import CHANNEL_OPTIONS
 from tests.support.signed_calls import SignedCalls
 from tests.support.waiting import wait_until
@@ -92,7 +92,7 @@ def serving(config: ServerConfig | None = None, **bulk: int) -> Iterator[Service
     """Ten entries of 48 + 52 bytes, all committed."""
     node = FakeNode()
     node.submit_append([b"%d" % number * 52 for number in range(10)], lambda _result: None)
-    server = ClientServer(config or ServerConfig(client_port=0, bulk=BulkReadConfig(**bulk)), node)
+    server = client_server(config or ServerConfig(client_port=0, bulk=BulkReadConfig(**bulk)), node)
     server.start()
     try:
         with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}", CHANNEL_OPTIONS) as channel:
@@ -320,7 +320,9 @@ def test_a_chunk_is_no_larger_than_what_a_second_of_the_rate_allows() -> None:
 
         asked = codec.FetchLog("default", LogIndex(10), LogIndex(0), 0, CHUNK_BYTES_MAX)
         bulk = BulkService(
-            ServerConfig(client_port=0, bulk=BulkReadConfig(fetch_rate_bytes_max=MIB)), service.node.bulk
+            ServerConfig(client_port=0, bulk=BulkReadConfig(fetch_rate_bytes_max=MIB)),
+            service.node.bulk,
+            lambda _group: None,
         )
         try:
             assert loops.run(bulk.one_chunk(asked, lambda chunk: b"%d" % chunk.end_index)) == b"12"
@@ -399,7 +401,7 @@ def test_reading_needs_the_permission_to_read(
     config = ServerConfig(client_port=0, client_appends=appends, access=AccessConfig(acl_enable=True, acl_file=file))
     access = AccessControl.of(config.access, name="n0", clock=Clock())
     assert access is not None
-    server = ClientServer(config, FakeNode(), access.guard)
+    server = client_server(config, FakeNode(), access.guard)
     server.start()
     request = {
         "FetchLog": codec.encode_fetch(codec.FetchLog("default", LogIndex(0))),

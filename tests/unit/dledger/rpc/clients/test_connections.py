@@ -21,7 +21,7 @@ from dledger.rpc.clients.connections import Place, links_to, surplus
 from dledger.types import LogIndex
 from dledger.values import MIB
 from tests.support import grpc_log
-from tests.support.fake_node import FakeNode
+from tests.support.fake_node import FakeNode, client_server
 from tests.support.grpc_client import CHANNEL_OPTIONS
 from tests.support.http2 import DATA, Http2Link, call_frames
 from tests.support.waiting import wait_until
@@ -34,7 +34,7 @@ APPEND = options.method(options.LOG_SERVICE, "Append")
 @contextmanager
 def serving(limits: ConnectionLimits) -> Iterator[tuple[FakeNode, ClientServer]]:
     node = FakeNode()
-    server = ClientServer(ServerConfig(client_port=0, limits=limits), node)
+    server = client_server(ServerConfig(client_port=0, limits=limits), node)
     server.start()
     try:
         yield node, server

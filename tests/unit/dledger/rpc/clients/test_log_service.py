@@ -43,7 +43,7 @@ from dledger.rpc.clients.codec import ReadMode
 from dledger.types import AppendedBatch, LogIndex, NodeId, Role, Term
 from dledger.values import MIB
 from tests.support import grpc_log
-from tests.support.fake_node import FakeNode
+from tests.support.fake_node import FakeNode, client_server
 from tests.support.grpc_client import CHANNEL_OPTIONS
 from tests.support.waiting import wait_until
 
@@ -90,7 +90,7 @@ def _path(name: str) -> str:
 def _serve(config: ServerConfig) -> Iterator[Service]:
     before = set(threading.enumerate())
     node = FakeNode()
-    server = ClientServer(config, node)
+    server = client_server(config, node)
     server.start()
     try:
         with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}", CHANNEL_OPTIONS) as channel:
@@ -603,7 +603,7 @@ def _asking(held: threading.Event) -> Iterator[reflection_pb2.ServerReflectionRe
 
 def test_a_taken_port_is_a_config_error(service: Service) -> None:
     """Two nodes on one port must not share it silently (SO_REUSEPORT is off)."""
-    second = ClientServer(ServerConfig(client_port=service.server.port), FakeNode())
+    second = client_server(ServerConfig(client_port=service.server.port), FakeNode())
 
     with pytest.raises(ConfigError, match=f"client address 127.0.0.1:{service.server.port}: the port is in use"):
         second.start()
@@ -612,7 +612,7 @@ def test_a_taken_port_is_a_config_error(service: Service) -> None:
 
 def test_the_advertised_address_is_what_clients_are_told() -> None:
     """Behind NAT or in a container, the address listened on is of no use to clients."""
-    server = ClientServer(ServerConfig(client_port=0, advertised_client_address="example.org:5"), FakeNode())
+    server = client_server(ServerConfig(client_port=0, advertised_client_address="example.org:5"), FakeNode())
 
     assert server.address == "example.org:5"
     server.close()  # never started

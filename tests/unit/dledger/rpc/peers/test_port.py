@@ -43,6 +43,7 @@ def port(configs: tuple[ServerConfig, ...]) -> Iterator[PeerPort]:
     """The open port."""
     with closing(PeerPort(configs[0], {"a", "b"})) as port:
         port.open()
+        port.accept()
         yield port
 
 
