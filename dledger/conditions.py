@@ -73,6 +73,9 @@ class ConditionKind(StrEnum):
     """The leader has not heard from a member, which is the subject, for ten minutes."""
     DUPLICATE_MEMBER = "duplicate_member"
     """Two processes have the id of one member, which is the subject. Holds for a minute after the last sign of it."""
+    GROUP_FAILED = "group_failed"
+    """The member of another group of this process, which is the subject, has failed and stopped. Holds until the
+    process is started again."""
     CHANGE_STUCK = "change_stuck"
     """It leads, and a change of the members has not been committed for ten seconds."""
     PEERS_DIFFER = "peers_differ"

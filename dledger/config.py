@@ -405,6 +405,8 @@ class ServerConfig:
     """Port that serves ``/metrics`` for Prometheus, ``/healthz`` and ``/readyz``; 0: none."""
     metrics_host: str = "127.0.0.1"
     """Address to serve metrics at: read-only, unencrypted, and open to anyone who can connect."""
+    exit_with_any_group: bool = False
+    """Whether a process of several groups ends when one of them fails; otherwise it ends when none is left."""
 
     @property
     def self_member(self) -> Member:

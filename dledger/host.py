@@ -39,7 +39,7 @@ class Host:
     def __init__(
         self, configs: Sequence[ServerConfig], clock: Clock, supervisor: Supervisor, failed: Failed = _nowhere
     ) -> None:
-        """``configs``: of its groups, which agree on what is the process's.
+        """``configs``: of its groups, which agree on what is the process's (``host_settings``).
 
         ``supervisor`` is told if what they share fails, ``failed`` if one of them does, on any thread. Raises
         ``ConfigError``.

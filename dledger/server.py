@@ -159,7 +159,9 @@ class DLedgerServer:
         self._last_push_ms = 0
         self._cluster_id = config.effective_cluster_id
         self._clock = clock or Clock()
-        self.conditions = Conditions(config.node_id, self._clock)
+        self.name: Final = config.node_id if host is None else f"{config.group}/{config.node_id}"
+        """How log lines call this node."""
+        self.conditions = Conditions(self.name, self._clock)
         """The present problems of this node, set by the code that notices them."""
         self._stopped = threading.Event()
         self._life_lock = threading.RLock()  # one start or stop at a time; a failed start stops
@@ -169,7 +171,7 @@ class DLedgerServer:
         self.log = self._open_log(repair=repair)
         self.bulk = self.log.bulk_reader(self._refuse_if_fenced, bodies.store_time)
         """See ``LogNode.bulk``; its reads raise ``FencedError``."""
-        self._lines = NodeLines(config.node_id)
+        self._lines = NodeLines(self.name)
         self._state_machine = state_machine
         self._machine: MachineHost | None = None
         try:
@@ -485,6 +487,10 @@ class DLedgerServer:
         finished = threading.Event()
         self.submit_transfer(None, lambda _result: finished.set())
         finished.wait(self._config.election.transfer_timeout_ms / 1000 + 1)
+
+    def fail(self, error: BaseException) -> None:
+        """Stop acknowledging because of ``error``, as after a failure of its own."""
+        self._supervisor.report(error)
 
     @property
     def fatal(self) -> BaseException | None:

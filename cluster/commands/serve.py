@@ -1,4 +1,4 @@
-"""``dledger serve``: runs one node."""
+"""``dledger serve``: runs one node, or a node of each of several groups."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Run a node.",
+    short_help="Run a node, or one of each of several groups.",
     epilog="""\b
 Examples:
   dledger serve -s /var/lib/dledger                      one node on 127.0.0.1:20911, clients on 30911
   dledger serve -c broker-n0.conf                        as RocketMQ's DLedger brokers are configured
+  dledger serve -c orders.conf -c users.conf             members of two groups in one process, at the same ports
   dledger serve -i n1 -s /data -p 'n0-a:20911;n1-b:20911;n2-c:20911'
   dledger serve -c n0.conf --set segment_bytes=256m --set retention_hours=24
   dledger serve -s /tmp/try --set segment_bytes=64m --set index_segment_bytes=5m       a first try on a small disk
@@ -37,7 +38,17 @@ empty node takes 1.2 GiB.
 Every setting is also read from the environment, as DLEDGER_<NAME> (DLEDGER_MEMBERS, DLEDGER_NODE_ID, …).
 Flags win over the environment, which wins over the file.""",
 )
-@process.conf_option("Properties file with RocketMQ's, DLedger's or this project's setting names.")
+@click.option(
+    "-c",
+    "--config",
+    "config_files",
+    envvar="DLEDGER_CONFIG",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    multiple=True,
+    help="Properties file with RocketMQ's, DLedger's or this project's setting names. Several: one for each group; "
+    "they share ports, certificates and access rules, and have directories of their own.",
+)
 @click.option("-g", "--group", help="Name of the group.")
 @click.option("-i", "--id", "node_id", help="This node's id; one of the members.")
 @click.option("-p", "--peers", "members", metavar="ID-HOST:PORT;…", help="All members, including this one.")
@@ -50,7 +61,7 @@ Flags win over the environment, which wins over the file.""",
     repair="Move a damaged or fenced log aside (to damaged-N) and fetch it again from the other members."
 )
 def serve(
-    config_file: Path | None,
+    config_files: Sequence[Path],
     assignments: Sequence[str],
     insecure: bool,
     repair: bool,
@@ -59,11 +70,51 @@ def serve(
     until_stdin_closes: bool,
     **named: str | None,
 ) -> None:
-    """Run one node until SIGTERM or SIGINT, which stop it gracefully: a leader first transfers leadership."""
+    """Run a node until SIGTERM or SIGINT, which stop it gracefully: a leader first transfers leadership."""
     flags = process.begin(named, assignments, insecure=insecure, log_level=log_level, log_format=log_format)
-    loaded = settings.load(config_file, os.environ, flags)
-    process.warn(loaded.warnings)
-    sys.exit(run_node(loaded.config, repair=repair, until_stdin_closes=until_stdin_closes))
+    if len(config_files) > 1 and (given := [name for name in _OF_ONE_GROUP if named.get(name) is not None]):
+        told = ", ".join(f"--{_OF_ONE_GROUP[name]}" for name in given)
+        raise click.UsageError(f"{told} cannot be given for several groups: write it into each file")
+    loaded = [settings.load(file, os.environ, flags) for file in config_files or (None,)]
+    for one in loaded:
+        process.warn(one.warnings)
+    if len(loaded) == 1:
+        sys.exit(run_node(loaded[0].config, repair=repair, until_stdin_closes=until_stdin_closes))
+    named_configs = [(str(file), one.config) for file, one in zip(config_files, loaded, strict=True)]
+    sys.exit(_run_groups(named_configs, repair=repair, until_stdin_closes=until_stdin_closes))
+
+
+_OF_ONE_GROUP: Final = {"group": "group", "node_id": "id", "members": "peers", "base_dir": "store"}
+"""Flags, with their names on the command line."""
+
+
+def _run_groups(named: Sequence[tuple[str, ServerConfig]], *, repair: bool, until_stdin_closes: bool) -> int:
+    from dledger.groups_server import GroupsServer
+    from dledger.host_settings import check_together
+    from dledger.instruments import SILENT
+
+    check_together(named)
+    first = named[0][1]
+    logs.name_speaker(node=first.node_id)
+
+    def ready(server: GroupsServer) -> str:
+        one = server.servers[first.group]
+        return (
+            f"dledger {first.node_id} of groups {', '.join(server.servers)} is ready: clients {one.client_address}, "
+            f"gRPC port {one.grpc_port or 'none'}, peers {first.self_member.address}, "
+            f"stores {', '.join(str(config.store.base_dir) for _, config in named)}"
+        )
+
+    with metered(first.metrics_host, first.metrics_port) as exporter:
+
+        def make() -> GroupsServer:
+            instruments = exporter.instruments_of if exporter else lambda _group: SILENT
+            server = GroupsServer(named, repair=repair, instruments=instruments)
+            if exporter:
+                exporter.watch_groups(server)
+            return server
+
+        return process.run(make, ready, until_stdin_closes=until_stdin_closes)
 
 
 def run_node(

@@ -37,6 +37,7 @@ _CONDITION_WORDS: Final[Mapping[str, tuple[str, str]]] = {
     ConditionKind.REMOVED: ("is removed from the group", "is no longer removed"),
     ConditionKind.MEMBER_GONE: ("has lost a member", "has the member again"),
     ConditionKind.DUPLICATE_MEMBER: ("has a member twice", "has the member once"),
+    ConditionKind.GROUP_FAILED: ("has a failed group in its process", "has no failed group in its process"),
     ConditionKind.CHANGE_STUCK: ("has a stuck change of members", "has finished the change of members"),
     ConditionKind.PEERS_DIFFER: ("has settings that name other members", "has settings that name the members"),
     ConditionKind.AT_LIMIT: ("is at a limit", "is no longer at a limit"),

@@ -18,13 +18,14 @@ from prometheus_client.process_collector import ProcessCollector
 from cluster.metrics.broker_metrics import BrokerMetrics
 from cluster.metrics.http import MetricsPort, text_page
 from cluster.metrics.name_server_metrics import NameServerMetrics
-from cluster.metrics.node_metrics import NodeMetrics
+from cluster.metrics.node_metrics import NodeMetrics, NodesMetrics
 from cluster.metrics.recorder import MetricsRecorder
 from dledger.types import LogIndex, Position
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dledger.groups_server import GroupsServer
     from dledger.server import DLedgerServer
     from rocketstore.nameserver.server import NameServer
     from rocketstore.server import BrokerServer
@@ -42,6 +43,7 @@ class Exporter:
     def __init__(self, host: str, port: int) -> None:
         self.instruments = MetricsRecorder()
         """To be passed to the server."""
+        self._recorders: dict[str, MetricsRecorder] = {}
         self._registry = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=self._registry)
         self._probes = _Probes(alive=lambda: (True, "starting"), ready=lambda: (False, "starting"))
@@ -68,6 +70,23 @@ class Exporter:
     def port(self) -> int:
         """The port listened on."""
         return self._port.port
+
+    def instruments_of(self, group: str) -> MetricsRecorder:
+        """To be passed to the member of one of several groups."""
+        return self._recorders.setdefault(group, MetricsRecorder())
+
+    def watch_groups(self, server: GroupsServer) -> None:
+        """Export the members of several groups, created with ``instruments_of``; call before starting them.
+
+        Ready: all of them are.
+        """
+        nodes = []
+        for group, member in server.servers.items():
+            recorder = self.instruments_of(group)
+            member.add_role_change_handler(recorder)
+            nodes.append(NodeMetrics(member, recorder))
+        self._registry.register(NodesMetrics(nodes))
+        self._probes = _Probes(alive=lambda: _alive(server.fatal), ready=lambda: _all_ready(server))
 
     def watch_node(self, server: DLedgerServer) -> None:
         """Export a node created with ``instruments``; call before starting it."""
@@ -109,6 +128,17 @@ class Exporter:
 
 def _alive(fatal: BaseException | None) -> tuple[bool, str]:
     return (True, "alive") if fatal is None else (False, f"failed: {fatal}")
+
+
+def _all_ready(server: GroupsServer) -> tuple[bool, str]:
+    for group, member in server.servers.items():
+        if (error := server.failures.get(group)) is not None:
+            return False, f"group {group} has failed: {error}"
+        known = member.fatal is None and member.status().leader is not None
+        ready, why = _ready(known=known, lost=member.removed)
+        if not ready:
+            return False, f"group {group}: {why}"
+    return True, "ready"
 
 
 def _ready(*, known: bool, lost: str = "") -> tuple[bool, str]:

@@ -21,6 +21,12 @@ class Families:
         self._labels: Final = labels
         self._found: dict[str, Metric] = {}
 
+    def of(self, *labels: str) -> Families:
+        """The same families, for samples with other values of the common labels."""
+        other = Families(*labels)
+        other._found = self._found
+        return other
+
     def gauge(self, name: str, value: float, *labels: str) -> None:
         """Add a gauge's sample."""
         self._family(name, GaugeMetricFamily).add_metric((*self._labels, *labels), value)

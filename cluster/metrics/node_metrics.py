@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
@@ -33,13 +33,18 @@ class NodeMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """All metrics as of now."""
+        found = Families()
+        self.add_to(found)
+        return found.all()
+
+    def add_to(self, families: Families) -> None:
+        """Add all metrics as of now to those of other nodes."""
         now = self._server.measure()
-        found = Families(now.status.group, now.status.node_id)
+        found = families.of(now.status.group, now.status.node_id)
         self._protocol(found, now)
         self._log(found, now)
         self._peers(found, now)
         self._work(found, now)
-        return found.all()
 
     def _protocol(self, found: Families, now: NodeMeasurements) -> None:
         status, record = now.status, self._recorder
@@ -128,3 +133,21 @@ class NodeMetrics(Collector):
         found.histogram("dledger_append_batch_bytes", record.append_bytes)
         found.histogram("dledger_flush_latency_seconds", record.flush_latency_s)
         found.histogram("dledger_flush_bytes", record.flush_bytes)
+
+
+class NodesMetrics(Collector):
+    """Those of several nodes in one process."""
+
+    def __init__(self, nodes: Sequence[NodeMetrics]) -> None:
+        self._nodes = nodes
+
+    def describe(self) -> Iterable[Metric]:
+        """Empty: registration needs nothing."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """All metrics as of now, each family once."""
+        found = Families()
+        for node in self._nodes:
+            node.add_to(found)
+        return found.all()

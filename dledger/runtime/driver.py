@@ -184,7 +184,7 @@ class NodeDriver:
         """Step a part; a node that stops meanwhile is not a failure of its worker."""
         try:
             return self.call(step)
-        except (ShutdownError, NodeFailedError):
+        except ShutdownError:
             return None
 
     def _follow_dispatchers(self) -> None:
@@ -262,7 +262,7 @@ class NodeDriver:
                 self._carry_out(effects, hard_state, version)
                 if flush_here:
                     self._flusher.flush()
-        except (ShutdownError, NodeFailedError) as error:
+        except ShutdownError as error:
             if begun:  # it may be the refusal of another call, made while carrying this one out
                 error.outcome = "unknown"
             raise
@@ -434,7 +434,7 @@ class NodeDriver:
                 # From here on other threads may push again. Check now for what they queued before they could see that.
                 lane.is_reading = False
             self._push(target, lane)
-        except (ShutdownError, NodeFailedError):
+        except ShutdownError:
             return
 
     def _node_lost(self, target: NodeId) -> None:

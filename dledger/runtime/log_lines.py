@@ -14,7 +14,7 @@ from dledger.core.membership import Membership
 from dledger.core.outbox import RoleChange, RoleReason
 from dledger.member_texts import difference_text, members_text
 from dledger.members import Configuration
-from dledger.types import NO_INDEX, NodeId
+from dledger.types import NO_INDEX
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -25,8 +25,8 @@ _log = logging.getLogger("dledger")
 class NodeLines:
     """The lines of one node."""
 
-    def __init__(self, node_id: NodeId) -> None:
-        self._node_id = node_id
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._members = Configuration(), Configuration()
 
     def members_are(self, membership: Membership) -> None:
@@ -36,7 +36,7 @@ class NodeLines:
     def recovered(self, report: DataclassInstance) -> None:
         """Log the result of opening the log."""
         fields: dict[str, Any] = asdict(report)  # Any: numbers, texts and paths
-        _log.info("%s: %s", self._node_id, report, extra={"event": "recovery", **fields})
+        _log.info("%s: %s", self._name, report, extra={"event": "recovery", **fields})
 
     def members_changed(self, membership: Membership) -> None:
         """Log a configuration that was adopted, committed or reverted, with what became different."""
@@ -55,14 +55,14 @@ class NodeLines:
         change = difference_text(old, new)
         extra = {"event": "members", "change": what, "index": new.index, "term": new.term, "difference": change}
         text = "%s: members %s: %s, %s (%s)"
-        _log.info(text, self._node_id, what, members_text(new), which, change, extra=extra)
+        _log.info(text, self._name, what, members_text(new), which, change, extra=extra)
 
     def role_changed(self, change: RoleChange) -> None:
         """Log a change of role, term or leader, and its reason."""
         leader, reason = change.leader or "unknown", change.reason or "unknown"
         extra = {"event": "role_change", "role": change.role, "term": change.term, "leader": leader, "reason": reason}
         text = "%s is %s in term %d, leader %s: %s"
-        _log.info(text, self._node_id, change.role, change.term, leader, reason, extra=extra)
+        _log.info(text, self._name, change.role, change.term, leader, reason, extra=extra)
         if change.reason is RoleReason.UNREADABLE_PRODUCERS:
             text = "%s cannot lead: its log contains producer state from a later version. Run that version here"
-            _log.error(text, self._node_id, extra=extra)
+            _log.error(text, self._name, extra=extra)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from dledger.errors import DLedgerError
+from dledger.errors import ShutdownError
 
 EXIT_FATAL: Final = 70
 """Exit status of a node that stopped itself (EX_SOFTWARE)."""
@@ -49,7 +49,5 @@ class Supervisor:
         self._on_fatal(error)
 
 
-class NodeFailedError(DLedgerError):
-    """Raised to callers of a node that has stopped itself after a fatal error."""
-
-    outcome = "unknown"
+class NodeFailedError(ShutdownError):
+    """Raised to callers of a node that has stopped itself after a fatal error: another member may answer."""

@@ -1,0 +1,115 @@
+"""Several groups in each of three processes: they share ports and threads, and fail apart (design notes §7)."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dledger.errors import DLedgerError
+from dledger.types import NodeId
+from tests.integration.harness import N0
+from tests.support.several_groups import SeveralGroups
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.lane("processes")
+
+
+@pytest.fixture
+def groups(tmp_path: Path) -> Iterator[SeveralGroups]:
+    """The groups a and b on three processes, started."""
+    with SeveralGroups(tmp_path, ["a", "b"]) as running:
+        yield running
+
+
+def _append(groups: SeveralGroups, group: str, text: bytes) -> int:
+    with groups.client_of(group, timeout_s=30) as client:
+        return client.append(text).index
+
+
+def _bodies(groups: SeveralGroups, group: str) -> list[bytes]:
+    with groups.client_of(group, timeout_s=30) as client:
+        last = client.metadata().end_index
+        return [entry.body for entry in client.read(0, count=last + 1) if entry.body]
+
+
+def test_a_killed_process_moves_its_leaders_and_loses_nothing(groups: SeveralGroups) -> None:
+    """Each group elects for itself; what was acknowledged in either is there afterwards, and only there."""
+    for group in "ab":
+        _append(groups, group, f"before, {group}".encode())
+    victim = groups.leader_of("a")
+
+    groups.kill(victim)
+
+    for group in "ab":
+        assert groups.leader_of(group, other_than=victim) != victim
+        _append(groups, group, f"after, {group}".encode())
+    groups.start(victim)
+    for group in "ab":
+        bodies = [body for body in _bodies(groups, group) if body.startswith((b"before", b"after"))]
+        assert bodies == [f"before, {group}".encode(), f"after, {group}".encode()]
+    for node in groups.nodes:
+        assert groups.stop(node) == 0
+
+
+def test_a_group_that_is_not_here_is_refused_with_those_that_are(groups: SeveralGroups) -> None:
+    """A wrong name is a mistake of a person, who needs to know the right ones."""
+    groups.leader_of("a")
+    with groups.client_of("c", timeout_s=3) as client, pytest.raises(DLedgerError, match="serves the groups 'a', 'b'"):
+        client.metadata(address=groups.nodes[N0].client_address)
+
+
+def test_a_member_that_fails_stops_alone(tmp_path: Path) -> None:
+    """Its process serves the other group on, says so, and is not ready; peers elect another leader (N1)."""
+    groups = SeveralGroups(tmp_path, ["a", "b"])
+    groups.serve_metrics()
+    with groups:
+        node = groups.leader_of("a")
+        _append(groups, "b", b"two")
+        _break(groups, node, "a")
+        wait_until(lambda: "group a stops in this process" in groups.logs(node), "it fails", 60)
+
+        assert groups.is_running(node)
+        assert groups.leader_of("a", other_than=node) != node
+        assert _append(groups, "a", b"three") > 0
+        assert _append(groups, "b", b"four") > 0
+        with groups.client_of("b") as client:
+            told = client.metadata(address=groups.nodes[node].client_address).conditions
+        assert [one.subject for one in told if one.kind == "group_failed"] == ["a"]
+        assert "group a has failed" in _ready(groups, node)
+        assert groups.stop(node) == 0
+
+
+def test_a_process_without_a_group_left_ends(tmp_path: Path) -> None:
+    """With 70, so that a service manager starts it again."""
+    with SeveralGroups(tmp_path, ["a", "b"]) as groups:
+        node = groups.leader_of("a")
+        for group in "ab":
+            _break(groups, node, group)
+        assert groups.wait_exit(node, 60) == 70
+
+
+def test_a_process_may_end_with_its_first_group(tmp_path: Path) -> None:
+    """``exit_with_any_group``."""
+    with SeveralGroups(tmp_path, ["a", "b"], settings={"exit_with_any_group": "true"}) as groups:
+        node = groups.leader_of("a")
+        _break(groups, node, "a")
+        assert groups.wait_exit(node, 60) == 70
+
+
+def _break(groups: SeveralGroups, node: NodeId, group: str) -> None:
+    """Make a node's member fail: its data are gone from where it measures the disk."""
+    data = groups.directory_of(node, group) / "data"
+    data.rename(data.with_name("gone"))
+
+
+def _ready(groups: SeveralGroups, node: NodeId) -> str:
+    """What ``/readyz`` says, which must be 503."""
+    url = f"http://127.0.0.1:{groups.metrics_ports[node]}/readyz"
+    with pytest.raises(urllib.error.HTTPError) as answer:
+        urllib.request.urlopen(url, timeout=10)
+    assert answer.value.code == 503
+    return answer.value.read().decode()

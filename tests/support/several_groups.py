@@ -1,0 +1,73 @@
+"""Local processes that each are a member of several groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cluster.local.group import LocalGroup
+from dledger.client import DLedgerClient
+from dledger.errors import DLedgerError
+from dledger.types import NodeId, Role
+from tests.support.waiting import wait_until
+
+
+class SeveralGroups(LocalGroup):
+    """Each node is a process with a member of every group; ``name`` is the first of them."""
+
+    def __init__(
+        self, directory: Path, groups: Sequence[str], *, size: int = 3, settings: Mapping[str, str] | None = None
+    ) -> None:
+        self.groups = tuple(groups)
+        self.lines = {"segment_bytes": "1m", "index_segment_bytes": "64k", **(settings or {})}
+        """Of every conf file; may be changed before a start."""
+        super().__init__(directory, size=size, name=groups[0])
+
+    def command(self, node: NodeId) -> list[str]:
+        """The command line of a node: a conf file for each group."""
+        words = super().command(node)
+        ours = [*words[:4], *(word for group in self.groups for word in ("-c", str(self._conf(node, group))))]
+        return self._ending_with_us(ours)
+
+    def _conf(self, node: NodeId, group: str) -> Path:
+        file = self.directory / f"{node}-{group}.conf"
+        lines = {
+            "group": group,
+            "node_id": node,
+            "members": self.members_of(node),
+            "base_dir": str(self.directory / group),
+            "client_port": str(self.nodes[node].client_port),
+            **self._metrics_lines(node),
+            **self.lines,
+        }
+        file.write_text("".join(f"{name}={text}\n" for name, text in lines.items()))
+        return file
+
+    def client_of(self, group: str, timeout_s: float = 10) -> DLedgerClient:
+        """A client of one group; the caller closes it."""
+        return DLedgerClient(self.addresses, group=group, timeout_s=timeout_s)
+
+    def leader_of(self, group: str, *, other_than: NodeId | None = None) -> NodeId:
+        """Wait until a node leads a group and can commit, and return it."""
+        found: list[NodeId] = []
+
+        def someone_leads() -> bool:
+            found[:] = []
+            with self.client_of(group, timeout_s=2) as client:
+                for node in self.nodes.values():
+                    if not self.is_running(node.node_id) or node.node_id == other_than:
+                        continue
+                    try:
+                        status = client.metadata(address=node.client_address)
+                    except DLedgerError:
+                        continue
+                    if status.role is Role.LEADER and status.committed_index >= 0:
+                        found.append(node.node_id)
+            return bool(found)
+
+        wait_until(someone_leads, f"a leader of {group}", 30)
+        return found[0]
+
+    def directory_of(self, node: NodeId, group: str) -> Path:
+        """The directory of a node's member of a group."""
+        return self.directory / group / f"dledger-{node}"

@@ -1,0 +1,203 @@
+"""The members of several groups in one process: wired together, failing apart."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cluster.local.group import free_ports
+from dledger.conditions import ConditionKind
+from dledger.config import Member, ServerConfig, StoreConfig
+from dledger.errors import ConfigError, DirectoryLockedError
+from dledger.groups_server import GroupsServer
+from dledger.host_settings import check_together
+from dledger.runtime.supervisor import NodeFailedError
+from dledger.server import DLedgerServer
+from dledger.types import AppendedBatch, NodeId, Role
+from tests.support.cluster import Outcome
+from tests.support.waiting import wait_until
+
+N0 = NodeId("n0")
+Named = list[tuple[str, ServerConfig]]
+
+
+@pytest.fixture
+def named(tmp_path: Path) -> Named:
+    """The groups a and b, of one member each."""
+    (port,) = free_ports(1)
+    members = (Member(N0, "127.0.0.1", port),)
+    return [
+        (
+            f"{group}.conf",
+            ServerConfig(
+                group=group,
+                node_id=N0,
+                members=members,
+                client_port=0,
+                store=StoreConfig(tmp_path / group, segment_bytes=1 << 20, index_segment_bytes=1 << 16),
+            ),
+        )
+        for group in "ab"
+    ]
+
+
+@pytest.fixture
+def server(named: Named) -> Iterator[GroupsServer]:
+    """Both, started and leading."""
+    server = GroupsServer(named)
+    server.start()
+    _wait_leading(server)
+    yield server
+    server.stop(graceful=False)
+
+
+def _wait_leading(server: GroupsServer) -> None:
+    def lead() -> bool:
+        now = [one.status() for one in server.servers.values()]
+        return all(one.role is Role.LEADER and one.committed_index >= 0 for one in now)
+
+    wait_until(lead, "all lead")
+
+
+def _threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("dledger-")]
+
+
+def test_each_member_has_a_log_of_its_own(server: GroupsServer) -> None:
+    """What is appended to one is not in the other."""
+    appended = Outcome[AppendedBatch]()
+    server.servers["a"].submit_append([b"of a"], appended)
+    wait_until(lambda: not appended.pending, "it is appended")
+
+    assert server.servers["a"].log.last.index > server.servers["b"].log.last.index
+
+
+def test_what_is_due_by_time_and_the_ports_have_one_thread_for_all(server: GroupsServer) -> None:
+    """A further group costs a flusher and what its peers need, not a set of threads."""
+    del server
+    names = _threads()
+
+    for shared in ("timers", "checkpoint", "warm", "clean", "scrub", "client-rpc", "peers"):
+        assert names.count(f"dledger-{shared}-n0") == 1, shared
+
+
+def test_a_failed_member_stops_and_the_other_goes_on(server: GroupsServer) -> None:
+    """N1: with a condition at the others, its directory unlocked, and its requests refused."""
+    a, b = server.servers["a"], server.servers["b"]
+
+    a.fail(OSError("its disk broke"))
+
+    refused, appended = Outcome[AppendedBatch](), Outcome[AppendedBatch]()
+    a.submit_append([b"x"], refused)
+    b.submit_append([b"x"], appended)
+    wait_until(lambda: not appended.pending, "the other one takes appends")
+    assert isinstance(refused.error, NodeFailedError)
+    assert server.wait(0) is None
+    assert server.fatal is None
+    assert list(server.failures) == ["a"]
+    wait_until(lambda: b.conditions.holds(ConditionKind.GROUP_FAILED), "the other one tells of it")
+
+
+def test_the_process_ends_when_no_group_is_left(server: GroupsServer) -> None:
+    """N1: with the status of a failure."""
+    server.servers["a"].fail(OSError("its disk broke"))
+    assert server.wait(0) is None
+
+    server.servers["b"].fail(OSError("its disk broke, too"))
+
+    assert server.wait(10) == 70
+    assert str(server.fatal) == "its disk broke, too"
+
+
+def test_the_process_ends_with_the_first_group_if_set_so(named: Named) -> None:
+    """N1: ``exit_with_any_group``."""
+    server = GroupsServer([(name, replace(config, exit_with_any_group=True)) for name, config in named])
+    try:
+        server.start()
+        server.servers["a"].fail(OSError("its disk broke"))
+
+        assert server.wait(10) == 70
+        assert str(server.fatal) == "its disk broke"
+    finally:
+        server.stop(graceful=False)
+
+
+def test_the_loss_of_what_they_share_ends_all(server: GroupsServer) -> None:
+    """Nobody goes on without the event loop that serves clients, or the thread of elections."""
+    server._supervisor.report(RuntimeError("the loop ended"))
+
+    assert server.wait(10) == 70
+    assert all(one.fatal is not None for one in server.servers.values())
+
+
+def test_a_stop_closes_everything(named: Named) -> None:
+    """Directories, ports and threads: the same process can start them again."""
+    for _ in range(2):
+        server = GroupsServer(named)
+        server.start()
+        _wait_leading(server)
+        server.stop()
+
+        assert server.wait(0) == 0
+        assert _threads() == []
+
+
+def test_a_group_that_cannot_be_opened_keeps_none_of_the_others_open(named: Named) -> None:
+    """The error names the directory; the next start finds the others free."""
+    holder = DLedgerServer(named[1][1])
+    try:
+        with pytest.raises(DirectoryLockedError):
+            GroupsServer(named)
+        DLedgerServer(named[0][1]).stop(graceful=False)
+    finally:
+        holder.stop(graceful=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"metrics_port": 9}, "metrics_port is 0 in a.conf and 9 in b.conf"),
+        ({"client_port": 30}, "the address for clients is 127.0.0.1:0 in a.conf and 127.0.0.1:30 in b.conf"),
+        ({"members": (Member(N0, "127.0.0.1", 1),)}, "the peer address is"),
+        ({"exit_with_any_group": True}, "exit_with_any_group is False in a.conf and True in b.conf"),
+        ({"group": "a"}, "a.conf and b.conf are both of group 'a'"),
+    ],
+)
+def test_settings_of_the_process_are_refused_if_they_differ(named: Named, change: dict[str, object], told: str) -> None:
+    """With the names of both files, and what to do."""
+    second = named[1][0], replace(named[1][1], **change)  # type: ignore[arg-type]  # by name
+
+    with pytest.raises(ConfigError) as refused:
+        check_together([named[0], second])
+
+    assert any(told in problem for problem in refused.value.problems)
+
+
+def test_differing_certificates_limits_and_access_rules_are_refused(named: Named, tmp_path: Path) -> None:
+    """One port shows one certificate, and clients are counted once."""
+    config = named[1][1]
+    differing = replace(
+        config,
+        security=replace(config.security, tls_cert_path=tmp_path / "other.pem"),
+        access=replace(config.access, account_share_percent=10),
+        limits=replace(config.limits, connections_max=7),
+    )
+
+    with pytest.raises(ConfigError) as refused:
+        check_together([named[0], ("b.conf", differing)])
+
+    for name in ("tls_cert_path", "account_share_percent", "connections_max"):
+        assert any(problem.startswith(f"{name} is ") and "b.conf" in problem for problem in refused.value.problems)
+
+
+def test_two_groups_with_one_directory_are_refused(named: Named) -> None:
+    """The second would find the first one's lock, or identity, with a less clear error."""
+    (first, one), (second, other) = named
+    shared = replace(other, store=replace(other.store, base_dir=one.store.base_dir))
+
+    with pytest.raises(ConfigError, match=r"is a directory of group 'a' in a\.conf and of 'b' in b\.conf"):
+        check_together([(first, one), (second, shared)])
