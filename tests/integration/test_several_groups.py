@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import DLedgerError
+from dledger.rpc.clients.codec import ReadMode
 from dledger.types import NodeId
 from tests.integration.harness import N0
 from tests.support.several_groups import SeveralGroups
@@ -32,8 +33,7 @@ def _append(groups: SeveralGroups, group: str, text: bytes) -> int:
 
 def _bodies(groups: SeveralGroups, group: str) -> list[bytes]:
     with groups.client_of(group, timeout_s=30) as client:
-        last = client.metadata().end_index
-        return [entry.body for entry in client.read(0, count=last + 1) if entry.body]
+        return [entry.body for entry in client.read(0, count=100, mode=ReadMode.LINEARIZABLE)]
 
 
 def test_a_killed_process_moves_its_leaders_and_loses_nothing(groups: SeveralGroups) -> None:
