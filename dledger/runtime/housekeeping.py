@@ -14,16 +14,16 @@ class Housekeeping:
     """From ``start`` to ``stop``. ``name``: of the process, for the threads' names."""
 
     def __init__(self, name: str, clock: Clock, supervisor: Supervisor) -> None:
-        def thread(work: str) -> TaskThread:
-            return TaskThread(f"{work}-{name}", clock, supervisor)
+        def thread(work: str, slack_ms: int = 0) -> TaskThread:
+            return TaskThread(f"{work}-{name}", clock, supervisor, slack_ms)
 
-        self.timers: Final = thread("dledger-timers")
+        self.timers: Final = thread("dledger-timers", slack_ms=20)
         """Elections, heartbeats, time-outs of appends: may wait for a node's lock and its hard state's sync."""
-        self.checkpoint: Final = thread("dledger-checkpoint")
+        self.checkpoint: Final = thread("dledger-checkpoint", slack_ms=20)
         """May wait for the sync of data and small files."""
-        self.warm: Final = thread("dledger-warm")
+        self.warm: Final = thread("dledger-warm", slack_ms=10)
         """May wait for space to be reserved and zeros to be written."""
-        self.clean: Final = thread("dledger-clean")
+        self.clean: Final = thread("dledger-clean", slack_ms=100)
         """May wait for a node's lock and the removal of files."""
         self.scrub: Final = thread("dledger-scrub")
         """May wait for reads, and for peers."""

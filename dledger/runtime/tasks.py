@@ -82,9 +82,15 @@ class Task:
 
 
 class TaskThread:
-    """A thread that steps tasks, from ``start`` to ``stop``. ``supervisor``: fails if the thread itself does."""
+    """A thread that steps tasks, from ``start`` to ``stop``."""
 
-    def __init__(self, name: str, clock: Clock, supervisor: Supervisor) -> None:
+    def __init__(self, name: str, clock: Clock, supervisor: Supervisor, slack_ms: int = 0) -> None:
+        """``supervisor`` fails if the thread itself does. ``slack_ms``: how long a task may wait for another one.
+
+        Tasks that are due almost together are stepped together, and mostly stay together: several groups' heartbeats
+        then cost one wake-up. One that is alone never waits.
+        """
+        self._slack_ms = slack_ms
         self._clock = clock
         self._gate: Final = Gate()
         self._lock = threading.Lock()  # guards the replacement of _tasks
@@ -139,5 +145,9 @@ class TaskThread:
 
     def _pause_s(self) -> float | None:
         """How long until a task is due; None: until one is woken."""
-        dues = [task.due_ms for task in self._tasks if task.due_ms is not None]
-        return max(0, min(dues) - self._clock.monotonic_ms()) / 1000 if dues else None
+        dues = [due_ms for task in self._tasks if (due_ms := task.due_ms) is not None]
+        if not dues:
+            return None
+        latest_ms = min(dues) + self._slack_ms
+        together_ms = max(due_ms for due_ms in dues if due_ms <= latest_ms)
+        return max(0, together_ms - self._clock.monotonic_ms()) / 1000

@@ -82,6 +82,30 @@ def test_a_task_steps_when_it_is_due_and_not_before() -> None:
     assert stepped["early"] <= stepped["late"]
 
 
+@pytest.mark.parametrize(("apart_ms", "together"), [(60, True), (140, False)])
+def test_tasks_that_are_due_almost_together_step_together(apart_ms: int, together: bool) -> None:
+    """One wake-up for several groups' heartbeats; none waits longer than the slack."""
+
+    class Frozen(Clock):
+        """A clock that a test sets."""
+
+        now_ms = 1_000
+
+        def monotonic_ms(self) -> int:
+            return self.now_ms
+
+    clock = Frozen()
+    thread = TaskThread("tasks", clock, _unfailing(), slack_ms=100)
+    for due_ms in (1_020, 1_020 + apart_ms):
+        task = Task(thread, lambda: None, _unfailing())
+        task.due_ms = due_ms
+        thread.add(task)
+
+    assert thread._pause_s() == (20 + apart_ms if together else 20) / 1000
+    clock.now_ms = 5_000
+    assert thread._pause_s() == 0
+
+
 def test_a_wake_up_during_a_step_leads_to_another_step(thread: TaskThread) -> None:
     """What came after the step looked must not wait for ever."""
     stepping, go_on = threading.Event(), threading.Event()
