@@ -42,7 +42,7 @@ from rocketstore.pop.operations import (
     Verdict,
 )
 from rocketstore.pop.queue import INVISIBLE_MS_MAX, UNKNOWN, Lease, Queue
-from rocketstore.pop.tables import LEASE_MS_MAX, PARKED_MAX, FifoLock, Parked, PopPlace, retry_topic_of
+from rocketstore.pop.tables import AHEAD_MAX, LEASE_MS_MAX, PARKED_MAX, FifoLock, Parked, PopPlace, retry_topic_of
 from rocketstore.pop.windows import GIVEN_BACK_MS, NotLoadedError, Windows
 
 LEASES_MAX: Final = 262_144
@@ -114,7 +114,7 @@ class PopEngine(Windows):
             room = min(room, LEASES_MAX * OWNER_PERCENT // 100 - self._book.owned[wish.owner])
         if not ordered and self._invisible_ms(wish) > LEASE_MS_MAX:
             parked = sum(one.parked for one in queue.leases.values())
-            room = min(room, PARKED_MAX - parked, self._room_to_park(wish.owner))
+            room = min(room, PARKED_MAX - AHEAD_MAX - parked, self._room_to_park(wish.owner))
         if room <= 0:
             delivery.full = queue.passed_over = True
             return None
@@ -131,13 +131,20 @@ class PopEngine(Windows):
             self._end_lease(queue, offset, lease, lease.visible_at_ms)
 
     def took(
-        self, delivery: PopDelivery, found: Sequence[PopFound], next_offset: int, now_ms: int, *, begin: int = 0
+        self,
+        delivery: PopDelivery,
+        found: Sequence[PopFound],
+        next_offset: int,
+        now_ms: int,
+        *,
+        begin: int = 0,
+        end: int = 1 << 62,
     ) -> None:
         """Take the messages found at the place of ``next_read`` that pass the filter, in order.
 
         All others from there to ``next_offset`` do not pass it, or are not there any more, and are settled for the
         group; so are all before ``begin``, the queue's first message. What was read after ``count_max`` messages must
-        not be told.
+        not be told. ``end``: after the queue's last message, about.
         """
         self._now_ms = now_ms
         read, delivery.reading = delivery.reading, None
@@ -152,6 +159,7 @@ class PopEngine(Windows):
             self._took_again(delivery, queue, read, found)
         else:
             self._took_new(delivery, queue, found, next_offset)
+            self._may_run_ahead(delivery.wish, queue, end)
         self._journal.add(queue)
 
     def _took_new(self, delivery: PopDelivery, queue: Queue, found: Sequence[PopFound], next_offset: int) -> None:
@@ -170,6 +178,13 @@ class PopEngine(Windows):
             queue.settle_up_to(next_offset)
         if ordered and len(delivery.messages) > before:
             self._lock(delivery, queue, 1, number)
+
+    def _may_run_ahead(self, wish: PopWish, queue: Queue, end: int) -> None:
+        """If all messages of the queue are out, the next receive will wait, and shall get the next one at once."""
+        invisible_ms = self._invisible_ms(wish)
+        waits = self._runs_ahead and queue.cursor >= end and invisible_ms <= LEASE_MS_MAX
+        is_plain = not self._is_ordered(wish.group) and queue.place.topic == wish.topic
+        queue.runs_ahead_ms = invisible_ms if waits and is_plain else None
 
     def _took_again(self, delivery: PopDelivery, queue: Queue, read: PopRead, found: Sequence[PopFound]) -> None:
         """A batch that was out before: to the same attempt as it is, otherwise as a new delivery."""
@@ -245,9 +260,12 @@ class PopEngine(Windows):
         for place in {one.place for one in delivery.messages}:
             self._queue(place)
         delivery.messages = [one for one in delivery.messages if self._lease_of(one) is not None]
-        places = {one.place for one in delivery.messages}
-        if places:
-            self._journal.commit(delivery, [self._queues[one] for one in places])
+        of_queue: dict[PopPlace, list[Leased]] = {}
+        for one in delivery.messages:
+            of_queue.setdefault(one.place, []).append(one)
+        queues = [self._queues[place] for place, some in of_queue.items() if not self._queues[place].permits(some)]
+        if queues:
+            self._journal.commit(delivery, queues)
         else:
             self._journal.end(delivery, Verdict.OK)
 
@@ -319,7 +337,7 @@ class PopEngine(Windows):
         if lease is None:
             lease = Lease(now_ms, said.attempt, said.number)
             self._book.add(queue, said.offset, lease)
-        if lease.attempt == UNKNOWN:
+        if lease.attempt == UNKNOWN or not lease.number:
             lease.attempt = said.attempt
         lease.number, lease.renew_until_ms = queue.next_number(), 0
         if suspend and queue.lock is None:
@@ -331,6 +349,11 @@ class PopEngine(Windows):
         changing.visible_at_ms = lease.visible_at_ms
         self._journal.commit(changing, [queue])
         return changing
+
+    def next_offset(self, place: PopPlace) -> int | None:
+        """The first message of a queue that was not given out; None if the queue is not loaded."""
+        queue = self._queues.get(place)
+        return None if queue is None else queue.cursor
 
     def handle_at(self, place: PopPlace, offset: int, visible_at_ms: int) -> str:
         """The handle of a message whose lease ends then; empty if there is none that this leader gave out."""
@@ -473,4 +496,5 @@ class PopEngine(Windows):
         return room
 
     def _has_room_to_park(self, queue: Queue, owner: str) -> bool:
-        return sum(one.parked for one in queue.leases.values()) < PARKED_MAX and self._room_to_park(owner) > 0
+        parked = sum(one.parked for one in queue.leases.values())
+        return parked < PARKED_MAX - AHEAD_MAX and self._room_to_park(owner) > 0

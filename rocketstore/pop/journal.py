@@ -78,6 +78,9 @@ class Journal:
         tick, size = Tick(()), 0
         for place, queue in list(self._dirty.items()):
             row = queue.row()
+            if row is not None and queue.runs_ahead_ms is not None:
+                queue.run_ahead(now_ms)
+                row = queue.row()
             if row is not None:
                 size += _ROW_BYTES + row.settled.bit_length() // 6 + _PARKED_BYTES * len(row.parked)
                 if rows and (size > BYTES_MAX or len(rows) == ROWS_MAX):

@@ -49,6 +49,8 @@ class QueueBounds(NamedTuple):
     """The first message of the topic."""
     start: int
     """Where a new group begins (P9)."""
+    end: int
+    """After its last message: an earlier leader can have given out none from there on."""
 
 
 class Origin(NamedTuple):

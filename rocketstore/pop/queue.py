@@ -6,12 +6,15 @@ scratch each time, so a row that was not stored, or nobody knows whether, needs 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
-from rocketstore.pop.operations import Pending, PopRead
+from rocketstore.pop.operations import Leased, Pending, PopRead
 from rocketstore.pop.tables import (
+    AHEAD_MAX,
+    AHEAD_MS,
     LEASE_MS_MAX,
+    PARKED_MAX,
     UNLOCKED,
     WINDOW_MAX,
     LeaseWindow,
@@ -84,6 +87,12 @@ class Queue:
         """The planned ``Window.settled``."""
         self.cursor = known.reserved
         """The next message to give out; the planned ``Window.reserved``."""
+        self.ahead = known.ahead
+        """The planned ``Window.ahead``."""
+        self.runs_ahead_ms: int | None = None
+        """Of the leases that are wanted while all messages of the queue are out: whoever waits gets the next one at
+        once, if a row permits that before. None: it may not.
+        """
         self.leased_until_ms = known.leased_until_ms
         self.numbers = known.numbers
         self._next_number = max(known.numbers, 1)
@@ -107,16 +116,17 @@ class Queue:
         """Whether another receive left it out because of ``reader``, or because the window was full."""
 
     @classmethod
-    def inherited(cls, place: PopPlace, window: LeaseWindow, now_ms: int, *, ordered: bool) -> Queue:
+    def inherited(cls, place: PopPlace, window: LeaseWindow, now_ms: int, *, ordered: bool, end: int) -> Queue:
         """A new leader's view of a window: all that may be out is leased for as long as it can be (P3).
 
-        Times far ahead are those of a clock that was wrong.
+        ``end``: no message from there on was ever given out. Times far ahead are those of a clock that was wrong.
         """
         queue = cls(place, window.generation, window.commit, window)
         queue.is_ordered = ordered
-        until_ms = min(window.leased_until_ms, now_ms + LEASE_MS_MAX) + SKEW_MS
+        noted_ms = min(window.leased_until_ms, now_ms + LEASE_MS_MAX + AHEAD_MS)
+        until_ms = noted_ms + SKEW_MS
         lock = window.fifo
-        for offset in window.open_offsets():
+        for offset in queue.open_offsets():
             if lock is not None and lock.first <= offset <= lock.last:
                 end_ms = min(lock.until_ms, now_ms + INVISIBLE_MS_MAX) + SKEW_MS
                 queue.leases[offset] = Lease(end_ms, lock.attempt, lock.number)
@@ -125,6 +135,11 @@ class Queue:
         for offset, parked in window.parked.items():
             end_ms = min(parked.visible_at_ms, now_ms + INVISIBLE_MS_MAX) + SKEW_MS
             queue.leases[offset] = Lease(end_ms, parked.attempt, parked.number, parked=True)
+        for offset in range(window.reserved, min(window.ahead, end)):
+            # Probably nobody got it, so that counts as no attempt; the row says so to leaders that follow, too.
+            queue.leases[offset] = Lease(until_ms, 0, 0, parked=True)
+            queue.park(offset, Parked(noted_ms, 0, 0))
+            queue.cursor = offset + 1
         for lease in queue.leases.values():
             lease.guard_ms = SKEW_MS
         return queue
@@ -191,6 +206,29 @@ class Queue:
         self.parks[offset] = parked
         self.settle(offset)
 
+    def permits(self, messages: Iterable[Leased]) -> bool:
+        """Whether all that a later leader has to know of these, which were just given out, is applied (P1)."""
+        at = self.window
+        return (
+            not self.is_ordered
+            and at is not None
+            and all(
+                one.offset < at.ahead
+                and one.visible_at_ms <= at.leased_until_ms
+                and one.number < at.numbers
+                and one.offset not in self.parks
+                for one in messages
+            )
+        )
+
+    def run_ahead(self, now_ms: int) -> None:
+        """Have the next row permit to give out some messages that come after it."""
+        room = min(AHEAD_MAX, self.room)
+        if self.runs_ahead_ms is None or room <= 0 or len(self.applied.parked) + len(self.parks) + room > PARKED_MAX:
+            return
+        self.ahead = max(self.ahead, self.cursor + room)
+        self.leased_until_ms = max(self.leased_until_ms, now_ms + self.runs_ahead_ms + AHEAD_MS)
+
     def row(self) -> PopRow | None:
         """The change to be written; None if the plan is applied."""
         at = self.applied
@@ -205,6 +243,7 @@ class Queue:
             -1 if self.window is not None else at.commit,
             self.base if self.base > at.commit else 0,
             self.cursor if self.cursor > at.reserved else 0,
+            self.ahead if self.ahead > at.ahead else 0,
             self.leased_until_ms if self.leased_until_ms > at.leased_until_ms else 0,
             self.numbers if self.numbers > at.numbers else 0,
             self.base + low if fresh else 0,

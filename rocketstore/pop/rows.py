@@ -23,6 +23,7 @@ _NUMBERS: Final = {
     "open": "opens_at",
     "begin": "begin",
     "reserved": "reserved",
+    "ahead": "ahead",
     "until": "leased_until_ms",
     "numbers": "numbers",
 }
@@ -82,7 +83,7 @@ def row_from_json(value: object) -> PopRow:
     if unknown:
         raise MalformedRowError(f"pop row: unknown {sorted(unknown)}")
     settled_from, settled = _bitmap(said["settled"]) if "settled" in said else (0, 0)
-    opens_at, begin, reserved, until, numbers = (
+    opens_at, begin, reserved, ahead, until, numbers = (
         _int(said.get(name, getattr(_DEFAULT, attribute))) for name, attribute in _NUMBERS.items()
     )
     return PopRow(
@@ -91,6 +92,7 @@ def row_from_json(value: object) -> PopRow:
         opens_at,
         begin,
         reserved,
+        ahead,
         until,
         numbers,
         settled_from,

@@ -26,7 +26,11 @@ WINDOW_MAX: Final = 8192
 PARKED_MAX: Final = 1024
 """Messages of one queue that are noted singly."""
 LEASE_MS_MAX: Final = 60_000
-"""``leased_until_ms`` is at most so far ahead; longer leases are noted singly."""
+"""The longest ordinary lease; longer ones are noted singly."""
+AHEAD_MAX: Final = 8
+"""Messages of a queue that may be given out before a row says so."""
+AHEAD_MS: Final = 5_000
+"""For so long after the row that permits it; ``leased_until_ms`` is at most this and the longest lease ahead."""
 
 NO_PARKED: Final[Mapping[int, Parked]] = MappingProxyType({})
 
@@ -85,6 +89,8 @@ class PopRow(NamedTuple):
     """Everything below is settled."""
     reserved: int = 0
     """Everything below may have been given out."""
+    ahead: int = 0
+    """Everything below may be given out without another row."""
     leased_until_ms: int = 0
     numbers: int = 0
     """Handles may have any number below."""
@@ -113,14 +119,17 @@ class LeaseWindow:
     parked: Mapping[int, Parked] = field(default_factory=lambda: NO_PARKED)
     fifo: FifoLock | None = None
     """None if all of it is settled."""
+    ahead: int = 0
+    """Messages from ``reserved`` to below this may have been given out, too, though probably none was."""
+
+    @property
+    def reach(self) -> int:
+        """Everything below may have been given out."""
+        return max(self.reserved, self.ahead)
 
     def is_settled(self, offset: int) -> bool:
         """Whether a message counts as settled, or is parked."""
         return offset < self.commit or bool(self.settled >> (offset - self.commit) & 1)
-
-    def open_offsets(self) -> Iterator[int]:
-        """Offsets that may have been given out and are neither settled nor parked, in order."""
-        return zeros(self.settled, self.commit, self.reserved)
 
     def with_row(self, row: PopRow) -> LeaseWindow:
         """The window after a row of the same generation."""
@@ -147,6 +156,7 @@ class LeaseWindow:
             max(self.numbers, row.numbers),
             parked,
             fifo if fifo is not None and fifo.last >= max(commit, fifo.first) else None,
+            max(self.ahead, row.ahead),
         )
 
     def moved_to(self, offset: int, generation: int) -> LeaseWindow:
@@ -165,6 +175,7 @@ class LeaseWindow:
             settled=self.settled & ((1 << (end - commit)) - 1),
             parked=MappingProxyType({offset: one for offset, one in self.parked.items() if offset < end}),
             fifo=self.fifo if self.fifo is not None and self.fifo.first < end else None,
+            ahead=end,
         )
 
     def as_row(self, place: PopPlace) -> PopRow:
@@ -174,6 +185,7 @@ class LeaseWindow:
             self.generation,
             self.commit,
             reserved=self.reserved,
+            ahead=self.ahead,
             leased_until_ms=self.leased_until_ms,
             numbers=self.numbers,
             settled_from=self.commit,

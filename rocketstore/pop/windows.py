@@ -61,8 +61,11 @@ class Topic:
 class Windows:
     """The part of the engine (``rocketstore.pop.engine``) that is about windows, not about who asks."""
 
-    def __init__(self, view: PopView, choose: Callable[[int], int]) -> None:
-        """``choose(n)``: any number from 0 to below n."""
+    def __init__(self, view: PopView, choose: Callable[[int], int], *, runs_ahead: bool = True) -> None:
+        """``choose(n)``: any number from 0 to below n. ``runs_ahead``: whoever waits may get a message before the row
+        that says so; not if the log can lose its end.
+        """
+        self._runs_ahead = runs_ahead
         self._view = view
         self._choose = choose
         self._topics: dict[tuple[str, str], Topic] = {}
@@ -96,12 +99,12 @@ class Windows:
         if topic is None:
             topic = self._topics[key] = Topic(*key, loading.retry_topic)
         is_known = any(self._view.offset(*key, queue_id) >= 0 for queue_id in loading.queues)
-        starts = {} if loading.retry_begin is None else {topic.retries: loading.retry_begin}
-        for queue_id, (begin, start) in loading.queues.items():
-            starts[PopPlace(*key, queue_id)] = begin if is_known else start
-        for place, start in starts.items():
+        starts = {} if loading.retry_begin is None else {topic.retries: (loading.retry_begin, 0)}
+        for queue_id, (begin, start, end) in loading.queues.items():
+            starts[PopPlace(*key, queue_id)] = (begin if is_known else start), end
+        for place, (start, end) in starts.items():
             if place not in self._queues:
-                self._open(topic, place, start)
+                self._open(topic, place, start, end)
         for origin in loading.copied:
             queue = self._queues.get(origin.place)
             if queue is not None and origin.place in starts and queue.generation == origin.generation:
@@ -119,12 +122,15 @@ class Windows:
             topic.copying.add(origin)
             self._settle_copied(queue, origin.offset)
 
-    def _open(self, topic: Topic, place: PopPlace, start: int) -> Queue:
-        """Take up one window, which begins at the group's offset or at ``start`` if there is none yet."""
+    def _open(self, topic: Topic, place: PopPlace, start: int, end: int) -> Queue:
+        """Take up one window, which begins at the group's offset or at ``start`` if there is none yet.
+
+        ``end``: nothing was given out from there on that the window does not say.
+        """
         window = self._view.pop_window(place)
         if window is not None:
             ordered = self._is_ordered(place.group)
-            queue = Queue.inherited(place, window, self._now_ms, ordered=ordered)
+            queue = Queue.inherited(place, window, self._now_ms, ordered=ordered, end=end)
             for offset, lease in list(queue.leases.items()):
                 del queue.leases[offset]
                 self._book.add(queue, offset, lease)
@@ -167,7 +173,7 @@ class Windows:
             return
         topic = self._forget(queue)
         if self._view.pop_window(place) is not None or self._view.offset(*place) >= 0:
-            self._open(topic, place, 0)
+            self._open(topic, place, 0, queue.cursor)
         elif self._topics.pop((topic.group, topic.topic), None) is not None:
             for other in [one for one in self._queues.values() if self._topic_of[one.place] is topic]:
                 self._forget(other)
@@ -198,7 +204,7 @@ class Windows:
             if lease.visible_at_ms < lease.renew_until_ms:
                 end_ms = min(max(now_ms + LEASE_MS_MAX, lease.visible_at_ms), lease.renew_until_ms)
                 self._end_lease(queue, offset, lease, end_ms)
-            elif offset >= queue.applied.reserved:
+            elif offset >= queue.applied.reach:
                 # Nobody was told of it. A copy now, and a leader that knows nothing of that would give out both.
                 self._book.look_again(queue, offset, lease, now_ms + GIVEN_BACK_MS)
             elif self._is_ordered(queue.place.group) and not lease.parked:

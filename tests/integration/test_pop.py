@@ -13,6 +13,7 @@ from rocketstore.client import Message
 from rocketstore.client.aio.errors import ClientError, NotFoundError
 from rocketstore.client.aio.popped import PoppedMessage
 from rocketstore.client.aio.simple_consumer import SimpleConsumer
+from rocketstore.pop.tables import AHEAD_MS
 from tests.integration.broker_harness import BrokerGroup
 from tests.support.on_loop import on_loop
 
@@ -99,7 +100,7 @@ async def leader_killed(brokers: BrokerGroup, name: str) -> None:
             await first.ack(held[0])
         await second.ack(*got)
         assert loop.time() < began + lease_s, "this machine is too slow for this test"
-        again = await take(second, len(held) - 500, loop.time() + lease_s + 10)
+        again = await take(second, len(held) - 500, loop.time() + lease_s + AHEAD_MS / 1000 + 10)
         assert sorted(bodies(again)) == sorted(bodies(held[500:]))
         assert {one.attempts for one in again} == {1}
         with pytest.raises(NotFoundError):

@@ -146,7 +146,7 @@ class Leader:
         """Take the topic up."""
         world, view = self.world, self.view
         bounds = {
-            one: QueueBounds(0, world.begins_at_end * view.end(PopPlace(GROUP, TOPIC, one)))
+            one: QueueBounds(0, world.begins_at_end * (end := view.end(PopPlace(GROUP, TOPIC, one))), end)
             for one in range(world.queue_count)
         }
         ends = view.ends or {}
@@ -184,7 +184,7 @@ class Leader:
                 found = [PopFound(o, queue[o].attempt) for o in there if (s := queue[o].sent) is not None and s.wanted]
             for one in found:
                 queue[one.offset].sent.leases += 1  # type: ignore[union-attr]  # it is set
-            self.engine.took(delivery, found, end, self.now_ms, begin=begin)
+            self.engine.took(delivery, found, end, self.now_ms, begin=begin, end=len(queue))
         self.engine.finish(delivery, self.now_ms)
         return delivery
 

@@ -108,7 +108,8 @@ class EngineDriver:
         if self._is_closed:
             raise Refusal.of(_stopping())
         wall_ms = self._clock.wall_ms()
-        engine = PopEngine(self._state.pop, Random(incarnation).randrange)
+        runs_ahead = self._store.log.is_replicated  # otherwise a power cut may take away what was given out
+        engine = PopEngine(self._state.pop, Random(incarnation).randrange, runs_ahead=runs_ahead)
         self._now = current = Leadership(engine, incarnation, self._clock, wall_ms)
         self.look(current)
         return current
@@ -146,6 +147,10 @@ class EngineDriver:
         if leadership is not None and self.is_current(leadership):
             leadership.engine.client_gone(client_id, leadership.now_ms())
             self.look(leadership)
+
+    def next_offset(self, place: PopPlace) -> int | None:
+        """The first message of a queue that was not given out; None if nobody has asked for any here."""
+        return None if self._now is None else self._now.engine.next_offset(place)
 
     def handle_at(self, group: str, place: QueuePlace, visible_at_ms: int) -> str:
         """The handle of a message that is out until then; empty if there is none here. Raises ``Refusal``."""

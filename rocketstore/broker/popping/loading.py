@@ -47,7 +47,7 @@ class TopicLoader:
         for queue_id in range(config.queues):
             begin = self._begin(topic, queue_id)
             end = max(await self._reading.end(topic, queue_id), begin)
-            bounds[queue_id] = QueueBounds(begin, await self._start(topic, queue_id, begin, end, start))
+            bounds[queue_id] = QueueBounds(begin, await self._start(topic, queue_id, begin, end, start), end)
         copied = [one for name in (retry, dead) for one in await self._copied(name, group)]
         retry_begin = None if self._topics.find(retry) is None else self._begin(retry, 0)
         return Loading(group, topic, retry, bounds, retry_begin, copied)

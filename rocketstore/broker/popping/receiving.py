@@ -236,7 +236,8 @@ class Receiving:
                 for one, record in zip(known, found.records, strict=True):
                     records[read.place, one.offset] = record
                     used += len(record)
-                engine.took(delivery, known, _next_offset(read, found), leadership.now_ms(), begin=self._begin(read))
+                bounds = {"begin": self._begin(read), "end": found.max_offset}
+                engine.took(delivery, known, _next_offset(read, found), leadership.now_ms(), **bounds)
                 if not found.records and found.next_offset < found.max_offset:
                     is_at_end = False
                 if used >= size_max or asyncio.get_running_loop().time() > began + SCAN_S_MAX:
@@ -291,6 +292,9 @@ class Receiving:
 
     def _next(self, place: PopPlace) -> int:
         """The first message of a queue that was not given out."""
+        given = self._driver.next_offset(place)
+        if given is not None:
+            return given
         window = self._view.pop_window(place)
         return max(self._view.offset(*place), 0) if window is None else window.reserved
 

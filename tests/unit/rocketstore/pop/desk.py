@@ -65,7 +65,9 @@ class Desk:
         return self.tables.windows[place]
 
     def load(self) -> None:
-        bounds = {one.queue_id: QueueBounds(0, 0) for one in self.queues if one.topic == TOPIC}
+        bounds = {
+            place.queue_id: QueueBounds(0, 0, len(some)) for place, some in self.queues.items() if place.topic == TOPIC
+        }
         retry = 0 if RETRIES in self.queues else None
         self.engine.load(Loading(GROUP, TOPIC, RETRY, bounds, retry, self.origins), self.now_ms)
         self.settle()
@@ -79,7 +81,8 @@ class Desk:
             there = self.queues[read.place]
             wanted = [one for one in read.only or range(read.offset, len(there)) if one < len(there)][: read.count_max]
             end = wanted[-1] + 1 if wanted else read.offset
-            self.engine.took(delivery, [PopFound(one, there[one]) for one in wanted], end, self.now_ms)
+            found = [PopFound(one, there[one]) for one in wanted]
+            self.engine.took(delivery, found, end, self.now_ms, end=len(there))
         self.engine.finish(delivery, self.now_ms)
         self.look()
         return delivery

@@ -6,6 +6,8 @@ import pytest
 
 from rocketstore.pop.handles import decode_handle, encode_handle
 from rocketstore.pop.operations import PopRules, Verdict
+from rocketstore.pop.queue import SKEW_MS
+from rocketstore.pop.tables import AHEAD_MAX, AHEAD_MS
 from tests.unit.rocketstore.pop.desk import GROUP, QUEUE, RETRIES, TOPIC, Desk
 
 
@@ -74,10 +76,72 @@ def test_a_new_leader_takes_what_is_not_settled_as_leased_and_accepts_old_handle
     assert not desk.receive()
     assert desk.ack(messages[0]) is Verdict.INVALID_HANDLE
     assert desk.ack(messages[2]) is Verdict.OK
-    desk.later(62_000)
+    desk.later(60_000 + AHEAD_MS + 2 * SKEW_MS)
     assert [one.origin.offset for one in desk.copies] == [1]
     desk.store_copies()
     assert [one.attempt for one in desk.receive()] == [2]
+
+
+def _waited(rules: PopRules | None = None) -> Desk:
+    """All messages are out, so that a consumer that asks again would wait."""
+    desk = _loaded(1, rules)
+    desk.receive()
+    return desk
+
+
+def test_who_waits_gets_a_message_before_a_tick_says_so() -> None:
+    """P1: a row that came before permits it; for so many messages, and for a while."""
+    desk = _waited()
+    desk.send(AHEAD_MAX + 1)
+    for count in (1, AHEAD_MAX - 1):
+        delivery = desk.begin(count)
+        assert (delivery.verdict, len(delivery.messages)) == (Verdict.OK, count)
+    assert max(one.visible_at_ms for one in delivery.messages) <= desk.window().leased_until_ms
+    assert desk.window().reserved == 1
+    behind = desk.begin()
+    assert not behind.is_done
+    desk.settle()
+    assert (behind.verdict, desk.window().reserved) == (Verdict.OK, AHEAD_MAX + 2)
+
+
+def test_a_permission_ends_with_its_time() -> None:
+    """P1, P3: a new leader would not wait for the end of a lease that begins later."""
+    desk = _waited()
+    desk.send(2)
+    desk.now_ms += AHEAD_MS
+    assert not desk.begin(1, invisible_ms=60_001).is_done
+    desk.now_ms += 10
+    assert not desk.begin(1).is_done
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_messages_that_no_row_permits_wait_for_their_tick(*, ordered: bool) -> None:
+    """P1, P8: a backlog's, and those of ordered groups, whose batch a later leader must know."""
+    desk = _loaded(5, PopRules(ordered))
+    asked = desk.receive(1 if not ordered else 5)
+    for one in asked:
+        assert desk.ack(one) is Verdict.OK
+    desk.send(1)
+    assert not desk.begin(1).is_done
+
+
+def test_what_nobody_got_counts_as_no_attempt() -> None:
+    """P3, P4: a leader that failed may have given it out, or not; that survives further failures."""
+    desk = _waited(PopRules(attempts_max=2))
+    desk.send(2)
+    (given,) = desk.begin(1).messages
+    for _ in range(2):
+        desk.fail_over()
+        assert not desk.receive()
+    desk.send(1)
+    assert [one.offset for one in desk.receive()] == [3], "what is new comes at once"
+    assert desk.ack(given) is Verdict.OK
+    desk.later(60_000 + AHEAD_MS + 2 * SKEW_MS)
+    desk.store_copies()
+    again = desk.receive()
+    assert {one.place for one in again} == {RETRIES}
+    assert sorted(one.attempt for one in again) == [1, 2, 2]
+    assert not desk.dead
 
 
 def test_a_copy_of_an_earlier_leader_is_not_made_again() -> None:

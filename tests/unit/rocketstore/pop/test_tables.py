@@ -18,6 +18,7 @@ FULL = PopRow(
     10,
     11,
     60,
+    64,
     1_700_000_000_000,
     1 << 20,
     13,
@@ -82,11 +83,28 @@ def test_what_is_no_row_is_malformed(value: object) -> None:
 def test_commit_moves_over_what_is_settled_or_parked() -> None:
     tables = _opened()
     assert tables.apply(PopRow(PLACE, 1, settled_from=11, settled=0b101), 10) == 10
-    assert list(tables.windows[PLACE].open_offsets())[:3] == [10, 12, 14]
+    window = tables.windows[PLACE]
+    assert list(zeros(window.settled, window.commit, window.reserved))[:3] == [10, 12, 14]
     assert tables.apply(PopRow(PLACE, 1, parked=((10, Parked(99, 1, 4)),)), 10) == 12
     assert tables.windows[PLACE].parked == {10: Parked(99, 1, 4)}
     assert tables.apply(PopRow(PLACE, 1, unparked=(10,), settled_from=12, settled=1), 12) == 14
     assert not tables.windows[PLACE].parked
+
+
+def test_what_may_be_out_reaches_beyond_what_is_reserved() -> None:
+    """P1: until more than that is reserved; a power cut takes it away with the end of the log."""
+    tables = _opened()
+    assert tables.windows[PLACE].reach == 20
+    tables.apply(PopRow(PLACE, 1, ahead=28), 10)
+    assert (tables.windows[PLACE].reserved, tables.windows[PLACE].reach) == (20, 28)
+    copied = PopTables()
+    for row in tables.as_rows():
+        copied.apply(row, None)
+    assert copied.windows == tables.windows
+    tables.put_back(lambda _topic, _queue_id: 13)
+    assert tables.windows[PLACE].reach == 13
+    tables.apply(PopRow(PLACE, 2, reserved=40), 10)
+    assert tables.windows[PLACE].reach == 40
 
 
 def test_a_row_that_is_applied_twice_or_late_does_no_harm() -> None:
