@@ -241,6 +241,7 @@ class Receiving:
                 if not found.records and found.next_offset < found.max_offset:
                     is_at_end = False
                 if used >= size_max or asyncio.get_running_loop().time() > began + SCAN_S_MAX:
+                    is_at_end = is_at_end and not delivery.places
                     break
             engine.finish(delivery, leadership.now_ms())
             driver.look(leadership)

@@ -69,6 +69,13 @@ class TestReceives:
         assert not pop.receive(queue_id=1).messages
         assert bodies(pop.receive().messages) == [b"zero"]
 
+    def test_a_look_that_takes_too_long_goes_on_at_once(self, pop: PopBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+        """P7: it has let others look, and does not wait for news of the queues that it did not come to."""
+        monkeypatch.setattr("rocketstore.broker.popping.receiving.SCAN_S_MAX", -1.0)
+        pop.send([b"%d" % number for number in range(8)], 1)
+        for number in range(8):
+            assert bodies(pop.receive(max_messages=1, wait_ms=10_000).messages) == [b"%d" % number]
+
     def test_a_waiting_receive_is_answered_by_an_arrival(self, pop: PopBroker) -> None:
         """In whichever queue, at once: not when its wait ends."""
         for queue_id in (0, 1):
