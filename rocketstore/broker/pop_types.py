@@ -30,6 +30,7 @@ from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
 from rocketstore.filter.filters import TAG
+from rocketstore.message.record import QueuePlace
 
 ANY_QUEUE: Final = -1
 """A receive from any queue of the topic."""
@@ -108,6 +109,8 @@ class PoppedRecord(NamedTuple):
     """1 for the first delivery."""
     visible_at_ms: int
     """When the lease ends, ms since 1970."""
+    place: QueuePlace
+    """Where the record is stored."""
 
 
 class Received(NamedTuple):

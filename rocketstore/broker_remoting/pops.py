@@ -33,7 +33,7 @@ from rocketstore.broker_remoting.waiting import WaitingTasks
 from rocketstore.filter.filters import TAG
 from rocketstore.message.added_property import with_property
 from rocketstore.message.broker_properties import PROPERTY_CHECK_POINT
-from rocketstore.message.record import PHYSICAL_OFFSET, PHYSICAL_OFFSET_AT, QueuePlace, queue_place_of
+from rocketstore.message.record import PHYSICAL_OFFSET, PHYSICAL_OFFSET_AT, QueuePlace
 from rocketstore.pop.tables import retry_topic_of
 from rocketstore.remoting.bodies.pop import (
     ACKS_MAX,
@@ -151,7 +151,7 @@ class RemotingPops:
         records: list[bytes] = []
         name = self._broker.config.name
         for one in messages:
-            topic, queue_id, offset = queue_place_of(one.record)
+            topic, queue_id, offset = one.place
             is_retry = topic != header.topic
             offsets.setdefault((is_retry, queue_id), []).append(offset)
             counts[is_retry, queue_id] = one.attempt - 1

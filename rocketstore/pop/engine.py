@@ -23,7 +23,7 @@ The rules are P1 to P13 of docs/pop.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from rocketstore.pop.fifo import attempts_so_far, covers, is_locked, next_batch
@@ -303,20 +303,29 @@ class PopEngine(Windows):
 
     # -- handles -------------------------------------------------------------------------------------------------------
 
-    def ack(self, group: str, topic: str, handle: str, now_ms: int) -> Settling:
-        """A message is consumed: done when it is settled (P2). Raises ``NotLoadedError``."""
+    def ack(self, group: str, topic: str, handles: Iterable[str], now_ms: int) -> list[Settling]:
+        """Messages are consumed: for each handle an operation, done when its message is settled (P2).
+
+        Those of one queue have one. Raises ``NotLoadedError``; to be repeated as a whole then.
+        """
         self._now_ms = now_ms
-        settling = Settling()
-        found = self._named(group, topic, handle)
-        if found is None:
-            self._journal.confirm(settling, Verdict.INVALID_HANDLE)
-            return settling
-        queue, said, lease = found
-        if said.offset not in queue.acked:
-            queue.acked[said.offset] = said.number
-            self._settle(queue, said.offset, lease)
-        self._journal.commit(settling, [queue])
-        return settling
+        of_queue: dict[Queue | None, Settling] = {}
+        found: list[Settling] = []
+        for handle in handles:
+            named = self._named(group, topic, handle)
+            queue = None if named is None else named[0]
+            if named is not None and named[1].offset not in named[0].acked:
+                named[0].acked[named[1].offset] = named[1].number
+                self._settle(named[0], named[1].offset, named[2])
+            settling = of_queue.get(queue)
+            if settling is None:
+                settling = of_queue[queue] = Settling()
+                if queue is None:
+                    self._journal.confirm(settling, Verdict.INVALID_HANDLE)
+                else:
+                    self._journal.commit(settling, [queue])
+            found.append(settling)
+        return found
 
     def change(
         self, group: str, topic: str, handle: str, duration_ms: int, now_ms: int, *, suspend: bool = False
@@ -460,7 +469,8 @@ class PopEngine(Windows):
                     lease = self._lease_of(message)
                     end_ms = 0 if lease is None else min(lease.visible_at_ms, message.visible_at_ms)
                     if one.verdict is Verdict.OK and end_ms > now_ms:
-                        one.messages.append(message._replace(visible_at_ms=end_ms))
+                        is_cut = end_ms < message.visible_at_ms
+                        one.messages.append(message._replace(visible_at_ms=end_ms) if is_cut else message)
                     else:
                         self._give_back([message])
         return done

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from functools import lru_cache
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -27,6 +28,9 @@ _RETRY: Final = 1
 _HEAD: Final = Struct(">BBHQHQQ")
 _SUM: Final = Struct(">I")
 _ATTEMPT_MAX: Final = 0xFFFF
+_STANDARD: Final = bytes.maketrans(b"-_", b"+/")
+_NAMES_MAX: Final = 1024
+"""Groups with topics whose names are remembered in either form."""
 
 
 class Handle(NamedTuple):
@@ -61,8 +65,7 @@ def encode_handle(handle: Handle) -> str:
         handle.number,
         handle.generation,
     )
-    group, topic = handle.group.encode(), handle.topic.encode()
-    data = b"%b%c%b%c%b" % (head, len(group), group, len(topic), topic)
+    data = head + _encoded_names(handle.group, handle.topic)
     return base64.urlsafe_b64encode(data + _SUM.pack(crc32c(data))).rstrip(b"=").decode()
 
 
@@ -71,18 +74,31 @@ def decode_handle(text: str) -> Handle:
     if len(text) > HANDLE_CHARS_MAX:
         raise InvalidHandleError(f"a handle has at most {HANDLE_CHARS_MAX} characters, this one {len(text)}")
     try:
-        whole = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-    except (binascii.Error, ValueError) as error:
+        padded = text.encode("ascii").translate(_STANDARD) + b"=" * (-len(text) % 4)
+        whole = binascii.a2b_base64(padded, strict_mode=True)
+    except ValueError as error:  # binascii's is one, too
         raise InvalidHandleError("a handle is base64url: send it back as it was received") from error
     data, checksum = whole[: -_SUM.size], whole[-_SUM.size :]
     if len(data) < _HEAD.size + 2 or data[0] != _VERSION or _SUM.pack(crc32c(data)) != checksum:
         raise InvalidHandleError("this is no handle, or it is damaged: send it back as it was received")
     _, flags, queue_id, offset, attempt, number, generation = _HEAD.unpack_from(data)
-    group, rest = _text(data[_HEAD.size :])
+    group, topic = _names(data[_HEAD.size :])
+    return Handle(group, topic, bool(flags & _RETRY), queue_id, offset, attempt, number, generation)
+
+
+@lru_cache(_NAMES_MAX)
+def _encoded_names(group: str, topic: str) -> bytes:
+    names = group.encode(), topic.encode()
+    return b"".join(b"%c%b" % (len(one), one) for one in names)
+
+
+@lru_cache(_NAMES_MAX)
+def _names(data: bytes) -> tuple[str, str]:
+    group, rest = _text(data)
     topic, rest = _text(rest)
     if rest:
         raise InvalidHandleError("this is no handle: it is too long")
-    return Handle(group, topic, bool(flags & _RETRY), queue_id, offset, attempt, number, generation)
+    return group, topic
 
 
 def _text(data: bytes) -> tuple[str, bytes]:

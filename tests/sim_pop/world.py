@@ -445,7 +445,7 @@ class World:
 
     def _ack(self, leader: Leader, sent: Sent, told: Told, handle: str) -> None:
         try:
-            operation = leader.engine.ack(GROUP, TOPIC, handle, leader.now_ms)
+            (operation,) = leader.engine.ack(GROUP, TOPIC, [handle], leader.now_ms)
         except NotLoadedError:
             leader.load()
             return

@@ -21,7 +21,7 @@ from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.subscriptions import SubscriptionFilters
 from rocketstore.broker.topics import Topics
 from rocketstore.filter.filters import MessageFilter
-from rocketstore.message.record import queue_offset_of, reconsume_times_of
+from rocketstore.message.record import QueuePlace, queue_offset_of, reconsume_times_of
 from rocketstore.pop.operations import PopDelivery, PopFound, PopRead, PopWish
 from rocketstore.pop.tables import PopPlace, retry_topic_of
 from rocketstore.pop.windows import NotLoadedError
@@ -225,7 +225,7 @@ class Receiving:
         await leases.take(size_max)  # before reading the log
         leadership, delivery = await self._begun(plan)
         engine, driver = leadership.engine, self._driver
-        records: dict[tuple[PopPlace, int], bytes] = {}
+        records: dict[PopPlace, dict[int, bytes]] = {}
         began, is_at_end, used = asyncio.get_running_loop().time(), True, 0
         try:
             while (read := engine.next_read(delivery, leadership.now_ms())) is not None:
@@ -233,8 +233,9 @@ class Receiving:
                 found = await self._read(read, plan, limits)
                 driver.require(leadership)
                 known = [_found(one) for one in found.records]
+                there = records.setdefault(read.place, {})
                 for one, record in zip(known, found.records, strict=True):
-                    records[read.place, one.offset] = record
+                    there[one.offset] = record
                     used += len(record)
                 bounds = {"begin": self._begin(read), "end": found.max_offset}
                 engine.took(delivery, known, _next_offset(read, found), leadership.now_ms(), **bounds)
@@ -253,7 +254,13 @@ class Receiving:
             raise
         ahead_ms = leadership.ahead_ms()
         messages = tuple(
-            PoppedRecord(records[one.place, one.offset], one.handle, one.attempt, one.visible_at_ms + ahead_ms)
+            PoppedRecord(
+                records[one.place][one.offset],
+                one.handle,
+                one.attempt,
+                one.visible_at_ms + ahead_ms,
+                QueuePlace(one.place.topic, one.place.queue_id, one.offset),
+            )
             for one in delivery.messages
         )
         leases.resize(sum(len(one.record) for one in messages))

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import Final, TypeVar
 
 from dledger.rpc.clients.answers import Leases
@@ -34,7 +37,7 @@ from rocketstore.broker.topics import Topics
 from rocketstore.message.checks import check_client_topic
 from rocketstore.message.record import TOPIC_BYTES_MAX, QueuePlace
 from rocketstore.pop.engine import OWNER_PERCENT, PopEngine
-from rocketstore.pop.operations import Verdict
+from rocketstore.pop.operations import Settling, Verdict
 from rocketstore.pop.tables import retry_topic_of
 from rocketstore.pop.windows import NotLoadedError
 
@@ -99,10 +102,10 @@ class Popping:
         if len(acks) > ACKS_MAX:
             raise Refusal(RefusalKind.INVALID, f"{len(acks)} acknowledgements in one call: at most {ACKS_MAX}")
         with self._room(len(acks), owner):
-            found = await self._asked(
-                lambda engine, now_ms: [engine.ack(one.group, one.topic, one.handle, now_ms) for one in acks]
-            )
-            results = [_result(await self._driver.done(one)) for one in found]
+            found = await self._asked(partial(_settled, acks))
+            for one in dict.fromkeys(found):
+                await self._driver.done(one)
+            results = [PopResult.OK if one.verdict is Verdict.OK else PopResult.INVALID_HANDLE for one in found]
         self.acknowledged += sum(one is PopResult.OK for one in results)
         return results
 
@@ -256,6 +259,14 @@ class Popping:
                 f"many for the topic {retry_topic_of(group, topic)} of messages that come again, whose name may have "
                 f"{TOPIC_BYTES_MAX}: take shorter ones",
             )
+
+
+def _settled(acks: Sequence[Ack], engine: PopEngine, now_ms: int) -> list[Settling]:
+    """An operation for each."""
+    found: list[Settling] = []
+    for (group, topic), some in groupby(acks, itemgetter(0, 1)):
+        found += engine.ack(group, topic, [one.handle for one in some], now_ms)
+    return found
 
 
 def _result(verdict: Verdict) -> PopResult:

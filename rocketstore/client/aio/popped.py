@@ -11,6 +11,7 @@ from rocketstore.client.aio.errors import BadAnswerError
 from rocketstore.client.aio.received import ReceivedMessage, split_records
 from rocketstore.message.broker_properties import PROPERTY_CHECK_POINT
 from rocketstore.message.message import PROPERTY_RETRY_TOPIC
+from rocketstore.message.record import queue_place_of
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.headers import read_header
 from rocketstore.remoting.pop import CheckPoint, PopAnswer
@@ -56,7 +57,7 @@ def read_popped(
         messages = split_records(body, kind=PoppedMessage)
         for one in messages:
             text = one.property(PROPERTY_CHECK_POINT)
-            stored = one.decode().topic
+            stored = queue_place_of(one.record).topic  # who wants no more of it need not decode it
             one.point = CheckPoint.parse(text) if text else _point(one, stored, answer, starts, broker)
             one.queue = MessageQueue(stored, broker, one.queue_id)
             one.received_at = received_at

@@ -95,7 +95,7 @@ class Desk:
         return delivery.messages
 
     def ack(self, message: Leased) -> Verdict | None:
-        acked = self.engine.ack(GROUP, TOPIC, message.handle, self.now_ms)
+        (acked,) = self.engine.ack(GROUP, TOPIC, [message.handle], self.now_ms)
         self.settle()
         return acked.verdict
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocketstore.pop.handles import decode_handle, encode_handle
+from rocketstore.pop.journal import BUSY_TICK_MS, TICK_MS
 from rocketstore.pop.operations import PopRules, Verdict
 from rocketstore.pop.queue import SKEW_MS
 from rocketstore.pop.tables import AHEAD_MAX, AHEAD_MS
@@ -40,13 +41,46 @@ def test_an_ack_is_answered_when_it_is_applied_and_commit_moves_over_what_is_set
     first, second, third = desk.receive()
     assert desk.ack(second) is Verdict.OK
     assert (desk.window().commit, desk.window().settled) == (0, 0b10)
-    acked = desk.engine.ack(GROUP, TOPIC, first.handle, desk.now_ms)
+    (acked,) = desk.engine.ack(GROUP, TOPIC, [first.handle], desk.now_ms)
     assert not acked.is_done
     desk.settle()
     assert acked.verdict is Verdict.OK
     assert desk.offsets[QUEUE] == desk.window().commit == 2
     assert desk.ack(first) is Verdict.INVALID_HANDLE
     assert desk.ack(third) is Verdict.OK
+
+
+def test_acks_of_one_queue_are_one_operation_and_each_has_its_answer() -> None:
+    """P2, P5: a consumer acknowledges what it got together, and one message may be late."""
+    desk = _loaded(3)
+    first, second, third = desk.receive()
+    assert desk.ack(second) is Verdict.OK
+    handles = [first.handle, second.handle, "no handle", third.handle]
+    acked = desk.engine.ack(GROUP, TOPIC, handles, desk.now_ms)
+    assert len(set(map(id, acked))) == 2
+    assert not any(one.is_done for one in acked)
+    desk.settle()
+    assert [one.verdict for one in acked] == [Verdict.OK, *[Verdict.INVALID_HANDLE] * 2, Verdict.OK]
+    assert desk.window().commit == 3
+
+
+def test_several_who_wait_share_more_ticks_than_one_alone() -> None:
+    """A tick costs every member something; and nobody waits for others who do not come."""
+    desk = _loaded(9)
+    for alone, gap_ms in ((True, TICK_MS), (False, BUSY_TICK_MS)):
+        desk.now_ms += BUSY_TICK_MS
+        desk.begin(1)
+        if not alone:
+            desk.begin(1)
+        tick = desk.engine.take_tick(desk.now_ms)
+        assert tick is not None
+        desk.apply(tick)
+        desk.engine.ticked(tick, None, desk.now_ms)
+        desk.begin(1)
+        assert desk.engine.due_ms() == desk.now_ms + gap_ms
+        desk.now_ms += gap_ms - 1
+        assert desk.engine.take_tick(desk.now_ms) is None
+        desk.settle()
 
 
 def test_a_lease_that_ends_is_copied_before_it_is_settled_and_comes_again() -> None:
@@ -171,7 +205,7 @@ def test_a_changed_lease_has_a_new_handle_and_a_long_one_does_not_hold_the_offse
     desk.fail_over()
     desk.later(3_500_000)
     assert not desk.copies
-    acked = desk.engine.ack(GROUP, TOPIC, changed.handle, desk.now_ms)
+    (acked,) = desk.engine.ack(GROUP, TOPIC, [changed.handle], desk.now_ms)
     desk.settle()
     assert acked.verdict is Verdict.OK
     assert not desk.window().parked
@@ -291,9 +325,9 @@ def test_a_forged_handle_loads_no_other_topic() -> None:
     said = decode_handle(message.handle)
     for topic, wanted in ((f"x{TOPIC}", TOPIC), (f"a_{GROUP}_{TOPIC}", TOPIC), (TOPIC, ""), ("orders", "ers")):
         forged = encode_handle(said._replace(topic=wanted))
-        acked = desk.engine.ack(GROUP, topic, forged, desk.now_ms)
+        (acked,) = desk.engine.ack(GROUP, topic, [forged], desk.now_ms)
         desk.settle()
         assert acked.verdict is Verdict.INVALID_HANDLE
-    assert desk.engine.ack(GROUP, f"%RETRY%{GROUP}_{TOPIC}", message.handle, desk.now_ms)
+    assert desk.engine.ack(GROUP, f"%RETRY%{GROUP}_{TOPIC}", [message.handle], desk.now_ms)
     desk.settle()
     assert desk.ack(message) is Verdict.INVALID_HANDLE
