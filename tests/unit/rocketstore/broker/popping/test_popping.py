@@ -474,15 +474,17 @@ class TestRoles:
     def test_copies_end_with_their_leadership(self, pop: PopBroker, monkeypatch: pytest.MonkeyPatch) -> None:
         """P4: the next one looks which are stored before it makes its own, and must not be told of those of before."""
         copies = pop.broker.popping._driver.copies
+        sent: list[object] = []
 
-        async def never(*_: object) -> list[PutResult]:
+        async def never(*batch: object) -> list[PutResult]:
+            sent.append(batch)
             await asyncio.Event().wait()
             return []
 
         pop.send([b"a"])
         monkeypatch.setattr(pop.broker.sending, "send", never)
         pop.receive(invisible_ms=1000)
-        wait_until(lambda: len(copies) == 1, "it is copied")
+        wait_until(lambda: len(sent) == 1, "it is being stored")
         role = pop.broker.store.role
         pop.broker.store.become_slave()
         pop.run(_called(pop.broker.popping.role_changed))
