@@ -804,7 +804,7 @@ class DLedgerServer:
     def _publish_commit(self, index: LogIndex) -> None:
         self._upkeep.log_changed()
         if self._machine is not None:
-            self._machine.applier.wake()
+            self._machine.applier.committed()
         event = CommitEvent(index)
         for listener in self._commit_listeners:
             listener(event)

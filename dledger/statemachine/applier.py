@@ -51,6 +51,7 @@ RESULT_BYTES_MAX: Final = MIB
 SAVE_MS_MAX: Final = 20
 """``save`` holds up results for as long as it takes; a slower one is told."""
 _RETRY_MS: Final = 1000
+_GATHER_MS: Final = 10
 _log = logging.getLogger("dledger")
 
 
@@ -105,6 +106,8 @@ class Applier:
         self._time_ms = 0
         self._configuration: Configuration | None = None
         self._stopping = False
+        self._gathers = False
+        """Whether the thread looks again soon by itself."""
         self.apply_s = 0.0
         """The time spent in ``apply`` since the start."""
 
@@ -115,8 +118,15 @@ class Applier:
         self._worker.start()
 
     def wake(self) -> None:
-        """More entries may be committed."""
+        """Look at once for what is to be done."""
         self._worker.wake()
+
+    def committed(self) -> None:
+        """More entries are committed. While nobody waits for them, they are gathered for ``_GATHER_MS``: a wake-up for
+        each commit would take the interpreter from the appends.
+        """
+        if not self._gathers or self.waiters or self._collecting is not None or self._waits:
+            self._worker.wake()
 
     def stop(self, timeout_s: float) -> None:
         """End the thread, and fail what waits: commands may still be committed and applied by others."""
@@ -230,7 +240,9 @@ class Applier:
         if (refusal := self._fenced()) is not None:
             self._fail_all(refusal)
             return None
+        self._gathers = False  # before the commit index is read: a later commit wakes this thread
         self._install()
+        began = self._at.index
         while self._log.committed_index > self._at.index and not self._stopping:
             try:
                 entries = self._log.read_range(LogIndex(self._at.index + 1), self._log.committed_index, RANGE_BYTES)
@@ -247,7 +259,12 @@ class Applier:
             self._after()
         self._settle()
         self._after()
-        return self._next_due_ms
+        due_ms = self._next_due_ms
+        if self._at.index == began:
+            return due_ms
+        self._gathers = True
+        soon_ms = self._clock.monotonic_ms() + _GATHER_MS
+        return soon_ms if due_ms is None else min(due_ms, soon_ms)
 
     def _install(self) -> None:
         while self._installs:

@@ -22,6 +22,7 @@ from rocketstore.remoting.codes import RequestCode
 from rocketstore.server import BrokerServer
 from rocketstore.settings import load_broker_settings
 from tests.docs.documents import ROOT, table_below
+from tests.support.counting import History
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.nameserver.wire import calling, config_in, running
 
@@ -91,6 +92,27 @@ def test_the_threads_of_a_node_are_those_of_the_table(tmp_path: Path, before: se
         _compare(lambda: _names(before), wanted, set(rows))
 
     wait_until(lambda: not _names(before), "nothing is left")
+
+
+@pytest.mark.slow
+def test_the_threads_of_a_state_machine_are_there_with_one_only(tmp_path: Path, before: set[threading.Thread]) -> None:
+    """No thread and no cost without a machine."""
+    own = {"dledger-apply-NODE", "dledger-snapshot-NODE", "dledger-query-NODE_N"}
+    for machine in (None, History()):
+        rows = _rows("Of a node")
+        (port,) = free_ports(1)
+        store = StoreConfig(base_dir=tmp_path, segment_bytes=1 << 20, index_segment_bytes=1 << 19)
+        config = ServerConfig(members=(Member(NodeId("n0"), "127.0.0.1", port),), client_port=0, store=store)
+        server = DLedgerServer(config, state_machine=machine)
+        with ExitStack() as stack:
+            stack.callback(server.stop, graceful=False)
+            server.start()
+            with closing(DLedgerClient(server.client_address, timeout_s=20)) as client:
+                client.append(b"x")
+                if machine is not None:
+                    client.query(b"")
+            _compare(lambda: _names(before), own if machine else set(), set(rows) if machine else set(rows) - own)
+        wait_until(lambda: not _names(before), "nothing is left")
 
 
 @pytest.mark.slow

@@ -61,17 +61,17 @@ class Group:
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[Group]:
-    ports = free_ports(6)
+    ports = free_ports(9)
     members = tuple(Member(name, "127.0.0.1", port) for name, port in zip(NAMES, ports[:3], strict=True))
     configs = {
         name: ServerConfig(
             node_id=name,
             members=members,
             client_port=port,
-            grpc_server_port=0 if name != "n0" else None,
+            grpc_server_port=grpc_port,
             store=StoreConfig(tmp_path / name, segment_bytes=1 << 20, index_segment_bytes=1 << 17),
         )
-        for name, port in zip(NAMES, ports[3:], strict=True)
+        for name, port, grpc_port in zip(NAMES, ports[3:6], ports[6:], strict=True)
     }
     group = Group(configs, {}, {})
     with ExitStack() as ending:
@@ -134,13 +134,7 @@ def test_queries_see_what_was_answered_and_watches_what_comes(group: Group) -> N
 
 def test_the_same_over_grpc(group: Group) -> None:
     """So that the machine can be used without a service of its own, from any language."""
-    wait_until(lambda: bool(group.servers[NAMES[0]].grpc_port), "gRPC is served")
-    if group.leader() != NAMES[0]:
-        done: list[object] = []
-        group.servers[group.leader()].submit_transfer(NAMES[0], done.append)
-        wait_until(lambda: group.leader() == NAMES[0], "the one with gRPC leads")
-
-    with grpc.insecure_channel(f"127.0.0.1:{group.servers[NAMES[0]].grpc_port}") as channel:
+    with grpc.insecure_channel(f"127.0.0.1:{group.servers[group.leader()].grpc_port}") as channel:
 
         def ask(method: str, body: bytes) -> bytes:
             path = options.method(options.LOG_SERVICE, method)
