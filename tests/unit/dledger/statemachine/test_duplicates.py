@@ -77,6 +77,18 @@ def test_a_producer_that_gave_way_takes_its_results_with_it() -> None:
     assert table.of.find("q", 0) is None
 
 
+def test_a_slot_that_is_taken_over_has_no_results() -> None:
+    """A later leader may know of no producer there, and give the slot away without naming who had it."""
+    table = Table()
+    table.register("p", 1)
+    table.apply(1, b"p0")
+    table.register("q", 1)
+
+    assert table.of.find("q", 0) is None
+    assert table.apply(1, b"q0") == ("q", 0)
+    assert table.of.find("q", 0) == b"q0"
+
+
 def test_a_members_table_is_the_same_from_the_log_and_from_a_snapshot() -> None:
     """Byte for byte, so that members' snapshots can be compared; and both go on alike."""
     table = Table()
