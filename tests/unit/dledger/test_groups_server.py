@@ -12,7 +12,7 @@ import pytest
 from cluster.local.group import free_ports
 from dledger.conditions import ConditionKind
 from dledger.config import Member, ServerConfig, StoreConfig
-from dledger.errors import ConfigError, DirectoryLockedError
+from dledger.errors import ConfigError, DirectoryLockedError, DiskFullError
 from dledger.groups_server import GroupsServer
 from dledger.host_settings import check_together
 from dledger.runtime.supervisor import NodeFailedError
@@ -85,7 +85,7 @@ def test_what_is_due_by_time_and_the_ports_have_one_thread_for_all(server: Group
         assert names.count(f"dledger-{shared}-n0") == 1, shared
 
 
-def test_a_failed_member_stops_and_the_other_goes_on(server: GroupsServer) -> None:
+def test_a_failed_member_stops_and_the_other_goes_on(named: Named, server: GroupsServer) -> None:
     """N1: with a condition at the others, its directory unlocked, and its requests refused."""
     a, b = server.servers["a"], server.servers["b"]
 
@@ -100,6 +100,33 @@ def test_a_failed_member_stops_and_the_other_goes_on(server: GroupsServer) -> No
     assert server.fatal is None
     assert list(server.failures) == ["a"]
     wait_until(lambda: b.conditions.holds(ConditionKind.GROUP_FAILED), "the other one tells of it")
+    wait_until(lambda: "dledger-end-a" not in _threads(), "it has ended")
+    (port,) = free_ports(1)
+    again = replace(named[0][1], members=(Member(N0, "127.0.0.1", port),))
+    DLedgerServer(again).stop(graceful=False)
+
+
+def test_a_group_whose_disk_is_full_leaves_the_others_taking_appends(named: Named) -> None:
+    """Each group's room is its own: its limits, its directory, its refusal, its condition."""
+    (first, full), second = named
+    store = replace(full.store, disk_check_ratio=1e-9, disk_clean_ratio=1e-9, disk_full_ratio=1e-9)
+    server = GroupsServer([(first, replace(full, store=store)), second])
+    try:
+        server.start()
+        _wait_leading(server)
+        a, b = server.servers["a"], server.servers["b"]
+        wait_until(lambda: a.conditions.holds(ConditionKind.DISK_FULL), "the first one's disk counts as full")
+        refused, appended = Outcome[AppendedBatch](), Outcome[AppendedBatch]()
+        a.submit_append([b"x"], refused)
+        b.submit_append([b"x"], appended)
+
+        wait_until(lambda: not refused.pending and not appended.pending, "both are answered")
+        assert isinstance(refused.error, DiskFullError)
+        assert appended.value.last_index > 0
+        assert not b.conditions.holds(ConditionKind.DISK_FULL)
+        assert not server.failures
+    finally:
+        server.stop(graceful=False)
 
 
 def test_the_process_ends_when_no_group_is_left(server: GroupsServer) -> None:
