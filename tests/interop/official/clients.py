@@ -245,3 +245,8 @@ LANGUAGES: Final = {
         ),
     )
 }
+NOT_TRIED: Final = {
+    "C#": "it needs .NET and NuGet, and a driver like the others'",
+    "C++": "no package index has it, only its source for Bazel; and a driver like the others'",
+}
+"""Clients without a driver, and why."""

@@ -9,7 +9,7 @@ import pytest
 
 from cluster.local.brokers import LocalBrokers
 from tests.interop import java
-from tests.interop.official.clients import LANGUAGES, InstallError, Language, OfficialClient, running
+from tests.interop.official.clients import LANGUAGES, NOT_TRIED, InstallError, Language, OfficialClient, running
 from tests.interop.official.world import Users, World
 from tests.support import lacking
 
@@ -35,9 +35,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             found.admin.close()
 
 
-@pytest.fixture(scope="session", params=list(LANGUAGES))
+@pytest.fixture(scope="session", params=[*LANGUAGES, *NOT_TRIED])
 def language(request: pytest.FixtureRequest) -> Language:
     """Each of them, installed; all but Python's and Node.js's where that is possible."""
+    if request.param in NOT_TRIED:
+        lacking.lacks(f"RocketMQ's client for {request.param}", NOT_TRIED[request.param])
     found = LANGUAGES[request.param]
     try:
         found.install()

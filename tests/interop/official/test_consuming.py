@@ -11,7 +11,7 @@ import pytest
 from rocketstore.client import NotFoundError
 from tests.interop.official.clients import ClientError, OfficialClient, running
 from tests.interop.official.test_sending import needs
-from tests.interop.official.world import TIMEOUT_S, Users, bodies
+from tests.interop.official.world import TIMEOUT_S, Users, bodies, delivered
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.interop
@@ -160,7 +160,7 @@ def test_push_consumers_keep_the_order_of_a_group(users: Users, client: Official
             users.send(producer, topic, f"{message_group}{number}", group=message_group)
 
     def succeeded() -> list[str]:
-        told = [one for name in names for one in client.events("message", name)]
+        told = delivered([(client, name) for name in names])
         return [one["message"]["body"] for one in told if not one["failed"]]
 
     wait_until(lambda: len(succeeded()) >= 15, "all but one are done", TIMEOUT_S)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -11,12 +11,9 @@ from typing import Final
 
 import pytest
 
-from cluster.local.brokers import LocalBrokers
-from rocketstore.client import TopicInfo
-from tests.interop.official.balancer import balancer
-from tests.interop.official.clients import LANGUAGES, Fields, Language, running
-from tests.interop.official.conftest import SETTINGS
-from tests.interop.official.world import Users, World, bodies
+from tests.interop.official.clients import LANGUAGES, Fields, OfficialClient, running
+from tests.interop.official.failovers import TIMEOUT_S, Failovers, gaps_ms, sent, slowest_ms
+from tests.interop.official.world import Users, bodies, delivered
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.interop
@@ -25,117 +22,165 @@ KILLS: Final = 10
 BETWEEN_KILLS: Final = 100
 """Messages of each client."""
 THREADS: Final = 2
-TIMEOUT_S: Final = 120
+GAP_MS_MAX: Final = 5_000
+"""Of a consumer, at a kill."""
+PUSHING: Final = tuple(name for name, one in LANGUAGES.items() if one.has("push"))
+MESSAGE_GROUPS: Final = "abc"
 
 
 class Rig:
     """A group whose leaders are killed, and a driver of each language with a producer and a topic."""
 
-    def __init__(self, world: World, stack: ExitStack, directory: Path) -> None:
-        self.world = world
+    def __init__(self, failovers: Failovers, stack: ExitStack, directory: Path) -> None:
+        self.failovers, self.world = failovers, failovers.world
+        self.directory = directory
         self.users: dict[str, Users] = {}
-        self.producers: dict[str, str] = {}
-        ports = [one.grpc_port for one in world.brokers.nodes.values()]
-        one_address = stack.enter_context(balancer(ports))
-        for language in LANGUAGES.values():
-            language.install()
-            client = stack.enter_context(running(language, directory / language.name))
-            options = {} if language.has("addresses") else {"endpoints": one_address}
-            users = self.users[language.name] = Users(world, client, **options)
-            world.admin.put_topic(TopicInfo(self.topic(language), 3, 3))
-            self.producers[language.name] = users.producer(self.topic(language))
+        self._stack = stack
 
-    @staticmethod
-    def topic(language: Language) -> str:
-        return f"Failover-{language.name}"
+    def driver(self, name: str, directory: str = "producer") -> OfficialClient:
+        """One more of a language."""
+        LANGUAGES[name].install()
+        return self._stack.enter_context(running(LANGUAGES[name], self.directory / directory / name))
 
-    def stored(self, language: Language) -> int:
-        return sum(one.max_offset for one in self.world.admin.queue_ranges(self.topic(language)))
+    def start(self, *names: str, message_type: str = "") -> dict[str, str]:
+        """A driver of each language; gives the topics."""
+        topics = {}
+        for name in names:
+            self.users[name] = self.failovers.users(self.driver(name))
+            topics[name] = self.world.topic(self.users[name].client, message_type)
+        return topics
 
-    def kill_the_leader(self, languages: Collection[Language] = tuple(LANGUAGES.values())) -> None:
-        """And start it again, once another one leads; until every client has gone on and the group is whole."""
-        brokers = self.world.brokers
-        killed = brokers.master()
-        brokers.kill(killed)
-        brokers.master(other_than=killed)
-        brokers.start(killed)
-        enough = {language.name: self.stored(language) + BETWEEN_KILLS for language in languages}
+    def load(self, name: str, topic: str, number: str = "", **fields: object) -> None:
+        """Let a producer of its own send without end."""
+        users = self.users[name]
+        producer = users.producer(topic)
+        users.client.ask("load", name=f"{name}{number}", client=producer, topic=topic, **fields)
+
+    def loaded(self, name: str, number: str = "") -> Fields:
+        """End it."""
+        return self.users[name].client.ask("loaded", name=f"{name}{number}")
+
+    def wait_until_more(self, topics: dict[str, str], count: int) -> None:
+        """Until every client has sent so many more."""
+        enough = {topic: self.failovers.stored(topic) + count for topic in topics.values()}
         wait_until(
-            lambda: all(self.stored(one) >= enough[one.name] for one in languages),
-            "every client goes on",
-            TIMEOUT_S,
+            lambda: all(self.failovers.stored(one) >= enough[one] for one in enough), "every client goes on", TIMEOUT_S
         )
-        wait_until(self._is_whole, "who was killed follows again", TIMEOUT_S)
-
-    def _is_whole(self) -> bool:
-        """Whether every member has what was committed a moment ago."""
-        before = max((one.committed_index for one in self.world.brokers.statuses().values()), default=0)
-        now = self.world.brokers.statuses()
-        return len(now) == len(self.world.brokers.nodes) and all(one.committed_index >= before for one in now.values())
 
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
-    with LocalBrokers(tmp_path / "brokers", settings=SETTINGS) as brokers, ExitStack() as stack:
-        brokers.master()
-        world = World(brokers, tmp_path)
-        stack.callback(world.admin.close)
-        yield Rig(world, stack, tmp_path)
+    with Failovers.of_three(tmp_path) as failovers, ExitStack() as stack:
+        yield Rig(failovers, stack, tmp_path)
 
 
 def test_no_client_sees_that_leaders_are_killed(rig: Rig) -> None:
-    """Each sends without a pause to speak of; every id that was acknowledged is found, and few messages twice.
+    """Each sends without a pause to speak of; every acknowledged id is found, twice only what got no answer.
 
     The client for Rust repeats nothing, and calls members that are gone: its application has to.
     """
-    for name, users in rig.users.items():
-        users.client.ask(
-            "load", name=name, client=rig.producers[name], topic=f"Failover-{name}", threads=THREADS, pause_ms=10
-        )
-    everybody = tuple(LANGUAGES.values())
-    wait_until(lambda: all(rig.stored(one) > 0 for one in everybody), "messages are stored", TIMEOUT_S)
+    topics = rig.start(*LANGUAGES)
+    for name, topic in topics.items():
+        rig.load(name, topic, threads=THREADS, pause_ms=10)
+    rig.wait_until_more(topics, 1)
 
     for _ in range(KILLS):
-        rig.kill_the_leader()
+        with rig.failovers.killed_leader():
+            pass
+        rig.wait_until_more(topics, BETWEEN_KILLS)
 
-    loads = {name: users.client.ask("loaded", name=name) for name, users in rig.users.items()}
+    loads = {name: rig.loaded(name) for name in topics}
+    kills = rig.failovers.kills
     for name, load in loads.items():
-        print(f"{name}: {len(load['sent'])} sent, {len(load['errors'])} failed, slowest {load['slowest_ms']} ms")  # noqa: T201
-    for name, load in loads.items():
+        told = f"{len(load['sent'])} sent, {len(load['errors'])} failed, slowest {slowest_ms(load)} ms"
+        found = _all_in(rig, topics[name])
+        twice = [body for body, count in Counter(body for body, _ in found).items() if count > 1]
+        print(f"{name}: {told}, {len(twice)} stored twice")  # noqa: T201
+        acknowledged = sent(load)
         if LANGUAGES[name].has("retries"):
             assert load["errors"] == [], name
-        topic = f"Failover-{name}"
-        count = rig.stored(LANGUAGES[name])
-        found: list[tuple[str, str]] = []
-        with rig.world.brokers.consumer(f"check-{name}", topic) as consumer:
-            while len(found) < count:
-                found += [(one.body.decode(), one.message_id) for one in consumer.poll()]
-        assert {tuple(one) for one in load["sent"]} <= set(found), name
-        twice = sum(count - 1 for count in Counter(body for body, _ in found).values())
-        assert twice <= KILLS * THREADS, f"{name}: {twice} messages are there twice"
+        assert {(one.body, one.message_id) for one in acknowledged} <= set(found), name
+        answered_at_once = {one.body for one in acknowledged if not one.was_repeated(kills)}
+        assert answered_at_once.isdisjoint(twice), name
+    print("elections", [one.over_ms - one.at_ms for one in kills], "ms")  # noqa: T201
+
+
+def _all_in(rig: Rig, topic: str) -> list[tuple[str, str]]:
+    """The bodies and ids of all that is stored."""
+    count, found = rig.failovers.stored(topic), list[tuple[str, str]]()
+    with rig.world.brokers.consumer("check", topic) as consumer:
+        while len(found) < count:
+            found += [(one.body.decode(), one.message_id) for one in consumer.poll()]
+    return found
 
 
 def test_a_consumer_goes_on_within_seconds(rig: Rig) -> None:
-    """P3: everything is consumed; of what was leased when a leader was killed nothing comes twice within its time."""
-    pushing = [one for one in LANGUAGES.values() if one.has("push")]
-    names = {}
-    for language in pushing:
-        users, topic = rig.users[language.name], rig.topic(language)
-        names[language.name] = users.push(topic, rig.world.group(users.client, topic), hold_ms=50)
-        users.client.ask(
-            "load", name=language.name, client=rig.producers[language.name], topic=topic, threads=1, pause_ms=20
-        )
-    for _ in range(3):
-        rig.kill_the_leader(pushing)
-    for language in pushing:
-        users = rig.users[language.name]
-        load = users.client.ask("loaded", name=language.name)
+    """Everything is consumed, and what is sent after a kill soon after it."""
+    topics, consumers = rig.start(*PUSHING), {}
+    for name, topic in topics.items():
+        users = rig.users[name]
+        consumers[name] = users.push(topic, rig.world.group(users.client, topic), hold_ms=20)
+        rig.load(name, topic, threads=1, pause_ms=20)
+    rig.wait_until_more(topics, BETWEEN_KILLS)
+
+    for _ in range(KILLS):
+        with rig.failovers.killed_leader():
+            pass
+        rig.wait_until_more(topics, BETWEEN_KILLS)
+
+    for name in topics:
+        client, load = rig.users[name].client, rig.loaded(name)
         assert load["errors"] == []
-        sent = {body for body, _ in load["sent"]}
-        got = users.client.wait_for("message", names[language.name], partial(_has, sent), TIMEOUT_S)
-        twice = len(bodies(got)) - len(set(bodies(got)))
-        print(f"{language.name}: {len(sent)} sent, {len(got)} delivered, {twice} of them again")  # noqa: T201
+        wanted = {one.body for one in sent(load)}
+        got = client.wait_for("message", consumers[name], partial(_has, wanted), TIMEOUT_S)
+        gaps = gaps_ms(rig.failovers.kills, sent(load), got)
+        again = len(got) - len(set(bodies(got)))
+        print(f"{name}: {len(wanted)} sent, {len(got)} delivered, {again} of them again, gaps {gaps} ms")  # noqa: T201
+        assert max(gaps) <= GAP_MS_MAX, name
 
 
-def _has(sent: set[str], found: list[Fields]) -> bool:
-    return sent <= set(bodies(found))
+def _has(wanted: set[str], found: list[Fields]) -> bool:
+    return wanted <= set(bodies(found))
+
+
+@pytest.mark.parametrize("crash_every", [0, 3])
+def test_a_message_group_keeps_its_order(rig: Rig, crash_every: int) -> None:
+    """FIFO: nothing is delivered before what was sent before it, though leaders are killed, and consumers, too."""
+    topics = rig.start(*PUSHING, message_type="FIFO")
+    groups = {name: rig.world.group(rig.users[name].client, topic, is_ordered=True) for name, topic in topics.items()}
+    consumers: dict[str, list[tuple[OfficialClient, str]]] = {name: [] for name in topics}
+
+    def start_consumer(name: str) -> None:
+        client = rig.driver(name, f"consumer{len(consumers[name])}")
+        consumers[name].append((client, rig.failovers.users(client).push(topics[name], groups[name], hold_ms=10)))
+
+    for name, topic in topics.items():
+        start_consumer(name)
+        for one in MESSAGE_GROUPS:
+            rig.load(name, topic, one, threads=1, pause_ms=100, group=one)
+    rig.wait_until_more(topics, 10)
+
+    for number in range(1, KILLS + 1):
+        with rig.failovers.killed_leader():
+            if crash_every and number % crash_every == 0:
+                for name in topics:
+                    consumers[name][-1][0].kill()
+                    start_consumer(name)
+        rig.wait_until_more(topics, BETWEEN_KILLS // 4)
+
+    for name in topics:
+        loads = [rig.loaded(name, one) for one in MESSAGE_GROUPS]
+        assert [load["errors"] for load in loads] == [[], [], []]
+        wanted = {one.body for load in loads for one in sent(load)}
+
+        got = _delivered_in_order(consumers[name], wanted)
+        print(f"{name}: {len(wanted)} sent, {len(got)} delivered, {len(got) - len(set(got))} of them again")  # noqa: T201
+        for one in MESSAGE_GROUPS:
+            numbers = [int(body.rpartition("-")[2]) for body in got if body.startswith(f"{name}{one}-")]
+            assert list(dict.fromkeys(numbers)) == sorted(set(numbers)), f"{name}: {one}"
+
+
+def _delivered_in_order(consumers: list[tuple[OfficialClient, str]], wanted: set[str]) -> list[str]:
+    """The bodies as they came to any of the consumers, once all that are wanted did."""
+    wait_until(lambda: _has(wanted, delivered(consumers)), "all is delivered", 2 * TIMEOUT_S)
+    return bodies(delivered(consumers))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -120,6 +120,12 @@ class Users:
         except ClientError as error:
             return str(error)
         raise AssertionError(f"{op} of {fields} gave {done}")
+
+
+def delivered(consumers: Sequence[tuple[OfficialClient, str]]) -> list[Fields]:
+    """What push consumers told, in the order in which they got it."""
+    told = [event for client, name in consumers for event in client.events("message", name)]
+    return sorted(told, key=lambda event: event["at_ms"])  # stable: the order of each consumer's events stays
 
 
 def bodies(messages: list[Fields] | list[Mapping[str, Any]]) -> list[str]:  # Any: of JSON

@@ -257,7 +257,9 @@ func makePush(asked request) (object, error) {
 					seen[body]++
 					failed = times == always || seen[body] <= times
 				})
-				say(object{"event": "message", "from": asked.Name, "message": what, "failed": failed})
+				say(object{
+					"event": "message", "from": asked.Name, "message": what, "failed": failed, "at_ms": time.Now().UnixMilli(),
+				})
 				time.Sleep(time.Duration(asked.HoldMs) * time.Millisecond)
 				if failed {
 					return rmq.FAILURE
@@ -317,13 +319,12 @@ type load struct {
 	lock    sync.Mutex
 	running sync.WaitGroup
 	ended   chan struct{}
-	sent    [][]string
+	sent    [][]any
 	errors  []string
-	slowest time.Duration
 }
 
 func startLoad(producer rmq.Producer, asked request) *load {
-	made := &load{ended: make(chan struct{}), sent: [][]string{}, errors: []string{}}
+	made := &load{ended: make(chan struct{}), sent: [][]any{}, errors: []string{}}
 	for thread := range max(1, asked.Threads) {
 		made.running.Add(1)
 		go made.run(producer, asked, thread)
@@ -334,15 +335,14 @@ func startLoad(producer rmq.Producer, asked request) *load {
 func (one *load) run(producer rmq.Producer, asked request, thread int) {
 	defer one.running.Done()
 	for number := 0; ; number++ {
-		body, began := fmt.Sprintf("%s-%d-%d", asked.Name, thread, number), time.Now()
+		body, began := fmt.Sprintf("%s-%d-%d", asked.Name, thread, number), time.Now().UnixMilli()
 		made, err := producer.Send(context.Background(), message(asked, body))
 		one.lock.Lock()
 		if err != nil {
 			one.errors = append(one.errors, body+": "+err.Error())
 		} else {
-			one.sent = append(one.sent, []string{body, made[0].MessageID})
+			one.sent = append(one.sent, []any{body, made[0].MessageID, began, time.Now().UnixMilli()})
 		}
-		one.slowest = max(one.slowest, time.Since(began))
 		one.lock.Unlock()
 		select {
 		case <-one.ended:
@@ -355,5 +355,5 @@ func (one *load) run(producer rmq.Producer, asked request, thread int) {
 func (one *load) end() object {
 	close(one.ended)
 	one.running.Wait()
-	return object{"sent": one.sent, "errors": one.errors, "slowest_ms": one.slowest.Milliseconds()}
+	return object{"sent": one.sent, "errors": one.errors}
 }

@@ -74,7 +74,7 @@ function told(view) {
 const sleep = milliseconds => new Promise(done => setTimeout(done, milliseconds));
 
 class Load {
-  #producer; #request; #ended = false; #sent = []; #errors = []; #slowest = 0; #running;
+  #producer; #request; #ended = false; #sent = []; #errors = []; #running;
 
   constructor(producer, request) {
     this.#producer = producer;
@@ -88,11 +88,10 @@ class Load {
       const began = Date.now();
       try {
         const made = await this.#producer.send(message({ ...this.#request, body }));
-        this.#sent.push([body, made.messageId]);
+        this.#sent.push([body, made.messageId, began, Date.now()]);
       } catch (error) {
         this.#errors.push(`${body}: ${error}`);
       }
-      this.#slowest = Math.max(this.#slowest, Date.now() - began);
       await sleep(this.#request.pause_ms ?? 0);
     }
   }
@@ -100,7 +99,7 @@ class Load {
   async end() {
     this.#ended = true;
     await Promise.all(this.#running);
-    return { sent: this.#sent, errors: this.#errors, slowest_ms: this.#slowest };
+    return { sent: this.#sent, errors: this.#errors };
   }
 }
 
@@ -188,7 +187,7 @@ const requests = {
           seen.set(what.body, (seen.get(what.body) ?? 0) + 1);
           const times = fails[what.body] ?? fails['*'] ?? 0;
           const failed = times === ALWAYS || seen.get(what.body) <= times;
-          say({ event: 'message', from: request.name, message: what, failed });
+          say({ event: 'message', from: request.name, message: what, failed, at_ms: Date.now() });
           await sleep(request.hold_ms ?? 0);
           return failed ? ConsumeResult.FAILURE : ConsumeResult.SUCCESS;
         },

@@ -139,9 +139,8 @@ class Load:
         self._producer = producer
         self._request = request
         self._ended = threading.Event()
-        self._sent: list[list[str]] = []
+        self._sent: list[list[object]] = []
         self._errors: list[str] = []
-        self._slowest_s = 0.0
         self._threads = [threading.Thread(target=self._run, args=(n,)) for n in range(request.get("threads", 1))]
         for one in self._threads:
             one.start()
@@ -150,14 +149,13 @@ class Load:
         for number in itertools.count():
             if self._ended.is_set():
                 return
-            body, began = f"{self._request['name']}-{thread}-{number}", time.monotonic()
+            body, began_ms = f"{self._request['name']}-{thread}-{number}", now_ms()
             try:
                 receipt = self._producer.send(_message({**self._request, "body": body}))
             except Exception as error:
                 self._errors.append(f"{body}: {type(error).__name__}: {error}")
             else:
-                self._sent.append([body, receipt.message_id])
-            self._slowest_s = max(self._slowest_s, time.monotonic() - began)
+                self._sent.append([body, receipt.message_id, began_ms, now_ms()])
             self._ended.wait(self._request.get("pause_ms", 0) / 1000)
 
     def end(self) -> Request:
@@ -165,7 +163,7 @@ class Load:
         self._ended.set()
         for one in self._threads:
             one.join()
-        return {"sent": self._sent, "errors": self._errors, "slowest_ms": int(1000 * self._slowest_s)}
+        return {"sent": self._sent, "errors": self._errors}
 
 
 class _Checker(TransactionChecker):  # type: ignore[misc]  # its base has no types
@@ -191,7 +189,8 @@ class _Listener(MessageListener):  # type: ignore[misc]
             self._seen[what["body"]] += 1
             times = self._fails.get(what["body"], self._fails.get("*", 0))
             failed = times == ALWAYS or self._seen[what["body"]] <= times
-        self._driver.say({"event": "message", "from": self._name, "message": what, "failed": failed})
+        at_ms = now_ms()
+        self._driver.say({"event": "message", "from": self._name, "message": what, "failed": failed, "at_ms": at_ms})
         time.sleep(self._hold_s)
         return ConsumeResult.FAILURE if failed else ConsumeResult.SUCCESS
 
@@ -228,6 +227,11 @@ def _message(request: Request) -> Any:
 def _receipt(receipt: Any) -> Request:
     said = {"message_id": receipt.message_id, "recall_handle": receipt.recall_handle}
     return {name: value for name, value in said.items() if value}
+
+
+def now_ms() -> int:
+    """Unix time."""
+    return int(1000 * time.time())
 
 
 def told(message: Any) -> Request:

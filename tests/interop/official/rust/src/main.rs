@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rocketmq::conf::{ClientOption, ProducerOption, SimpleConsumerOption};
 use rocketmq::model::common::{FilterExpression, FilterType};
@@ -29,7 +29,7 @@ struct Simple {
 
 struct Load {
     ended: Arc<AtomicBool>,
-    running: Vec<JoinHandle<(Vec<Value>, Vec<String>, u128)>>,
+    running: Vec<JoinHandle<(Vec<Value>, Vec<String>)>>,
 }
 
 #[derive(Default)]
@@ -135,14 +135,13 @@ impl Driver {
     async fn loaded(&self, request: &Value) -> Done {
         let load = self.loads.lock().unwrap().remove(&text(request, "name")).ok_or("no such load")?;
         load.ended.store(true, Ordering::SeqCst);
-        let (mut sent, mut errors, mut slowest) = (vec![], vec![], 0);
+        let (mut sent, mut errors) = (vec![], vec![]);
         for one in load.running {
-            let (its_sent, its_errors, its_slowest) = one.await?;
+            let (its_sent, its_errors) = one.await?;
             sent.extend(its_sent);
             errors.extend(its_errors);
-            slowest = slowest.max(its_slowest);
         }
-        Ok(json!({"sent": sent, "errors": errors, "slowest_ms": slowest as u64}))
+        Ok(json!({"sent": sent, "errors": errors}))
     }
 
     async fn simple(&self, request: &Value) -> Done {
@@ -211,23 +210,26 @@ impl Driver {
 /// Send one message after the other until it is ended.
 async fn run(
     producer: Arc<Producer>, request: Value, thread: u64, ended: Arc<AtomicBool>,
-) -> (Vec<Value>, Vec<String>, u128) {
-    let (mut sent, mut errors, mut slowest, mut count) = (vec![], vec![], 0, 0);
+) -> (Vec<Value>, Vec<String>) {
+    let (mut sent, mut errors, mut count) = (vec![], vec![], 0);
     while !ended.load(Ordering::SeqCst) {
         let body = format!("{}-{thread}-{count}", text(&request, "name"));
-        let began = Instant::now();
+        let began = now_ms();
         match message(&request, &body) {
             Err(error) => errors.push(error.to_string()),
             Ok(message) => match producer.send(message).await {
-                Ok(made) => sent.push(json!([body, made.message_id()])),
+                Ok(made) => sent.push(json!([body, made.message_id(), began, now_ms()])),
                 Err(error) => errors.push(format!("{body}: {error}")),
             },
         }
-        slowest = slowest.max(began.elapsed().as_millis());
         count += 1;
         tokio::time::sleep(Duration::from_millis(number(&request, "pause_ms", 0))).await;
     }
-    (sent, errors, slowest)
+    (sent, errors)
+}
+
+fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock past 1970").as_millis() as u64
 }
 
 fn client_option(request: &Value) -> ClientOption {

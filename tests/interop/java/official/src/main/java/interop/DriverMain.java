@@ -213,6 +213,7 @@ public final class DriverMain {
         said.add("message", told(view));
         if (failed != null) {
             said.addProperty("failed", failed);
+            said.addProperty("at_ms", System.currentTimeMillis());
         }
         say(said);
     }
@@ -322,7 +323,6 @@ public final class DriverMain {
         private final JsonArray errors = new JsonArray();
         private final List<Thread> threads = new ArrayList<>();
         private volatile boolean ended;
-        private long slowest;
 
         Load(Producer producer, JsonObject request) {
             this.producer = producer;
@@ -339,22 +339,23 @@ public final class DriverMain {
             for (int number = 0; !ended; number++) {
                 String body = text(request, "name") + "-" + thread + "-" + number;
                 long began = System.currentTimeMillis();
-                JsonArray pair = new JsonArray();
+                JsonArray acknowledged = new JsonArray();
                 String failed = null;
                 try {
                     SendReceipt made = producer.send(message(request, body));
-                    pair.add(body);
-                    pair.add(made.getMessageId().toString());
+                    acknowledged.add(body);
+                    acknowledged.add(made.getMessageId().toString());
+                    acknowledged.add(began);
+                    acknowledged.add(System.currentTimeMillis());
                 } catch (Exception error) {
                     failed = body + ": " + error;
                 }
                 synchronized (this) {
                     if (failed == null) {
-                        sent.add(pair);
+                        sent.add(acknowledged);
                     } else {
                         errors.add(failed);
                     }
-                    slowest = Math.max(slowest, System.currentTimeMillis() - began);
                 }
                 pause(number(request, "pause_ms", 0));
             }
@@ -368,7 +369,6 @@ public final class DriverMain {
             JsonObject said = new JsonObject();
             said.add("sent", sent);
             said.add("errors", errors);
-            said.addProperty("slowest_ms", slowest);
             return said;
         }
     }
