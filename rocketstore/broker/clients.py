@@ -439,6 +439,14 @@ class ClientTables:
             self._leave_consumers(link, name)
         _take(self._members, self._owners.pop(link, ""), len(as_consumer) + len(as_producer))
 
+    def heard(self, link: ClientLink) -> None:
+        """A client is there, as if it had sent a heartbeat."""
+        as_consumer, as_producer = self._groups_of.get(link, (set(), set()))
+        known = [self._consumers[name].clients[link] for name in as_consumer]
+        known += [self._producers[name][link] for name in as_producer]
+        for one in known:
+            one.heard_at = self._now()
+
     def silent(self) -> list[ClientLink]:
         """Connections of clients whose last heartbeat is too old."""
         before = self._now() - SILENT_S_MAX

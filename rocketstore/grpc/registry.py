@@ -185,7 +185,7 @@ class GatewayLink:
 
     def close(self, reason: str) -> None:
         """It has been silent for too long."""
-        self._registry.forget(self._client.client_id, reason)
+        self._registry.fell_silent(self._client, reason)
 
 
 class _Subscribers:
@@ -209,6 +209,7 @@ class Registry:
         tell_member: TellMember,
         question_of: QuestionOf,
         wall_ms: Callable[[], int],
+        leads: Callable[[], bool],
     ) -> None:
         self._groups = groups
         self._guard = guard
@@ -217,6 +218,7 @@ class Registry:
         self._tell_member = tell_member
         self._question_of = question_of
         self._wall_ms = wall_ms
+        self._leads = leads
         self._subscribers: dict[tuple[str, str], _Subscribers] = {}  # by group and topic
         self._clients: dict[str, GatewayClient] = {}
         self._owners: Counter[str] = Counter()
@@ -349,6 +351,17 @@ class Registry:
         """
         if not client.is_member and client.stream is None and self._clients.get(client.client_id) is client:
             self.forget(client.client_id, "it is in no group")
+
+    def fell_silent(self, client: GatewayClient, reason: str) -> None:
+        """No heartbeat came for too long: a client is gone, unless others get them, and its stream is open here.
+
+        Some clients send each heartbeat to another member. All of them reach the leader, and a lost connection ends a
+        stream anyway. Rust's client never stops reading a stream that we have ended.
+        """
+        if client.stream is not None and not self._leads():
+            self._groups.clients.heard(GatewayLink(self, client))
+            return
+        self.forget(client.client_id, reason)
 
     def forget(self, client_id: str, reason: str) -> None:
         """A client is gone: its messages are released, its stream ends."""

@@ -90,6 +90,7 @@ class GatewayService:
             lambda *command: self.relay.tell_member(*command),
             self._transactions.question,
             broker.loop.clock.wall_ms,
+            lambda: broker.mastership.is_master,
         )
         self.relay: Final = Relay(broker, client, self._serve_passed, self.registry.tell)
         self._others = others

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import time
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -21,6 +23,7 @@ SETTLED_BEFORE: Final = 100
 SETTLED_AFTER: Final = 100
 AT_ONCE: Final = 25
 """Acknowledgements under way."""
+TRIES: Final = 20
 INVISIBLE_MS: Final = 30_000
 LONG_MS: Final = 300_000
 REFUSED: Final = r"40013|(?i:invalid.?receipt.?handle)"
@@ -50,15 +53,26 @@ class Leases:
         return [(began, time.monotonic(), one) for one in found]
 
     def ack(self, messages: Sequence[Fields]) -> None:
-        """All of them."""
-        client = self._users.client
+        """All of them; again if a client that repeats no call itself meets a member that is gone."""
         for begin in range(0, len(messages), AT_ONCE):
-            asked = [
-                client.begin("ack", client=self._consumer, message=one["n"])
-                for one in messages[begin : begin + AT_ONCE]
-            ]
-            for one in asked:
-                client.answer(one)
+            asked = [self._begin_ack(one) for one in messages[begin : begin + AT_ONCE]]
+            for message, number in zip(messages[begin:], asked, strict=False):
+                self._end_ack(message, number)
+
+    def _begin_ack(self, message: Fields) -> int:
+        return self._users.client.begin("ack", client=self._consumer, message=message["n"])
+
+    def _end_ack(self, message: Fields, number: int) -> None:
+        repeats_itself = self._users.client.language.has("retries")
+        for tries in itertools.count(1):
+            try:
+                self._users.client.answer(number)
+            except ClientError as error:
+                if repeats_itself or tries == TRIES or re.search(REFUSED, str(error)):
+                    raise
+                number = self._begin_ack(message)
+            else:
+                return
 
 
 def test_no_lease_ends_with_the_leader(failovers: Failovers, client: OfficialClient) -> None:

@@ -15,6 +15,7 @@ from dledger.remoting.codes import AnswerCode
 from dledger.remoting.errors import FrameError
 from dledger.remoting.frame import Frame
 from dledger.rpc.clients.answers import Leases
+from rocketstore.broker.clients import SILENT_S_MAX
 from rocketstore.broker.pop_types import Receive, Received
 from rocketstore.broker.ports import GroupView
 from rocketstore.broker_config import BrokerConfig
@@ -194,6 +195,33 @@ def test_settings_are_the_leaders(leader: GatewayHarness, member: GatewayHarness
     assert client.heartbeat(pb.PUSH_CONSUMER, "G").code == pb.OK
     settings = stream.next().settings
     assert (settings.subscription.fifo, settings.backoff_policy.max_attempts) == (False, 8)
+
+
+def test_a_stream_outlives_heartbeats_that_go_to_other_members(
+    leader: GatewayHarness, member: GatewayHarness, client: GatewayClient
+) -> None:
+    """Only the leader hears of all: a member that takes the lead gives a client the usual time for its next one."""
+    stream = client.telemetry(consumer_settings("G", "T"))
+    stream.next()
+    tables, now = member.groups.clients, 1e9
+
+    def later(by: float) -> None:
+        nonlocal now
+        now += by
+        tables._now = lambda: now
+        member.groups.hang_up_on_the_silent()
+
+    member.on_loop(lambda: later(2 * SILENT_S_MAX))
+    command = pbs.TelemetryCommand(reconnect_endpoints_command=pbs.ReconnectEndpointsCommand(nonce="n"))
+    tell = leader.gateway.relay.tell_member
+    assert leader.bridge.run(tell(member.config.node_id, "client-1", command.SerializeToString()))
+    assert stream.next() == command
+
+    member.become(BrokerRole.SYNC_MASTER)
+    member.on_loop(lambda: later(SILENT_S_MAX / 2))
+    assert member.gateway.registry.streams == 1
+    member.on_loop(lambda: later(SILENT_S_MAX))
+    assert stream.next().status.code == pb.FORBIDDEN
 
 
 def test_commands_of_the_leader_reach_clients_of_members(
