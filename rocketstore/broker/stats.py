@@ -13,6 +13,7 @@ from dledger.errors import CorruptLogError
 from rocketstore.broker.offsets import NONE, Offsets
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.topics import SeenTopic, Topics
+from rocketstore.pop.tables import PopPlace
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import QueueUnit
@@ -43,13 +44,17 @@ class StoredUnits(NamedTuple):
 
 
 class GroupPosition(NamedTuple):
-    """A group's offset in a queue (0 without one), the queue's end, and when the last consumed message was stored."""
+    """A group's offset in a queue (0 without one), the queue's end, and when the last consumed message was stored.
+
+    Of a group that pops, what lies before ``given_out`` was given out.
+    """
 
     topic: str
     queue_id: int
     consumed: int
     end: int
     consumed_ms: int
+    given_out: int
 
 
 class QueueAges(NamedTuple):
@@ -153,7 +158,9 @@ class Stats:
         end = self._offsets.bounds_of(topic, queue_id)[1]
         consumed = max(self._state.offset(group, topic, queue_id), 0)
         consumed_ms = self._time(topic, queue_id, consumed - 1) if consumed else 0
-        return GroupPosition(topic, queue_id, consumed, end, consumed_ms)
+        window = self._state.pop.pop_window(PopPlace(group, topic, queue_id))
+        given_out = consumed if window is None else max(consumed, window.reserved)
+        return GroupPosition(topic, queue_id, consumed, end, consumed_ms, given_out)
 
     def _time(self, topic: str, queue_id: int, offset: int) -> int:
         """When a message was stored; 0 if it does not exist, or is damaged: who reads it is told so."""

@@ -52,7 +52,8 @@ class GroupAdministration:
     async def delete(self, _: RemotingConnection, frame: Frame) -> Frame:
         """DELETE_SUBSCRIPTIONGROUP: an unknown group counts as deleted."""
         header = read_header(DeleteGroupHeader, frame.fields)
-        if await self._broker.groups.delete(header.group_name, with_offsets=header.remove_offset):
+        with_offsets = header.remove_offset or header.clean_offset
+        if await self._broker.groups.delete(header.group_name, with_offsets=with_offsets):
             return frame.answer()
         kept = f"the offsets of {header.group_name} stay, and so does the group, with the default settings"
         return frame.answer(remark=kept)

@@ -116,7 +116,7 @@ class StatsRequests:
 
     def _table(self, progress: Iterable[GroupPosition]) -> dict[MessageQueue, ConsumeOffset]:
         return {
-            self._queue(one.topic, one.queue_id): ConsumeOffset(one.end, one.consumed, one.consumed_ms)
+            self._queue(one.topic, one.queue_id): ConsumeOffset(one.end, one.consumed, one.consumed_ms, one.given_out)
             for one in progress
         }
 

@@ -411,10 +411,11 @@ class GroupConfigHeader:
 
 @record(frozen=True, slots=True)
 class DeleteGroupHeader:
-    """DELETE_SUBSCRIPTIONGROUP."""
+    """DELETE_SUBSCRIPTIONGROUP with the names of both releases: RocketMQ 5 calls the second field ``cleanOffset``."""
 
     group_name: str
     remove_offset: bool = False
+    clean_offset: bool = False
 
 
 @record(frozen=True, slots=True)

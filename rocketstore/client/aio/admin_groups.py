@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from dledger.errors import ConfigError
-from dledger.records import record
 from dledger.remoting.errors import RequestError
 from rocketstore.client.aio.admin_answers import body_of
 from rocketstore.client.aio.admin_records import ConsumeMode, GroupInfo, GroupMembers, QueueProgress
@@ -36,6 +35,7 @@ from rocketstore.remoting.group_offsets import CommitPosition, decode_reached
 from rocketstore.remoting.headers import (
     ConsumeStatsHeader,
     ConsumeTimeSpanHeader,
+    DeleteGroupHeader,
     GroupHeader,
     ProducerGroupHeader,
     ResetClientOffsetHeader,
@@ -132,7 +132,7 @@ class GroupAdmin(AdminRequests):
 
         Without ``with_offsets`` a group made anew under this name goes on where this one was.
         """
-        header = _DeleteGroup(name, with_offsets, with_offsets)
+        header = DeleteGroupHeader(name, with_offsets, with_offsets)
         await self._change(broker, Code.DELETE_SUBSCRIPTIONGROUP, header)
 
     async def groups_of_topic(self, topic: str) -> list[str]:
@@ -282,12 +282,3 @@ class GroupAdmin(AdminRequests):
             )
             for queue, offset in offsets.items()
         )
-
-
-@record(frozen=True, slots=True)
-class _DeleteGroup:
-    """DELETE_SUBSCRIPTIONGROUP with the names of both releases: RocketMQ 5 calls the second field ``cleanOffset``."""
-
-    group_name: str
-    remove_offset: bool = False
-    clean_offset: bool = False

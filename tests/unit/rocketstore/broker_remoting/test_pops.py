@@ -13,6 +13,8 @@ from dledger.remoting.codes import AnswerCode
 from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
 from rocketstore.client.aio.received import ReceivedMessage, split_records
+from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.remoting.bodies.stats import ConsumeStats
 from rocketstore.remoting.codes import POLLING_FULL, RequestCode
 from rocketstore.remoting.pop import CheckPoint
 from rocketstore.state.changes import GroupConfig, TopicConfig
@@ -312,3 +314,13 @@ class TestAssignment:
         pop(client, invisibleTime=1000)
         answer = client.answer_to(client.begin(CODE.POP_MESSAGE, pop_fields(queueId=1, pollTime=30_000)))
         assert [one.decode().body for one in split_records(answer.body)] == [b"a"]
+
+
+def test_what_was_given_out_is_in_flight(broker: PopBroker, client: RemotingSocket) -> None:
+    """mqadmin 5 shows how much was given out beyond what is consumed."""
+    broker.send([b"a", b"b", b"c"], 1)
+    _, messages = pop(client, maxMsgNums=2)
+    assert ack(client, without_handle(messages[0])) == 0
+    answer = client.ask(CODE.GET_CONSUME_STATS, {"consumerGroup": GROUP})
+    place = ConsumeStats.decode(answer.body).offset_table[MessageQueue(TOPIC, broker.broker.config.name, 1)]
+    assert (place.broker_offset, place.consumer_offset, place.pull_offset) == (3, 1, 2)

@@ -58,7 +58,7 @@ def test_a_groups_progress(broker: RemotingHarness, client: RemotingSocket) -> N
     stats = ConsumeStats.decode(answer.body).offset_table
     assert len(stats) == 5
     place = stats[MessageQueue("T", name, 0)]
-    assert (place.broker_offset, place.consumer_offset) == (3, 2)
+    assert (place.broker_offset, place.consumer_offset, place.pull_offset) == (3, 2, 2)
     assert place.last_timestamp == broker.store.log.records[1].head.store_timestamp
     asked = client.ask(RequestCode.GET_CONSUME_STATS, {"consumerGroup": "g", "topic": "U"})
     assert list(ConsumeStats.decode(asked.body).offset_table) == [MessageQueue("U", name, 0)]

@@ -138,9 +138,12 @@ def test_what_is_no_group_is_refused(broker: RemotingHarness, client: RemotingSo
     assert broker.state.configs == {}
 
 
+@pytest.mark.parametrize("to_go", ["removeOffset", "cleanOffset"])
 def test_a_group_that_is_deleted_keeps_its_offsets_unless_they_are_to_go(
-    broker: RemotingHarness, client: RemotingSocket
+    broker: RemotingHarness, client: RemotingSocket, to_go: str
 ) -> None:
+    """The second name is RocketMQ 5's."""
+
     def delete(**fields: str) -> int:
         return client.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g"} | fields).code
 
@@ -150,7 +153,7 @@ def test_a_group_that_is_deleted_keeps_its_offsets_unless_they_are_to_go(
     assert broker.state.groups() == []
     broker.state.configs["g"] = GroupConfig("g", retry_times_max=1)
     broker.state.committed["g", "T", 0] = 5
-    assert delete(removeOffset="false") == 0
+    assert delete(**{to_go: "false"}) == 0
     assert (broker.state.offset("g", "T", 0), broker.state.group("g")) == (5, GroupConfig("g"))
-    assert delete(removeOffset="true") == 0
+    assert delete(**{to_go: "true"}) == 0
     assert broker.state.groups() == []

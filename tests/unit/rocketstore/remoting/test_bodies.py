@@ -98,8 +98,8 @@ CASES: dict[str, tuple[str, Body]] = {
     ),
     "broker's consumption": (
         f'{{"brokerAddr":"h:1","consumeStatsList":[{{"g":[{{"consumeTps":0.5,"offsetTable":{{{MQ}:'
-        '{"brokerOffset":1,"consumerOffset":2,"lastTimestamp":3}}}]}],"totalDiff":-1}',
-        ConsumeStatsList(({"g": (ConsumeStats({QUEUE: ConsumeOffset(1, 2, 3)}, 0.5),)},), "h:1", -1),
+        '{"brokerOffset":1,"consumerOffset":2,"lastTimestamp":3,"pullOffset":4}}}]}],"totalDiff":-1}',
+        ConsumeStatsList(({"g": (ConsumeStats({QUEUE: ConsumeOffset(1, 2, 3, 4)}, 0.5),)},), "h:1", -1),
     ),
     "statistics": (
         f'{{"statsDay":{ITEM},"statsHour":{ITEM},"statsMinute":{ITEM}}}',
