@@ -43,13 +43,13 @@ class AdminSession:
 
 
 @contextmanager
-def admin_session(directory: Path) -> Iterator[AdminSession]:
-    """One meanwhile; killed at the end."""
+def admin_session(directory: Path, module: str = "client", main: str = "AdminMain") -> Iterator[AdminSession]:
+    """One meanwhile, of RocketMQ 4 or another module's; killed at the end."""
     directory.mkdir(parents=True, exist_ok=True)
     output = directory / "admin.out"
     with output.open("wb") as out:
         process = subprocess.Popen(
-            rocketmq.command("client", "interop.AdminMain", directory),
+            rocketmq.command(module, f"interop.{main}", directory),
             stdin=subprocess.PIPE,
             stdout=out,
             stderr=subprocess.STDOUT,

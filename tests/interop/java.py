@@ -14,7 +14,8 @@ from typing import Any
 SOURCES = Path(__file__).parent / "java"
 OPENED = ("java.nio", "sun.nio.ch", "jdk.internal.ref")
 """Packages of the JDK that RocketMQ 4.9.8 reaches into to unmap files."""
-_BUILD_TIMEOUT_S = 600
+_BUILD_TIMEOUT_S = 1800
+"""Downloads included: 300 MB."""
 _RUN_TIMEOUT_S = 300
 
 

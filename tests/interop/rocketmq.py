@@ -20,7 +20,10 @@ BUILD_TIMEOUT_S: Final = 600
 """Downloads included."""
 TESTS_TIMEOUT_S: Final = 900
 CPP_PACKAGE: Final = "rocketmq==0.4.4"
-_HEAP: Final = ("-Xms64m", "-Xmx256m", "-XX:MaxDirectMemorySize=128m")
+_OPTIONS: Final = (
+    *("-Xms64m", "-Xmx256m", "-XX:MaxDirectMemorySize=128m"),
+    *("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"),  # most of what these programs do is to start
+)
 
 
 def class_path(module: str) -> str:
@@ -60,7 +63,7 @@ def command(module: str, main: str, directory: Path, *arguments: str) -> list[st
     """How to start a program of a module, with the directory as home."""
     opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in OPENED]
     home = f"-Duser.home={directory}"  # the libraries' log files go there
-    return ["java", home, *_HEAP, *opened, "-cp", class_path(module), main, *arguments]
+    return ["java", home, *_OPTIONS, *opened, "-cp", class_path(module), main, *arguments]
 
 
 def environment_in(directory: Path) -> Mapping[str, str]:
@@ -228,6 +231,12 @@ def _output(main: str, directory: Path, *arguments: str, variables: Mapping[str,
     if ended.returncode:
         raise AssertionError(f"{' '.join(arguments)} ended with {ended.returncode}:\n{ended.stdout}\n{ended.stderr}")
     return ended.stdout, ended.stderr
+
+
+def spring_application(directory: Path, *arguments: str) -> list[str]:
+    """The lines that our application with Spring's starter prints."""
+    directory.mkdir(parents=True, exist_ok=True)
+    return _lines(_printed(command("spring", "interop.SpringMain", directory, *arguments), cwd=directory))
 
 
 def build_go_client(directory: Path) -> None:
