@@ -154,7 +154,8 @@ def test_messages(mqadmin: Mqadmin) -> None:
     assert "Keys: [k3]" in mqadmin(f"queryMsgByUniqueKey -t {TOPIC} -i {unique[0]}")
     assert "Keys: [k3]" in mqadmin(f"queryMsgByOffset -t {TOPIC} -b {NAME} -i {unique[1]} -o {unique[2]}")
     assert "BODY: 3" in mqadmin(f"printMsg -t {TOPIC} -d true")
-    assert "SEND_OK" in mqadmin(f"sendMessage -t {TOPIC} -p more -b {NAME} -i 0")
+    assert "success" in mqadmin(f"updateTopic -c {CLUSTER} -t Typed -r 1 -w 1")
+    assert "SEND_OK" in mqadmin(f"sendMessage -t Typed -p more -b {NAME} -i 0")
     assert "Consume ok" in mqadmin(f"consumeMessage -t {TOPIC} -b {NAME} -i 0 -o 0 -c 1")
 
 
