@@ -345,14 +345,18 @@ class DLedgerServer:
         mended = self.has_peers and self._config.store.auto_repair
         (self._watch.note_damage if mended else self._supervisor.report)(damage)
 
-    def _become_whole(self) -> None:
-        """Everything that a peer can mend is mended: this member counts again from now on, if its memory is valid."""
+    def _become_whole(self) -> bool:
+        """Everything that a peer can mend is mended: this member counts again from now on, if its memory is valid.
+
+        Returns whether it does: damage behind the committed part may still hide what it must read.
+        """
 
         def count(_now_ms: int) -> None:
             self._node.state.whole = self._records.read_on(self._node.state)
 
         if not self._node.state.whole:
             self._driver.call(count)
+        return self._node.state.whole
 
     @property
     def fenced(self) -> str:

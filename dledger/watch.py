@@ -73,12 +73,12 @@ class LogWatch:
         *,
         wake: Callable[[], None],
         on_diverged: Callable[[str], None],
-        on_whole: Callable[[], None],
+        on_whole: Callable[[], bool],
     ) -> None:
         """``wake`` makes the thread step soon.
 
         ``on_diverged`` is called whenever it finds that most members hold another history than this one, ``on_whole``
-        when no damage is left that a peer may still mend.
+        when no damage is left that a peer may still mend; it returns False to be called again after a pause.
         """
         self._name = name
         self._own = log
@@ -90,6 +90,7 @@ class LogWatch:
         self._damaged: dict[int, _Damage] = {}
         self._compare_due_ms = clock.monotonic_ms() + FIRST_COMPARE_MS
         self._scrub_due_ms = clock.monotonic_ms()
+        self._whole_due_ms: int | None = None
         self._stopping = False
         self._pass_began_ms = clock.monotonic_ms()
         self._wake = wake
@@ -162,7 +163,7 @@ class LogWatch:
         now_ms = self._clock.monotonic_ms()
         with self._lock:
             damaged = sorted(self._damaged.items())
-        if not damaged:
+        if not damaged and self._whole_due_ms is None:
             return None
         for base, one in damaged:
             with self._lock:
@@ -171,9 +172,18 @@ class LogWatch:
                 self._repair(base, one)
         with self._lock:
             left = list(self._damaged.values())
+        due = [one.due_ms for one in left]
         if all(one.nobody_has_it for one in left):
-            self._on_whole()
-        return min((one.due_ms for one in left), default=None)
+            due += self._tell_whole(now_ms)
+        return min(due, default=None)
+
+    def _tell_whole(self, now_ms: int) -> list[int]:
+        """Returns when to tell again. Damage behind the committed part is found whenever that is read, and cannot be
+        mended yet: without a pause, it would be read again and again.
+        """
+        if self._whole_due_ms is None or self._whole_due_ms <= now_ms:
+            self._whole_due_ms = None if self._on_whole() else now_ms + RETRY_MS_MIN
+        return [] if self._whole_due_ms is None else [self._whole_due_ms]
 
     def _repair(self, base: int, damage: _Damage) -> None:
         subject = str(damage.path)

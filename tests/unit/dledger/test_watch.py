@@ -127,6 +127,8 @@ class World:
     """What the watch said of itself each time that it told of being whole."""
     wakes: list[int] = field(default_factory=list)
     """When the thread was woken."""
+    hidden: list[CorruptLogError] = field(default_factory=list)
+    """What is met by whoever reads the log when it is told to be whole."""
 
     def held(self) -> dict[str, str]:
         """Conditions by kind and subject."""
@@ -137,7 +139,14 @@ def world(*, rate: int = 0, auto_repair: bool = True) -> World:
     """A member of three."""
     log, peers, clock = Log(), Peers(), StillClock()
     conditions = Conditions("n0", clock)
-    diverged, whole, wakes = list[str](), list[bool](), list[int]()
+    diverged, whole, wakes, hidden = list[str](), list[bool](), list[int](), list[CorruptLogError]()
+
+    def told_whole() -> bool:
+        whole.append(watch.is_whole)
+        for damage in hidden:
+            watch.note_damage(damage)
+        return not hidden
+
     watch = LogWatch(
         NodeId("n0"),
         log,
@@ -147,9 +156,9 @@ def world(*, rate: int = 0, auto_repair: bool = True) -> World:
         clock,
         wake=lambda: wakes.append(clock.now_ms),
         on_diverged=diverged.append,
-        on_whole=lambda: whole.append(watch.is_whole),
+        on_whole=told_whole,
     )
-    return World(watch, log, peers, clock, conditions, diverged, whole, wakes)
+    return World(watch, log, peers, clock, conditions, diverged, whole, wakes, hidden)
 
 
 def damaged(offset: int = 100, path: Path = SEGMENT) -> CorruptLogError:
@@ -364,6 +373,24 @@ def test_damage_that_has_gone_by_itself_is_forgotten() -> None:
     one.watch.step()
 
     assert one.held() == {}
+
+
+def test_damage_behind_the_committed_part_is_not_looked_for_without_a_pause() -> None:
+    """It cannot be mended yet, and whoever reads meets it again: the thread would do nothing else, at full speed."""
+    one = world()
+    one.log.repaired, one.log.together = 1, (int(SEGMENT.name),)  # nothing is wrong with what may be mended
+    one.hidden.append(damaged())
+    one.watch.note_damage(damaged())
+
+    for one.clock.now_ms in (0, 0, 1, 2, RETRY_MS_MIN - 1):
+        assert one.watch.step() in (0, RETRY_MS_MIN)
+    assert len(one.whole) == 1
+    one.hidden.clear()  # it is committed, and mended
+    one.clock.now_ms = RETRY_MS_MIN
+    one.watch.step()
+
+    assert one.whole == [True, True]
+    assert one.watch.step() != RETRY_MS_MIN
 
 
 def test_without_auto_repair_damage_is_told_only() -> None:
