@@ -14,10 +14,11 @@ from tests.sim_store.group import run_group
 from tests.sim_store.options import choose, choose_group
 from tests.sim_store.replication import run_replication
 from tests.sim_store.replication_options import choose_replication
+from tests.sim_store.rocketmq5 import run_rocketmq5
 from tests.sim_store.simulation import run_seed
 from tests.sim_store.world import Result
 
-WORLDS: Final = ("plain", "group", "plain-transactions", "group-transactions", "replication")
+WORLDS: Final = ("plain", "group", "plain-transactions", "group-transactions", "group-rocketmq5", "replication")
 
 
 def say(line: str) -> None:
@@ -47,6 +48,8 @@ def run_one(which: tuple[str, int], *, trace: bool = False) -> tuple[str, Result
     world, seed = which
     if world == "replication":
         return world, run_replication(seed, trace=trace)
+    if world == "group-rocketmq5":
+        return world, run_rocketmq5(seed, trace=trace)
     run = run_seed if world.startswith("plain") else run_group
     return world, run(seed, trace=trace, transactions=world.endswith("transactions"))
 

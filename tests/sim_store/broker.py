@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Self
 
 from dledger.conditions import Conditions
 from dledger.config import ServerConfig
@@ -204,7 +205,7 @@ class MemberBroker:
         *,
         repair: bool = False,
         producers: Producers | None = None,
-    ) -> MemberBroker:
+    ) -> Self:
         """As ``BrokerServer`` does it, on a task of the process: its log is opened."""
         fs = group.fs
         node = DLedgerServer(for_broker(node_config), repair=repair, clock=clock, bodies=MESSAGES)
@@ -213,14 +214,23 @@ class MemberBroker:
         state = BrokerState(store, config.config_dir, clock=clock, fs=fs, settings=settings, conditions=node.conditions)
         schedule = WatchedSchedule(store, state, DelayLevels.parse(config.message_delay_level), clock, model)
         transactions = TransactionService(CONFIG, store, state, clock)
-        services: tuple[MasterService, ...] = (schedule,)
+        services: list[MasterService] = [schedule]
         if producers is not None:
             producers.serve(store, transactions)
-            services = (schedule, transactions)
+            services.append(transactions)
+        further = cls.further_services(node_config, store, state, clock, model)
+        services += further.values()
         name = node_config.node_id
         roles = BrokerRoleChange(node, log, store, state, *services, name=name, listener=lambda _role: state.wake())
         node.add_role_change_handler(roles)
-        return cls(group, node, store, state, schedule, transactions, roles)
+        return cls(group, node, store, state, schedule, transactions, roles, **further)
+
+    @classmethod
+    def further_services(
+        cls, _node: ServerConfig, _store: MessageStore, _state: BrokerState, _clock: Clock, _model: Model
+    ) -> dict[str, Any]:  # Any: of fields
+        """What else only a master runs, by the field that it is."""
+        return {}
 
     def start(self) -> None:
         """Open, recover, take part."""

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from dledger.errors import DiskError, DLedgerError, InvalidRequestError, ShutdownError
 from rocketstore.message.message import Message
@@ -21,13 +21,24 @@ from tests.sim_store.threads import Event, Group, Scheduler
 from tests.sim_store.transactions import Producers
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 DELETED: Final = "D"
 """This topic is deleted now and then."""
 TOPICS: Final = ("A", "B", DELETED)
 ANSWER_S: Final = 60.0
 """Of virtual time: every put is answered by then."""
+
+
+class FurtherClients(Protocol):
+    """Those of another kind, which have a model of their own."""
+
+    @property
+    def weights(self) -> Mapping[str, int]:
+        """What they do, and how often."""
+
+    def do(self, name: str, store: MessageStore) -> None:
+        """Do it, as a thread of the process of this store's broker."""
 
 
 class Clients:
@@ -44,6 +55,7 @@ class Clients:
         may_fail: Callable[[], bool],
         alone: bool = True,
         producers: Producers | None = None,
+        further: Sequence[FurtherClients] = (),
     ) -> None:
         """``alone``: not in a group, whose members know different ends. ``producers``: of transactions, if any."""
         self._scheduler = scheduler
@@ -54,6 +66,7 @@ class Clients:
         self._may_fail = may_fail
         self.alone = alone
         self.producers = producers
+        self.further = {name: one for one in further for name in one.weights}
         self._number = 0
         self._deleting = False
         self._putting_d = 0
@@ -80,6 +93,9 @@ class Clients:
             names |= {"look": 6, "delete": 1, "clean": 3 if self._retention else 0}
         if self.producers is not None:
             names["transact"] = 30
+        if self.further:  # the worlds without them have the others
+            names = {"put": 6, "delayed": 3, "pull": 3, "commit": 3, "flush": 1}
+            names |= {name: one.weights[name] for name, one in self.further.items()}
         return self.dice.choices(list(names), list(names.values()))[0]
 
     def client(self, group: Group, store: MessageStore, state: BrokerState) -> _Client:
@@ -125,7 +141,10 @@ class _Client:
             "clean": self._store.request_clean,
             "transact": self._transact,
         }
-        operations[name]()
+        if name in self._shared.further:
+            self._shared.further[name].do(name, self._store)
+        else:
+            operations[name]()
 
     def _place(self) -> Place:
         return self.dice.choice(TOPICS), self.dice.randrange(self._shared.queues)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -21,7 +21,7 @@ from dledger.store.members_file import MEMBERS_FILE
 from dledger.types import NO_ENTRY, EntryId, Magic, NodeId, Position
 from tests.sim_store.broker import MemberBroker
 from tests.sim_store.checks import all_delivered, check_consumers, check_keys, check_queues
-from tests.sim_store.clients import ANSWER_S, Clients
+from tests.sim_store.clients import ANSWER_S, Clients, FurtherClients
 from tests.sim_store.disk import Disk, SimFs
 from tests.sim_store.members import SimNetwork, connect
 from tests.sim_store.model import ViolationError, require
@@ -85,9 +85,10 @@ class Member:
         def run() -> None:
             store = in_group(world.options, self.disk.root / "store")
             clock, model = Clock(world.scheduler), world.model
-            broker = MemberBroker.make(
+            broker = world.broker_type.make(
                 group, config, store, world.options.state, clock, model, repair=repair, producers=world.producers
             )
+            world.made(broker)
             broker.start()
             self.broker = broker
             while not broker.serves:
@@ -146,6 +147,8 @@ class Member:
 class GroupSimulation(World):
     """The world of one seed with a group."""
 
+    broker_type: type[MemberBroker] = MemberBroker
+
     def __init__(self, options: GroupOptions, root: Path, *, trace: bool = False) -> None:
         super().__init__(options.seed, root, preempt=options.preempt, trace=trace)
         self.options = options
@@ -160,10 +163,27 @@ class GroupSimulation(World):
             may_fail=lambda: True,
             alone=False,
             producers=self.producers,
+            further=self.further_clients(),
         )
         self.members = [Member(self, name) for name in options.names]
         self.network: SimNetwork
         self.working = True
+
+    # -- what worlds of another kind add ---------------------------------------------------------------------------
+
+    def further_clients(self) -> Sequence[FurtherClients]:
+        """Called while it is made."""
+        return ()
+
+    def made(self, broker: MemberBroker) -> None:
+        """A broker is about to start."""
+
+    def prepare(self) -> None:
+        """The group is well, and has no clients yet."""
+
+    def rest(self, for_us: int) -> None:
+        """Let the clients work for so long."""
+        self.scheduler.sleep_us(for_us)
 
     # -- the run -------------------------------------------------------------------------------------------------
 
@@ -175,13 +195,14 @@ class GroupSimulation(World):
         for member in self.members:
             member.start()
         self._wait(self._is_well, "a new group does not become well")
+        self.prepare()
         clients = Group("clients")
         self.groups.append(clients)
         for number in range(options.clients):
             scheduler.spawn(f"client-{number}", self._client, clients)
         end_us = scheduler.now_us + options.work_ms * 1000
         while scheduler.now_us < end_us:
-            scheduler.sleep_us(int(self.random.random() * self.random.choice((50_000, 300_000, 1_000_000))))
+            self.rest(int(self.random.random() * self.random.choice((50_000, 300_000, 1_000_000))))
             self._look_after()
             if clients.failure is not None:
                 raise clients.failure

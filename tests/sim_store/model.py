@@ -86,6 +86,8 @@ class Model:
     """Topic to the log's end when it was last deleted: what lies before need not be in a queue any more."""
     passed_over_to: int = 0
     """A master passed over delayed messages that its log no longer had: up to here at most, where it began then."""
+    timed_starts: list[int] = field(default_factory=list)
+    """When masters began to deliver timed messages (ms, wall clock)."""
     acked: int = 0
     lost: int = 0
     on_acked: Callable[[], None] = lambda: None

@@ -197,6 +197,13 @@ def group_with_transactions(options: GroupOptions) -> GroupOptions:
     return replace(options, transactions=True, retention=retention, node=node, faults=faults)
 
 
+def group_with_rocketmq5(options: GroupOptions) -> GroupOptions:
+    """The same group with pop and timed messages; members forget nothing, so that nothing may be missing in the end."""
+    node = replace(options.node, retention_hours=72)
+    faults, work_ms = options.faults | {"leader"}, min(options.work_ms, 8000)
+    return replace(options, retention=False, node=node, faults=faults, work_ms=work_ms, clients=options.clients + 2)
+
+
 def at(options: Options, root: Path) -> MessageStoreConfig:
     """Its store's settings, in a directory."""
     return replace(options.store, store_path_root_dir=root)

@@ -11,10 +11,10 @@ import pytest
 
 from tests.sim_store.__main__ import WORLDS, run_one
 
-REGRESSIONS = (("plain", 48), ("group", 4), ("group", 32), ("replication", 35))
+REGRESSIONS = (("plain", 48), ("group", 4), ("group", 32), ("replication", 35), ("group-rocketmq5", 5))
 """Worlds that found a bug once: a checkpoint of what could not be flushed; dispatch that looked for what was gone; a
 turned bit that nobody had met, which the world itself took for a difference of logs; a slave with a full disk that
-wrote a record of its own.
+wrote a record of its own; a member that read the damaged end of its log again and again, without a pause.
 """
 
 
@@ -30,8 +30,10 @@ WITH_TRANSACTIONS = [(f"{world}-transactions", seed) for world in ("plain", "gro
 
 
 REPLICATION = [("replication", seed) for seed in (3, 5, 8)]
-MORE = [*USUAL, *REPLICATION, *WITH_TRANSACTIONS, *REGRESSIONS]
+ROCKETMQ5 = [("group-rocketmq5", seed) for seed in (1, 2, 9)]
+MORE = [*USUAL, *ROCKETMQ5, *REPLICATION, *WITH_TRANSACTIONS, *REGRESSIONS]
 FEW = [("plain", 1), ("group", 1), ("replication", 3), ("plain-transactions", 1), ("group-transactions", 1)]
+FEW += [("group-rocketmq5", 1)]
 """One of each kind, in every run."""
 
 
@@ -57,7 +59,7 @@ def test_the_same_seed_gives_the_same_run_in_any_process() -> None:
     """The hash takes in every change of the disk, who made it and when; string hashes differ per process."""
     program = (
         "from tests.sim_store.__main__ import run_one\n"
-        "which = (('plain', 4), ('plain', 10), ('group', 1), ('replication', 5))\n"
+        "which = (('plain', 4), ('plain', 10), ('group', 1), ('replication', 5), ('group-rocketmq5', 9))\n"
         "print([run_one(one)[1].trace_hash for one in which])"
     )
 
@@ -74,7 +76,7 @@ def test_the_same_seed_gives_the_same_run_in_any_process() -> None:
     ]
 
     assert outputs[0] == outputs[1]
-    assert len(set(outputs[0].split())) == 4
+    assert len(set(outputs[0].split())) == 5
 
 
 def test_several_processes_share_the_worlds() -> None:

@@ -507,6 +507,9 @@ class ThreadPoolExecutor:
     def __exit__(self, *_: object) -> None:
         """Nobody works any more once ``map`` has returned."""
 
+    def shutdown(self, wait: bool = True) -> None:
+        """Of the threads of a loop's ``run_in_executor``, which end by themselves."""
+
     def map(self, work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         """As the real one, but that everything is done when it returns."""
         left = deque(enumerate(items))
