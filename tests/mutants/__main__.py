@@ -16,7 +16,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from tests.mutants.mutant import ROOT, Mutant, MutantError, read_all
-from tests.mutants.trial import Finding, Outcome, copied, planted, try_seeds, try_tests
+from tests.mutants.trial import Finding, Outcome, copied, planted, try_seeds, try_tests, try_worlds
 from tests.support import memory_disk
 
 
@@ -33,6 +33,8 @@ def judge(mutant: Mutant, copy: Path, *, seeds: bool) -> list[Finding]:
             findings = try_tests(mutant, copy)
             if seeds and mutant.seeds:
                 findings.append(try_seeds(mutant, copy))
+            if seeds and mutant.worlds:
+                findings.append(try_worlds(mutant, copy))
             return findings
     except MutantError as error:
         return [Finding("row", Outcome.BROKEN, str(error), 0.0)]
@@ -71,7 +73,7 @@ def main(given: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("names", nargs="*", help="these alone")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time")
-    parser.add_argument("--no-seeds", action="store_true", help="without the simulator")
+    parser.add_argument("--no-seeds", action="store_true", help="without the simulators")
     parser.add_argument("--check", action="store_true", help="plant nothing: only look whether each row fits the code")
     arguments = parser.parse_args(given)
     try:

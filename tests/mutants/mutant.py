@@ -13,6 +13,7 @@ Each file ``PACKAGE.toml`` here holds those of one package, a table each::
 ``old`` occurs exactly once in ``file``. ``tests`` are files and directories, the cheapest first; all of them pass
 without the bug. ``seeds`` is how many seeds the simulator is given to find it, too; without it, the simulator is not
 asked. ``first`` is the first of these seeds, if it is not that from which everything but changes of members happens.
+``worlds`` is the same for the broker simulator's worlds with pop and timed messages, from the first on.
 ``masked`` says why the simulator would find nothing: which other rule catches the bug first. A bug that takes
 several replacements has the others in ``[[NAME.also]]``, each with ``old``, ``new`` and, if it differs, ``file``.
 """
@@ -29,7 +30,7 @@ HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parents[1]
 _NAME: Final = re.compile(r"[a-z0-9_-]+")
 _WANTED: Final = frozenset({"harm", "tests", "file", "old", "new"})
-_OPTIONAL: Final = frozenset({"seeds", "first", "masked", "also"})
+_OPTIONAL: Final = frozenset({"seeds", "first", "worlds", "masked", "also"})
 FIRST_SEED: Final = 300_000
 
 
@@ -57,6 +58,7 @@ class Mutant:
     seeds: int
     changes: tuple[Change, ...]
     first: int = FIRST_SEED
+    worlds: int = 0
 
     def spoilt(self, root: Path) -> dict[str, str]:
         """The changed files below ``root``, with the bug in them. Raises ``MutantError`` if they are no longer so."""
@@ -110,13 +112,13 @@ def _mutant(place: str, name: str, row: object) -> Mutant:
     lost = [one for one in tests if not (ROOT / one).exists()]
     if lost:
         raise MutantError(f"{place}: there is no {', '.join(lost)}")
-    first = row.get("first", FIRST_SEED)
-    if any(isinstance(one, bool) or not isinstance(one, int) or one < 0 for one in (seeds, first)):
-        raise MutantError(f"{place}: seeds and first are numbers")
+    first, worlds = row.get("first", FIRST_SEED), row.get("worlds", 0)
+    if any(isinstance(one, bool) or not isinstance(one, int) or one < 0 for one in (seeds, first, worlds)):
+        raise MutantError(f"{place}: seeds, first and worlds are numbers")
     if not isinstance(also, list):
         raise MutantError(f"{place}: also is a list of tables")
     changes = (_change(place, row, ""), *(_change(place, one, row["file"]) for one in also))
-    return Mutant(name, place, row["harm"], tuple(tests), seeds, changes, first)
+    return Mutant(name, place, row["harm"], tuple(tests), seeds, changes, first, worlds)
 
 
 def _change(place: str, row: object, file: str) -> Change:

@@ -31,9 +31,10 @@ def test_a_row_is_read(tmp_path: Path) -> None:
     """With its further replacements, which are in the same file unless they name another one."""
     more = '[[one-is-two.also]]\nold = "y"\nnew = ""\n[[one-is-two.also]]\nfile = "b.py"\nold = "z"\nnew = "0"\n'
 
-    (found,) = read(written(tmp_path, ROW + "seeds = 30\nfirst = 7\n" + more))
+    (found,) = read(written(tmp_path, ROW + "seeds = 30\nfirst = 7\nworlds = 4\n" + more))
 
     assert (found.name, found.seeds, found.first, found.tests) == ("one-is-two", 30, 7, ("tests/mutants",))
+    assert found.worlds == 4
     assert found.changes == (Change("a.py", "x = 1", "x = 2"), Change("a.py", "y", ""), Change("b.py", "z", "0"))
 
 
@@ -44,7 +45,8 @@ def test_a_row_is_read(tmp_path: Path) -> None:
         (ROW.replace("tests/mutants", "tests/nowhere"), "there is no tests/nowhere"),
         (ROW.replace("x = 2", "x = 1"), "old is another one than new"),
         (ROW.replace('old = "x = 1"', 'old = ""'), "old is another one than new"),
-        (ROW + 'seeds = "few"\n', "seeds and first are numbers"),
+        (ROW + 'seeds = "few"\n', "seeds, first and worlds are numbers"),
+        (ROW + "worlds = -1\n", "seeds, first and worlds are numbers"),
         (ROW + ROW, "pack.toml: "),
     ],
 )

@@ -21,10 +21,13 @@ from tests.mutants.mutant import ROOT, Mutant
 TIMEOUT_S: Final = 300.0
 SEED_S: Final = 3.0
 """What one seed may take at the most."""
+WORLD_S: Final = 20.0
+"""The same for a world of the broker simulator."""
 _seconds = itertools.count(1_000_000_000)
 _PYTEST: Final = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "--no-header")
 _FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 _SEED: Final = re.compile(r"^seed (\d+) FAILED", re.MULTILINE)
+_WORLD: Final = re.compile(r"^group-rocketmq5 (\d+) FAILED", re.MULTILINE)
 
 
 class Outcome(Enum):
@@ -102,6 +105,12 @@ def try_seeds(mutant: Mutant, copy: Path) -> Finding:
     """The simulator, until a seed fails."""
     words = ["-m", "tests.sim", "--jobs", "1", "--stop", "--from", str(mutant.first), "--seeds", str(mutant.seeds)]
     return _run("simulator", words, copy, 60 + SEED_S * mutant.seeds, _SEED)
+
+
+def try_worlds(mutant: Mutant, copy: Path) -> Finding:
+    """The broker simulator, until a world fails."""
+    words = ["-m", "tests.sim_store", "--world", "group-rocketmq5", "--jobs", "1", "--stop", "--seeds"]
+    return _run("worlds", [*words, str(mutant.worlds)], copy, 60 + WORLD_S * mutant.worlds, _WORLD)
 
 
 def layer_of(tests: str) -> str:

@@ -11,10 +11,10 @@ import pytest
 
 from tests.sim_store.__main__ import WORLDS, run_one
 
-REGRESSIONS = (("plain", 48), ("group", 4), ("group", 32), ("replication", 35), ("group-rocketmq5", 5))
+REGRESSIONS = (("plain", 48), ("group", 4), ("group", 32), ("replication", 35))
 """Worlds that found a bug once: a checkpoint of what could not be flushed; dispatch that looked for what was gone; a
 turned bit that nobody had met, which the world itself took for a difference of logs; a slave with a full disk that
-wrote a record of its own; a member that read the damaged end of its log again and again, without a pause.
+wrote a record of its own.
 """
 
 
@@ -30,7 +30,7 @@ WITH_TRANSACTIONS = [(f"{world}-transactions", seed) for world in ("plain", "gro
 
 
 REPLICATION = [("replication", seed) for seed in (3, 5, 8)]
-ROCKETMQ5 = [("group-rocketmq5", seed) for seed in (1, 2, 9)]
+ROCKETMQ5 = [("group-rocketmq5", seed) for seed in (1, 5, 9)]
 MORE = [*USUAL, *ROCKETMQ5, *REPLICATION, *WITH_TRANSACTIONS, *REGRESSIONS]
 FEW = [("plain", 1), ("group", 1), ("replication", 3), ("plain-transactions", 1), ("group-transactions", 1)]
 FEW += [("group-rocketmq5", 1)]
