@@ -83,7 +83,7 @@ class ConditionKind(StrEnum):
     TIMED_MESSAGES = "timed_messages"
     """Messages that wait for a time of their own take up more than a fifth of a broker's log."""
     SNAPSHOT_FAILED = "snapshot_failed"
-    """A snapshot of its state machine was not written; it will be tried again in a minute."""
+    """A snapshot of its state machine was not written, or (subject ``snapshot``) not fetched; it is tried again."""
     SNAPSHOT_OVERDUE = "snapshot_overdue"
     """For a minute and more, expired entries have stayed because no snapshot includes them."""
     APPLIER_WAITING = "applier_waiting"

@@ -350,6 +350,8 @@ class SnapshotConfig:
     """After how many bytes of log it does; not before as many as the last snapshot has."""
     snapshot_rate_bytes_max: Annotated[int, Range(MIB, or_zero=True), Unit.BYTES] = 64 * MIB
     """How many bytes of a snapshot to write per second, so that appends on the same disk go on; 0: no limit."""
+    catch_up_rate_bytes_max: Annotated[int, Range(MIB, or_zero=True), Unit.BYTES] = 256 * MIB
+    """How many bytes of snapshots to send per second to members that are far behind, all together; 0: no limit."""
 
     def problems(self) -> list[str]:
         """Everything wrong with these values, as sentences."""

@@ -62,6 +62,7 @@ from dledger.rpc.clients.grpc_server import GrpcServer
 from dledger.rpc.peers.addresses import PeerAddresses
 from dledger.rpc.peers.identity import OldLogs, PeerIdentity
 from dledger.rpc.peers.log_exchange import PeerLogClient
+from dledger.rpc.peers.snapshot_exchange import PeerSnapshotClient
 from dledger.rpc.peers.transport import PeerTransport
 from dledger.rpc.ports import (
     CommitEvent,
@@ -77,6 +78,7 @@ from dledger.runtime.role_changes import RoleChangeHandler, RoleChangeNotifier
 from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
 from dledger.runtime.tasks import Task
 from dledger.runtime.worker import JOIN_TIMEOUT_S
+from dledger.statemachine.fetching import SnapshotFetcher
 from dledger.statemachine.host import MachineHost
 from dledger.statemachine.ports import StateMachine
 from dledger.statemachine.snapshots import SnapshotMeta
@@ -90,6 +92,7 @@ from dledger.types import (
     NO_INDEX,
     AppendedBatch,
     Body,
+    Boundary,
     Entry,
     LogIndex,
     NodeId,
@@ -293,9 +296,11 @@ class DLedgerServer:
                 fenced=self._tell_fenced,
                 flushed=lambda: self._upkeep.log_changed(),
                 members=self._members_changed,
+                fetch_snapshot=lambda fetch: self._fetcher.want(fetch) if self._fetcher is not None else None,
             ),
             self._host.housekeeping.timers,
         )
+        self._fetcher = None if self._machine is None else self._make_fetcher(self._machine)
         if self.fenced:
             self._tell_fenced(self.fenced)
         self._listeners_lock = threading.Lock()  # guards the replacement of _commit_listeners
@@ -339,6 +344,35 @@ class DLedgerServer:
             on_diverged=self._fence,
             on_whole=self._become_whole,
         )
+
+    def _make_fetcher(self, machine: MachineHost) -> SnapshotFetcher:
+        """What fetches snapshots for the state machine."""
+        node, state = self._node, self._node.state
+
+        def proven_leader(_node: Node) -> NodeId | None:
+            leader = state.leader_id
+            proven = leader is not None and node.handler.belief.is_known(leader, state.term)
+            return leader if proven else None
+
+        def reset_log(at: Boundary, configuration: Configuration | None) -> bool:
+            return self._driver.call(lambda _now_ms: node.handler.adopt_snapshot(at, configuration))
+
+        fetcher = SnapshotFetcher(
+            self.name,
+            machine,
+            machine.snapshots,
+            self.log,
+            PeerSnapshotClient(self._identity, self.tls, self._learn),
+            self._clock,
+            self._supervisor,
+            self.conditions,
+            leader=lambda: self._driver.look(proven_leader),
+            is_learner=lambda: not state.membership.is_voter,
+            fenced=lambda: self._fenced_error() if self.fenced else None,
+        )
+        machine.lacks = fetcher.want_at_least
+        machine.reset_log = reset_log
+        return fetcher
 
     def _found_damage(self, damage: CorruptLogError) -> None:
         """If the log cannot be repaired from peers, a part of the core that finds damage ends the node."""
@@ -432,6 +466,7 @@ class DLedgerServer:
                     bridge=self._host.clients.bridge,
                     tls_keeper=self.tls,
                     log=self.log,
+                    snapshots=None if self._machine is None else self._machine.offers,
                     identity=self._identity,
                     port=self._host.peer_port,
                     report=self._supervisor.report,
@@ -443,6 +478,8 @@ class DLedgerServer:
                 self._driver.start()
                 if self._machine is not None:
                     self._machine.start()
+                if self._fetcher is not None:
+                    self._fetcher.start()
                 self._upkeep.start()
                 for task in self._tasks:
                     task.start()
@@ -471,6 +508,8 @@ class DLedgerServer:
                 self._host.close_ports()
             self._watch.stop()
             self._peer_log.close()
+            if self._fetcher is not None:
+                self._fetcher.stop(JOIN_TIMEOUT_S)
             self._upkeep.stop()
             for task in self._tasks:  # before the driver, which they use
                 task.stop(JOIN_TIMEOUT_S)

@@ -227,3 +227,33 @@ class ChainCrc(_message.Message):
     index: int
     chain_crc: int
     def __init__(self, index: _Optional[int] = ..., chain_crc: _Optional[int] = ...) -> None: ...
+
+class FetchSnapshotRequest(_message.Message):
+    __slots__ = ("at_least", "index", "doubted")
+    AT_LEAST_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    DOUBTED_FIELD_NUMBER: _ClassVar[int]
+    at_least: int
+    index: int
+    doubted: int
+    def __init__(self, at_least: _Optional[int] = ..., index: _Optional[int] = ..., doubted: _Optional[int] = ...) -> None: ...
+
+class FetchSnapshotResponse(_message.Message):
+    __slots__ = ("meta",)
+    META_FIELD_NUMBER: _ClassVar[int]
+    meta: bytes
+    def __init__(self, meta: _Optional[bytes] = ...) -> None: ...
+
+class SnapshotPieceRequest(_message.Message):
+    __slots__ = ("file", "offset")
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    file: str
+    offset: int
+    def __init__(self, file: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class SnapshotPieceResponse(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...

@@ -7,6 +7,7 @@ Nothing here depends on protobuf.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
 from dledger.conditions import Condition
@@ -78,6 +79,29 @@ class PeerLog(Protocol):
 
     def chain_crc_at(self, index: LogIndex) -> int:
         """See ``Log``: proven, or raises ``CorruptLogError``."""
+
+
+class OfferedSnapshot(Protocol):
+    """A snapshot that stays here while a peer reads it."""
+
+    @property
+    def description(self) -> bytes:
+        """What its ``meta.json`` holds."""
+
+    def piece(self, file: str, offset: int, bytes_max: int) -> bytes:
+        """Bytes of one of its files; none at the end. Raises ``DamagedSnapshotError``."""
+
+
+class PeerSnapshots(Protocol):
+    """The snapshots for peers whose log cannot be continued. Thread-safe; every method may wait for the disk."""
+
+    def offered(self, at_least: LogIndex, index: LogIndex) -> AbstractContextManager[OfferedSnapshot]:
+        """The snapshot of ``index`` if there is one, else the newest. Raises ``DLedgerError`` if that is older than
+        ``at_least``; a newer one is written then, for which the peer asks later.
+        """
+
+    def doubt(self, index: LogIndex) -> None:
+        """A peer received that snapshot damaged: look whether it is."""
 
 
 @record(frozen=True, slots=True)

@@ -68,8 +68,8 @@ class _Wait:
 class Applier:
     """Applies one node's log to its state machine; ``load`` it first. Thread-safe from ``start`` on.
 
-    ``applied`` is called on its thread after each range, and when it was woken. ``fenced``: why nothing may be applied
-    or told.
+    ``applied`` is called on its thread after each range, and when it was woken; ``lacks`` when the log begins after
+    the next entry, with its begin. ``fenced``: why nothing may be applied or told.
     """
 
     def __init__(  # noqa: PLR0913  # one parameter per neighbour
@@ -83,6 +83,7 @@ class Applier:
         conditions: Conditions,
         *,
         applied: Callable[[], None],
+        lacks: Callable[[LogIndex], None],
         fenced: Callable[[], DLedgerError | None],
     ) -> None:
         self._config = config
@@ -92,6 +93,7 @@ class Applier:
         self._clock = clock
         self._conditions = conditions
         self._after = applied
+        self._lacks = lacks
         self._fenced = fenced
         self._worker = Worker(f"dledger-apply-{config.node_id}", self._step, clock, supervisor)
         self.waiters: Final = Waiters(config.replication)
@@ -100,7 +102,7 @@ class Applier:
         self._lock = threading.Lock()  # guards _waits, _next_due_ms and _installs; a leaf
         self._waits: list[_Wait] = []
         self._next_due_ms: int | None = None
-        self._installs: deque[tuple[SnapshotMeta, Callable[[], None], Callable[[], None]]] = deque()
+        self._installs: deque[tuple[SnapshotMeta, Callable[[], None]]] = deque()
         self._machine_lock = threading.Lock()  # the machine's; while it is held, only the machine is called
         self._at: Boundary = GENESIS
         self._time_ms = 0
@@ -171,14 +173,14 @@ class Applier:
         """The producers as of the last applied entry. On the applier's thread."""
         return self._duplicates.view(self._time_ms).producers
 
-    def install(self, meta: SnapshotMeta, reset: Callable[[], None], installed: Callable[[], None]) -> None:
+    def install(self, meta: SnapshotMeta, installed: Callable[[], None]) -> None:
         """Take over a fetched snapshot, which is durable and verified (S8), on the applier's thread.
 
-        If it is newer than what is applied here: load it, then call ``reset``, which resets the log to its boundary.
-        ``installed`` is called in either case. Errors are the node's end.
+        It is loaded if it is newer than what is applied here; then ``installed`` is called, which lets the log go on
+        from there. Errors are the node's end.
         """
         with self._lock:
-            self._installs.append((meta, reset, installed))
+            self._installs.append((meta, installed))
         self._worker.wake()
 
     # -- waiting -------------------------------------------------------------------------------------------------
@@ -249,6 +251,8 @@ class Applier:
             except (CorruptLogError, IndexBeforeBeginError) as error:
                 told = f"the state machine waits at entry {self._at.index + 1}: {error}"
                 self._conditions.set(ConditionKind.APPLIER_WAITING, told)
+                if isinstance(error, IndexBeforeBeginError):
+                    self._lacks(self._log.begin.index)
                 self._settle()
                 return self._clock.monotonic_ms() + _RETRY_MS
             except ShutdownError:
@@ -267,13 +271,13 @@ class Applier:
         return soon_ms if due_ms is None else min(due_ms, soon_ms)
 
     def _install(self) -> None:
-        while self._installs:
+        while self._installs and not self._stopping:
             with self._lock:
-                meta, reset, installed = self._installs.popleft()
+                meta, installed = self._installs.popleft()
             if meta.index > self._at.index:
                 self._fail_all_below(meta.index)
                 self.load(meta)
-                reset()
+                self._conditions.clear(ConditionKind.APPLIER_WAITING)
             installed()
 
     def _fail_all_below(self, index: LogIndex) -> None:

@@ -25,19 +25,22 @@ from dledger.errors import (
     LeaderNotReadyError,
     PendingFullError,
     RequestTimeoutError,
+    ShutdownError,
     StateMachineError,
 )
 from dledger.log_bound import BoundedLog
+from dledger.members import Configuration
 from dledger.runtime.supervisor import Supervisor
 from dledger.runtime.worker import JOIN_TIMEOUT_S
 from dledger.statemachine.applier import Applier
 from dledger.statemachine.commands import CommandBatch, CommandDone
 from dledger.statemachine.creation import SnapshotCreation, SnapshotJob
 from dledger.statemachine.duplicates import RESULTS_KEPT
+from dledger.statemachine.offering import SnapshotOffers
 from dledger.statemachine.ports import StateMachine
 from dledger.statemachine.snapshots import SnapshotMeta, SnapshotStore
 from dledger.store.file_store import FileStore
-from dledger.types import NO_INDEX, AppendedBatch, Body, LogIndex, ProducerBatch, QueryAnswer
+from dledger.types import NO_INDEX, AppendedBatch, Body, Boundary, LogIndex, ProducerBatch, QueryAnswer
 
 COMMANDS_MAX: Final = 1024
 """In one request; ``RESULTS_KEPT`` in a numbered one. The limits on the wire are the same."""
@@ -89,11 +92,18 @@ class MachineHost:
             supervisor,
             conditions,
             applied=self._save_if_due,
+            lacks=lambda begin: self.lacks(begin),
             fenced=fenced,
         )
         self._creation = SnapshotCreation(
             config.node_id, self.snapshots, config.snapshots, clock, supervisor, conditions, self._ended
         )
+        self.offers: Final = SnapshotOffers(self.snapshots, fenced, self.request_snapshot)
+        """For other members."""
+        self.lacks: Callable[[LogIndex], None] = lambda _begin: None
+        """Called when the log begins, as it is, after the state machine's next entry."""
+        self.reset_log: Callable[[Boundary, Configuration | None], bool] = lambda _at, _configuration: False
+        """Lets the log go on from a loaded snapshot's last entry: ``EntryHandler.adopt_snapshot``."""
         self._producers: ProducersAt | None = None
         self._load_newest()
         self._saved_at = self.applier.at
@@ -235,18 +245,34 @@ class MachineHost:
         for done in wanted:
             done(result)
 
-    def adopt(self, meta: SnapshotMeta, reset: Callable[[], None], installed: Callable[[], None]) -> None:
-        """A fetched snapshot is durable and verified: load it, then ``reset`` the log to it (S8)."""
+    @property
+    def format(self) -> int:
+        """The newest format of snapshots that the state machine reads."""
+        return self.applier.machine.format
 
-        def after() -> None:
-            self._saved_at = self.applier.at
-            installed()
+    def adopt(self, meta: SnapshotMeta, ended: Callable[[bool], None]) -> None:
+        """A fetched snapshot is durable and verified: load it, then reset the log to it (S8).
 
-        def reset_log() -> None:
-            self._producers = ProducersAt(meta.index, self.applier.producers())
-            reset()
+        ``ended`` gets whether that was done; if not, adopt it again later.
+        """
 
-        self.applier.install(meta, reset_log, after)
+        def installed() -> None:
+            if self.applier.at.index == meta.index:
+                self._saved_at = self.applier.at
+                self._producers = ProducersAt(meta.index, self.applier.producers())
+            try:
+                ended(self.reset_log(meta.boundary, meta.configuration))
+            except ShutdownError:  # the next start does it
+                return
+            self._prune()
+
+        self.applier.install(meta, installed)
+
+    def _prune(self) -> None:
+        try:
+            self.snapshots.prune()
+        except OSError as error:
+            _log.warning("%s: old snapshots cannot be removed: %s", self._config.node_id, error)
 
     def last_removable(self, wanted: LogIndex) -> LogIndex:
         """The last entry that retention may remove (S7), of those up to ``wanted``; asks for a snapshot if need be."""

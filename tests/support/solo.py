@@ -23,7 +23,7 @@ from dledger.core.messages import (
     VoteResult,
 )
 from dledger.core.node import Node
-from dledger.core.outbox import RoleChange, Wake
+from dledger.core.outbox import RoleChange, SnapshotFetch, Wake
 from dledger.core.ports import MachineState, Random
 from dledger.errors import CorruptLogError, ResponseCode
 from dledger.types import NO_ENTRY, Boundary, EntryId, HardState, LogIndex, NodeId, Role, Standing, Term
@@ -63,6 +63,7 @@ class Solo:
         self.state = self.node.state
         self.role_changes: list[RoleChange] = []
         self.damage: list[CorruptLogError] = []
+        self.fetches: list[SnapshotFetch] = []
         self.woken = Wake.NONE
         self.epochs: dict[NodeId, int] = {}
         """The epoch of the last push to each peer."""
@@ -76,6 +77,8 @@ class Solo:
             completion()
         self.role_changes += outbox.role_changes
         self.damage += outbox.damage
+        if outbox.fetch_snapshot is not None:
+            self.fetches.append(outbox.fetch_snapshot)
         self.woken = outbox.wake
         for target, message in outbox.messages:
             self.epochs[target] = getattr(message, "epoch", self.epochs.get(target, 0))

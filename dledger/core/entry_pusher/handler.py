@@ -19,7 +19,7 @@ from typing import assert_never
 
 from dledger.config import FlushMode, ReplicationConfig
 from dledger.core.entry_pusher.belief import Belief
-from dledger.core.member_state import Follower, MemberState
+from dledger.core.member_state import Follower, Leader, MemberState
 from dledger.core.membership_payload import decode_configuration
 from dledger.core.messages import (
     CheckedAppend,
@@ -32,8 +32,8 @@ from dledger.core.messages import (
     ReceivedPush,
     VoteResponse,
 )
-from dledger.core.outbox import Wake
-from dledger.errors import CorruptLogError, DiskFullError, MisplacedRunError, ResponseCode
+from dledger.core.outbox import SnapshotFetch, Wake
+from dledger.errors import CorruptLogError, DiskFullError, MisplacedRunError, ResponseCode, invariant
 from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.members import Configuration
 from dledger.records import record
@@ -284,8 +284,11 @@ class EntryHandler:
             if confirmed is None and leader is not None:
                 self.belief.hold(leader, push, self._connection)
                 return
-            if not confirmed:  # the leader's log begins elsewhere, now or always: it answers where
+            if not confirmed or leader is None:  # the leader's log begins elsewhere, now or always: it answers where
                 self._answer(push.epoch, PushKind.INSTALL, ResponseCode.INCONSISTENT_STATE)
+                return
+            if state.machine is not None:
+                self._await_snapshot(leader, push)
                 return
             try:
                 log.reset(Boundary(before.index, before.term, push.position, push.chain_crc), push.configuration)
@@ -298,6 +301,51 @@ class EntryHandler:
             state.advance_commit(before.index)
         self.verified_index = max(self.verified_index, before.index)
         self._answer_when_durable(push.epoch, PushKind.INSTALL)
+
+    def _await_snapshot(self, leader: NodeId, push: PushInstall) -> None:
+        """The state machine needs the entries that a new begin would skip: the log stays until it has a snapshot.
+
+        The leader repeats its push, until it finds the log where it can be continued (S8).
+        """
+        if push.configuration is not None:
+            self._state.install(push.configuration)  # M10
+        self._state.outbox.fetch_snapshot = SnapshotFetch(leader, push.before_begin.index)
+        self._answer(push.epoch, PushKind.INSTALL, ResponseCode.FALL_BEHIND_TOO_MUCH)
+
+    def adopt_snapshot(self, at: Boundary, configuration: Configuration | None) -> bool:
+        """The state machine has loaded a snapshot of entry ``at`` and ``configuration``: let the log go on from there.
+
+        Its entries are committed. Returns False if that must be tried again: there is no room, or the log is damaged
+        and being repaired.
+        """
+        state = self._state
+        log = state.log
+        if at.index <= state.commit_index:
+            return True
+        try:
+            held = log.begin.index <= at.index <= log.last.index and (
+                (log.term_at(at.index), log.chain_crc_at(at.index)) == (at.term, at.chain_crc)
+            )
+        except CorruptLogError as damage:
+            state.outbox.damage.append(damage)
+            return False
+        if not held:
+            invariant(not isinstance(state.role, Leader), "a leader's log holds all that is committed", at=at)
+            committed = state.membership.committed
+            if configuration is None or committed.index > configuration.index:
+                configuration = None if committed.index == NO_INDEX else committed
+            try:
+                log.reset(at, configuration)
+            except DiskFullError:
+                return False
+            state.truncated(LogIndex(0))
+            if configuration is not None:
+                state.install(configuration)  # M10
+            self.verified_index = at.index
+            state.outbox.wake |= Wake.FLUSH
+        state.advance_commit(at.index)
+        self.verified_index = max(self.verified_index, at.index)
+        return True
 
     def _commit(self, leader_commit: LogIndex) -> None:
         """Commit what the leader has committed, as far as it is verified here."""

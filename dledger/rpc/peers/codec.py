@@ -54,6 +54,7 @@ PROTOCOL_VERSION: Final = 5
 MEMBERS_MAX: Final = 1024
 READ_LOG_BYTES_MAX: Final = 1 << 20
 CHAIN_CRCS_MAX: Final = 64
+SNAPSHOT_PIECE_BYTES_MAX: Final = 1 << 20
 
 
 @record(frozen=True, slots=True)
@@ -94,6 +95,15 @@ class HandshakeAnswer:
     client_address: str = ""
     configuration: Configuration | None = None
     """The newest one in the log that the peer knows to be committed: its addresses count, nothing else."""
+
+
+@record(frozen=True, slots=True)
+class SnapshotRequest:
+    """Which snapshot a member asks for: see ``raft.proto``."""
+
+    at_least: LogIndex
+    index: LogIndex = NO_INDEX
+    doubted: LogIndex = NO_INDEX
 
 
 # --- encoding -------------------------------------------------------------------------------------------------------
@@ -244,6 +254,28 @@ def encode_read_log(position: int, length: int) -> bytes:
 def encode_log_bytes(data: bytes | None) -> bytes:
     """The bytes of its answer; None: not all of the range is held."""
     return pb.ReadLogResponse(held=data is not None, data=data or b"").SerializeToString()
+
+
+def encode_snapshot_request(request: SnapshotRequest) -> bytes:
+    """The bytes of a question for a snapshot."""
+    return pb.FetchSnapshotRequest(
+        at_least=request.at_least, index=request.index, doubted=request.doubted
+    ).SerializeToString()
+
+
+def encode_snapshot_description(meta: bytes) -> bytes:
+    """The bytes of its answer."""
+    return pb.FetchSnapshotResponse(meta=meta).SerializeToString()
+
+
+def encode_piece_request(file: str, offset: int) -> bytes:
+    """The bytes of a question for a piece of a snapshot's file."""
+    return pb.SnapshotPieceRequest(file=file, offset=offset).SerializeToString()
+
+
+def encode_piece(data: bytes) -> bytes:
+    """The bytes of its answer."""
+    return pb.SnapshotPieceResponse(data=data).SerializeToString()
 
 
 def encode_chain_crcs_request(indexes: Sequence[LogIndex]) -> bytes:
@@ -397,6 +429,31 @@ def decode_log_bytes(data: bytes | memoryview) -> bytes | None:
     """The bytes that a peer sent; None if it does not hold all of them."""
     wire = parse(pb.ReadLogResponse, data)
     return wire.data if wire.held else None
+
+
+def decode_snapshot_request(data: bytes | memoryview) -> SnapshotRequest:
+    """A question for a snapshot."""
+    wire = parse(pb.FetchSnapshotRequest, data)
+    return SnapshotRequest(index(wire.at_least, "at_least"), index(wire.index, "index"), index(wire.doubted, "doubted"))
+
+
+def decode_snapshot_description(data: bytes | memoryview) -> bytes:
+    """The ``meta.json`` of the snapshot that a peer sends."""
+    return parse(pb.FetchSnapshotResponse, data).meta
+
+
+def decode_piece_request(data: bytes | memoryview) -> tuple[str, int]:
+    """The file, and where the piece begins."""
+    wire = parse(pb.SnapshotPieceRequest, data)
+    return name(wire.file, "file"), _count(wire.offset, "offset")
+
+
+def decode_piece(data: bytes | memoryview) -> bytes:
+    """A piece that a peer sent. Raises ``InvalidRequestError`` for one that is too long."""
+    piece = parse(pb.SnapshotPieceResponse, data).data
+    if len(piece) > SNAPSHOT_PIECE_BYTES_MAX:
+        raise InvalidRequestError(f"a piece of {len(piece)} bytes: the limit is {SNAPSHOT_PIECE_BYTES_MAX}")
+    return piece
 
 
 def decode_chain_crcs_request(data: bytes | memoryview) -> tuple[LogIndex, ...]:

@@ -48,6 +48,8 @@ class Purpose(IntEnum):
     PUSH = 2
     LOG = 3
     """One question about the log: its bytes, or chain CRCs."""
+    SNAPSHOT = 4
+    """A snapshot of a state machine."""
 
 
 class FrameKind(IntEnum):
@@ -68,6 +70,10 @@ class FrameKind(IntEnum):
     READ_LOG_ANSWER = 13
     CHAIN_CRCS = 14
     CHAIN_CRCS_ANSWER = 15
+    SNAPSHOT = 16
+    SNAPSHOT_ANSWER = 17
+    SNAPSHOT_PIECE = 18
+    SNAPSHOT_PIECE_ANSWER = 19
 
 
 _KINDS: Final = {kind.value: kind for kind in FrameKind}

@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from dledger.config import Member
 from dledger.errors import (
     CorruptLogError,
-    DLedgerError,
     IndexBeforeBeginError,
     IndexOutOfRangeError,
     InvalidRequestError,
-    ResponseCode,
-    UnavailableError,
 )
 from dledger.rpc.peers import codec
 from dledger.rpc.peers.connection import PeerConnection
 from dledger.rpc.peers.frames import HANDSHAKE_BYTES_MAX, FrameKind, Purpose
 from dledger.rpc.peers.identity import Learn, PeerIdentity
+from dledger.rpc.peers.questions import Answer, PeerQuestions
 from dledger.rpc.ports import PeerLog
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.types import LogIndex, NodeId
@@ -92,12 +89,8 @@ class PeerLogClient:
         tls_keeper: TlsKeeper | None,
         learn: Learn = lambda _peer, _address: None,
     ) -> None:
-        self._learn = learn
         self._identity = identity
-        self._tls = tls_keeper
-        self._lock = threading.Lock()  # guards the two below
-        self._asking: PeerConnection | None = None
-        self._closed = False
+        self._questions = PeerQuestions(identity, tls_keeper, learn)
 
     @property
     def peers(self) -> tuple[NodeId, ...]:
@@ -119,74 +112,24 @@ class PeerLogClient:
 
         Raises ``UnavailableError``.
         """
-        answer = self._ask(peer, FrameKind.READ_LOG, codec.encode_read_log(position, length))
-        return codec.decode_log_bytes(answer)
+        question = FrameKind.READ_LOG, codec.encode_read_log(position, length)
+        return self._ask(peer, question, FrameKind.READ_LOG_ANSWER, codec.decode_log_bytes)
 
     def chain_crcs(self, peer: NodeId, indexes: Sequence[LogIndex]) -> dict[LogIndex, int]:
         """The chain CRCs of those indexes that ``peer`` holds as committed. Raises ``UnavailableError``."""
-        answer = self._ask(peer, FrameKind.CHAIN_CRCS, codec.encode_chain_crcs_request(indexes))
-        return codec.decode_chain_crcs(answer)
+        question = FrameKind.CHAIN_CRCS, codec.encode_chain_crcs_request(indexes)
+        return self._ask(peer, question, FrameKind.CHAIN_CRCS_ANSWER, codec.decode_chain_crcs)
 
     def close(self) -> None:
         """End the connection in use: its call fails, as later ones do. Idempotent."""
-        with self._lock:
-            self._closed = True
-            if self._asking is not None:
-                self._asking.end()
+        self._questions.close()
 
-    def _ask(self, peer: NodeId, kind: FrameKind, question: bytes) -> bytes | memoryview:
-        try:
-            member = self._identity.addresses.first(peer)
-            if member is None:
-                raise UnavailableError("it is no member any more")
-            connection = self._dial(member)
-            try:
-                self._check_open()  # again: it may have been closed meanwhile
-                self._shake_hands(connection, peer)
-                connection.send_whole(kind, question)
-                return self._receive(connection, _ANSWERS[kind])
-            finally:
-                with self._lock:
-                    self._asking = None
-                connection.close()
-        except (OSError, EOFError, DLedgerError) as error:
-            raise UnavailableError(f"{peer} cannot be asked about its log: {error}") from error
-
-    def _dial(self, member: Member) -> PeerConnection:
-        self._check_open()
-        context = None if self._tls is None else self._tls.connecting()
-        deadline = time.monotonic() + TIMEOUT_S
-        connection = PeerConnection.dial(member.host, member.port, member.node_id, context, deadline)
-        with self._lock:
-            self._asking = connection
-        return connection
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise UnavailableError("this node is stopping")
-
-    def _shake_hands(self, connection: PeerConnection, peer: NodeId) -> None:
-        handshake = self._identity.handshake(peer, "", Purpose.LOG)
-        connection.send_whole(FrameKind.HANDSHAKE, codec.encode_handshake(handshake))
-        verdict = codec.decode_handshake_answer(self._receive(connection, FrameKind.HANDSHAKE_ANSWER))
-        if verdict.code is not ResponseCode.SUCCESS:
-            raise UnavailableError(verdict.reason)
-        self._identity.take_answer(peer, verdict)
-        self._learn(peer, verdict.client_address)
-
-    def _receive(self, connection: PeerConnection, wanted: FrameKind) -> bytes | memoryview:
-        frame = connection.receive(_ANSWER_BYTES_MAX)
-        if frame is None:
-            raise EOFError("it hung up")
-        kind, payload = frame
-        if kind is FrameKind.REFUSAL:
-            raise UnavailableError(bytes(payload).decode(errors="replace"))
-        if kind is not wanted:
-            raise InvalidRequestError(f"expected {wanted.name}, got {kind.name}")
-        return payload
-
-
-_ANSWERS: Final = {
-    FrameKind.READ_LOG: FrameKind.READ_LOG_ANSWER,
-    FrameKind.CHAIN_CRCS: FrameKind.CHAIN_CRCS_ANSWER,
-}
+    def _ask(
+        self,
+        peer: NodeId,
+        question: tuple[FrameKind, bytes],
+        wanted: FrameKind,
+        decode: Callable[[bytes | memoryview], Answer],
+    ) -> Answer:
+        with self._questions.connected(peer, Purpose.LOG, time.monotonic() + TIMEOUT_S) as connection:
+            return self._questions.ask(connection, question, wanted, _ANSWER_BYTES_MAX, decode)

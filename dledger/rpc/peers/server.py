@@ -31,8 +31,9 @@ from dledger.rpc.peers.frames import HANDSHAKE_BYTES_MAX, FrameKind, Purpose
 from dledger.rpc.peers.identity import Introduction
 from dledger.rpc.peers.log_exchange import PeerLogService
 from dledger.rpc.peers.port import PeerPort
+from dledger.rpc.peers.snapshot_exchange import PeerSnapshotService
 from dledger.rpc.peers.suspicion import LeaderWatch
-from dledger.rpc.ports import PeerLog, Receiver
+from dledger.rpc.ports import PeerLog, PeerSnapshots, Receiver
 from dledger.types import NodeId
 
 _LOG = logging.getLogger(__name__)
@@ -52,13 +53,14 @@ _THREADS: Final = {
     Purpose.CONTROL: "dledger-control-in",
     Purpose.PUSH: "dledger-push-in",
     Purpose.LOG: "dledger-log-in",
+    Purpose.SNAPSHOT: "dledger-snapshot-in",
 }
 
 
 class PeerServer:
     """Serves a group's connections of the peer port from ``start`` to ``close``.
 
-    ``log`` is what peers may read; None: nothing.
+    ``log`` and ``snapshots`` are what peers may read; None: nothing.
 
     ``arrived`` is called on the loop with each peer that has connected.
     """
@@ -71,6 +73,7 @@ class PeerServer:
         receiver: Receiver,
         log: PeerLog | None = None,
         arrived: Callable[[NodeId], None] = lambda _peer: None,
+        snapshots: PeerSnapshots | None = None,
     ) -> None:
         self._port = port
         self.dropped = 0
@@ -82,6 +85,8 @@ class PeerServer:
         self._receiver = receiver
         self._arrived = arrived
         self._log = None if log is None else PeerLogService(log)
+        rate = config.snapshots.catch_up_rate_bytes_max
+        self._snapshots = None if snapshots is None else PeerSnapshotService(snapshots, rate)
         self._addresses = introduction.identity.addresses
         find = self._addresses.first if config.election.fast_failover else _nowhere
         self._leaders = LeaderWatch(find, receiver)
@@ -163,6 +168,8 @@ class PeerServer:
                     self._serve_pushes(connection, caller, number)
                 case Purpose.LOG:
                     self._serve_log(connection)
+                case Purpose.SNAPSHOT:
+                    self._serve_snapshot(connection)
         except (InvalidRequestError, IdentityError, UnknownMemberError, TlsError) as error:
             self._port.reasons.log(f"{self._identity.node_id} refused a connection from {caller.node_id}: {error}")
             connection.send(FrameKind.REFUSAL, str(error).encode()[:HANDSHAKE_BYTES_MAX])
@@ -220,6 +227,11 @@ class PeerServer:
         if self._log is None:
             raise InvalidRequestError("this member gives no log to its peers")
         self._log.serve(connection)
+
+    def _serve_snapshot(self, connection: PeerConnection) -> None:
+        if self._snapshots is None:
+            raise InvalidRequestError("this member has no state machine: start all members of the group with the same")
+        self._snapshots.serve(connection)
 
 
 def _nowhere(_peer: NodeId) -> None:

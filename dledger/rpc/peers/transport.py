@@ -34,7 +34,7 @@ from dledger.rpc.peers.link import PeerLink
 from dledger.rpc.peers.outgoing import ControlQueue, PushQueue
 from dledger.rpc.peers.port import PeerPort
 from dledger.rpc.peers.server import PeerServer
-from dledger.rpc.ports import PeerLog, Receiver
+from dledger.rpc.ports import PeerLog, PeerSnapshots, Receiver
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.types import NodeId
 
@@ -61,6 +61,7 @@ class PeerTransport:
         bridge: LoopBridge | None = None,
         tls_keeper: TlsKeeper | None = None,
         log: PeerLog | None = None,
+        snapshots: PeerSnapshots | None = None,
         identity: PeerIdentity | None = None,
         port: PeerPort | None = None,
         report: Report = log_failure,
@@ -68,6 +69,7 @@ class PeerTransport:
         self._config = config
         self._report = report
         self._log = log
+        self._snapshots = snapshots
         identity = identity or PeerIdentity.of(config)
         self._addresses = identity.addresses
         keeper = tls_keeper or TlsKeeper.of(config)
@@ -110,7 +112,9 @@ class PeerTransport:
             raise InvariantError("the transport can be started only once")
         if self._owns_port:
             self._port.open()
-        server = PeerServer(self._config, self._introduction, self._port, receiver, self._log, self._hurry)
+        server = PeerServer(
+            self._config, self._introduction, self._port, receiver, self._log, self._hurry, self._snapshots
+        )
         server.start()
         if self._owns_port:
             self._port.accept()

@@ -149,6 +149,14 @@ SAID: Final[list[tuple[FrameKind, bytes, str]]] = [
     (FrameKind.READ_LOG_ANSWER, codec.encode_log_bytes(b"log"), "0d00000007080112036c6f67"),
     (FrameKind.CHAIN_CRCS, codec.encode_chain_crcs_request([LogIndex(7), LogIndex(4)]), "0e000000040a020704"),
     (FrameKind.CHAIN_CRCS_ANSWER, codec.encode_chain_crcs({LogIndex(7): 5}), "0f000000090a0708071505000000"),
+    (
+        FrameKind.SNAPSHOT,
+        codec.encode_snapshot_request(codec.SnapshotRequest(LogIndex(7), LogIndex(9), LogIndex(4))),
+        "1000000006080710091804",
+    ),
+    (FrameKind.SNAPSHOT_ANSWER, codec.encode_snapshot_description(b"meta"), "11000000060a046d657461"),
+    (FrameKind.SNAPSHOT_PIECE, codec.encode_piece_request("state", 4096), "120000000a0a057374617465108020"),
+    (FrameKind.SNAPSHOT_PIECE_ANSWER, codec.encode_piece(b"piece"), "13000000070a057069656365"),
 ]
 
 

@@ -1,0 +1,226 @@
+"""From whom a snapshot is fetched, and which ones are believed (S8, S10); the members are made up."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import pytest
+from crc32c import crc32c
+
+from dledger.clock import Clock
+from dledger.conditions import ConditionKind, Conditions
+from dledger.core.outbox import SnapshotFetch
+from dledger.errors import UnavailableError
+from dledger.rpc.peers.codec import SnapshotRequest
+from dledger.rpc.peers.snapshot_exchange import PeerSnapshotClient
+from dledger.runtime.supervisor import Supervisor
+from dledger.statemachine.fetching import SnapshotFetcher
+from dledger.statemachine.snapshots import (
+    PRODUCERS_FILE,
+    STATE_FILE,
+    SnapshotFile,
+    SnapshotMeta,
+    SnapshotStore,
+    encode_meta,
+)
+from dledger.store.file_store import FileStore
+from dledger.store.fs import FileSystem
+from dledger.types import GENESIS, NO_INDEX, Boundary, LogIndex, NodeId, Position, Term
+from tests.support.cluster import N1, N2
+from tests.support.waiting import wait_until
+
+STATE = b"the state"
+CRC = 77
+
+
+def snapshot(index: int, chain_crc: int = CRC) -> SnapshotMeta:
+    files = {STATE_FILE: SnapshotFile(len(STATE), crc32c(STATE)), PRODUCERS_FILE: SnapshotFile(0, 0)}
+    return SnapshotMeta(Boundary(LogIndex(index), Term(1), Position(4000), chain_crc), None, 0, 1, files)
+
+
+@dataclass
+class Transfer:
+    """What another member sends."""
+
+    description: bytes
+    state: bytes
+
+    def piece(self, _file: str, offset: int) -> bytes:
+        return self.state[offset : offset + 4]
+
+
+@dataclass
+class Members:
+    """The other members' snapshots and chains; in the place of ``PeerSnapshotClient``."""
+
+    snapshots: dict[NodeId, SnapshotMeta] = field(default_factory=dict)
+    states: dict[NodeId, bytes] = field(default_factory=dict)
+    crcs: dict[LogIndex, int] = field(default_factory=dict)
+    """Of the leader's log."""
+    peers: tuple[NodeId, ...] = (N1, N2)
+    asked: list[tuple[NodeId, SnapshotRequest]] = field(default_factory=list)
+
+    @contextmanager
+    def transfer(self, peer: NodeId, request: SnapshotRequest) -> Iterator[Transfer]:
+        self.asked.append((peer, request))
+        if peer not in self.snapshots:
+            raise UnavailableError(f"{peer} is down")
+        yield Transfer(encode_meta(self.snapshots[peer]), self.states.get(peer, STATE))
+
+    def chain_crc(self, _peer: NodeId, index: LogIndex) -> int | None:
+        return self.crcs.get(index)
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class Log:
+    """This member's own."""
+
+    begin: Boundary = GENESIS
+    committed_index: LogIndex = NO_INDEX
+    crc: int = 0
+
+    def chain_crc_at(self, _index: LogIndex) -> int:
+        return self.crc
+
+
+@dataclass
+class Machine:
+    """Takes over what was fetched."""
+
+    format: int = 1
+    applied_index: LogIndex = NO_INDEX
+    adopted: list[int] = field(default_factory=list)
+
+    def adopt(self, meta: SnapshotMeta, ended: Callable[[bool], None]) -> None:
+        self.adopted.append(meta.index)
+        self.applied_index = meta.index
+        ended(True)
+
+
+@dataclass
+class World:
+    members: Members
+    machine: Machine
+    log: Log
+    store: SnapshotStore
+    conditions: Conditions
+    fetcher: SnapshotFetcher
+    leader: NodeId | None = N1
+    learner: bool = False
+
+    def fails(self, words: str) -> None:
+        """The fetch ends with such an error, and nothing is left of it."""
+        wait_until(lambda: self.conditions.holds(ConditionKind.SNAPSHOT_FAILED), "it has failed")
+        assert words in "".join(one.message for one in self.conditions.now())
+        assert self.machine.adopted == []
+        assert self.store.newest is None
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    clock, failed = Clock(), threading.Event()
+    conditions, supervisor = Conditions("n0", clock), Supervisor(lambda _error: failed.set())
+    members, machine, log, store = Members(), Machine(), Log(), SnapshotStore(FileSystem(), tmp_path)
+    made = World(members, machine, log, store, conditions, cast(SnapshotFetcher, None))
+    made.fetcher = SnapshotFetcher(
+        "n0",
+        machine,
+        store,
+        cast(FileStore, log),
+        cast(PeerSnapshotClient, members),
+        clock,
+        supervisor,
+        conditions,
+        leader=lambda: made.leader,
+        is_learner=lambda: made.learner,
+        fenced=lambda: None,
+    )
+    made.fetcher.start()
+    yield made
+    made.fetcher.stop(10)
+    assert not failed.is_set()
+
+
+def test_the_leaders_snapshot_is_believed(world: World) -> None:
+    """The leader was proven to lead; nobody else is asked."""
+    world.members.snapshots = {N1: snapshot(9), N2: snapshot(9)}
+    world.fetcher.want(SnapshotFetch(N1, LogIndex(5)))
+    wait_until(lambda: world.machine.adopted == [9], "it is adopted")
+    assert [peer for peer, _ in world.members.asked] == [N1]
+
+
+@pytest.mark.parametrize("crcs", [{}, {LogIndex(9): 5}], ids=["unknown", "another"])
+def test_another_members_snapshot_needs_the_leaders_chain(world: World, crcs: dict[LogIndex, int]) -> None:
+    """S10: before anything of it is fetched."""
+    world.members.snapshots, world.members.crcs = {N2: snapshot(9)}, crcs
+    world.fetcher.want(SnapshotFetch(N1, LogIndex(5)))
+    world.fails("cannot be shown to be of the leader's history")
+    assert world.fetcher.bytes_received == 0
+
+
+def test_a_former_leaders_word_is_no_proof(world: World) -> None:
+    """Who leads now has not asked yet."""
+    world.members.snapshots, world.leader = {N1: snapshot(9)}, None
+    world.fetcher.want(SnapshotFetch(N1, LogIndex(5)))
+    world.fails("cannot be shown to be of the leader's history")
+
+
+def test_while_the_leader_is_away_another_member_gives_what_its_chain_confirms(world: World) -> None:
+    """S8, S10: the leader's chain, asked apart."""
+    world.members.snapshots, world.members.crcs = {N2: snapshot(9)}, {LogIndex(9): CRC}
+    world.fetcher.want(SnapshotFetch(N1, LogIndex(5)))
+    wait_until(lambda: world.machine.adopted == [9], "it is adopted")
+
+
+def test_the_own_committed_log_is_proof_enough(world: World) -> None:
+    """Also on a leader, whose own machine lacks what its log no longer has."""
+    world.members.snapshots, world.leader = {N2: snapshot(9)}, None
+    world.log.committed_index, world.log.crc = LogIndex(20), CRC
+    world.fetcher.want_at_least(LogIndex(5))
+    wait_until(lambda: world.machine.adopted == [9], "it is adopted")
+
+
+def test_a_snapshot_that_the_own_committed_log_contradicts_is_not_fetched(world: World) -> None:
+    """Whoever sends it."""
+    world.members.snapshots = {N1: snapshot(9)}
+    world.log.committed_index, world.log.crc = LogIndex(20), CRC + 1
+    world.fetcher.want(SnapshotFetch(N1, LogIndex(5)))
+    world.fails("cannot be shown to be of the leader's history")
+
+
+def test_a_learner_spares_the_leader(world: World) -> None:
+    """S8."""
+    world.members.snapshots, world.members.crcs = {N1: snapshot(9), N2: snapshot(9)}, {LogIndex(9): CRC}
+    world.learner = True
+    world.fetcher.want(SnapshotFetch(N1, LogIndex(5)))
+    wait_until(lambda: world.machine.adopted == [9], "it is adopted")
+    assert [peer for peer, _ in world.members.asked] == [N2]
+
+
+def test_what_arrives_damaged_counts_nowhere_and_is_doubted(world: World) -> None:
+    """The next request says so, and the sender looks at its own."""
+    world.members.snapshots, world.members.states = {N1: snapshot(9)}, {N1: b"tHe state"}
+    world.fetcher.want(SnapshotFetch(N1, LogIndex(5)))
+    world.fails("differs from its checksums")
+    world.members.states = {}
+    wait_until(lambda: world.machine.adopted == [9], "it is adopted")
+    doubted = [request.doubted for peer, request in world.members.asked if peer == N1]
+    assert doubted[:2] == [NO_INDEX, 9]
+    assert not world.conditions.holds(ConditionKind.SNAPSHOT_FAILED)
+
+
+def test_a_snapshot_that_is_too_old_is_not_fetched(world: World) -> None:
+    """It would not connect to the leader's log."""
+    world.members.snapshots = {N1: snapshot(4)}
+    world.fetcher.want(SnapshotFetch(N1, LogIndex(5)))
+    wait_until(lambda: world.conditions.holds(ConditionKind.SNAPSHOT_FAILED), "it has failed")
+    assert world.fetcher.bytes_received == 0
+    assert world.machine.adopted == []
