@@ -40,7 +40,7 @@ COMMANDS: Final = {
     "nameserver": ("nameserver", "Run a name server."),
     "pipeline": ("pipeline", "Run a Spark job over the log."),
     "restore-vote": ("restoring", "Restore the vote of a stopped node."),
-    "serve": ("serve", "Run a node."),
+    "serve": ("serve", "Run a node, or one of each of several groups."),
     "snapshot": ("snapshots", "List, verify and create snapshots of a state machine."),
     "status": ("group", "Show every member."),
     "tail": ("log", "Read the end of the log and follow it."),

@@ -167,10 +167,11 @@ def get(key: str, prefix: bool, local: bool, as_json: bool, target: GroupTarget)
 
 
 @kv.command(
+    short_help="Print changes as they come, as JSON.",
     epilog="""\b
 Examples:
   dledger kv watch colour
-  dledger kv watch --prefix config/ --after 120     what came after revision 120, and what comes"""
+  dledger kv watch --prefix config/ --after 120     what came after revision 120, and what comes""",
 )
 @click.argument("key")
 @click.option("--prefix", is_flag=True, help="All keys that begin with KEY.")
@@ -183,6 +184,7 @@ def watch(key: str, prefix: bool, after: int | None, target: GroupTarget) -> Non
 
 
 @kv.command(
+    short_help="Hold a lock, perhaps while a command runs.",
     context_settings={"ignore_unknown_options": True},
     epilog="""\b
 Examples:

@@ -36,6 +36,7 @@ _directory = click.argument("directory", type=click.Path(exists=True, file_okay=
 
 @snapshot.command(
     "list",
+    short_help="List the snapshots of a node, newest first.",
     epilog="""\b
 Examples:
   dledger snapshot list /var/lib/dledger/dledger-n0
@@ -56,11 +57,12 @@ def show(directory: Path, as_json: bool) -> None:
 
 
 @snapshot.command(
+    short_help="Compare the snapshots of a node with their checksums.",
     epilog="""\b
 Examples:
   dledger snapshot verify /var/lib/dledger/dledger-n0
 
-Exit code 1 when one is damaged: the node moves it aside at its next start, and uses the previous one."""
+Exit code 1 when one is damaged: the node moves it aside at its next start, and uses the previous one.""",
 )
 @_directory
 def verify(directory: Path) -> None:
@@ -81,6 +83,7 @@ def verify(directory: Path) -> None:
 
 
 @snapshot.command(
+    short_help="Have a node write a snapshot now.",
     epilog="""\b
 Examples:
   dledger snapshot create n0:30911

@@ -35,6 +35,7 @@ PASSED_BY: Final = {
     "dledger/rpc/clients/connections.py",
     "dledger/rpc/clients/counted.py",
     "dledger/rpc/peers/identity.py",
+    "dledger/runtime/tasks.py",
     "dledger/runtime/worker.py",
     "dledger/sending/futures.py",
     "dledger/sending/numbering.py",

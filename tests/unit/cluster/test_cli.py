@@ -612,7 +612,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ServerConfig, bool]]:
         seen.append((config, repair))
         return 0
 
-    monkeypatch.setattr(serve_module, "_run", run_node)
+    monkeypatch.setattr(serve_module, "run_node", run_node)
     return seen
 
 
@@ -743,10 +743,19 @@ def test_every_command_that_lists_speaks_json_too() -> None:
         if not any("--json" in parameter.opts for parameter in command.params)
     }
 
-    servers = {"broker start", "console", "demo", "nameserver", "serve"}
+    servers = {"broker start", "console", "demo", "kv serve", "nameserver", "serve"}
     changes = {"consumer delete", "ha promote", "member force", "restore-vote", "transaction resume", "dlq resend"}
-    changes |= {"message delayed cancel", "topic create", "topic delete"}
-    json_only = {"dlq export", "transaction export"}
+    changes |= {
+        "consumer set",
+        "kv del",
+        "kv lock",
+        "kv put",
+        "message delayed cancel",
+        "snapshot create",
+        "topic create",
+        "topic delete",
+    }
+    json_only = {"dlq export", "kv watch", "transaction export"}
     own_files = {
         "access new",
         "dlq export",
@@ -756,6 +765,7 @@ def test_every_command_that_lists_speaks_json_too() -> None:
         "certs node",
         "certs renew",
         "completion",
+        "snapshot verify",
     }
     assert without == json_only | servers | changes | own_files | {f"context {one}" for one in ("add", "remove", "use")}
 

@@ -165,7 +165,7 @@ def test_completing_commands_loads_none_of_them() -> None:
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True, timeout=60
     )
 
-    assert done.stdout.splitlines() == ["plain,serve", "plain,status"]
+    assert done.stdout.splitlines() == ["plain,serve", "plain,snapshot", "plain,status"]
     assert not [one for one in done.stderr.split() if one.startswith(("cluster.commands.", "grpc", "asyncio"))]
 
 

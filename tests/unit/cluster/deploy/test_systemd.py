@@ -51,6 +51,7 @@ def test_it_runs_a_command_that_there_is(unit: configparser.ConfigParser) -> Non
     context = command.make_context("dledger", words)
 
     files = {str(one) for name, one in context.params.items() if name in ("config_file", *_DATA)}
+    files |= {str(one) for one in context.params.get("config_files", ())}
     data = f"/var/lib/{unit['Service']['StateDirectory']}"
     assert files in (
         {"/etc/dledger/node.conf", data},

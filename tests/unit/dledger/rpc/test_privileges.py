@@ -108,6 +108,9 @@ OWN_LOG: Final[Mapping[str, frozenset[str]]] = {
     "WatchRole": ANY,
     "TransferLeadership": ADMINS,
     "ChangeMembers": ADMINS,
+    "Command": WRITERS,
+    "Query": READERS,
+    "Snapshot": ADMINS,
 }
 """Who may call what at a node whose log is for its clients."""
 APPLICATIONS_LOG: Final = {name: ADMINS if allowed == READERS else allowed for name, allowed in OWN_LOG.items()}
@@ -119,8 +122,8 @@ def filled(descriptor: Descriptor) -> ProtoMessage:
     made = message_factory.GetMessageClass(descriptor)()
     words = {"group": GROUP, "producer": "p"}
     for field in descriptor.fields:
-        if field.name == "bodies":
-            made.bodies.append(b"x")  # type: ignore[attr-defined]  # only known at run time
+        if field.name in ("bodies", "commands"):
+            getattr(made, field.name).append(b"x")
         elif field.name == "change_id":
             made.change_id, made.remove = 1, "n9"  # type: ignore[attr-defined]  # likewise
         elif field.name in words:
