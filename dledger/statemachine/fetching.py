@@ -109,9 +109,10 @@ class SnapshotFetcher:
             self._give_up()
 
     def want(self, fetch: SnapshotFetch) -> None:
-        """Fetch a snapshot; does nothing if that is going on."""
+        """Fetch a snapshot; does nothing if that is going on. Another leader's wish replaces the former one's."""
         with self._lock:
-            if self._wanted is not None and self._wanted.at_least > fetch.at_least:
+            known = self._wanted
+            if known is not None and known.leader == fetch.leader and known.at_least >= fetch.at_least:
                 return
             self._wanted = fetch
         self._worker.wake()
@@ -130,6 +131,9 @@ class SnapshotFetcher:
         if wanted is None or adopting or self._stopping or self._fenced() is not None:
             if wanted is None:
                 self._give_up()
+            return None
+        if min(self._machine.applied_index, self._log.committed_index) >= wanted.at_least:
+            self._needs_nothing(wanted)
             return None
         now_ms = self._clock.monotonic_ms()
         if now_ms < self._not_before_ms:
@@ -150,6 +154,17 @@ class SnapshotFetcher:
         self._conditions.clear(ConditionKind.SNAPSHOT_FAILED, _SUBJECT)
         self._adopt(meta)
         return None
+
+    def _needs_nothing(self, wanted: SnapshotFetch) -> None:
+        """The log gave what was lacking: that of another leader reached back further."""
+        self._give_up()
+        for kind in (ConditionKind.SNAPSHOT_FAILED, ConditionKind.REPAIRING):
+            self._conditions.clear(kind, _SUBJECT)
+        with self._lock:
+            if self._wanted is wanted:
+                self._wanted = None
+                return
+        self._worker.wake()
 
     def _told(self, wanted: SnapshotFetch, error: Exception) -> None:
         told = (

@@ -173,6 +173,25 @@ def test_a_former_leaders_word_is_no_proof(world: World) -> None:
     world.fails("cannot be shown to be of the leader's history")
 
 
+def test_the_next_leaders_wish_replaces_a_former_ones(world: World) -> None:
+    """Its log may begin earlier, and its word counts."""
+    world.members.snapshots, world.leader = {N2: snapshot(9)}, N2
+    world.fetcher.want(SnapshotFetch(N1, LogIndex(50)))
+    wait_until(lambda: world.conditions.holds(ConditionKind.SNAPSHOT_FAILED), "it has failed")
+    world.fetcher.want(SnapshotFetch(N2, LogIndex(5)))
+    wait_until(lambda: world.machine.adopted == [9], "it is adopted")
+    assert not world.conditions.holds(ConditionKind.SNAPSHOT_FAILED)
+
+
+def test_a_wish_ends_when_the_log_gave_what_was_lacking(world: World) -> None:
+    """The next leader's may reach back further; nothing is fetched any more, and nothing is told."""
+    world.fetcher.want(SnapshotFetch(N1, LogIndex(5)))
+    wait_until(lambda: world.conditions.holds(ConditionKind.SNAPSHOT_FAILED), "it has failed")
+    world.machine.applied_index = world.log.committed_index = LogIndex(7)
+    wait_until(lambda: not world.conditions.holds(ConditionKind.SNAPSHOT_FAILED), "it is over")
+    assert world.machine.adopted == []
+
+
 def test_while_the_leader_is_away_another_member_gives_what_its_chain_confirms(world: World) -> None:
     """S8, S10: the leader's chain, asked apart."""
     world.members.snapshots, world.members.crcs = {N2: snapshot(9)}, {LogIndex(9): CRC}
