@@ -97,7 +97,7 @@ def test_the_threads_of_a_node_are_those_of_the_table(tmp_path: Path, before: se
 @pytest.mark.slow
 def test_the_threads_of_a_state_machine_are_there_with_one_only(tmp_path: Path, before: set[threading.Thread]) -> None:
     """No thread and no cost without a machine."""
-    own = {"dledger-apply-NODE", "dledger-snapshot-NODE", "dledger-query-NODE_N"}
+    own = {"dledger-apply-NODE", "dledger-snapshot-NODE", "dledger-fetch-NODE", "dledger-query-NODE_N"}
     for machine in (None, History()):
         rows = _rows("Of a node")
         (port,) = free_ports(1)
