@@ -68,8 +68,9 @@ class _Wait:
 class Applier:
     """Applies one node's log to its state machine; ``load`` it first. Thread-safe from ``start`` on.
 
-    ``applied`` is called on its thread after each range, and when it was woken; ``lacks`` when the log begins after
-    the next entry, with its begin. ``fenced``: why nothing may be applied or told.
+    ``applied`` is called on its thread after each range, and when it was woken; it returns when (monotonic ms) to call
+    it again at the latest, or None. ``lacks``: called when the log begins after the next entry, with its begin.
+    ``fenced``: why nothing may be applied or told.
     """
 
     def __init__(  # noqa: PLR0913  # one parameter per neighbour
@@ -82,7 +83,7 @@ class Applier:
         supervisor: Supervisor,
         conditions: Conditions,
         *,
-        applied: Callable[[], None],
+        applied: Callable[[], int | None],
         lacks: Callable[[LogIndex], None],
         fenced: Callable[[], DLedgerError | None],
     ) -> None:
@@ -261,14 +262,15 @@ class Applier:
             self._apply(entries)
             self._settle()
             self._after()
+            if (refusal := self._fenced()) is not None:
+                self._fail_all(refusal)
+                return None
         self._settle()
-        self._after()
-        due_ms = self._next_due_ms
-        if self._at.index == began:
-            return due_ms
-        self._gathers = True
-        soon_ms = self._clock.monotonic_ms() + _GATHER_MS
-        return soon_ms if due_ms is None else min(due_ms, soon_ms)
+        dues = [one for one in (self._after(), self._next_due_ms) if one is not None]
+        if self._at.index != began:
+            self._gathers = True
+            dues.append(self._clock.monotonic_ms() + _GATHER_MS)
+        return min(dues, default=None)
 
     def _install(self) -> None:
         while self._installs and not self._stopping:
@@ -290,24 +292,41 @@ class Applier:
             batch.failed(error)
 
     def _apply(self, entries: Sequence[Entry]) -> None:
-        """Apply a range. Any error is the node's end (S2): without this entry, the members would differ."""
+        """Apply a range. Any error is the node's end (S2): without this entry, the members would differ.
+
+        Ranges end anywhere, so what a no-op does must not depend on them: the results of the entries before it are
+        stored first, or they would become those of the producer to which it gives the slot.
+        """
+        commands: list[Entry] = []
+        for entry in entries:
+            if entry.magic is Magic.NOOP:
+                self._apply_commands(commands)
+                commands = []
+                self._note_noop(entry)
+            else:
+                commands.append(entry)
+        self._apply_commands(commands)
+        self._advance(entries[-1])
+
+    def _advance(self, last: Entry) -> None:
+        end = Position(last.position + ENTRY_HEADER_BYTES + len(last.body))
+        self._at = Boundary(last.index, last.term, end, last.chain_crc)
+
+    def _apply_commands(self, entries: Sequence[Entry]) -> None:
+        if not entries:
+            return
         applied: list[Applied] = []
         slots: list[int] = []
         note = self._duplicates.note
         for entry in entries:
-            if entry.magic is Magic.NOOP:
-                self._note_noop(entry)
-                continue
             producer, sequence = note(entry.channel, entry.index, self._time_ms) if entry.channel else ("", -1)
             slots.append(entry.channel if producer else 0)
             applied.append(Applied(entry.index, entry.term, self._time_ms, entry.body, producer, sequence))
-        results = self._results(applied) if applied else ()
+        results = self._results(applied)
         for slot, one, result in zip(slots, applied, results, strict=True):
             if slot:
                 self._duplicates.store(slot, one.sequence, result)
-        last = entries[-1]
-        end = Position(last.position + ENTRY_HEADER_BYTES + len(last.body))
-        self._at = Boundary(last.index, last.term, end, last.chain_crc)
+        self._advance(entries[-1])
         if self.waiters or self._collecting is not None:
             self._give(applied, results)
 
@@ -341,7 +360,10 @@ class Applier:
         """Give the results to whoever waits."""
         batch = self._collecting
         for one, result in zip(applied, results, strict=True):
-            if batch is None and (batch := self.waiters.take((one.index, one.term))) is None:
+            place = one.index, one.term
+            if batch is not None and batch.awaits != place:
+                batch = None  # a later leader replaced the rest of it: its append has failed
+            if batch is None and (batch := self.waiters.take(place)) is None:
                 continue
             batch.results.append(result)
             if len(batch.results) == batch.wanted:

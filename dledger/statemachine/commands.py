@@ -49,6 +49,14 @@ class CommandBatch:
             self._waiters.register(self._at, self)
 
     @property
+    def awaits(self) -> tuple[LogIndex, Term] | None:
+        """The entry whose result comes next; None before it is written."""
+        if self._at is None:
+            return None
+        index, term = self._at
+        return LogIndex(index + len(self.results)), term
+
+    @property
     def wanted(self) -> int:
         """The number of its new entries."""
         return len(self._commands) - self._stored
