@@ -388,10 +388,16 @@ class Applier:
             one.late(None)
 
     def save(self) -> SnapshotJob:
-        """A view of everything at the last applied entry, to be written. On the applier's thread."""
+        """A view of everything at the last applied entry, to be written. On the applier's thread.
+
+        Raises ``StateMachineError``.
+        """
         began_s = monotonic()
-        with self._machine_lock:
-            state = self.machine.save()
+        try:
+            with self._machine_lock:
+                state = self.machine.save()
+        except Exception as error:
+            raise StateMachineError(f"no view for the snapshot of entry {self._at.index}: {error!r}") from error
         producers = self._duplicates.view(self._time_ms)
         if (took_ms := (monotonic() - began_s) * 1000) > SAVE_MS_MAX:
             _log.warning(

@@ -11,7 +11,7 @@ from typing import Final
 from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.config import SnapshotConfig
-from dledger.errors import DiskError, DLedgerError, ShutdownError, SnapshotBusyError
+from dledger.errors import DiskError, DLedgerError, ShutdownError, SnapshotBusyError, StateMachineError
 from dledger.records import record
 from dledger.runtime.supervisor import Supervisor
 from dledger.runtime.worker import Worker
@@ -72,8 +72,13 @@ class SnapshotCreation:
 
     @property
     def is_busy(self) -> bool:
-        """Whether one is being written, or a failure was too recent."""
-        return self._job is not None or self._clock.monotonic_ms() < self._not_before_ms
+        """Whether one is being written."""
+        return self._job is not None
+
+    @property
+    def not_before_ms(self) -> int:
+        """When (monotonic) to write the next one, unless somebody asks for it: the last one may have failed."""
+        return self._not_before_ms
 
     def wait(self, timeout_s: float) -> None:
         """Return when none is being written, or after that time."""
@@ -102,8 +107,7 @@ class SnapshotCreation:
         except OSError as failure:
             error = DiskError(f"the snapshot of entry {job.meta.index} was not written: {failure}")
             self._conditions.set(ConditionKind.SNAPSHOT_FAILED, f"{error}; it will be tried again")
-        if error is not None:
-            self._not_before_ms = self._clock.monotonic_ms() + RETRY_MS
+        self._not_before_ms = 0 if error is None else self._clock.monotonic_ms() + RETRY_MS
         self._job = None
         self._ended(job, error)
         self._idle.set()
@@ -112,7 +116,13 @@ class SnapshotCreation:
         began_s = monotonic()
         with self._store.build(job.meta.index) as builder:
             builder.write(STATE_FILE, b"")
-            job.state.write(_PacedWriter(self, builder, self._config.snapshot_rate_bytes_max))
+            try:
+                job.state.write(_PacedWriter(self, builder, self._config.snapshot_rate_bytes_max))
+            except (DLedgerError, OSError):  # the writer's
+                raise
+            except Exception as error:
+                told = f"the state machine cannot write its snapshot of entry {job.meta.index}: {error!r}"
+                raise StateMachineError(told) from error
             for part in job.producers.encode():
                 builder.write(PRODUCERS_FILE, part)
             builder.commit(replace(job.meta, files=builder.files()))

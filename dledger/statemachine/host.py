@@ -46,6 +46,8 @@ COMMANDS_MAX: Final = 1024
 """In one request; ``RESULTS_KEPT`` in a numbered one. The limits on the wire are the same."""
 QUERIES_MAX: Final = 1024
 """At the same time, those that wait included."""
+SNAPSHOT_REQUESTS_MAX: Final = 64
+"""That wait for a snapshot at the same time."""
 STOP_TIMEOUT_S: Final = 10.0
 """How long a node that stops writes a snapshot."""
 _QUERY_THREADS: Final = 2
@@ -58,6 +60,7 @@ _bounded = BoundedLog(_log)
 Submit = Callable[[PreparedAppend, Callable[[AppendedBatch | DLedgerError], None], ProducerBatch | None], None]
 """``DLedgerServer.submit_prepared``."""
 QueryDone = Callable[[QueryAnswer | DLedgerError], None]
+SnapshotDone = Callable[[SnapshotMeta | DLedgerError], None]
 
 
 class MachineHost:
@@ -108,8 +111,10 @@ class MachineHost:
         self._load_newest()
         self._saved_at = self.applier.at
         self._wanted = False
-        self._wanted_by: list[Callable[[SnapshotMeta | DLedgerError], None]] = []
-        self._blocked_since_ms: int | None = None
+        self._lock = threading.Lock()  # guards _wanted_by; a leaf
+        self._wanted_by: list[tuple[LogIndex, SnapshotDone]] = []
+        self._blocked: tuple[LogIndex, int] | None = None
+        """Up to where retention may remove entries, and since when (monotonic ms) it wants to remove more."""
         self._queries = threading.BoundedSemaphore(QUERIES_MAX)
         self._readers = ThreadPoolExecutor(_QUERY_THREADS, thread_name_prefix=f"dledger-query-{config.node_id}")
 
@@ -131,8 +136,9 @@ class MachineHost:
         log, at = self._log, meta.boundary
         if at.index < log.begin.index:
             return  # the applier waits for a newer one
-        if at.index <= log.last.index and log.term_at(at.index) == at.term:
-            if log.chain_crc_at(at.index) != at.chain_crc:
+        is_held = at.index <= log.last.index and log.term_at(at.index) == at.term
+        if is_held or at.index <= log.committed_index:
+            if not is_held or log.chain_crc_at(at.index) != at.chain_crc:
                 raise DamagedSnapshotError(
                     f"entry {at.index} of the log in {log.directory} is not the one in its snapshot: find out what "
                     "wrote to this directory, keep it, and start the node with --repair"
@@ -204,10 +210,18 @@ class MachineHost:
         """How long the last snapshot took to write."""
         return self._creation.last_s
 
-    def request_snapshot(self, done: Callable[[SnapshotMeta | DLedgerError], None] | None = None) -> None:
-        """Write a snapshot of what is applied by now; ``done`` gets it, or the newest one if nothing was since."""
+    def request_snapshot(self, done: SnapshotDone | None = None) -> None:
+        """Write a snapshot that includes what is applied by now; ``done`` gets it, or one that is there and does."""
         if done is not None:
-            self._wanted_by.append(done)
+            with self._lock:
+                is_full = len(self._wanted_by) >= SNAPSHOT_REQUESTS_MAX
+                if not is_full:
+                    self._wanted_by.append((self.applied_index, done))
+            if is_full:
+                done(
+                    PendingFullError(f"{SNAPSHOT_REQUESTS_MAX} requests wait for a snapshot: retry when it is written")
+                )
+                return
         self._wanted = True
         self.applier.wake()
 
@@ -218,31 +232,43 @@ class MachineHost:
         entries, log_bytes = at.index - saved.index, at.position - saved.position
         return entries > 0 and (entries * divisor >= config.snapshot_entries or log_bytes * divisor >= size)
 
-    def _save_if_due(self) -> None:
-        """On the applier's thread, after each range."""
+    def _save_if_due(self) -> int | None:
+        """On the applier's thread, after each range; returns when to come again, if one is due and too early."""
         if not (self._wanted or self._is_due()) or self._creation.is_busy:
-            return
+            return None
+        not_before_ms = self._creation.not_before_ms
+        if not self._wanted_by and self._clock.monotonic_ms() < not_before_ms:
+            return not_before_ms
         self._wanted = False
         at = self.applier.at
         if at.index <= self.snapshots.newest_index or at.index == NO_INDEX:
             newest = self.snapshots.newest
             self._tell_wanted(newest or InvalidRequestError("no entry is applied yet: there is nothing to save"))
-            return
-        self._saved_at = at
+            return None
         self._creation.begin(self.applier.save())
+        return None
 
     def _ended(self, job: SnapshotJob, error: DLedgerError | None) -> None:
-        """On the thread that writes snapshots."""
+        """On the thread that writes snapshots. A failed one stays wanted, and is tried again after a while."""
         if error is None:
+            self._saved_at = job.meta.boundary
             self._producers = ProducersAt(job.meta.index, job.producers.producers)
-        newest = self.snapshots.newest
-        self._tell_wanted(error or newest or DamagedSnapshotError("the snapshot is gone"))
+            self._tell_wanted(self.snapshots.newest or DamagedSnapshotError("the snapshot is gone"))
+        else:
+            self._wanted = True
+            self._tell_wanted(error)
         if self._wanted:
             self.applier.wake()
 
     def _tell_wanted(self, result: SnapshotMeta | DLedgerError) -> None:
-        wanted, self._wanted_by = self._wanted_by, []
-        for done in wanted:
+        """Answer who asked for this snapshot; one that began too early is not what the others asked for."""
+        with self._lock:
+            wanted = self._wanted_by
+            self._wanted_by = (
+                [] if isinstance(result, DLedgerError) else [one for one in wanted if one[0] > result.index]
+            )
+            told = [done for index, done in wanted if isinstance(result, DLedgerError) or index <= result.index]
+        for done in told:
             done(result)
 
     @property
@@ -279,14 +305,14 @@ class MachineHost:
         limit = self.snapshots.needed_from
         now_ms = self._clock.monotonic_ms()
         if limit >= wanted:
-            self._blocked_since_ms = None
+            self._blocked = None
             self._conditions.clear(ConditionKind.SNAPSHOT_OVERDUE)
             return wanted
-        if self._blocked_since_ms is None:
-            self._blocked_since_ms = now_ms
+        if self._blocked is None or self._blocked[0] != limit:  # also after a snapshot that does not reach far enough
+            self._blocked = limit, now_ms
             self._wanted = True
             self.applier.wake()
-        elif now_ms - self._blocked_since_ms >= _OVERDUE_MS:
+        elif now_ms - self._blocked[1] >= _OVERDUE_MS:
             told = f"entries up to {wanted} have expired and stay, because the newest snapshot is of entry {limit}"
             self._conditions.set(ConditionKind.SNAPSHOT_OVERDUE, told)
         return limit

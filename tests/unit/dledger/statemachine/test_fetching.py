@@ -206,7 +206,7 @@ def test_a_member_without_its_snapshots_gets_one(group: Group, wiped: bool) -> N
     group.catches_up(late)
 
     assert server.status().snapshot_index > 0
-    assert not server.conditions.holds(ConditionKind.APPLIER_WAITING)
+    wait_until(lambda: not server.conditions.holds(ConditionKind.APPLIER_WAITING), "nothing is lacking")
 
 
 def test_an_interrupted_transfer_goes_on_where_it_ended(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:

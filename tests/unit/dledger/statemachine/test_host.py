@@ -18,9 +18,11 @@ from dledger.conditions import ConditionKind
 from dledger.config import Member, ServerConfig, SnapshotConfig, StoreConfig
 from dledger.errors import (
     DamagedSnapshotError,
+    DiskError,
     InvalidRequestError,
     NoStateMachineError,
     PendingFullError,
+    RequestTimeoutError,
     ResultForgottenError,
     ShutdownError,
     SnapshotFormatError,
@@ -28,12 +30,12 @@ from dledger.errors import (
 )
 from dledger.server import DLedgerServer
 from dledger.statemachine.duplicates import RESULTS_KEPT
-from dledger.statemachine.ports import Applied
-from dledger.statemachine.snapshots import SnapshotStore
+from dledger.statemachine.ports import Applied, SnapshotWriter
+from dledger.statemachine.snapshots import SnapshotBuilder, SnapshotStore
 from dledger.store.fs import FileSystem
 from dledger.types import AppendedBatch, LogIndex, ProducerBatch, QueryAnswer, SnapshotState
 from tests.support.cluster import N0
-from tests.support.counting import History
+from tests.support.counting import History, Saved
 from tests.support.waiting import wait_until
 
 
@@ -248,6 +250,16 @@ def test_a_local_query_waits_for_what_comes_next(tmp_path: Path) -> None:
         assert isinstance(late, QueryAnswer)
 
 
+class SteppedClock(Clock):
+    """Its time passes faster, if a test lets it."""
+
+    def __init__(self) -> None:
+        self.passed_ms = 0
+
+    def monotonic_ms(self) -> int:
+        return super().monotonic_ms() + self.passed_ms
+
+
 class SetClock(Clock):
     """Its wall time is set by the test."""
 
@@ -347,7 +359,7 @@ def test_a_snapshot_of_another_history_is_refused(tmp_path: Path) -> None:
     """Nothing unverified is served: the chain CRC tells that the entry is another one."""
     config, other = config_in(tmp_path / "one"), config_in(tmp_path / "two")
     for one, body in ((config, b"a"), (other, b"b")):
-        with running(one, History()) as server:
+        with running(one, History(), SetClock()) as server:
             command(server, body)
             command(server, body)
             save(server)
@@ -393,6 +405,143 @@ def test_nothing_expires_while_no_snapshot_can_be_written(tmp_path: Path, monkey
         kinds = {ConditionKind.SNAPSHOT_OVERDUE, ConditionKind.SNAPSHOT_FAILED}
         wait_until(lambda: kinds <= {one.kind for one in server.conditions.now()}, "both conditions are told")
         assert server.status().begin_index == 0
+
+
+def test_a_failed_snapshot_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S6, S7: though nothing is appended meanwhile; a person who asks need not wait for the next attempt."""
+    config, machine = config_in(tmp_path, snapshots=SnapshotConfig(snapshot_entries=10)), History()
+    build, full = SnapshotStore.build, threading.Event()
+
+    def failing(store: SnapshotStore, index: LogIndex) -> SnapshotBuilder:
+        if full.is_set():
+            raise OSError(28, "no space left")
+        return build(store, index)
+
+    monkeypatch.setattr(SnapshotStore, "build", failing)
+    full.set()
+    with running(config, machine) as server:
+        host = server._machine
+        assert host is not None
+        command(server, *[b"a"] * 20)
+        wait_until(lambda: bool(server.conditions.now()), "it has failed")
+        assert isinstance(ask(server.submit_snapshot), DiskError)
+        full.clear()
+        assert save(server).index == host.applied_index
+
+        full.set()
+        monkeypatch.setattr("dledger.statemachine.creation.RETRY_MS", 200)
+        command(server, *[b"a"] * 20)
+        wait_until(lambda: bool(server.conditions.now()), "it has failed again")
+        full.clear()
+        wait_until(lambda: host.snapshot_index == host.applied_index, "it was written")
+        assert not server.conditions.now()
+
+
+class HeldWrite(History):
+    """Its snapshots are not written before they are let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go, self.writing = threading.Event(), threading.Event()
+
+    def save(self) -> Saved:
+        machine, saved = self, super().save()
+
+        class Held(Saved):
+            def write(self, writer: SnapshotWriter) -> None:
+                machine.writing.set()
+                assert machine.go.wait(20)
+                saved.write(writer)
+
+        return Held(b"")
+
+
+def test_a_snapshot_on_demand_includes_what_was_applied_when_it_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S6: one that was begun before does not; and of those who wait, there is a bound."""
+    monkeypatch.setattr("dledger.statemachine.host.SNAPSHOT_REQUESTS_MAX", 2)
+    machine = HeldWrite()
+    with running(config_in(tmp_path), machine) as server:
+        command(server, b"a")
+        answers: list[object] = []
+        server.submit_snapshot(answers.append)
+        assert machine.writing.wait(20)
+        command(server, b"b")
+        wanted = server.log.committed_index
+        server.submit_snapshot(answers.append)
+        assert isinstance(ask(server.submit_snapshot), PendingFullError)
+        machine.go.set()
+        wait_until(lambda: len(answers) == 2, "both are answered")
+
+    first, second = answers
+    assert isinstance(first, SnapshotState)
+    assert isinstance(second, SnapshotState)
+    assert first.index < wanted <= second.index
+
+
+def test_retention_asks_again_if_the_snapshot_does_not_reach_far_enough(tmp_path: Path) -> None:
+    """S7: more has expired meanwhile; that is not overdue."""
+    clock = SteppedClock()
+    with running(config_in(tmp_path), History(), clock) as server:
+        host = server._machine
+        assert host is not None
+        for _ in range(3):
+            command(server, b"a")
+            host.last_removable(wanted := host.applied_index)
+            wait_until(lambda wanted=wanted: host.snapshot_index >= wanted, "it is written")  # type: ignore[misc]
+            clock.passed_ms += 61_000
+        assert ConditionKind.SNAPSHOT_OVERDUE not in {one.kind for one in server.conditions.now()}
+
+
+def test_a_log_of_another_history_is_not_given_up_for_a_snapshot(tmp_path: Path) -> None:
+    """Committed entries stay: a directory of another group's snapshots is the mistake of a person."""
+    config, other = config_in(tmp_path / "one"), config_in(tmp_path / "two")
+    for one, starts in ((config, 3), (other, 1)):
+        for _ in range(starts):  # each has a term
+            with running(one, History()) as server:
+                command(server, b"a")
+        with running(one, History()) as server:
+            command(server, *[b"b"] * 20)
+            save(server)
+    snapshots = Path(f"dledger-{N0}") / "snapshots"
+    (tmp_path / "two" / snapshots).rename(tmp_path / "gone")
+    (tmp_path / "one" / snapshots).rename(tmp_path / "two" / snapshots)
+    with running(other, None) as server:
+        for _ in range(20):
+            ask(lambda done: server.submit_append([b"c"], done))
+
+    with pytest.raises(DamagedSnapshotError, match="--repair"):
+        DLedgerServer(other, state_machine=History())
+
+
+@pytest.mark.parametrize("method", ["save", "write"])
+def test_a_machine_that_cannot_be_saved_stops_the_node(tmp_path: Path, method: str) -> None:
+    """S2: the error says which entry's snapshot it was; who asked for it is told that there is none."""
+
+    class Failing(History):
+        def save(self) -> Saved:
+            if method == "save":
+                raise ValueError("it was told to")
+
+            class Unwritable(Saved):
+                def write(self, writer: SnapshotWriter) -> None:
+                    raise ValueError("it was told to")
+
+            return Unwritable(b"")
+
+    server = DLedgerServer(config_in(tmp_path), state_machine=Failing()).start()
+    answers: list[object] = []
+    try:
+        wait_until(lambda: leads(server), "it leads")
+        command(server, b"a")
+        server.submit_snapshot(answers.append)
+        assert server.wait(20) == 70
+        assert isinstance(server.fatal, StateMachineError)
+        assert "snapshot of entry " in str(server.fatal)
+    finally:
+        server.stop()
+    assert [type(one) for one in answers] == [RequestTimeoutError]
 
 
 def test_repair_sets_the_snapshots_aside_with_the_log(tmp_path: Path) -> None:
