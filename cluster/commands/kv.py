@@ -60,6 +60,7 @@ Examples:
   dledger kv serve -i n1 -s /data -p 'n0-a:20911;n1-b:20911;n2-c:20911'""",
 )
 @process.conf_option("Properties file with a node's settings.")
+@click.option("-g", "--group", help="Name of the group.")
 @click.option("-i", "--id", "node_id", help="This node's id; one of the members.")
 @click.option("-p", "--peers", "members", metavar="ID-HOST:PORT;…", help="All members, including this one.")
 @click.option("-s", "--store", "base_dir", metavar="DIR", help="Directory that holds dledger-ID/.")
