@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +21,7 @@ from cluster import process
 from cluster.connection import GroupTarget, group_options
 from cluster.reporting import ErrorReportingGroup
 from dledger import settings
+from dledger.errors import DLedgerError
 from dledger.flag_values import Seconds
 from dledger.rpc.clients.codec import ReadMode
 
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
 
 TICK_S: Final = 1.0
 WATCH_WAIT_S: Final = 10.0
+STOP_S: Final = 5.0
+"""For a command that is told to end, because its lock ends."""
+Revision: Final = click.IntRange(min=0)
 _Json = dict[str, Any]  # Any: an answer of the map
 _TICK: Final = json.dumps({"op": "tick"}).encode()
 
@@ -115,12 +121,14 @@ Examples:
 @click.argument("key")
 @click.argument("value")
 @click.option("--ttl", type=Seconds(min=0, min_open=True), metavar="SECONDS", help="Delete it when they are over.")
-@click.option("--if-revision", type=int, metavar="N", help="Only if this is the key's revision; 0: if it has none.")
+@click.option(
+    "--if-revision", type=Revision, metavar="N", help="Only if this is the key's revision; 0: if it has none."
+)
 @group_options
 def put(key: str, value: str, ttl: float | None, if_revision: int | None, target: GroupTarget) -> None:
     """Set KEY to VALUE; prints its revision."""
     with closing(target.client()) as client:
-        result = _change(client, "put", key, if_revision, value=value, ttl_ms=round((ttl or 0) * 1000))
+        result = _change(client, "put", key, if_revision, value=value, ttl_ms=0 if ttl is None else ceil(ttl * 1000))
     click.echo(result["revision"])
 
 
@@ -132,7 +140,7 @@ Examples:
   dledger kv del colour --if-revision 3""",
 )
 @click.argument("key")
-@click.option("--if-revision", type=int, metavar="N", help="Only if this is the key's revision.")
+@click.option("--if-revision", type=Revision, metavar="N", help="Only if this is the key's revision.")
 @group_options
 def delete(key: str, if_revision: int | None, target: GroupTarget) -> None:
     """Delete KEY."""
@@ -148,7 +156,7 @@ Examples:
   dledger kv get --prefix '' --json"""
 )
 @click.argument("key")
-@click.option("--prefix", is_flag=True, help="All keys that begin with KEY, at most 1,000, with their names.")
+@click.option("--prefix", is_flag=True, help="All keys that begin with KEY, with their names: at most 1,000, or 2 MiB.")
 @click.option("--local", is_flag=True, help="From any node, perhaps old; otherwise linearizable, from the leader.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, with revisions.")
 @group_options
@@ -163,6 +171,8 @@ def get(key: str, prefix: bool, local: bool, as_json: bool, target: GroupTarget)
     else:
         for one in items:
             click.echo(f"{one['key']}={one['value']}" if prefix else one["value"])
+    if answer["more"]:
+        click.echo("there are more keys: ask for longer prefixes", err=True)
     if not items:
         sys.exit(1)
 
@@ -202,37 +212,59 @@ holds as a fencing token: whoever has the lock later has a higher one.""",
 def lock(name: str, command: tuple[str, ...], ttl: float, target: GroupTarget) -> None:
     """Wait for the lock NAME, and hold it: one holder at a time in the whole group."""
     key, ttl_ms = f"lock/{name}", round(ttl * 1000)
+    signal.signal(signal.SIGTERM, _end)  # or the command would go on without the lock
     with closing(target.client()) as client:
-        revision = _acquire(client, key, ttl_ms)
+        revision, began_s = _acquire(client, key, ttl_ms)
         running = None
-        try:
-            if command:
-                running = subprocess.Popen(command, env={**os.environ, "DLEDGER_LOCK": str(revision)})
-            else:
-                click.echo(revision)
-            code, held = _hold(client, key, ttl_ms, revision, running)
-        finally:
-            if running is not None and running.poll() is None:
-                running.terminate()
-                running.wait()
+        if command:
+            running = subprocess.Popen(command, env={**os.environ, "DLEDGER_LOCK": str(revision)})
+        else:
+            click.echo(revision)
+        code, held = _hold(client, key, ttl_ms, revision, began_s, running)
         if not held:
             raise click.ClickException(f"the lock {name} was lost: its lease ended")
         sys.exit(code)
 
 
-def _acquire(client: DLedgerClient, key: str, ttl_ms: int) -> int:
+def _end(number: int, _frame: object) -> None:
+    sys.exit(128 + number)
+
+
+def _stop(running: subprocess.Popen[bytes]) -> None:
+    """SIGTERM, and SIGKILL if that does not help."""
+    if running.poll() is None:
+        running.terminate()
+        try:
+            running.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            running.wait()
+
+
+def _acquire(client: DLedgerClient, key: str, ttl_ms: int) -> tuple[int, float]:
+    """The revision, and when the lease began at the earliest (monotonic s)."""
     owner = f"{os.uname().nodename}:{os.getpid()}"
     while True:
+        began_s = time.monotonic()
         result = _command(client, {"op": "put", "key": key, "value": owner, "ttl_ms": ttl_ms, "if_revision": 0})
         if result["ok"]:
-            return int(result["revision"])
-        _watch(client, key, int(result["revision"]), prefix=False, show=lambda _event: None, once=True)
+            return int(result["revision"]), began_s
+        with suppress(click.ClickException):  # what changed is not kept any more: look again
+            _watch(client, key, int(result["revision"]), prefix=False, show=lambda _event: None, once=True)
 
 
 def _hold(
-    client: DLedgerClient, key: str, ttl_ms: int, revision: int, running: subprocess.Popen[bytes] | None
+    client: DLedgerClient,
+    key: str,
+    ttl_ms: int,
+    revision: int,
+    began_s: float,
+    running: subprocess.Popen[bytes] | None,
 ) -> tuple[int, bool]:
-    """Prolong the lease until the command has ended, or for ever; its exit code, and whether the lock was kept."""
+    """Prolong the lease until the command has ended, or for ever; its exit code, and whether the lock was kept.
+
+    An answer that has not come when the lease ends by this clock comes too late: somebody else may hold the lock.
+    """
     owner = f"{os.uname().nodename}:{os.getpid()}"
     current = revision
     try:
@@ -245,12 +277,19 @@ def _hold(
             except subprocess.TimeoutExpired:
                 pass
             wanted = {"op": "put", "key": key, "value": owner, "ttl_ms": ttl_ms, "if_revision": current}
-            result = _command(client, wanted)
+            left_s, began_s = began_s + ttl_ms / 1000 - time.monotonic(), time.monotonic()
+            try:
+                result = _command(client, wanted, timeout_s=left_s) if left_s > 0 else {"ok": False}
+            except DLedgerError:
+                return 1, False
             if not result["ok"]:
                 return 1, False
             current = int(result["revision"])
     finally:
-        _command(client, {"op": "delete", "key": key, "if_revision": current})
+        if running is not None:
+            _stop(running)  # before somebody else may begin
+        with suppress(DLedgerError):  # then its lease ends by itself
+            _command(client, {"op": "delete", "key": key, "if_revision": current}, timeout_s=ttl_ms / 1000)
 
 
 def _change(client: DLedgerClient, operation: str, key: str, if_revision: int | None, **fields: object) -> _Json:
@@ -264,8 +303,8 @@ def _change(client: DLedgerClient, operation: str, key: str, if_revision: int | 
     return result
 
 
-def _command(client: DLedgerClient, wanted: _Json) -> _Json:
-    return _raised(json.loads(client.command(json.dumps(wanted).encode())))
+def _command(client: DLedgerClient, wanted: _Json, *, timeout_s: float | None = None) -> _Json:
+    return _raised(json.loads(client.command(json.dumps(wanted).encode(), timeout_s=timeout_s)))
 
 
 def _ask(client: DLedgerClient, wanted: _Json, **how: Any) -> tuple[_Json, int]:  # noqa: ANN401 - options of ``query``

@@ -128,7 +128,6 @@ def test_a_watch_that_is_too_late_is_told_so(monkeypatch: pytest.MonkeyPatch) ->
     """Events are bounded; nothing may be missed silently."""
     monkeypatch.setattr(kv, "EVENTS_KEPT", 2)
     log = Log()
-    log.map._events = type(log.map._events)(maxlen=2)
     for number in range(4):
         log.do("put", "a", value=str(number))
     assert [one["revision"] for one in log.watch("a", 2)["events"]] == [3, 4]
@@ -144,9 +143,6 @@ def test_a_watch_that_is_too_late_is_told_so(monkeypatch: pytest.MonkeyPatch) ->
         b'"x"',
         b"{}",
         b'{"op":"put","key":"a"}',
-        b'{"op":"put","key":7,"value":"x"}',
-        b'{"op":"put","key":"a","value":"x","ttl_ms":"soon"}',
-        b'{"op":"put","key":"a","value":"x","ttl_ms":Infinity}',
         b'{"op":"fly","key":"a"}',
         b"[" * 100_000,
         b"\xff",
@@ -159,6 +155,116 @@ def test_a_malformed_command_is_answered_and_changes_nothing(body: bytes) -> Non
     before = log.saved()
     assert log.apply(body) == {"error": kv._MALFORMED}
     assert log.saved() == before
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"key": 7}, "key must be"),
+        ({"key": "k" * (1 << 20)}, "key must be"),
+        ({"value": "x" * (1 << 20)}, "value must be"),
+        ({"value": "\N{GRINNING FACE}" * 100_000}, "value must be"),
+        ({"value": "\0" * 100_000}, "value must be"),
+        ({"ttl_ms": "soon"}, "ttl_ms must be"),
+        ({"ttl_ms": float("inf")}, "ttl_ms must be"),
+        ({"ttl_ms": -1}, "ttl_ms must be"),
+        ({"ttl_ms": 10**4299}, "ttl_ms must be"),
+    ],
+)
+def test_what_is_too_large_is_refused_with_its_limit(fields: dict[str, object], told: str) -> None:
+    """S2: a result or a snapshot that cannot be made would stop every member, at each start again."""
+    log = Log()
+    log.do("put", "a", value="1")
+    before = log.saved()
+    assert told in log.do("put", **{"key": "a", "value": "1", **fields})["error"]  # type: ignore[arg-type]
+    assert log.saved() == before
+
+
+@pytest.mark.parametrize("one", ["x", "\0", "\N{GRINNING FACE}", "\ud800", '"'])
+def test_every_answer_to_a_change_fits(one: str) -> None:
+    """A result has at most 1 MiB (``StateMachine.apply``), with the largest value that is taken."""
+    log = Log()
+    low, high = 0, kv.VALUE_BYTES_MAX
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if "ok" in log.do("put", "k" * 1024, value=one * middle) else (low, middle - 1)
+    assert low > 20_000
+    for _ in range(2):
+        body = json.dumps({"op": "put", "key": "k" * 1024, "value": one * low}).encode()
+        (result,) = log.map.apply([Applied(LogIndex(10**6), Term(1), log.now_ms, body)])
+        assert b"previous" in result
+        assert len(result) < 1 << 20
+
+
+def test_the_map_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of keys and of bytes; what is deleted makes room, and what replaces a value needs no more."""
+    monkeypatch.setattr(kv, "KEYS_MAX", 2)
+    monkeypatch.setattr(kv, "STATE_BYTES_MAX", 1000)
+    log = Log()
+    for key in "ab":
+        assert log.do("put", key, value="x")["ok"]
+    assert "the map is full" in log.do("put", "c", value="x")["error"]
+    assert "the map is full" in log.do("put", "a", value="x" * 1000)["error"]
+    assert log.do("put", "a", value="y" * 900)["ok"]
+    for one in (log, log.loaded()):
+        assert "the map is full" in one.do("put", "b", value="x" * 900)["error"]
+        assert one.do("delete", "a")["ok"]
+        assert one.do("put", "b", value="x" * 900)["ok"]
+
+
+def test_answers_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list tells that there is more; a watch goes on after its last event."""
+    log = Log()
+    for number in range(20):
+        log.do("put", f"k{number:02}", value="x" * 1000)
+    monkeypatch.setattr(kv, "ANSWER_BYTES_MAX", 5000)
+    listed = json.loads(log.map.query(b'{"op": "get", "key": "", "prefix": true}'))
+    assert listed["more"]
+    assert [one["key"] for one in listed["items"]] == [f"k{number:02}" for number in range(5)]
+    seen: list[int] = []
+    while events := log.watch("", seen[-1] if seen else 0, prefix=True)["events"]:
+        assert len(events) <= 6
+        seen += [one["revision"] for one in events]
+    assert seen == list(range(1, 21))
+
+
+def test_events_have_a_bound_of_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They hold values that are in the map no more; a map from a snapshot forgets the same ones."""
+    monkeypatch.setattr(kv, "EVENTS_CHARS_MAX", 3500)
+    log = Log()
+    for _ in range(10):
+        log.do("put", "k", value="x" * 1000)
+    other = log.loaded()
+    for one in (log, other):
+        one.do("put", "k", value="x" * 1000)
+        assert [event["revision"] for event in one.watch("k", 8)["events"]] == [9, 10, 11]
+        assert "not kept" in one.watch("k", 7)["error"]
+    assert other.saved() == log.saved()
+
+
+def test_leases_that_end_together_end_a_few_with_each_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands wait meanwhile. A map from a snapshot, which knows no leases of the past, ends the same ones."""
+    monkeypatch.setattr(kv, "EXPIRED_MAX", 3)
+    log = Log()
+    for _ in range(3):
+        for number in range(8):
+            log.do("put", f"k{number}", value="x", ttl_ms=10)
+        log.now_ms += 1
+    other = log.loaded()
+    for one in (log, other):
+        one.now_ms += 100
+        left = []
+        for _ in range(3):
+            one.do("tick")
+            left.append(len(one.get("", prefix=True)))
+        assert left == [5, 2, 0]
+    assert other.saved() == log.saved()
+
+
+@pytest.mark.parametrize("request_", [b"", b"[]", b"{}", b'{"op":"fly"}', b'{"op":"watch","key":"a"}'])
+def test_a_malformed_query_is_told_what_there_is(request_: bytes) -> None:
+    """As a command is."""
+    assert json.loads(Log().map.query(request_)) == {"error": kv._MALFORMED}
 
 
 def test_a_map_from_a_snapshot_goes_on_alike() -> None:

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,7 +96,7 @@ def test_a_watch_shows_what_came_and_comes(node: Running) -> None:
 def test_a_lock_is_held_while_its_command_runs(node: Running) -> None:
     """One holder at a time; its revision is the fencing token, and the command's exit code is passed on."""
     with DLedgerClient(node.server.client_address, timeout_s=20) as client:
-        first = commands._acquire(client, "lock/job", 60_000)
+        first, _ = commands._acquire(client, "lock/job", 60_000)
         held = node.run("kv", "get", "lock/job", "--json")
         assert json.loads(held.output)["items"][0]["revision"] == first
         commands._command(client, {"op": "delete", "key": "lock/job"})
@@ -103,15 +109,82 @@ def test_a_lost_lock_ends_its_command(node: Running, monkeypatch: pytest.MonkeyP
     """Whoever holds it now must not find the command still running."""
     command = commands._command
 
-    def lost(client: DLedgerClient, wanted: dict[str, object]) -> dict[str, object]:
+    def lost(client: DLedgerClient, wanted: dict[str, object], **how: float) -> dict[str, object]:
         if wanted.get("if_revision"):  # prolonged
             command(client, {"op": "delete", "key": "lock/job"})
-        return command(client, wanted)
+        return command(client, wanted, **how)
 
     monkeypatch.setattr(commands, "_command", lost)
     done = node.run("kv", "lock", "job", "--ttl", "1", "--", "sleep", "1000")
     assert done.exit_code == 1
     assert "was lost" in done.output
+
+
+def test_a_lock_that_cannot_be_prolonged_in_time_ends_its_command(node: Running) -> None:
+    """The clients' own time-out is longer than the lease: another holder need not wait for it."""
+    done: list[Result] = []
+    script = f"trap '' TERM; echo > {node.directory}/began; sleep 1000 & echo $! > {node.directory}/pid; wait"
+    words = ("kv", "lock", "job", "--ttl", "3", "--", "sh", "-c", script)
+    thread = threading.Thread(target=lambda: done.append(node.run(*words)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(signal, "signal", lambda *_: None)  # not the main thread
+        patch.setattr(commands, "STOP_S", 0.2)
+        thread.start()
+        wait_until(lambda: (node.directory / "pid").exists(), "the command runs")
+        began_s = time.monotonic()
+        patch.setattr(node.server, "submit_commands", lambda *_: None)  # what is sent is never answered
+        thread.join(30)
+        took_s = time.monotonic() - began_s
+    os.kill(int((node.directory / "pid").read_text()), signal.SIGKILL)  # the shell's, which was killed
+    assert done[0].exit_code == 1
+    assert "was lost" in done[0].output
+    assert took_s < 3 + 0.2 + 3 + 5  # lease, command, release
+
+
+def test_a_lock_that_is_told_to_end_ends_its_command_first(node: Running) -> None:
+    """It would go on without the lock; whoever waits need not wait for the lease's end."""
+    words = [
+        sys.executable,
+        "-m",
+        "cluster.entry",
+        "kv",
+        "lock",
+        "-b",
+        node.server.client_address,
+        "job",
+        "--ttl",
+        "60",
+    ]
+    process = subprocess.Popen([*words, "--", "sleep", "1000"])
+    try:
+        wait_until(lambda: node.run("kv", "get", "lock/job").exit_code == 0, "it is held", 60)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        wait_until(lambda: children.read_text() != "", "the command runs")
+        (child,) = children.read_text().split()
+        process.terminate()
+        assert process.wait(30) == 128 + signal.SIGTERM
+        assert not Path(f"/proc/{child}").exists()
+        assert node.run("kv", "get", "lock/job").exit_code == 1
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_wrong_numbers_and_long_texts_are_refused_with_what_is_right(node: Running) -> None:
+    """Also what the map refuses names the limit; nothing was changed."""
+    for words, told in (
+        (("put", "a", "1", "--if-revision", "-1"), "x>=0"),
+        (("del", "a", "--if-revision", "-1"), "x>=0"),
+        (("put", "a" * 1025, "1"), "key must be a text of at most 1024"),
+        (("put", "a", "1", "--ttl", "1e10"), "ten years"),
+        (("get", "a" * 1025), "key must be a text of at most 1024"),
+    ):
+        refused = node.run("kv", *words)
+        assert refused.exit_code in (1, 2), words
+        assert told in refused.output
+    assert node.run("kv", "get", "--prefix", "").exit_code == 1
+    assert node.run("kv", "put", "a", "1", "--ttl", "0.0001").exit_code == 0
+    wait_until(lambda: node.machine.has_leases, "the shortest lease is one")
 
 
 def test_ticks_let_leases_end_while_nothing_else_happens(node: Running, monkeypatch: pytest.MonkeyPatch) -> None:
