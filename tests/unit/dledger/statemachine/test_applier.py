@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
 import pytest
 
 from dledger.clock import Clock
-from dledger.conditions import Conditions
+from dledger.conditions import ConditionKind, Conditions
 from dledger.config import Member, ServerConfig
+from dledger.core.membership_payload import encode_configuration
 from dledger.core.producer_payload import Registration, encode_registration
-from dledger.errors import DLedgerError, FencedError, TermChangedError
+from dledger.core.time_payload import encode_time
+from dledger.errors import (
+    CorruptLogError,
+    DLedgerError,
+    FencedError,
+    ShutdownError,
+    StateMachineError,
+    TermChangedError,
+)
+from dledger.members import ClusterMember, Configuration
 from dledger.runtime.supervisor import Supervisor
-from dledger.statemachine.applier import Applier
+from dledger.statemachine.applier import RESULT_BYTES_MAX, Applier
 from dledger.statemachine.commands import CommandBatch
-from dledger.statemachine.snapshots import SnapshotStore
+from dledger.statemachine.ports import Applied
+from dledger.statemachine.snapshots import PRODUCERS_FILE, STATE_FILE, SnapshotBuilder, SnapshotStore
 from dledger.store.file_store import FileStore
 from dledger.store.fs import FileSystem
-from dledger.types import NO_INDEX, AppendedBatch, Entry, LogIndex, Magic, Position, Term
+from dledger.types import NO_INDEX, AppendedBatch, Entry, LogIndex, Magic, NodeId, Position, Term
 from tests.support.cluster import N0
 from tests.support.counting import History
 
@@ -45,9 +57,23 @@ def entry(index: int, term: int, body: bytes, *, slot: int = 0) -> Entry:
     return Entry(LogIndex(index), Term(term), Position(100 * index), body, channel=slot)
 
 
+def noop(index: int, body: bytes) -> Entry:
+    return Entry(LogIndex(index), Term(1), Position(100 * index), body, Magic.NOOP)
+
+
+class StateWriter:
+    """A ``SnapshotWriter``."""
+
+    def __init__(self, builder: SnapshotBuilder) -> None:
+        self._builder = builder
+
+    def write(self, data: bytes) -> None:
+        self._builder.write(STATE_FILE, data)
+
+
 def registration(index: int, name: str, slot: int, *, dropped: int = 0) -> Entry:
     body = encode_registration(Registration(name, slot, dropped))
-    return Entry(LogIndex(index), Term(1), Position(100 * index), body, Magic.NOOP)
+    return noop(index, body)
 
 
 def applier_of(
@@ -130,6 +156,129 @@ def test_a_fence_ends_it_between_two_ranges(tmp_path: Path) -> None:
 
     assert len(machine.bodies) == 1
     assert [type(one) for one in answers] == [FencedError]
+
+
+def test_a_snapshot_holds_what_the_no_ops_say_and_is_loaded_with_it(tmp_path: Path) -> None:
+    """S1, S6: members, time and producers; a member that starts from it goes on as one that has applied all."""
+    members = (ClusterMember(N0, "h", 20911, uid=1 << 63), ClusterMember(NodeId("n1"), "h", 20912, uid=3 << 62))
+    log = GivenLog(
+        [
+            noop(0, encode_configuration(Configuration(members[:1], NO_INDEX, Term(0), 1, 77))),
+            registration(1, "p", 1),
+            noop(2, encode_time(5000)),
+            entry(3, 1, b"a", slot=1),
+            noop(4, encode_configuration(Configuration(members, NO_INDEX, Term(0), 1, 78))),
+            noop(5, encode_time(4000)),
+            entry(6, 1, b"b", slot=1),
+        ]
+    )
+    store, machine = SnapshotStore(FileSystem(), tmp_path), History()
+    applier = applier_of(log, tmp_path, machine)
+    applier._step()
+    job = applier.save()
+    assert job.meta.configuration is not None
+    assert (job.meta.configuration.members, job.meta.configuration.index) == (members, 4)
+    assert (job.meta.time_ms, job.meta.boundary.index) == (5000, 6)
+    with store.build(job.meta.index) as builder:
+        job.state.write(StateWriter(builder))
+        for part in job.producers.encode():
+            builder.write(PRODUCERS_FILE, part)
+        meta = replace(job.meta, files=builder.files())
+        builder.commit(meta)
+
+    again = History()
+    loaded = applier_of(log, tmp_path, again)
+    loaded.load(meta)
+    log.entries.append(entry(7, 1, b"c", slot=1))
+    for one in (applier, loaded):
+        one._step()
+    assert (again.seen, again.bodies) == (machine.seen[-1:], machine.bodies)
+    assert loaded.save().meta == applier.save().meta
+    assert loaded.save().producers == applier.save().producers
+
+
+@pytest.mark.parametrize("results", [[], [b"", b""], [bytes(RESULT_BYTES_MAX + 1)]])
+def test_results_that_are_not_one_for_each_or_too_large_are_the_machines_fault(
+    tmp_path: Path, results: list[bytes]
+) -> None:
+    """S2: they would go to other commands, or fill the memory of every member."""
+
+    class Wrong(History):
+        def apply(self, entries: Sequence[Applied]) -> Sequence[bytes]:
+            return results
+
+    applier = applier_of(GivenLog([entry(0, 1, b"a")]), tmp_path, Wrong())
+    with pytest.raises(StateMachineError, match="one for each"):
+        applier._step()
+
+
+def test_what_waits_is_told_when_the_node_stops(tmp_path: Path) -> None:
+    """S3, S5: commands whose entries are not applied, and queries for later ones."""
+    applier, answers, told = applier_of(GivenLog([]), tmp_path, History()), list[object](), list[object]()
+    submit(applier, 3, 1, 1, answers)
+    applier.when_applied(LogIndex(3), 1 << 60, lambda: told.append("applied"), told.append)
+    applier.stop(1)
+    assert [type(one) for one in (*answers, *told)] == [ShutdownError, ShutdownError]
+    assert len(applier.waiters) == 0
+
+
+def test_no_wait_ends_before_its_entry(tmp_path: Path) -> None:
+    """S5: a read that does not see the entry would be one of the past."""
+    log = GivenLog([entry(index, 1, b"a") for index in range(3)])
+    applier, told = applier_of(log, tmp_path, History()), list[object]()
+    for index in (2, 3):
+        applier.when_applied(LogIndex(index), 1 << 60, lambda index=index: told.append(index), told.append)  # type: ignore[misc]
+    applier._step()
+    assert told == [2]
+
+
+def test_a_damaged_entry_is_waited_for_and_told(tmp_path: Path) -> None:
+    """S11: it is repaired meanwhile; then the machine goes on, and nothing is told any more."""
+
+    class Damaged(GivenLog):
+        is_damaged = True
+
+        def read_range(self, first: LogIndex, last: LogIndex, _bytes_max: int) -> list[Entry]:
+            if self.is_damaged:
+                raise CorruptLogError(Path("data/0"), 0, "a byte of it is another one", "it is repaired")
+            return super().read_range(first, last, _bytes_max)
+
+    log, machine = Damaged([entry(0, 1, b"a")]), History()
+    applier = applier_of(log, tmp_path, machine)
+    assert applier._step() is not None, "it looks again by itself"
+    assert [one.kind for one in applier._conditions.now()] == [ConditionKind.APPLIER_WAITING]
+    log.is_damaged = False
+    applier._step()
+    assert machine.bodies == [b"a"]
+    assert not applier._conditions.now()
+
+
+def test_queries_and_apply_exclude_each_other(tmp_path: Path) -> None:
+    """S5: a machine need not be thread-safe unless it says so."""
+    inside, asked, both = threading.Event(), threading.Event(), list[str]()
+
+    class Slow(History):
+        def apply(self, entries: Sequence[Applied]) -> Sequence[bytes]:
+            inside.set()
+            assert asked.wait(20)
+            both.append("apply")
+            return super().apply(entries)
+
+        def query(self, request: bytes) -> bytes:
+            both.append("query")
+            return super().query(request)
+
+    applier = applier_of(GivenLog([entry(0, 1, b"a")]), tmp_path, Slow())
+    thread = threading.Thread(target=applier._step)
+    thread.start()
+    assert inside.wait(20)
+    assert applier._machine_lock.locked()
+    reader = threading.Thread(target=applier.query, args=(b"",))
+    reader.start()
+    asked.set()
+    for one in (thread, reader):
+        one.join(20)
+    assert both == ["apply", "query"]
 
 
 def test_the_end_of_what_is_applied_is_that_of_the_last_entry(tmp_path: Path) -> None:

@@ -110,6 +110,32 @@ def test_a_members_table_is_the_same_from_the_log_and_from_a_snapshot() -> None:
     assert other.saved() == table.saved()
 
 
+def test_the_last_result_of_a_producer_is_kept_though_it_alone_is_too_much() -> None:
+    """S4: a client that was not answered repeats its last command first of all."""
+    table = Table()
+    table.register("p", 1)
+    table.apply(1, b"x")
+    table.apply(1, bytes(PRODUCER_RESULT_BYTES_MAX + 1))
+    assert table.of.find("p", 0) is None
+    assert table.of.find("p", 1) == bytes(PRODUCER_RESULT_BYTES_MAX + 1)
+
+
+def test_the_results_that_give_way_are_of_who_was_idle_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S4: one that has just sent its command may repeat it; also in a table that was loaded."""
+    monkeypatch.setattr(duplicates, "RESULT_BYTES_MAX", 25)
+    table = Table()
+    for slot, name in enumerate("pqr", 1):
+        table.register(name, slot)
+    for slot in (1, 2, 1):
+        table.apply(slot, bytes(8))
+    other = Table()
+    other.of.load(table.saved(), table.now_ms)
+    for one in (table, other):
+        one.apply(3, bytes(8))
+        assert one.of.find("q", 0) is None
+        assert one.of.find("p", 1) == one.of.find("r", 0) == bytes(8)
+
+
 def test_what_is_kept_is_bounded_for_each_and_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last result of a producer is kept whatever its size; in all, those idle longest give way."""
     table = Table()

@@ -20,6 +20,7 @@ from dledger.errors import (
     DamagedSnapshotError,
     DiskError,
     InvalidRequestError,
+    LeaderNotReadyError,
     NoStateMachineError,
     PendingFullError,
     RequestTimeoutError,
@@ -30,6 +31,7 @@ from dledger.errors import (
 )
 from dledger.server import DLedgerServer
 from dledger.statemachine.duplicates import RESULTS_KEPT
+from dledger.statemachine.host import QUERIES_MAX
 from dledger.statemachine.ports import Applied, SnapshotWriter
 from dledger.statemachine.snapshots import SnapshotBuilder, SnapshotStore
 from dledger.store.fs import FileSystem
@@ -230,6 +232,51 @@ def test_a_failing_query_is_its_callers_alone(tmp_path: Path) -> None:
         assert isinstance(answer, StateMachineError)
         assert answer.outcome == "not_applied"
         assert command(server, b"a") == (b"1",)
+
+
+def test_a_linearizable_query_is_never_asked_too_early(tmp_path: Path) -> None:
+    """S5: if the entry is not applied in time, there is no answer; and that leaves no room less for others."""
+    config = config_in(tmp_path)
+    config = replace(config, replication=replace(config.replication, pending_entries_max=1))
+    with running(config, History()) as server:
+        host = server._machine
+        assert host is not None
+        far = LogIndex(1 << 40)
+        early = ask(lambda done: host.query(b"", far, 20, done, even_if_late=False))
+        assert isinstance(early, LeaderNotReadyError)
+        answers: list[object] = []
+        host.query(b"", far, 60_000, answers.append, even_if_late=True)
+        for _ in range(QUERIES_MAX):
+            full = ask(lambda done: host.query(b"", far, 60_000, done, even_if_late=True))
+            assert isinstance(full, PendingFullError)
+        assert query(server) == []
+        assert answers == []
+    assert [type(one) for one in answers] == [ShutdownError]
+
+
+def test_a_node_that_stops_saves_what_it_has_applied(tmp_path: Path) -> None:
+    """S6: if that is worth it; its next start is short."""
+    config = config_in(tmp_path, snapshots=SnapshotConfig(snapshot_entries=1000))
+    for count, is_saved in ((2, False), (20, True)):
+        with running(config, History()) as server:
+            command(server, *[b"a"] * count)
+        assert (store_of(config).newest is not None) == is_saved
+
+
+def test_a_snapshot_is_not_due_before_as_much_log_as_the_last_one_has(tmp_path: Path) -> None:
+    """S6: a large state is not written again for each little change."""
+    config = config_in(tmp_path, snapshots=SnapshotConfig(snapshot_bytes=1000, snapshot_entries=100_000))
+    with running(config, History()) as server:
+        host = server._machine
+        assert host is not None
+        command(server, *[b"x" * 1000] * 30)
+        wait_until(lambda: host.snapshot_bytes > 30_000, "the first one is written")
+        first = host.snapshot_index
+        command(server, *[b"x" * 1000] * 10)
+        assert not host._is_due()
+        assert host.snapshot_index == first
+        command(server, *[b"x" * 1000] * 30)
+        wait_until(lambda: host.snapshot_index > first, "the second one is written")
 
 
 def test_a_local_query_waits_for_what_comes_next(tmp_path: Path) -> None:
