@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Final
 
+from dledger.client_server import ServedLog
 from dledger.config import ServerConfig
 from dledger.errors import UnavailableError
 from dledger.rpc.peers.identity import PeerIdentity
@@ -89,13 +90,28 @@ class SimTransport(MemoryTransport):
 class NoClients:
     """In the place of ``ClientServer``: clients of a simulation are in the process."""
 
-    def __init__(self, config: ServerConfig, *_: object) -> None:
-        self.address = f"client-of-{config.node_id}"
+    def __init__(self, logs: Sequence[ServedLog], *_: object) -> None:
+        self.address = f"client-of-{logs[0].config.node_id}"
         self.grpc_port = 0
         self.bridge = None
 
     def start(self, *, ports: bool = True) -> None:
         """Nothing listens."""
+
+    def close(self) -> None:
+        """Nothing listened."""
+
+
+class NoPort:
+    """In the place of ``PeerPort``: members of a simulation find each other in the process."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def open(self) -> None:
+        """Nothing listens."""
+
+    def accept(self) -> None:
+        """Nobody connects."""
 
     def close(self) -> None:
         """Nothing listened."""

@@ -25,6 +25,7 @@ import dledger.rpc.loops
 from dledger.client_server import ClientServer
 from dledger.rpc.listening import listen
 from dledger.rpc.peers.log_exchange import PeerLogClient
+from dledger.rpc.peers.port import PeerPort
 from dledger.rpc.peers.transport import PeerTransport
 from dledger.store.fs import FileSystem
 from tests.sim_store import links, loops, members, memory_transport, threads
@@ -88,6 +89,7 @@ def _exchanges(scheduler: Scheduler) -> dict[int, Any]:
         id(FileSystem): own_fs,
         id(PeerTransport): members.SimTransport,
         id(ClientServer): members.NoClients,
+        id(PeerPort): members.NoPort,
         id(PeerLogClient): members.PeerLogs,
         id(asyncio): loops.fake_asyncio(),
         id(dledger.rpc.loops): SimpleNamespace(**{**vars(dledger.rpc.loops), "run": loops.run}),
