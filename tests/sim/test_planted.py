@@ -22,7 +22,7 @@ FOUND_BY = {
     "leader-counts-unflushed": 0,
     "learners-are-contact": 400_008,
     "learners-confirm-reads": 400_000,
-    "learners-hold-entries": 400_000,
+    "learners-hold-entries": 400_085,
     "learners-refuse-votes": 400_000,
     "members-before-an-own-entry": 400_000,
     "members-not-installed": 400_014,
