@@ -14,7 +14,19 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from functools import cache
 from types import UnionType
-from typing import Annotated, Any, ClassVar, Final, NamedTuple, Self, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    NamedTuple,
+    Self,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from dledger.remoting.errors import RequestError
 from dledger.remoting.fastjson import ObjectKey, dumps, dumps_plain, loads
@@ -117,7 +129,7 @@ def _plain_converter(hint: Any, notes: Sequence[object]) -> _Converter:  # noqa:
         return _Converter(_boolean, _same)
     if hint is float:
         return _Converter(_float, _same, plain=False)
-    if isinstance(hint, UnionType):  # with None
+    if get_origin(hint) in (Union, UnionType):  # with None
         whole = _converter(get_args(hint)[0])
         return _Converter(whole.read, lambda value: None if value is None else whole.write(value), whole.plain)
     if get_origin(hint) is tuple:

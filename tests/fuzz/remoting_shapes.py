@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Mapping
 from enum import IntEnum
 from types import UnionType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 
@@ -48,7 +48,7 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:  # noqa: ANN401  # whatever ty
             if isinstance(note, Bits):
                 limit = 1 << (note.width - 1)
                 return st.integers(-limit, limit - 1) | st.sampled_from((-limit, -1, 0, 1, limit - 1))
-    if isinstance(hint, UnionType):
+    if get_origin(hint) in (Union, UnionType):
         return st.none() | _values(get_args(hint)[0])
     if get_origin(hint) is tuple:
         return st.lists(_values(get_args(hint)[0]), max_size=3).map(tuple)

@@ -31,12 +31,12 @@ class TopicStatsTable(Body):
 
 @record(frozen=True, slots=True)
 class ConsumeOffset(Body):
-    """A group's progress in one queue. ``pull_offset``, of RocketMQ 5: before it all was given out."""
+    """A group's progress in one queue. ``pull_offset``, of RocketMQ 5: before it all was given out; None: not told."""
 
     broker_offset: Int64 = 0
     consumer_offset: Int64 = 0
     last_timestamp: Int64 = 0
-    pull_offset: Int64 = 0
+    pull_offset: Int64 | None = None
 
 
 @record(frozen=True, slots=True)
