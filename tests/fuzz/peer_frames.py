@@ -25,11 +25,14 @@ _MESSAGES: Final[dict[FrameKind, type[Message]]] = {
     FrameKind.TAKE_LEADERSHIP: raft_pb2.TakeLeadershipRequest,
     FrameKind.READ_LOG: raft_pb2.ReadLogRequest,
     FrameKind.CHAIN_CRCS: raft_pb2.ChainCrcsRequest,
+    FrameKind.SNAPSHOT: raft_pb2.FetchSnapshotRequest,
+    FrameKind.SNAPSHOT_PIECE: raft_pb2.SnapshotPieceRequest,
 }
 _OF: Final = {
     Purpose.CONTROL: (FrameKind.VOTE, FrameKind.HEARTBEAT, FrameKind.TAKE_LEADERSHIP),
     Purpose.PUSH: (FrameKind.PUSH,),
     Purpose.LOG: (FrameKind.READ_LOG, FrameKind.CHAIN_CRCS),
+    Purpose.SNAPSHOT: (FrameKind.SNAPSHOT, FrameKind.SNAPSHOT_PIECE),
 }
 
 
