@@ -179,7 +179,7 @@ def _scenario(flush: str, suffix: str) -> Scenario:
         f"three nodes, flush={flush}, one client",
         tuple(name + suffix for name in names),
         functools.partial(measure, flush, suffix),
-        load(3 * len(WINDOWS)),
+        load(len(WINDOWS) + 1),
     )
 
 
