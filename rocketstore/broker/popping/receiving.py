@@ -268,14 +268,18 @@ class Receiving:
         return _Got(messages, delivery.full, is_at_end)
 
     async def _read(self, read: PopRead, plan: _Plan, limits: ReadLimits) -> GetResult:
-        """Messages of one queue; of the retry topic the group's own copies, whose originals the filter has let pass."""
+        """Messages of one queue; of the retry topic the group's own copies.
+
+        The filter has let their originals pass, except those that a new leader took for given out ahead of their row.
+        """
         (group, topic, queue_id), offset = read.place, read.offset
         if read.only:
             return await self._read_only(read)
         if topic == plan.wish.topic:
             return await self._reading.read(topic, queue_id, offset, plan.wanted, limits, group)
         found = await self._reading.read(topic, queue_id, offset, None, limits, group)
-        return replace(found, records=tuple(one for one in found.records if _is_copy_for(group, one)))
+        records = (one for one in found.records if _is_copy_for(group, one) and _passes(plan.wanted, one))
+        return replace(found, records=tuple(records))
 
     async def _read_only(self, read: PopRead) -> GetResult:
         """These messages of an ordered group again, as they were given out together."""
@@ -321,6 +325,11 @@ def client_key(owner: str, client_id: str) -> str:
 def _found(record: bytes) -> PopFound:
     """The place of a record, and its attempt."""
     return PopFound(queue_offset_of(record), reconsume_times_of(record) + 1)
+
+
+def _passes(wanted: MessageFilter | None, copy: bytes) -> bool:
+    """Whether a copy was given out before, or passes the filter, which nobody has asked about its original."""
+    return wanted is None or reconsume_times_of(copy) > 0 or wanted.matches_record(copy)
 
 
 def _is_copy_for(group: str, record: bytes) -> bool:
