@@ -20,6 +20,7 @@ OWN_P50: Final = "own p50"
 BARE_LOOP: Final = "bare pack+crc32c+copy loop into a fresh mapped file"
 PLAINTEXT: Final = "the same in plaintext"
 ALONE: Final = "the same client alone"
+BARE_LOG: Final = "the same without a state machine"
 UNMEASURED: Final = "the same group without metrics"
 MD5SUM: Final = "md5sum of one replica"
 SENT_MEANWHILE: Final = "what was sent meanwhile"
@@ -103,6 +104,8 @@ TARGETS: Final[Mapping[str, tuple[Limit, ...]]] = {
     "append_roundtrip_p50": (at_most(2.0, "ms"), at_most(1.0, baseline=ETCD)),
     "append_roundtrip_p99": (at_most(1.2, baseline=ETCD), at_most(5, baseline=OWN_P50)),
     "append_leader_processor": (at_most(0.4, "ms"),),
+    # A state machine that does next to nothing, on all three members.
+    "machine_append": (at_least(0.8, baseline=BARE_LOG),),
     "append_roundtrip_p50_async": (at_most(1.5, "ms"),),
     "append_roundtrip_p99_async": (at_most(5, baseline=OWN_P50),),
     "store_append": (at_least(250_000, "entries/s"), at_least(0.5, baseline=BARE_LOOP)),

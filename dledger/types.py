@@ -7,6 +7,7 @@ that files stay readable).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum, StrEnum
 from typing import Final, NewType
 
@@ -81,6 +82,28 @@ class Entry:
     channel: int = 0
     body_crc: int = 0
     chain_crc: int = 0
+
+
+@record(frozen=True, slots=True)
+class EntryColumns:
+    """Consecutive stored entries, all verified, by columns: an object for each costs too much where all are read.
+
+    ``channel_runs``: (channel, first index, count) of each run of entries with equal channels, ``NOOP_CHANNEL`` being
+    that of every NOOP. ``end_position`` and ``chain_crc`` are those behind the last entry.
+    """
+
+    first_index: LogIndex
+    terms: Sequence[Term]
+    bodies: Sequence[bytes]
+    channel_runs: Sequence[tuple[int, int, int]]
+    end_position: Position
+    chain_crc: int
+
+    @property
+    def end(self) -> Boundary:
+        """The last entry, as what a log begins after."""
+        last = LogIndex(self.first_index + len(self.bodies) - 1)
+        return Boundary(last, self.terms[-1], self.end_position, self.chain_crc)
 
 
 @record(frozen=True, slots=True)

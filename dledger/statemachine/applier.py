@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from itertools import repeat
 from time import monotonic
 from typing import Final
 
@@ -31,7 +32,6 @@ from dledger.errors import (
     SnapshotFormatError,
     StateMachineError,
 )
-from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.members import Configuration
 from dledger.records import record
 from dledger.runtime.supervisor import Supervisor
@@ -42,7 +42,7 @@ from dledger.statemachine.duplicates import Duplicates
 from dledger.statemachine.ports import Applied, StateMachine
 from dledger.statemachine.snapshots import PRODUCERS_FILE, SnapshotMeta, SnapshotStore
 from dledger.store.file_store import FileStore
-from dledger.types import GENESIS, Boundary, Entry, LogIndex, Magic, Position
+from dledger.types import GENESIS, NOOP_CHANNEL, Boundary, EntryColumns, LogIndex, Term
 from dledger.values import MIB
 
 RANGE_BYTES: Final = MIB
@@ -248,7 +248,7 @@ class Applier:
         began = self._at.index
         while self._log.committed_index > self._at.index and not self._stopping:
             try:
-                entries = self._log.read_range(LogIndex(self._at.index + 1), self._log.committed_index, RANGE_BYTES)
+                entries = self._log.read_columns(LogIndex(self._at.index + 1), self._log.committed_index, RANGE_BYTES)
             except (CorruptLogError, IndexBeforeBeginError) as error:
                 told = f"the state machine waits at entry {self._at.index + 1}: {error}"
                 self._conditions.set(ConditionKind.APPLIER_WAITING, told)
@@ -291,44 +291,52 @@ class Applier:
         for batch in self.waiters.take_all():
             batch.failed(error)
 
-    def _apply(self, entries: Sequence[Entry]) -> None:
+    def _apply(self, entries: EntryColumns) -> None:
         """Apply a range. Any error is the node's end (S2): without this entry, the members would differ.
 
         Ranges end anywhere, so what a no-op does must not depend on them: the results of the entries before it are
         stored first, or they would become those of the producer to which it gives the slot.
         """
-        commands: list[Entry] = []
-        for entry in entries:
-            if entry.magic is Magic.NOOP:
-                self._apply_commands(commands)
-                commands = []
-                self._note_noop(entry)
-            else:
-                commands.append(entry)
-        self._apply_commands(commands)
-        self._advance(entries[-1])
+        at = 0
+        commands: list[tuple[int, int]] = []
+        for channel, first, count in entries.channel_runs:
+            start = first - entries.first_index
+            if channel != NOOP_CHANNEL:
+                commands.append((channel, count))
+                continue
+            self._apply_commands(entries, at, commands)
+            commands = []
+            at = start + count
+            for number in range(start, at):
+                self._note_noop(entries.bodies[number], LogIndex(entries.first_index + number), entries.terms[number])
+        self._apply_commands(entries, at, commands)
+        self._at = entries.end
 
-    def _advance(self, last: Entry) -> None:
-        end = Position(last.position + ENTRY_HEADER_BYTES + len(last.body))
-        self._at = Boundary(last.index, last.term, end, last.chain_crc)
-
-    def _apply_commands(self, entries: Sequence[Entry]) -> None:
-        if not entries:
+    def _apply_commands(self, entries: EntryColumns, at: int, runs: Sequence[tuple[int, int]]) -> None:
+        """Apply the commands from the one at ``at`` on. ``runs``: (channel, count) of those with equal channels."""
+        if not runs:
             return
-        applied: list[Applied] = []
-        slots: list[int] = []
-        note = self._duplicates.note
-        for entry in entries:
-            producer, sequence = note(entry.channel, entry.index, self._time_ms) if entry.channel else ("", -1)
-            slots.append(entry.channel if producer else 0)
-            applied.append(Applied(entry.index, entry.term, self._time_ms, entry.body, producer, sequence))
+        first = LogIndex(entries.first_index + at)
+        index, producers, sequences = first, list[str](), list[int]()
+        slots: list[tuple[int, int, int]] = []  # with the number of its first command, and their count
+        for slot, count in runs:
+            producer, sequence = self._duplicates.note(slot, index, count, self._time_ms) if slot else ("", -1)
+            producers += [producer] * count
+            sequences += range(sequence, sequence + count) if producer else [-1] * count
+            slots.append((slot if producer else 0, sequence, count))
+            index = LogIndex(index + count)
+        past = at + len(producers)
+        terms = entries.terms[at:past]
+        columns = zip(range(first, index), terms, repeat(self._time_ms), entries.bodies[at:past], producers, sequences)
+        applied = list(map(tuple.__new__, repeat(Applied), columns))
         results = self._results(applied)
-        for slot, one, result in zip(slots, applied, results, strict=True):
+        done = 0
+        for slot, sequence, count in slots:
             if slot:
-                self._duplicates.store(slot, one.sequence, result)
-        self._advance(entries[-1])
+                self._duplicates.store(slot, sequence, results[done : done + count])
+            done += count
         if self.waiters or self._collecting is not None:
-            self._give(applied, results)
+            self._give(first, terms, results)
 
     def _results(self, applied: list[Applied]) -> Sequence[bytes]:
         began_s = monotonic()
@@ -347,25 +355,31 @@ class Applier:
             )
         return results
 
-    def _note_noop(self, entry: Entry) -> None:
-        time_ms = decode_time(entry.body)
+    def _note_noop(self, body: bytes, index: LogIndex, term: Term) -> None:
+        time_ms = decode_time(body)
         if time_ms is not None:
             self._time_ms = max(self._time_ms, time_ms)
-        elif (configuration := decode_configuration(entry.body)) is not None:
-            self._configuration = replace(configuration, index=entry.index, term=entry.term)
+        elif (configuration := decode_configuration(body)) is not None:
+            self._configuration = replace(configuration, index=index, term=term)
         else:
-            self._duplicates.note_noop(entry.body, entry.index, self._time_ms)
+            self._duplicates.note_noop(body, index, self._time_ms)
 
-    def _give(self, applied: list[Applied], results: Sequence[bytes]) -> None:
-        """Give the results to whoever waits."""
+    def _give(self, first: LogIndex, terms: Sequence[Term], results: Sequence[bytes]) -> None:
+        """Give the results of the entries from ``first`` on to whoever waits."""
         batch = self._collecting
-        for one, result in zip(applied, results, strict=True):
-            place = one.index, one.term
+        at = 0
+        while at < len(results):
+            place = LogIndex(first + at), terms[at]
             if batch is not None and batch.awaits != place:
                 batch = None  # a later leader replaced the rest of it: its append has failed
             if batch is None and (batch := self.waiters.take(place)) is None:
+                at += 1
                 continue
-            batch.results.append(result)
+            past = min(at + batch.wanted - len(batch.results), len(results))
+            while terms[past - 1] != terms[at]:
+                past -= 1
+            batch.results += results[at:past]
+            at = past
             if len(batch.results) == batch.wanted:
                 batch.applied(self._duplicates)
                 batch = None

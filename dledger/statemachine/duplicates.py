@@ -8,7 +8,7 @@ lead next, and it is a part of every snapshot.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from struct import Struct
 from struct import error as StructError  # noqa: N812  # it is an exception
 from typing import Final
@@ -84,19 +84,28 @@ class Duplicates:
                 if now is None or now.name != names.get(slot):
                     self._forget(slot)
 
-    def note(self, slot: int, index: LogIndex, time_ms: int) -> tuple[str, int]:
-        """An entry carries a producer's slot: its name, and the entry's number; "" and -1 if it is not known."""
+    def note(self, slot: int, index: LogIndex, count: int, time_ms: int) -> tuple[str, int]:
+        """Consecutive entries carry a producer's slot: its name, and the first one's number; "" and -1 if not known."""
         producer = self._table.at_slot(slot)
         if producer is None:
             return "", -1
         sequence = producer.next_sequence
-        self._table.note(producer, index, 1, time_ms)
+        self._table.note(producer, index, count, time_ms)
         return producer.name, sequence
 
-    def store(self, slot: int, sequence: int, result: bytes) -> None:
-        """The result of a producer's entry."""
-        if self._table.at_slot(slot) is None:  # forgotten by a later entry of the same range
-            return
+    def store(self, slot: int, sequence: int, results: Sequence[bytes]) -> None:
+        """The results of consecutive entries of a producer, from the number ``sequence`` on.
+
+        The same is kept however they are divided: what gives way to those that are not kept would, one by one.
+        """
+        if len(results) > RESULTS_KEPT and self._bytes + sum(map(len, results)) <= RESULT_BYTES_MAX:
+            sequence += len(results) - RESULTS_KEPT
+            results = results[-RESULTS_KEPT:]
+        for result in results:
+            self._store(slot, sequence, result)
+            sequence += 1
+
+    def _store(self, slot: int, sequence: int, result: bytes) -> None:
         kept = self._results.get(slot)
         if kept is None:
             kept = self._results[slot] = deque()
@@ -142,8 +151,8 @@ class Duplicates:
         self._bytes = 0
         self._table.load(producers, time_ms)
         for slot, kept in results:
-            for sequence, result in kept:
-                self.store(slot, sequence, result)
+            for sequence, result in kept if self._table.at_slot(slot) is not None else ():
+                self._store(slot, sequence, result)
         return producers
 
 

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
-from dledger.records import record
 from dledger.types import LogIndex, Term
 
 
-@record(frozen=True, slots=True)
-class Applied:
-    """A committed entry, as a state machine gets it.
+class Applied(NamedTuple):
+    """A committed entry, as a state machine gets it. A tuple, because so many of them are made.
 
     ``time_ms`` (Unix time) is the leader's clock when it last recorded it in the log, at most about 100 ms before the
     entry; it never goes back. ``producer`` and ``sequence`` are those of a numbered command; empty and -1 for others.
     """
 
-    index: LogIndex
+    index: LogIndex  # type: ignore[assignment]  # in the place of a tuple's method, which nobody needs here
     term: Term
     time_ms: int
     body: bytes

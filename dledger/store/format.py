@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from itertools import accumulate, chain
+from itertools import accumulate, chain, groupby
 from typing import Final
 
 import numpy as np
@@ -41,6 +41,7 @@ from dledger.types import (
     Boundary,
     CheckedRun,
     Entry,
+    EntryColumns,
     EntryId,
     EntryRun,
     LogIndex,
@@ -426,6 +427,19 @@ def decode_run(run: EntryRun, *, unchecked: bool = False) -> tuple[list[Entry], 
         entries.append(Entry(index, term, position, body, meaning, channel, body_crc, chain_crc))
         offset += size
     return entries, scan
+
+
+def columns_of(entries: Sequence[Entry]) -> EntryColumns:
+    """Consecutive entries, at least one, by columns."""
+    first, last = entries[0].index, entries[-1]
+    runs: list[tuple[int, int, int]] = []
+    index = int(first)
+    for channel, run in groupby(NOOP_CHANNEL if one.magic is Magic.NOOP else one.channel for one in entries):
+        count = len(list(run))
+        runs.append((channel, index, count))
+        index += count
+    end = Position(last.position + ENTRY_HEADER_BYTES + len(last.body))
+    return EntryColumns(first, [one.term for one in entries], [one.body for one in entries], runs, end, last.chain_crc)
 
 
 def decode_entry(records: bytes, offset: int = 0) -> Entry:

@@ -11,7 +11,7 @@ does not continue the chain is damage, reported with its file and offset.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Final
 
@@ -92,11 +92,7 @@ class Headers:
         """See ``Log.channel_runs``."""
         headers = self._files.located_headers(first, last, hot_from)
         self.require_chained(headers, self.seed(first, hot_from))
-        channels = headers["channel"].astype(np.int64)
-        channels[headers["magic"] == int(Magic.NOOP)] = NOOP_CHANNEL
-        starts = np.flatnonzero(np.concatenate(([True], channels[1:] != channels[:-1])))
-        counts = np.diff(np.append(starts, len(channels)))
-        return list(zip(channels[starts].tolist(), (starts + first).tolist(), counts.tolist(), strict=True))
+        return channel_runs_of(headers, first)
 
     def require_chained(self, headers: npt.NDArray[np.void], seed: int) -> None:
         """Raise ``SuspectEntryError`` unless the headers of a range continue the chain from ``seed``."""
@@ -111,12 +107,18 @@ class Headers:
 
     def require_bodies(self, headers: npt.NDArray[np.void], data: bytes) -> None:
         """Raise ``SuspectEntryError`` unless the bodies of adjacent records match their CRCs."""
-        ends = np.cumsum(headers["size"].astype(np.int64))
-        starts = ends - headers["size"] + HEADER.size
-        # The loop runs entirely in C: cut a body out, take its checksum.
         small = len(data) < _SMALL_BYTES * len(headers)
         cut: Callable[[slice], bytes | memoryview] = data.__getitem__ if small else memoryview(data).__getitem__
-        found = list(map(crc32c, map(cut, map(slice, starts.tolist(), ends.tolist()))))
+        self._require_body_crcs(headers, map(cut, _body_slices(headers)))
+
+    def bodies(self, headers: npt.NDArray[np.void], data: bytes) -> list[bytes]:
+        """The bodies of adjacent records. Raises ``SuspectEntryError`` unless they match their CRCs."""
+        found = list(map(data.__getitem__, _body_slices(headers)))
+        self._require_body_crcs(headers, found)
+        return found
+
+    def _require_body_crcs(self, headers: npt.NDArray[np.void], bodies: Iterable[bytes | memoryview]) -> None:
+        found = list(map(crc32c, bodies))  # the loop runs entirely in C
         if found == headers["body_crc"].tolist():
             return
         sound = np.array(found, np.uint32) == headers["body_crc"]
@@ -210,6 +212,22 @@ class Headers:
         unit = unit_of(header)
         packed = UNIT.pack(unit.magic, unit.position, unit.size, unit.index, unit.term)
         self._state.units_written(self._files.write_units(header.index, packed))
+
+
+def _body_slices(headers: npt.NDArray[np.void]) -> Iterator[slice]:
+    """Where the bodies of adjacent records are, in their bytes."""
+    ends = np.cumsum(headers["size"].astype(np.int64))
+    starts = ends - headers["size"] + HEADER.size
+    return map(slice, starts.tolist(), ends.tolist())
+
+
+def channel_runs_of(headers: npt.NDArray[np.void], first: int) -> list[tuple[int, int, int]]:
+    """See ``Log.channel_runs``; of verified headers, from entry ``first`` on."""
+    channels = headers["channel"].astype(np.int64)
+    channels[headers["magic"] == int(Magic.NOOP)] = NOOP_CHANNEL
+    starts = np.flatnonzero(np.concatenate(([True], channels[1:] != channels[:-1])))
+    counts = np.diff(np.append(starts, len(channels)))
+    return list(zip(channels[starts].tolist(), (starts + first).tolist(), counts.tolist(), strict=True))
 
 
 CHAINED_BYTES: Final = CHAINED_HEADER.size

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from dledger.config import ReplicationConfig
@@ -32,10 +34,14 @@ class Table:
         self.of.note_noop(body, LogIndex(self.index), self.now_ms)
 
     def apply(self, slot: int, result: bytes) -> tuple[str, int]:
-        self.index += 1
-        name, sequence = self.of.note(slot, LogIndex(self.index), self.now_ms)
+        return self.apply_all(slot, [result])
+
+    def apply_all(self, slot: int, results: list[bytes]) -> tuple[str, int]:
+        first = LogIndex(self.index + 1)
+        self.index += len(results)
+        name, sequence = self.of.note(slot, first, len(results), self.now_ms)
         if name:
-            self.of.store(slot, sequence, result)
+            self.of.store(slot, sequence, results)
         return name, sequence
 
     def saved(self) -> bytes:
@@ -152,6 +158,25 @@ def test_what_is_kept_is_bounded_for_each_and_in_all(monkeypatch: pytest.MonkeyP
     assert table.of.find("p", RESULTS_KEPT + 5) is None
     assert table.of.find("q", 0) == bytes(11)
     assert table.apply(1, b"y") == ("p", RESULTS_KEPT + 6), "its count is not forgotten"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_kept_does_not_depend_on_how_entries_are_divided(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """S4: each member reads the log in ranges of its own, and their snapshots must be equal."""
+    monkeypatch.setattr(duplicates, "RESULT_BYTES_MAX", 400)
+    monkeypatch.setattr(duplicates, "PRODUCER_RESULT_BYTES_MAX", 200)
+    dice = Random(seed)
+    whole, single = Table(), Table()
+    for slot in (1, 2, 3):
+        for table in (whole, single):
+            table.register(f"p{slot}", slot)
+    for _ in range(30):
+        slot = dice.choice((1, 2, 3))
+        results = [bytes(dice.choice((0, 1, 5, dice.randrange(300)))) for _ in range(dice.choice((1, 3, 40, 100)))]
+        whole.apply_all(slot, results)
+        for one in results:
+            single.apply(slot, one)
+        assert whole.saved() == single.saved()
 
 
 @pytest.mark.parametrize("content", [b"", b"\0\0\0\1x", b"\0\0\0\0\0\0\0\0"])

@@ -1,0 +1,84 @@
+"""A node with a state machine of the benchmarks: ``python -m benchmarks.children.machine_node MACHINE OPTIONS…``.
+
+MACHINE is ``idle``, which does nothing but count, or the bytes of a state. OPTIONS are those of ``dledger serve``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from cluster import process
+from cluster.commands.serve import run_node
+from dledger import settings
+from dledger.statemachine.ports import Applied, Snapshot, SnapshotReader, SnapshotWriter, StateMachine
+from dledger.values import MIB
+
+IDLE: Final = "idle"
+
+
+class Counting(StateMachine):
+    """Counts commands and the bytes of their bodies; beside the counts, its state has ``ballast`` bytes."""
+
+    def __init__(self, ballast: int) -> None:
+        self.commands = self.body_bytes = 0
+        self.ballast = os.urandom(min(ballast, MIB)) * (ballast // MIB)
+
+    def apply(self, entries: Sequence[Applied]) -> Sequence[bytes]:
+        """See ``StateMachine``."""
+        self.commands += len(entries)
+        self.body_bytes += sum(len(one.body) for one in entries)
+        return [b""] * len(entries)
+
+    def query(self, request: bytes) -> bytes:  # noqa: ARG002  # there is one question
+        """See ``StateMachine``."""
+        return b"%d %d" % (self.commands, self.body_bytes)
+
+    def save(self) -> Saved:
+        """See ``StateMachine``."""
+        return Saved(b"%d %d\n" % (self.commands, self.body_bytes), self.ballast)
+
+    def load(self, reader: SnapshotReader) -> None:
+        """See ``StateMachine``."""
+        parts = list(iter(lambda: reader.read(MIB), b""))
+        counts, _, rest = parts[0].partition(b"\n")
+        self.commands, self.body_bytes = map(int, counts.split())
+        self.ballast = b"".join([rest, *parts[1:]])
+
+
+class Saved(Snapshot):
+    """The counts and the ballast."""
+
+    def __init__(self, counts: bytes, ballast: bytes) -> None:
+        self._counts, self._ballast = counts, ballast
+
+    def write(self, writer: SnapshotWriter) -> None:
+        """See ``Snapshot``."""
+        writer.write(self._counts)
+        with memoryview(self._ballast) as view:
+            for at in range(0, len(view), MIB):
+                writer.write(bytes(view[at : at + MIB]))
+
+
+def main() -> None:
+    """Serve until SIGTERM."""
+    words = argparse.ArgumentParser()
+    words.add_argument("machine")
+    for flag, name in (("-g", "group"), ("-i", "node_id"), ("-p", "members"), ("-s", "base_dir")):
+        words.add_argument(flag, dest=name)
+    words.add_argument("--client-port")
+    words.add_argument("--set", dest="assignments", action="append", default=[])
+    words.add_argument("--until-stdin-closes", action="store_true")
+    given = words.parse_args()
+    named = {name: getattr(given, name) for name in ("group", "node_id", "members", "base_dir", "client_port")}
+    flags = process.begin(named, given.assignments, insecure=False, log_level="info", log_format="text")
+    loaded = settings.load(None, os.environ, flags)
+    machine = Counting(0 if given.machine == IDLE else int(given.machine))
+    sys.exit(run_node(loaded.config, repair=False, until_stdin_closes=given.until_stdin_closes, machine=machine))
+
+
+if __name__ == "__main__":
+    main()

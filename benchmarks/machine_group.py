@@ -1,0 +1,34 @@
+"""A local group whose nodes run a state machine of the benchmarks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from benchmarks.processes import REPOSITORY
+from cluster.local.group import LocalGroup
+from dledger.types import NodeId
+
+MODULE: Final = "benchmarks.children.machine_node"
+
+
+class MachineGroup(LocalGroup):
+    """See the module; ``machine``: as ``children/machine_node.py`` takes it."""
+
+    def __init__(self, directory: Path, machine: str, *, settings: Mapping[str, str] | None = None) -> None:
+        super().__init__(directory, settings=settings)
+        self._machine = machine
+
+    def command(self, node: NodeId) -> list[str]:
+        """See ``LocalGroup``."""
+        words = super().command(node)
+        return [sys.executable, "-m", MODULE, self._machine, *words[words.index("serve") + 1 :]]
+
+    def environment(self) -> dict[str, str]:
+        """See ``LocalGroup``."""
+        known = super().environment()
+        path = os.pathsep.join([str(REPOSITORY), *filter(None, [known.get("PYTHONPATH", "")])])
+        return known | {"PYTHONPATH": path}
