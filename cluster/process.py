@@ -44,6 +44,24 @@ ServerT = TypeVar("ServerT", bound=Server)
 FC = TypeVar("FC", bound=Callable[..., Any])  # Any: a command's parameters
 
 
+def conf_files_option(text: str) -> Callable[[FC], FC]:
+    """``--config``, once for each group of the process, passed as ``config_files``."""
+    kind = click.Path(path_type=Path)
+    return click.option(
+        "-c", "--config", "config_files", envvar="DLEDGER_CONFIG", type=kind, metavar="FILE", multiple=True, help=text
+    )
+
+
+def refuse_flags_of_one(named: Mapping[str, str | None], of_one: Mapping[str, str], files: Sequence[Path]) -> None:
+    """Raise ``click.UsageError`` for flags of one group if there are several, because they would precede every file.
+
+    ``of_one``: settings, and their flags' names.
+    """
+    if len(files) > 1 and (given := [flag for name, flag in of_one.items() if named.get(name) is not None]):
+        told = ", ".join(f"--{flag}" for flag in given)
+        raise click.UsageError(f"{told} cannot be given for several groups: write it into each file")
+
+
 def conf_option(text: str) -> Callable[[FC], FC]:
     """``--config``, passed as ``config_file``."""
     kind = click.Path(path_type=Path)

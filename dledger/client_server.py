@@ -1,6 +1,6 @@
 """A process's server for clients, on an event loop in its own thread: its groups' logs over remoting, and over gRPC.
 
-A broker serves them at its own ports, on this loop: then none is opened here.
+Brokers serve them at ports of their own, one group at each, on this loop: then none is opened here.
 """
 
 from __future__ import annotations
@@ -80,13 +80,11 @@ class ClientServer:
             raise InvariantError("the client server is not started")
         return bridge
 
-    @property
-    def log_handlers(self) -> LogHandlers:
-        """The only log's handlers over remoting, for another server on the same event loop, once started."""
+    def log_handlers(self, group: str) -> LogHandlers:
+        """A log's handlers over remoting, for another server on the same event loop, once started."""
         if not self._log_handlers:
             raise InvariantError("the client server is not started")
-        (handlers,) = self._log_handlers.values()
-        return handlers
+        return self._log_handlers[group]
 
     @property
     def address(self) -> str:
@@ -115,27 +113,30 @@ class ClientServer:
                 ending.close()
         self._loop.stop()
 
-    def grpc_server(self, name: str, connection_calls_max: int = 0) -> GrpcServer:
-        """A server of the logs' service, not started yet; on the loop. ``name``: of the thread that watches it.
+    def grpc_server(self, name: str, groups: Sequence[str], connection_calls_max: int = 0) -> GrpcServer:
+        """A server of the service of these groups' logs, not started yet; on the loop.
 
-        ``connection_calls_max``: instead of the one in the settings, unless it is 0.
+        ``name``: of the thread that watches it. ``connection_calls_max``: instead of the one in the settings, unless it
+        is 0.
         """
-        config = self._config
         if not self._requests:
             raise InvariantError("the client server is not started")
-        quotas = self._requests[config.group].quotas
+        served = {group: self._requests[group] for group in groups}
+        some = served[groups[0]]
+        config, quotas = some.config, some.quotas
         share = config.access.account_share_percent
-        connections = Connections(name, config.limits, share_percent=share, conditions=self.conditions)
+        connections = Connections(name, config.limits, share_percent=share, conditions=some.conditions)
         most = connection_calls_max or config.limits.connection_calls_max
         server_options, calls_max = options.client_server_options(config, most), options.calls_max(config)
         server = GrpcServer(connections, server_options, calls_max, quotas, "client_streams_max")
-        services = {group: LogService(one, connections).methods() for group, one in self._requests.items()}
+        services = {group: LogService(one, connections).methods() for group, one in served.items()}
         server.add(options.LOG_SERVICE, services[config.group] if len(services) == 1 else grouped(services))
         return server
 
     async def _serve(self, bridge: LoopBridge, *, ports: bool) -> None:
         config, guard = self._config, self._guard
-        room, groups = ClientRoom.of(config), tuple(one.config.group for one in self._logs)
+        room = ClientRoom.of(config)
+        groups = tuple(one.config.group for one in self._logs) if ports else ()
         self._requests = {
             one.config.group: LogRequests(one.config, one.node, bridge, guard, one.conditions, room, groups)
             for one in self._logs
@@ -163,7 +164,7 @@ class ClientServer:
             if config.grpc_server_port is None:
                 _LOG.warning("no port of gRPC: client port + 2 is another member's on this host; set grpcServerPort")
             return
-        server = self.grpc_server(f"dledger-connections-{config.node_id}")
+        server = self.grpc_server(f"dledger-connections-{config.node_id}", tuple(self._requests))
         credentials = None if self._tls is None else self._tls.client_server_credentials()
         await server.start(config.client_bind_host, port, credentials, describes_itself=self._guard is None)
         self._grpc = server

@@ -1,35 +1,20 @@
-"""Several groups in one process: a member of each, which share what ``dledger.host`` holds.
-
-A member that fails stops alone: the others go on, tell of it (``group_failed``), and the process ends only when none is
-left, or with the first one if ``exit_with_any_group`` is set.
-"""
+"""Several groups in one process: a node of each, at the same ports."""
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from types import MappingProxyType
-from typing import Final
+from collections.abc import Callable, Sequence
 
 from dledger.clock import Clock
-from dledger.conditions import ConditionKind
 from dledger.config import ServerConfig
 from dledger.host import Host
 from dledger.host_settings import check_together
+from dledger.hosted_groups import HostedGroups
 from dledger.instruments import SILENT, Instruments
-from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
 from dledger.server import DLedgerServer
 
-_log = logging.getLogger("dledger")
 
-
-class GroupsServer:
-    """Use ``start``, ``wait`` and ``stop``.
-
-    The constructor opens every group's directory, and raises what ``DLedgerServer`` does, before a port is open.
-    """
+class GroupsServer(HostedGroups[DLedgerServer]):
+    """The constructor opens every group's directory, and raises what ``DLedgerServer`` does, before a port is open."""
 
     def __init__(
         self,
@@ -41,105 +26,10 @@ class GroupsServer:
     ) -> None:
         """``named``: each group's configuration, with the name of its file. ``instruments``: of a group's member."""
         check_together([(name, config.check()) for name, config in named])
-        configs = [config for _, config in named]
-        self._exits_with_any = configs[0].exit_with_any_group
-        self._life_lock = threading.RLock()  # one start or stop at a time; a failed start stops
-        self._lock = threading.Lock()  # guards what follows
-        self._failures: dict[str, BaseException] = {}
-        self._endings: list[threading.Thread] = []
-        self._ended = threading.Event()
-        self._supervisor = Supervisor(self._host_failed)
-        clock = clock or Clock()
-        self._host = Host(configs, clock, self._supervisor, self._member_failed)
-        servers: dict[str, DLedgerServer] = {}
-        self.servers: Final[Mapping[str, DLedgerServer]] = MappingProxyType(servers)
-        """The groups' members, by the group's name."""
-        try:
-            for config in configs:
-                servers[config.group] = DLedgerServer(
-                    config, repair=repair, clock=clock, instruments=instruments(config.group), host=self._host
-                )
-        except BaseException:
-            self.stop(graceful=False)
-            raise
+        configs, clock = [config for _, config in named], clock or Clock()
 
-    def start(self) -> GroupsServer:
-        """Open the ports and join the groups; does nothing after a stop. Raises ``ConfigError`` if a port is taken."""
-        with self._life_lock:
-            if self._ended.is_set():
-                return self
-            try:
-                self._host.start()
-                for server in self.servers.values():
-                    server.start()
-                self._host.accept()
-            except BaseException:
-                self.stop(graceful=False)
-                raise
-            return self
+        def make(number: int, host: Host) -> DLedgerServer:
+            config = configs[number]
+            return DLedgerServer(config, repair=repair, clock=clock, instruments=instruments(config.group), host=host)
 
-    def wait(self, timeout_s: float | None = None) -> int | None:
-        """Block until the process should end: its exit status (0, or 70 after a fatal error), None on timeout."""
-        if not self._ended.wait(timeout_s):
-            return None
-        return EXIT_FATAL if self.fatal is not None else 0
-
-    @property
-    def fatal(self) -> BaseException | None:
-        """Why the process should end, if not by a stop."""
-        with self._lock:
-            failures = list(self._failures.values())
-        if self._supervisor.fatal is not None:
-            return self._supervisor.fatal
-        ends = failures and (self._exits_with_any or len(failures) == len(self.servers))
-        return failures[-1] if ends else None
-
-    @property
-    def failures(self) -> Mapping[str, BaseException]:
-        """The groups whose members have stopped themselves, and why."""
-        with self._lock:
-            return dict(self._failures)
-
-    def stop(self, *, graceful: bool = True) -> None:
-        """Stop: leaders first transfer leadership (``graceful``), then everything is closed. Idempotent."""
-        with self._life_lock:
-            stopping = [
-                threading.Thread(target=partial(server.stop, graceful=graceful), name=f"dledger-stop-{group}")
-                for group, server in self.servers.items()
-            ]
-            for thread in stopping:
-                thread.start()
-            with self._lock:
-                endings = list(self._endings)
-            for thread in (*stopping, *endings):
-                thread.join()
-            self._host.stop()
-            self._ended.set()
-
-    def _member_failed(self, group: str, error: BaseException) -> None:
-        """On any thread, also under the member's lock."""
-        with self._lock:
-            self._failures[group] = error
-        if self.fatal is not None:
-            self._ended.set()
-            return
-        ending = threading.Thread(target=self._end, args=(group, error), name=f"dledger-end-{group}")
-        with self._lock:
-            self._endings.append(ending)
-        ending.start()
-
-    def _end(self, group: str, error: BaseException) -> None:
-        """Close what a failed member holds, so that its peers elect another leader, and tell of it."""
-        others = [server for name, server in self.servers.items() if name not in self.failures]
-        text = "group %s stops in this process: %s. %d other groups go on; start the process again once that is mended"
-        _log.critical(text, group, error, len(others), extra={"event": "group_failed", "failed_group": group})
-        told = f"its member in this process has failed: {error}. Mend that, and start the process again"
-        for server in self.servers.values():
-            server.conditions.set(ConditionKind.GROUP_FAILED, told, subject=group)
-        self.servers[group].stop(graceful=False)
-
-    def _host_failed(self, error: BaseException) -> None:
-        """What all need is gone."""
-        for server in self.servers.values():
-            server.fail(error)
-        self._ended.set()
+        super().__init__(configs, make, clock)

@@ -563,14 +563,14 @@ class DLedgerServer:
     @property
     def log_handlers(self) -> LogHandlers:
         """The log's handlers over remoting, from ``start`` on, for a broker's server on ``bridge``."""
-        return self._host.clients.log_handlers
+        return self._host.clients.log_handlers(self._config.group)
 
     def grpc_server(self, name: str, connection_calls_max: int) -> GrpcServer:
-        """A server of the log service, not started yet, for a broker; on ``bridge``'s loop, from ``start`` on.
+        """A server of this log's service, not started yet, for a broker; on ``bridge``'s loop, from ``start`` on.
 
         ``name``: of the thread that watches its connections. ``connection_calls_max``: instead of the node's.
         """
-        return self._host.clients.grpc_server(name, connection_calls_max)
+        return self._host.clients.grpc_server(name, (self._config.group,), connection_calls_max)
 
     # -- Receiver: messages of peers -----------------------------------------------------------------------------
 

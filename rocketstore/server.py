@@ -1,8 +1,9 @@
 """Wires up one broker: log, store, state, delayed delivery, roles, gRPC. The only module in which they all meet.
 
 A process has one event loop for all gRPC services: two would wake each other. A plain broker has its own loop; a
-DLedger broker uses its node's, which also serves the log service at the broker's address. So the client address that
-nodes tell each other is the broker's, and every broker knows the master's address.
+DLedger broker uses its node's, which also serves the log service at the broker's address, and which is that of all
+brokers of the process. So the client address that nodes tell each other is the broker's, and every broker knows the
+master's address.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dledger.clock import Clock
 from dledger.conditions import Conditions
 from dledger.config import ServerConfig
 from dledger.errors import ConfigError, DLedgerError, LeaderHint
+from dledger.host import Host
 from dledger.instruments import SILENT, Instruments
 from dledger.rpc.bridge import LoopBridge, LoopThread
 from dledger.rpc.tls_keeper import TlsKeeper
@@ -72,7 +74,9 @@ class BrokerServer:
         repair: bool = False,
         clock: Clock | None = None,
         instruments: Instruments = SILENT,
+        host: Host | None = None,
     ) -> None:
+        """``host``: of a process of several brokers, whose groups have this one's among them; see ``DLedgerServer``."""
         problems = config.problems()
         if problems:
             raise ConfigError(problems)
@@ -108,12 +112,12 @@ class BrokerServer:
         self._access: AccessControl | None = None  # for a plain broker; a node has its own
         if config.dledger is None:
             self._access = AccessControl.of(config.access, name=config.name, clock=self._clock)
-        self._open(config.dledger, instruments, repair=repair)
+        self._open(config.dledger, instruments, host, repair=repair)
         storage = Storage(self.store, self.state, self.transactions, self.schedule, self.timed)
         parts = Served(storage, self.node, self.replication, self.guard, self._tls, self._clock, self.conditions)
         self._ports = BrokerPorts(config, parts, lambda: self._has_caught_up(), self._threads.report)
 
-    def _open(self, dledger: ServerConfig | None, instruments: Instruments, *, repair: bool) -> None:
+    def _open(self, dledger: ServerConfig | None, instruments: Instruments, host: Host | None, *, repair: bool) -> None:
         config = self.config
         log: CommitLog
         if dledger is None:
@@ -129,6 +133,7 @@ class BrokerServer:
                 bodies=MESSAGES,
                 prehistory=lambda: None if old is None else old.now(),
                 client_ports=False,
+                host=host,
             )
             self._tls = self.node.tls
             self.conditions = self.node.conditions
@@ -138,6 +143,7 @@ class BrokerServer:
                 if old is not None:
                     log = MixedCommitLog(old.files, replicated, old.record, old.expired)
             self.store = MessageStore(config.store, log, clock=self._clock, conditions=self.conditions)
+            self.store.share_descriptors(1 if host is None else len(host.groups))
             if isinstance(log, PlainCommitLog):
                 self.replication = HaService(
                     config,
@@ -175,7 +181,7 @@ class BrokerServer:
                     self.schedule,
                     self.timed,
                     self.transactions,
-                    name=config.node_id,
+                    name=self.node.name,
                     listener=self._role_changed,
                 )
                 self.node.add_role_change_handler(self._role_change)
@@ -269,6 +275,12 @@ class BrokerServer:
             self._loop.stop()
             self._stopped.set()
 
+    def fail(self, error: BaseException) -> None:
+        """Acknowledge nothing more, because of ``error``."""
+        self._failure = error
+        if self.node is not None:
+            self.node.fail(error)  # which tells the process of several groups
+
     @property
     def fatal(self) -> BaseException | None:
         """The error that made the broker stop itself, if any."""
@@ -344,7 +356,7 @@ class BrokerServer:
         finished = threading.Event()
 
         def done(result: LeaderHint | DLedgerError) -> None:
-            _log.info("handing over: %s", result)
+            _log.info("%s: handing over: %s", node.name, result)
             finished.set()
 
         node.submit_transfer(None, done)
@@ -356,8 +368,8 @@ class BrokerServer:
             if store is not None:
                 store.shutdown()
         except (DLedgerError, OSError) as error:
-            _log.error("closing the store failed: %s", error)
-            self._failure = self._failure or error
+            _log.error("closing the store of broker %s failed: %s", self.config.name, error)
+            self.fail(self._failure or error)
         finally:
             if self.node is not None:
                 self.node.stop(graceful=False)
@@ -377,7 +389,7 @@ class BrokerServer:
             if self.node is not None:
                 failure = self.node.fatal or self.store.failure or failure
             if failure is not None:
-                _log.critical("stopping: %s", failure)
+                _log.critical("stopping broker %s: %s", self.config.name, failure)
                 self._fail(failure)
                 return
             if self.node is None:
@@ -387,5 +399,5 @@ class BrokerServer:
             self._has_caught_up()  # otherwise this would only be noticed at the first read, which would be refused
 
     def _fail(self, failure: BaseException) -> None:
-        self._failure = failure
+        self.fail(failure)
         self._stopped.set()

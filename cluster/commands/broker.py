@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -28,6 +28,7 @@ _YOUNG_OBJECTS_MAX = 50_000
 Examples:
   dledger broker -s /var/lib/broker                     a plain broker on 127.0.0.1:10911
   dledger broker -c broker-n0.conf                      RocketMQ's own conf, with or without enableDLegerCommitLog
+  dledger broker -c a-n0.conf -c b-n0.conf               members of two groups in one process
   dledger broker -c broker-n0.conf --set flushDiskType=ASYNC_FLUSH --set fileReservedTime=24
   dledger broker -s /data --port 10911 --set brokerIP1=10.0.0.7
                                                         reachable from other machines as 10.0.0.7
@@ -43,12 +44,18 @@ A conf file with enableDLegerCommitLog=true makes a replicated broker: start one
 Clients talk to listenPort. The members talk to each other on the ports of dLegerPeers; `dledger status` works at
 listenPort and at the peer port + 10000.
 
+\b
+Several conf files make a broker of each of several groups, so that machines share the writing: each with its own
+brokerName, directory and ports for clients; the port of dLegerPeers, certificates and access rules are shared.
+
 Every setting is also read from the environment, as DLEDGER_<NAME> (DLEDGER_LISTEN_PORT, DLEDGER_BROKER_NAME, …).
 Flags win over the environment, which wins over the file. Settings without effect are listed at startup.
 
 SIGTERM stops gracefully: a master transfers leadership first.""",
 )
-@process.conf_option("Properties file with RocketMQ's, DLedger's or this project's setting names.")
+@process.conf_files_option(
+    "Properties file with RocketMQ's, DLedger's or this project's setting names. Several: one for each group."
+)
 @click.option("-s", "--store", "store_path_root_dir", metavar="DIR", help="Directory for all data; default: ~/store.")
 @click.option("-n", "--name", "broker_name", help="The broker's name; the same for all members of a group.")
 @click.option("-i", "--id", "node_id", help="This member's id in a DLedger group (dLegerSelfId).")
@@ -63,7 +70,7 @@ SIGTERM stops gracefully: a master transfers leadership first.""",
     repair="Move a damaged or fenced replicated log aside (to damaged-N) and fetch it again from the other members."
 )
 def broker(
-    config_file: Path | None,
+    config_files: Sequence[Path],
     assignments: Sequence[str],
     insecure: bool,
     repair: bool,
@@ -74,9 +81,23 @@ def broker(
 ) -> None:
     """Run one broker until SIGTERM or SIGINT: RocketMQ's message store, for its clients and ours."""
     flags = process.begin(named, assignments, insecure=insecure, log_level=log_level, log_format=log_format)
-    config, warnings = load_broker_settings(config_file, os.environ, flags)
-    process.warn(warnings)
-    sys.exit(_run(config, repair=repair, until_stdin_closes=until_stdin_closes))
+    process.refuse_flags_of_one(named, _OF_ONE_BROKER, config_files)
+    loaded = [load_broker_settings(file, os.environ, flags) for file in config_files or (None,)]
+    for _, warnings in loaded:
+        process.warn(warnings)
+    if len(loaded) == 1:
+        sys.exit(_run(loaded[0][0], repair=repair, until_stdin_closes=until_stdin_closes))
+    named_configs = [(str(file), config) for file, (config, _) in zip(config_files, loaded, strict=True)]
+    sys.exit(_run_several(named_configs, repair=repair, until_stdin_closes=until_stdin_closes))
+
+
+_OF_ONE_BROKER: Final = {
+    "store_path_root_dir": "store",
+    "broker_name": "name",
+    "node_id": "id",
+    "listen_port": "port",
+}
+"""Flags, with their names on the command line."""
 
 
 def _run(config: BrokerConfig, *, repair: bool, until_stdin_closes: bool) -> int:
@@ -94,6 +115,37 @@ def _run(config: BrokerConfig, *, repair: bool, until_stdin_closes: bool) -> int
             return broker
 
         return process.run(make, _ready_line, until_stdin_closes=until_stdin_closes)
+
+
+def _run_several(named: Sequence[tuple[str, BrokerConfig]], *, repair: bool, until_stdin_closes: bool) -> int:
+    from dledger.instruments import SILENT
+    from rocketstore.brokers_server import BrokersServer, check_brokers_together
+
+    nodes = check_brokers_together(named)
+    first, peers = named[0][1], nodes[0].self_member.address
+    logs.name_speaker(node=first.node_id)
+
+    def ready(server: BrokersServer) -> str:
+        brokers = server.servers.values()
+        clients = ", ".join(f"{one.config.name} {one.address}" for one in brokers)
+        grpc = ", ".join(f"{one.config.name} {one.grpc_port or 'none'}" for one in brokers)
+        stores = ", ".join(str(one.config.store.store_path_root_dir) for one in brokers)
+        return (
+            f"broker {first.node_id} of groups {', '.join(server.servers)} of cluster {first.cluster_name} is ready: "
+            f"clients {clients}, gRPC ports {grpc}, peers {peers}, stores {stores}"
+        )
+
+    with metered(first.metrics_host, first.metrics_port) as exporter:
+
+        def make() -> BrokersServer:
+            _collect_less()
+            instruments = exporter.instruments_of if exporter else lambda _group: SILENT
+            server = BrokersServer(named, repair=repair, instruments=instruments)
+            if exporter:
+                exporter.watch_brokers(server)
+            return server
+
+        return process.run(make, ready, until_stdin_closes=until_stdin_closes)
 
 
 def _collect_less() -> None:

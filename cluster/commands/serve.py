@@ -38,16 +38,9 @@ empty node takes 1.2 GiB.
 Every setting is also read from the environment, as DLEDGER_<NAME> (DLEDGER_MEMBERS, DLEDGER_NODE_ID, …).
 Flags win over the environment, which wins over the file.""",
 )
-@click.option(
-    "-c",
-    "--config",
-    "config_files",
-    envvar="DLEDGER_CONFIG",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    multiple=True,
-    help="Properties file with RocketMQ's, DLedger's or this project's setting names. Several: one for each group; "
-    "they share ports, certificates and access rules, and have directories of their own.",
+@process.conf_files_option(
+    "Properties file with RocketMQ's, DLedger's or this project's setting names. Several: one for each group; "
+    "they share ports, certificates and access rules, and have directories of their own."
 )
 @click.option("-g", "--group", help="Name of the group.")
 @click.option("-i", "--id", "node_id", help="This node's id; one of the members.")
@@ -72,9 +65,7 @@ def serve(
 ) -> None:
     """Run a node until SIGTERM or SIGINT, which stop it gracefully: a leader first transfers leadership."""
     flags = process.begin(named, assignments, insecure=insecure, log_level=log_level, log_format=log_format)
-    if len(config_files) > 1 and (given := [name for name in _OF_ONE_GROUP if named.get(name) is not None]):
-        told = ", ".join(f"--{_OF_ONE_GROUP[name]}" for name in given)
-        raise click.UsageError(f"{told} cannot be given for several groups: write it into each file")
+    process.refuse_flags_of_one(named, _OF_ONE_GROUP, config_files)
     loaded = [settings.load(file, os.environ, flags) for file in config_files or (None,)]
     for one in loaded:
         process.warn(one.warnings)

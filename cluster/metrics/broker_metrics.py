@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-
-from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
 
 from cluster.metrics.families import Families
 from cluster.metrics.histogram import cumulative
@@ -23,21 +19,17 @@ _LEAST_LATENCY_S = 0.001
 _LATENCY_BOUNDS_S = tuple(max(_LEAST_LATENCY_S, bound / 1000) for bound in LATENCY_BOUNDS_MS)
 
 
-class BrokerMetrics(Collector):
+class BrokerMetrics:
     """``rocketmq_…``."""
 
     def __init__(self, broker: BrokerServer, recorder: MetricsRecorder) -> None:
         self._broker = broker
         self._recorder = recorder
 
-    def describe(self) -> Iterable[Metric]:
-        """Empty: registration needs nothing."""
-        return ()
-
-    def collect(self) -> Iterable[Metric]:
-        """All metrics as of now."""
+    def add_to(self, families: Families) -> None:
+        """Add all metrics as of now."""
         config, now = self._broker.config, self._broker.measure()
-        found = Families(config.cluster_name, config.name, config.node_id)
+        found = families.of(config.cluster_name, config.name, config.node_id)
         found.gauge("rocketmq_master", now.role is not BrokerRole.SLAVE)
         self._store(found, now)
         self._counters(found, self._broker.store.stats)
@@ -55,11 +47,8 @@ class BrokerMetrics(Collector):
         found.gauge("rocketmq_send_pending_bytes", now.service.bytes_pending)
         if self._broker.replication is not None:
             add_replication(found, self._broker.replication.facts())
-        if self._broker.node is not None:  # which reports the conditions of both
-            return found.all()
-        conditions = Families(config.name, config.node_id)
-        conditions.conditions(self._broker.conditions.now())
-        return [*found.all(), *conditions.all()]
+        if self._broker.node is None:  # otherwise it reports the conditions of both
+            families.of(config.name, config.node_id).conditions(self._broker.conditions.now())
 
     @staticmethod
     def _pop(found: Families, pop: PopCounters) -> None:

@@ -16,9 +16,10 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.process_collector import ProcessCollector
 
 from cluster.metrics.broker_metrics import BrokerMetrics
+from cluster.metrics.collection import Collection, MetricsSource
 from cluster.metrics.http import MetricsPort, text_page
 from cluster.metrics.name_server_metrics import NameServerMetrics
-from cluster.metrics.node_metrics import NodeMetrics, NodesMetrics
+from cluster.metrics.node_metrics import NodeMetrics
 from cluster.metrics.recorder import MetricsRecorder
 from dledger.types import LogIndex, Position
 
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dledger.groups_server import GroupsServer
+    from dledger.hosted_groups import HostedGroups, MemberT
     from dledger.server import DLedgerServer
+    from rocketstore.brokers_server import BrokersServer
     from rocketstore.nameserver.server import NameServer
     from rocketstore.server import BrokerServer
 
@@ -85,32 +88,38 @@ class Exporter:
             recorder = self.instruments_of(group)
             member.add_role_change_handler(recorder)
             nodes.append(NodeMetrics(member, recorder))
-        self._registry.register(NodesMetrics(nodes))
-        self._probes = _Probes(alive=lambda: _alive(server.fatal), ready=lambda: _all_ready(server))
+        self._registry.register(Collection(lambda: nodes))
+        self._probes = _Probes(alive=lambda: _alive(server.fatal), ready=lambda: _all_ready(server, _node_ready))
 
     def watch_node(self, server: DLedgerServer) -> None:
         """Export a node created with ``instruments``; call before starting it."""
         server.add_role_change_handler(self.instruments)
-        self._registry.register(NodeMetrics(server, self.instruments))
+        metrics = NodeMetrics(server, self.instruments)
+        self._registry.register(Collection(lambda: [metrics]))
         self._probes = _Probes(
             alive=lambda: _alive(server.fatal),
-            ready=lambda: _ready(
-                known=server.fatal is None and server.status().leader is not None, lost=server.removed
-            ),
+            ready=lambda: _node_ready(server),
         )
 
     def watch_broker(self, broker: BrokerServer) -> None:
         """Export a broker created with ``instruments``, and its node; call before starting it."""
-        node = broker.node
-        if node is not None:
-            node.add_role_change_handler(self.instruments)
+        sources = _sources_of(broker, self.instruments)
+        self._registry.register(Collection(lambda: sources))
+        self._probes = _Probes(alive=lambda: _alive(broker.fatal), ready=lambda: _broker_ready(broker))
 
-            def applied() -> LogIndex:
-                return node.log.last_index_before(Position(broker.store.dispatch_position))
+    def watch_brokers(self, server: BrokersServer) -> None:
+        """Export several brokers, created with ``instruments_of``, and their nodes; call before starting them.
 
-            self._registry.register(NodeMetrics(node, self.instruments, applied))
-        self._registry.register(BrokerMetrics(broker, self.instruments))
-        self._probes = _Probes(alive=lambda: _alive(broker.fatal), ready=lambda: _ready(known=broker.is_ready))
+        Ready: all of them are. One that has failed is told of by the conditions of the others only.
+        """
+        sources = {group: _sources_of(one, self.instruments_of(group)) for group, one in server.servers.items()}
+
+        def living() -> list[MetricsSource]:
+            failed = server.failures  # their stores are closed
+            return [source for group, its in sources.items() if group not in failed for source in its]
+
+        self._registry.register(Collection(living))
+        self._probes = _Probes(alive=lambda: _alive(server.fatal), ready=lambda: _all_ready(server, _broker_ready))
 
     def watch_name_server(self, server: NameServer) -> None:
         """Export a name server; call before starting it."""
@@ -130,15 +139,35 @@ def _alive(fatal: BaseException | None) -> tuple[bool, str]:
     return (True, "alive") if fatal is None else (False, f"failed: {fatal}")
 
 
-def _all_ready(server: GroupsServer) -> tuple[bool, str]:
+def _sources_of(broker: BrokerServer, recorder: MetricsRecorder) -> list[MetricsSource]:
+    """The metrics of a broker, and of its node, if any."""
+    node, sources = broker.node, list[MetricsSource]()
+    if node is not None:
+        node.add_role_change_handler(recorder)
+
+        def applied() -> LogIndex:
+            return node.log.last_index_before(Position(broker.store.dispatch_position))
+
+        sources.append(NodeMetrics(node, recorder, applied))
+    return [*sources, BrokerMetrics(broker, recorder)]
+
+
+def _all_ready(server: HostedGroups[MemberT], ready_of: Callable[[MemberT], tuple[bool, str]]) -> tuple[bool, str]:
     for group, member in server.servers.items():
         if (error := server.failures.get(group)) is not None:
             return False, f"group {group} has failed: {error}"
-        known = member.fatal is None and member.status().leader is not None
-        ready, why = _ready(known=known, lost=member.removed)
+        ready, why = ready_of(member)
         if not ready:
             return False, f"group {group}: {why}"
     return True, "ready"
+
+
+def _node_ready(server: DLedgerServer) -> tuple[bool, str]:
+    return _ready(known=server.fatal is None and server.status().leader is not None, lost=server.removed)
+
+
+def _broker_ready(broker: BrokerServer) -> tuple[bool, str]:
+    return _ready(known=broker.is_ready)
 
 
 def _ready(*, known: bool, lost: str = "") -> tuple[bool, str]:

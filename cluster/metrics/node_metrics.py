@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Sequence
-
-from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
+from collections.abc import Callable
 
 from cluster.metrics.families import Families
 from cluster.metrics.recorder import MetricsRecorder
@@ -17,7 +14,7 @@ from dledger.server import DLedgerServer
 from dledger.types import LogIndex, Role
 
 
-class NodeMetrics(Collector):
+class NodeMetrics:
     """``dledger_…``. ``applied`` returns the application's last applied entry; without one, the commit index counts."""
 
     def __init__(
@@ -27,18 +24,8 @@ class NodeMetrics(Collector):
         self._recorder = recorder
         self._applied = applied
 
-    def describe(self) -> Iterable[Metric]:
-        """Empty: registration needs nothing."""
-        return ()
-
-    def collect(self) -> Iterable[Metric]:
-        """All metrics as of now."""
-        found = Families()
-        self.add_to(found)
-        return found.all()
-
     def add_to(self, families: Families) -> None:
-        """Add all metrics as of now to those of other nodes."""
+        """Add all metrics as of now."""
         now = self._server.measure()
         found = families.of(now.status.group, now.status.node_id)
         self._protocol(found, now)
@@ -133,21 +120,3 @@ class NodeMetrics(Collector):
         found.histogram("dledger_append_batch_bytes", record.append_bytes)
         found.histogram("dledger_flush_latency_seconds", record.flush_latency_s)
         found.histogram("dledger_flush_bytes", record.flush_bytes)
-
-
-class NodesMetrics(Collector):
-    """Those of several nodes in one process."""
-
-    def __init__(self, nodes: Sequence[NodeMetrics]) -> None:
-        self._nodes = nodes
-
-    def describe(self) -> Iterable[Metric]:
-        """Empty: registration needs nothing."""
-        return ()
-
-    def collect(self) -> Iterable[Metric]:
-        """All metrics as of now, each family once."""
-        found = Families()
-        for node in self._nodes:
-            node.add_to(found)
-        return found.all()

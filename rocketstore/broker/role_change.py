@@ -110,6 +110,7 @@ class BrokerRoleChange:
         name: str = "",
         listener: Callable[[BrokerRole], None] = lambda _role: None,
     ) -> None:
+        self._name = name
         self._offers = 0  # leadership offers since this node leads; used by this object's thread, like the next field
         self._offered_s = 0.0
         self._member = member
@@ -191,7 +192,7 @@ class BrokerRoleChange:
                 self._promote(done, done.term)
 
     def _promote(self, target: _Target, term: Term) -> None:
-        _log.info("elected in term %d: waiting for the log to be committed and dispatched", term)
+        _log.info("%s: elected in term %d: waiting for the log to be committed and dispatched", self._name, term)
         steps: tuple[Callable[[], None], ...] = (
             lambda: self._wait_committed(target, term),
             lambda: self._wait_dispatched(target),
@@ -216,9 +217,9 @@ class BrokerRoleChange:
         finally:
             self._member.conditions.clear(ConditionKind.STUCK_LEADER, _BROKER)
         if done:
-            _log.info("master in term %d", term)
+            _log.info("%s: master in term %d", self._name, term)
         else:
-            _log.info("not master in term %d: this node no longer leads", term)
+            _log.info("%s: not master in term %d: this node no longer leads", self._name, term)
 
     def _cannot(self, target: _Target, term: Term, attempt: RetryCallState) -> None:
         """A step of the promotion failed: report it, and offer leadership to the next member unless just done."""
@@ -241,8 +242,11 @@ class BrokerRoleChange:
         chosen = following[self._offers % len(following)]  # in a ring, so that every member gets its turn
         self._offers += 1
         self._offered_s = now_s
-        _log.error("this node leads in term %d but cannot become master: offering leadership to %s", term, chosen)
-        self._member.submit_transfer(chosen, lambda result: _log.info("leadership offered to %s: %s", chosen, result))
+        told = "%s: leads in term %d but cannot become master: offering leadership to %s"
+        _log.error(told, self._name, term, chosen)
+        self._member.submit_transfer(
+            chosen, lambda result: _log.info("%s: leadership offered to %s: %s", self._name, chosen, result)
+        )
 
     def _complete(
         self,
@@ -287,7 +291,8 @@ class BrokerRoleChange:
             if time.monotonic() >= told_at + DISPATCH_TOLD_S:
                 told_at = time.monotonic()
                 _log.warning(
-                    "elected in term %d, but not master yet: %d bytes of the log are not dispatched",
+                    "%s: elected in term %d, but not master yet: %d bytes of the log are not dispatched",
+                    self._name,
                     target.term,
                     self._store.dispatch_behind_bytes,
                 )

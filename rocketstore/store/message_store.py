@@ -137,6 +137,10 @@ class MessageStore:
 
     # -- life ----------------------------------------------------------------------------------------------------
 
+    def share_descriptors(self, stores: int) -> None:
+        """Leave room for the open files of as many stores of one process; before ``load``."""
+        self._derived.queues.descriptors.capacity //= stores
+
     def load(self) -> RecoveryPlan:
         """Open the directory, recover, and dispatch what queues and index lack; returns what had to be done.
 

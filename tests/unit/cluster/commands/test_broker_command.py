@@ -83,6 +83,45 @@ def test_wrong_usage_is_exit_code_2(
     assert not started
 
 
+@pytest.mark.parametrize("flag", [("-n", "x"), ("-i", "n1"), ("--port", "1"), ("-s", "/tmp/x")])
+def test_flags_of_one_broker_are_refused_for_several(tmp_path: Path, flag: tuple[str, str]) -> None:
+    """They would win over every file."""
+    result = run(*_several(tmp_path, 20911, 20921), *flag)
+
+    assert result.exit_code == 2
+    assert "cannot be given for several groups: write it into each file" in result.output
+
+
+def test_ports_of_several_brokers_that_meet_are_told_with_both_files(tmp_path: Path) -> None:
+    """And nothing is created: the second one's gRPC port is the first one's VIP port."""
+    words = _several(tmp_path, 20915, 20911)
+
+    result = run(*words)
+
+    assert result.exit_code == 2
+    told = f"port 20913 is vipPort in {words[1]} and grpcServerPort in {words[3]}: change one of them"
+    assert told in result.output
+    assert not (tmp_path / "a").exists()
+
+
+def _several(directory: Path, *listen_ports: int) -> list[str]:
+    """The options for brokers of as many groups."""
+    words = []
+    for group, port in zip("ab", listen_ports, strict=True):
+        file = directory / f"{group}.conf"
+        lines = {
+            "enableDLegerCommitLog": "true",
+            "dLegerGroup": group,
+            "dLegerSelfId": "n0",
+            "dLegerPeers": "n0-127.0.0.1:20901",
+            "listenPort": str(port),
+            "storePathRootDir": str(directory / group),
+        }
+        file.write_text("".join(f"{name}={text}\n" for name, text in lines.items()))
+        words += ["-c", str(file)]
+    return words
+
+
 def test_the_help_has_examples() -> None:
     """Both kinds of broker."""
     result = run("start", "--help")

@@ -27,6 +27,7 @@ from dledger.remoting.frame import Frame
 from dledger.server import DLedgerServer
 from dledger.types import AppendedBatch, NodeId
 from rocketstore.broker_config import BrokerConfig
+from rocketstore.brokers_server import BrokersServer
 from rocketstore.client import Admin
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import Message
@@ -36,6 +37,7 @@ from rocketstore.remoting.bodies.ha import FollowerFacts, HaFacts
 from rocketstore.remoting.bodies.topics import DataVersion, RegisterBrokerBody, TopicConfigData, TopicConfigTable
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.server import BrokerServer
+from rocketstore.settings import load_broker_settings
 from tests.support.waiting import wait_until
 
 N0 = NodeId("n0")
@@ -227,6 +229,43 @@ def test_a_stopped_node_is_no_error(exporter: Exporter, node: DLedgerServer) -> 
 
     assert status in (200, 503), text
     assert "Traceback" not in text
+
+
+def test_brokers_of_one_process_are_told_apart_and_a_failed_one_hides_no_other(
+    exporter: Exporter, tmp_path: Path
+) -> None:
+    """Each family once, with samples of each; the process is not ready until it is started again."""
+    peer_port, *listen_ports = free_ports(3)
+    named = []
+    for group, port in zip("ab", listen_ports, strict=True):
+        given = {
+            "enableDLegerCommitLog": "true",
+            "dLegerGroup": group,
+            "dLegerSelfId": "n0",
+            "dLegerPeers": f"n0-127.0.0.1:{peer_port}",
+            "listenPort": str(port),
+            "storePathRootDir": str(tmp_path / group),
+            "mappedFileSizeCommitLog": "1m",
+            "index_segment_bytes": "32000",
+        }
+        named.append((f"{group}.conf", load_broker_settings(None, {}, given)[0]))
+    server = BrokersServer(named, instruments=exporter.instruments_of)
+    exporter.watch_brokers(server)
+    try:
+        server.start()
+        wait_until(lambda: page(exporter, "/readyz") == (200, "ready\n"), "both are masters")
+        found = samples(exporter)
+        assert [value(found, "dledger_leader_known", group=group) for group in "ab"] == [1, 1]
+        assert [value(found, "rocketmq_master", broker=group) for group in "ab"] == [1, 1]
+
+        server.servers["a"].fail(OSError("its disk broke"))
+
+        wait_until(lambda: server.servers["a"].wait(0) is not None, "it has ended")
+        assert page(exporter, "/readyz") == (503, "group a has failed: its disk broke\n")
+        assert page(exporter, "/healthz") == (200, "alive\n")
+        assert value(samples(exporter), "rocketmq_master", broker="b") == 1
+    finally:
+        server.stop(graceful=False)
 
 
 def test_a_broker_tells_of_topics_groups_and_its_store(exporter: Exporter, broker: BrokerServer) -> None:

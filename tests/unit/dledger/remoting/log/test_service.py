@@ -331,7 +331,7 @@ def test_a_closed_connection_begins_no_watch(serving: Served) -> None:
     """Nothing would end it: it would take up room of its client's for ever."""
 
     async def watch() -> tuple[int, int]:
-        server, handlers = serving.server._remoting, serving.server.log_handlers
+        server, handlers = serving.server._remoting, serving.server.log_handlers("default")
         assert server is not None
         connection = server.protocol()
         connection.data_received(encode(Frame(LogCode.WATCH_ROLE, 1)))

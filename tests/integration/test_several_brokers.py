@@ -1,0 +1,253 @@
+"""Brokers of three groups in each of three processes, which share the writing and fail apart (design notes §7)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import pytest
+from click.testing import CliRunner
+
+from cluster import cli
+from cluster.local.several_brokers import SeveralBrokers
+from dledger.types import NodeId
+from rocketstore.client import Consumer, DLedgerError, Message, Producer, TopicInfo
+from tests.integration.harness import N0, N1, N2
+from tests.support.waiting import wait_until
+from tests.unit.rocketstore.nameserver.wire import config_in, running
+
+pytestmark = pytest.mark.lane("processes")
+
+TOPIC: Final = "orders"
+GROUPS: Final = ("a", "b", "c")
+LEADERS: Final = {"a": N0, "b": N1, "c": N2}
+SMALL: Final = {
+    "mappedFileSizeCommitLog": "4m",
+    "mappedFileSizeConsumeQueue": "4000",
+    "maxHashSlotNum": "500",
+    "maxIndexNum": "2000",
+}
+TIMEOUT_S: Final = 60
+
+
+@dataclass
+class _Sending:
+    """Sends to one group, one message after the other; used as a context."""
+
+    brokers: SeveralBrokers
+    group: str
+    acknowledged: list[tuple[bytes, float, float]] = field(default_factory=list)
+    """Bodies, when each was acknowledged, and how long that took, in seconds."""
+    failure: BaseException | None = None
+
+    def __post_init__(self) -> None:
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"sending-{self.group}")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping.set()
+        self._thread.join(TIMEOUT_S)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        with Producer(self.brokers.addresses_of(self.group), timeout_s=30) as producer:
+            number = 0
+            while not self._stopping.is_set():
+                body = f"{self.group} {number}".encode()
+                began = time.monotonic()
+                try:
+                    producer.send(Message(TOPIC, body))
+                except DLedgerError as error:
+                    if error.outcome != "unknown":
+                        self.failure = error
+                        return
+                else:
+                    now = time.monotonic()
+                    self.acknowledged.append((body, now, now - began))
+                number += 1
+                self._stopping.wait(0.005)
+
+    def wait_acknowledged(self, count: int, since_s: float = 0) -> None:
+        """Until so many were acknowledged since a moment."""
+
+        def enough() -> bool:
+            assert self.failure is None, self.failure
+            return sum(at > since_s for _, at, _ in self.acknowledged) >= count
+
+        wait_until(enough, f"{count} messages to {self.group}", TIMEOUT_S)
+
+    def p99_s(self, begin_s: float, end_s: float) -> float:
+        """How long sends took that were acknowledged between two moments."""
+        took = sorted(one for _, at, one in self.acknowledged if begin_s < at <= end_s)
+        return took[min(len(took) - 1, len(took) * 99 // 100)]
+
+
+@pytest.fixture
+def brokers(tmp_path: Path) -> Iterator[SeveralBrokers]:
+    """Three groups on three processes, each process leading one; the topic is in all."""
+    with SeveralBrokers(tmp_path, GROUPS, settings=SMALL) as running_brokers:
+        _create_topic(running_brokers)
+        running_brokers.lead(LEADERS, TIMEOUT_S)
+        yield running_brokers
+
+
+def _create_topic(brokers: SeveralBrokers) -> None:
+    for group in GROUPS:
+        brokers.master_of(group, TIMEOUT_S)
+        with brokers.admin_of(group, TIMEOUT_S) as admin:
+            admin.put_topic(TopicInfo(TOPIC, 2, 2, 6))
+
+
+def _received(brokers: SeveralBrokers, group: str, wanted: set[bytes]) -> list[bytes]:
+    """What a consumer gets of a group, until it has got all that is wanted."""
+    found: list[bytes] = []
+    with Consumer(brokers.addresses_of(group), group="billing", topics=TOPIC, start="first", assign="all") as consumer:
+
+        def has_all() -> bool:
+            found.extend(message.body for message in consumer.poll(timeout_s=1.0))
+            return wanted <= set(found)
+
+        wait_until(has_all, f"everything acknowledged by {group} is there", TIMEOUT_S, poll_s=0)
+    return found
+
+
+def test_a_killed_process_concerns_the_groups_it_led_only(brokers: SeveralBrokers) -> None:
+    """The group that it led goes on at another; others hardly notice; each has all it acknowledged, and only its own.
+
+    The bound is wide because the processes share a busy machine; a producer that waited for the killed process, or for
+    an election, would take longer than it.
+    """
+    with _Sending(brokers, "a") as a, _Sending(brokers, "b") as b, _Sending(brokers, "c") as c:
+        for one in (a, b, c):
+            one.wait_acknowledged(100)
+        before_s = time.monotonic()
+        brokers.kill(N0)
+        killed_s = time.monotonic()
+        for one in (a, b, c):
+            one.wait_acknowledged(100, killed_s)
+        after_s = time.monotonic()
+        for one in (b, c):
+            assert one.p99_s(killed_s, after_s) < max(0.4, 10 * one.p99_s(0, before_s))
+        assert brokers.master_of("a", other_than=N0) != N0
+        brokers.start(N0)
+    for one in (a, b, c):
+        sent = {body for body, _, _ in one.acknowledged}
+        assert all(body.startswith(f"{one.group} ".encode()) for body in _received(brokers, one.group, sent))
+    assert [brokers.stop(node) for node in brokers.nodes] == [0, 0, 0]
+
+
+def test_the_name_server_spreads_a_topic_over_the_masters(tmp_path: Path) -> None:
+    """Created once, it is in every group; a producer uses all three masters, and a consumer reads them all."""
+    with running(config_in(tmp_path)) as server:
+        settings = {**SMALL, "namesrvAddr": server.address}
+        with SeveralBrokers(tmp_path, GROUPS, settings=settings) as brokers:
+            brokers.lead(LEADERS, TIMEOUT_S)
+
+            def run(*words: str) -> tuple[int, str]:
+                done = CliRunner().invoke(cli.main, list(words), env={"DLEDGER_NAMESRV": server.address})
+                return done.exit_code, done.output
+
+            wait_until(lambda: run("cluster", "list")[0] == 0, "all masters have registered", TIMEOUT_S)
+            wait_until(lambda: run("cluster", "list")[1].count("SYNC_MASTER") == 3, "three masters", TIMEOUT_S)
+            assert run("topic", "create", TOPIC, "--queues", "2")[0] == 0
+            sent = {b"%d" % number for number in range(60)}
+            with Producer(name_servers=server.address) as producer:
+                places = [producer.send(Message(TOPIC, body)).broker for body in sorted(sent)]
+            received: list[bytes] = []
+            with Consumer(name_servers=server.address, group="billing", topics=TOPIC, start="first") as consumer:
+
+                def is_complete() -> bool:
+                    received.extend(one.body for one in consumer.poll(timeout_s=1.0))
+                    return len(received) >= len(sent)
+
+                wait_until(is_complete, "all have come", TIMEOUT_S, poll_s=0)
+
+            assert {group: places.count(group) for group in GROUPS} == dict.fromkeys(GROUPS, 20)
+            assert sorted(received) == sorted(sent)
+
+
+def test_a_group_whose_disks_are_full_stops_alone(tmp_path: Path) -> None:
+    """Its messages are refused while others' are stored on the same machines; with room, it goes on with all it had.
+
+    Other tests fill disks; here one group's limit is lowered.
+    """
+    with SeveralBrokers(tmp_path, GROUPS, settings=SMALL) as brokers:
+        _create_topic(brokers)
+        with Producer(brokers.addresses_of("a"), timeout_s=TIMEOUT_S) as producer:
+            producer.send(Message(TOPIC, b"before"))
+        _stop_all(brokers)
+        ratios = ("disk_check_ratio", "disk_clean_ratio", "disk_full_ratio")
+        brokers.lines["a"] = dict.fromkeys(ratios, "0.000000001")
+        brokers.start_all()
+        for node in brokers.nodes:
+            wait_until(lambda node=node: _conditions(brokers, node, "a") == ["disk_full"], "it is full", TIMEOUT_S)  # type: ignore[misc]
+
+        for group in "bc":
+            with Producer(brokers.addresses_of(group), timeout_s=TIMEOUT_S) as producer:
+                producer.send(Message(TOPIC, b"stored"))
+            assert _received(brokers, group, {b"stored"}) == [b"stored"]
+            assert [_conditions(brokers, node, group) for node in brokers.nodes] == [[], [], []]
+        with Producer(brokers.addresses_of("a"), timeout_s=2) as producer, pytest.raises(DLedgerError) as refused:
+            producer.send(Message(TOPIC, b"refused"))
+        assert refused.value.outcome == "not_applied"
+        _stop_all(brokers)
+        brokers.lines["a"] = {}
+        brokers.start_all()
+        with Producer(brokers.addresses_of("a"), timeout_s=TIMEOUT_S) as producer:
+            producer.send(Message(TOPIC, b"after"))
+        assert sorted(_received(brokers, "a", {b"before", b"after"})) == [b"after", b"before"]
+
+
+def _stop_all(brokers: SeveralBrokers) -> None:
+    for node in brokers.nodes:
+        assert brokers.stop(node, TIMEOUT_S) == 0
+
+
+def _conditions(brokers: SeveralBrokers, node: NodeId, group: str) -> list[str]:
+    """The kinds of a broker's conditions, other than those that pass after a start; none if it does not answer."""
+    with brokers.admin_of(group) as admin:
+        try:
+            told = admin.status(brokers.address(node, group)).runtime.conditions
+        except DLedgerError:
+            return []
+    return [kind for kind in told if kind != "no_standing"]
+
+
+def test_a_broker_that_fails_stops_alone(tmp_path: Path) -> None:
+    """Its process goes on serving the other groups, and peers elect another master (N1)."""
+    with SeveralBrokers(tmp_path, GROUPS, settings=SMALL) as brokers:
+        _create_topic(brokers)
+        node = brokers.master_of("a")
+        data = brokers.root_dir_of(node, "a") / f"dledger-{node}" / "data"
+        data.rename(data.with_name("gone"))
+        wait_until(lambda: "group a stops in this process" in brokers.logs(node), "it fails", TIMEOUT_S)
+
+        assert brokers.is_running(node)
+        assert brokers.master_of("a", TIMEOUT_S, other_than=node) != node
+        for group in GROUPS:
+            with Producer(brokers.addresses_of(group), timeout_s=TIMEOUT_S) as producer:
+                producer.send(Message(TOPIC, b"goes on"))
+        with brokers.admin_of("b") as admin:
+            told = admin.status(brokers.address(node, "b")).runtime.problems
+        assert [(one.kind, one.subject) for one in told] == [("group_failed", "a")]
+        assert brokers.stop(node) == 0
+
+
+def test_the_process_named_its_groups(brokers: SeveralBrokers) -> None:
+    """Its line says where each broker is."""
+    node = NodeId("n1")
+    line = next(one for one in brokers.logs(node).splitlines() if " is ready: " in one)
+
+    assert "broker n1 of groups a, b, c" in line
+    assert all(f"{group} {brokers.address(node, group)}" in line for group in GROUPS)
