@@ -250,10 +250,10 @@ class OutgoingBatch(Generic[ItemT, ResultT]):
                 outcomes[place] = error
         self.outcomes, self.left = outcomes, ()
 
-    def expire(self, rules: WindowRules[ItemT, ResultT], waited_for: str) -> None:
+    def expire(self, rules: WindowRules[ItemT, ResultT], waited_for: DLedgerError | str) -> None:
         """The deadline has passed: items in flight or possibly stored become unknown; the others are not stored.
 
-        ``waited_for``: why nothing was sent, if there was no failure.
+        ``waited_for``: why nothing was sent, if there was no failure. A failure is the cause of the items' errors.
         """
         outcomes = self._own_outcomes()
         under_way = set(self.sent)
@@ -261,10 +261,14 @@ class OutgoingBatch(Generic[ItemT, ResultT]):
         waited = self.error or waited_for
         answered = self.error or "no answer"
         for place in self.left:
+            error: DLedgerError
             if place in under_way or is_unknown(outcomes[place]):
-                outcomes[place] = rules.unknown(f"unknown whether it was stored {within}: {answered}")
+                error = rules.unknown(f"unknown whether it was stored {within}: {answered}")
+                error.__cause__ = self.error
             else:
-                outcomes[place] = UnavailableError(f"not stored {within}: {waited}")
+                error = UnavailableError(f"not stored {within}: {waited}")
+                error.__cause__ = waited if isinstance(waited, DLedgerError) else None
+            outcomes[place] = error
         self.outcomes, self.left = outcomes, ()
 
     def take_late(self, answer: Answer[ResultT]) -> bool:

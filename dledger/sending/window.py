@@ -125,6 +125,7 @@ class Window(Generic[ItemT, ResultT]):
         self._draining = False  # nothing is sent until nothing is in flight
         self._single = True  # one batch in flight at a time, until one has succeeded
         self._failures = 0  # in a row
+        self._trouble: DLedgerError | None = None  # why, of the last of them, if it is the server's
         self._is_looking = False
         self._looked_at_ms = -NEVER
 
@@ -306,11 +307,12 @@ class Window(Generic[ItemT, ResultT]):
         trouble = self._take_late(batch, answer) if batch.done else self._take(batch, answer)
         blamed: DLedgerError | None = None
         if trouble is None or self._is_of_items(batch, trouble):
-            self._failures = 0
+            self._failures, self._trouble = 0, None
             self._single = not self.is_connected
         elif not (was_draining and isinstance(trouble, OutOfOrderSequenceError)):
             if batch.doubtful or not isinstance(trouble, _ABOUT_NUMBERS):
                 blamed = trouble
+            self._trouble = trouble if self._is_of_server(trouble) else None
             self._leave(now_ms)
         if self._draining and not self._inflight:
             self._regroup(now_ms)
@@ -356,6 +358,10 @@ class Window(Generic[ItemT, ResultT]):
             return False
         kinds = (InvalidRequestError, AccessDeniedError) if batch.producer else InvalidRequestError
         return isinstance(trouble, kinds)
+
+    def _is_of_server(self, trouble: DLedgerError) -> bool:
+        """Whether it says of the items behind, too, why they were not sent."""
+        return trouble.outcome == "unknown" or self._rules.is_retried(trouble)
 
     def _leave(self, now_ms: float) -> None:
         """Send nothing more to this stream."""
@@ -427,6 +433,7 @@ class Window(Generic[ItemT, ResultT]):
         """No leader was found, or it accepted no stream."""
         self._is_connecting = False
         self._connect_at_ms = now_ms + self._backoff_ms()
+        self._trouble = error
         for batch in self._backlog:
             if batch.error is None or batch.error.outcome == "not_applied":
                 batch.error = error
@@ -486,9 +493,8 @@ class Window(Generic[ItemT, ResultT]):
         """Fail the batches whose deadline has passed."""
         if now_ms >= self._expiry_ms:
             connected = self.is_connected or self._inflight
-            waited_for = (
-                "earlier requests were still in flight" if connected else "no connection to a leader was open yet"
-            )
+            idle = "earlier requests were still in flight" if connected else "no connection to a leader was open yet"
+            waited_for = self._trouble or idle
             for queue in (self._inflight, self._again, self._backlog):
                 for batch in [one for one in queue if now_ms >= one.give_up_at_ms and not one.done]:
                     if not batch.sent:

@@ -32,6 +32,7 @@ from rocketstore.client.aio.errors import (
     NoQueueError,
     NumberOutOfOrderError,
     ProducerForgottenError,
+    RefusedError,
     RequestNotKnownError,
     TimedOutError,
     may_repeat,
@@ -416,4 +417,7 @@ def _own(outcome: SendResult | DLedgerError | None) -> SendResult | ClientError:
         return ProducerForgottenError(f"{outcome}: begin at 0, under a new name", outcome=outcome.outcome)
     if outcome.outcome == "unknown":
         return TimedOutError(str(outcome))
+    cause = outcome.__cause__
+    if isinstance(cause, RefusedError) and may_repeat(cause):  # it refused until there was no time left
+        return type(cause)(str(outcome), answer_code=cause.answer_code, address=cause.address, outcome=outcome.outcome)
     return BrokerUnreachableError(str(outcome))

@@ -620,3 +620,38 @@ def test_an_item_that_never_left_says_what_it_waited_for() -> None:
 
     assert "no connection to a leader was open yet" in str(lonely.outcomes[0])
     assert "earlier requests were still in flight" in str(behind.outcomes[0])
+
+
+@pytest.mark.parametrize(
+    ("refusal", "is_told"),
+    [(PendingFullError("too much waits"), True), (OutOfOrderSequenceError("not its turn"), False)],
+)
+def test_an_item_behind_a_refused_one_says_what_the_server_lacked(refusal: DLedgerError, is_told: bool) -> None:
+    """But not what was wrong with another item only."""
+    window = opened()
+    (first,) = add(window, b"a")
+    sent(window)
+    (behind,) = add(window, b"b")
+    fail(window, refusal, first)
+    window.step(ONE_EACH.timeout_ms)
+
+    (outcome,) = behind.outcomes
+    assert isinstance(outcome, UnavailableError)
+    assert outcome.outcome == "not_applied"
+    assert (str(refusal) in str(outcome)) is is_told
+    assert (outcome.__cause__ is refusal) is is_told
+
+
+def test_a_refusal_that_has_passed_is_no_reason() -> None:
+    window = opened(WindowOptions(linger_ms=0.0, batch_items=1, inflight_requests_max=1))
+    (first,) = add(window, b"a")
+    sent(window)
+    fail(window, PendingFullError("too much waits"), first)
+    window.step(1000.0)
+    window.connected()
+    store(window, *sent(window, 1000.0), now_ms=1000.0)
+    _under_way, behind = add(window, b"b", b"c", now_ms=1000.0)
+    sent(window, 1000.0)
+    window.step(1000.0 + ONE_EACH.timeout_ms)
+
+    assert "earlier requests were still in flight" in str(behind.outcomes[0])

@@ -190,6 +190,22 @@ async def test_a_message_without_an_answer_by_its_deadline_may_be_stored() -> No
 
 
 @on_loop
+async def test_messages_that_a_broker_refuses_until_their_deadline_fail_with_its_last_refusal() -> None:
+    """Those behind the refused one, too, though they were never sent."""
+    full = {"status": "TIMER_FLOW_CONTROL", "outcome": "not_applied"}
+    async with world() as here, here.producer(timeout_s=0.6) as producer:
+        here.store.answers.extend([lambda frame: frame.answer(AnswerCode.SYSTEM_BUSY, "a million wait", full)] * 1000)
+        large = bytes(400_000)  # each is a request of its own
+        futures = [await producer.submit(message(large), key="k") for _ in range(3)]
+        failed = await asyncio.gather(*futures, return_exceptions=True)
+        here.store.answers.clear()
+        for one in failed:
+            assert isinstance(one, errors.BrokerBusyError)
+            assert "a million wait" in str(one)
+            assert (one.outcome, one.answer_code) == ("not_applied", AnswerCode.SYSTEM_BUSY)
+
+
+@on_loop
 async def test_what_this_account_may_not_do_is_said_at_once() -> None:
     async with world() as here, here.producer() as producer:
         denied = {"status": "NO_PERMISSION", "outcome": "not_applied"}
