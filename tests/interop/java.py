@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ class JavaMissingError(RuntimeError):
     """Something that the Java programs need is not there."""
 
 
+@cache
 def build() -> None:
-    """Compile the programs; Maven gets their dependencies from Maven Central into ``~/.m2``."""
+    """Compile the programs, once per process; Maven gets their dependencies from Maven Central into ``~/.m2``."""
     for program, package in (("java", "JDK 17 or newer"), ("mvn", "Maven 3")):
         if shutil.which(program) is None:
             raise JavaMissingError(f"`{program}` is not on the PATH: `make interop` needs {package}")

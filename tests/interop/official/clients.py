@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +41,7 @@ class Language:
 
     name: str
     install: Callable[[], None]
+    """Does it once per process."""
     command: Callable[[Path], Sequence[str]]
     """With a home directory."""
     lacks: frozenset[str] = frozenset()
@@ -163,6 +165,7 @@ def running(language: Language, home: Path, variables: Mapping[str, str] | None 
 # --- how each is had --------------------------------------------------------------------------------------------------
 
 
+@cache
 def _install_python() -> None:
     mark = _PYTHON_PACKAGES / PYTHON_PACKAGE
     if mark.exists():
@@ -173,17 +176,20 @@ def _install_python() -> None:
     mark.touch()
 
 
+@cache
 def _install_node() -> None:
     _needs("npm", "Node.js 20 or newer")
     if not (HERE / "node" / "node_modules" / ".package-lock.json").exists():
         _run(["npm", "install", "--no-audit", "--no-fund", "--no-package-lock", "--loglevel=error"], HERE / "node")
 
 
+@cache
 def _install_go() -> None:
     _needs("go", "Go 1.24 or newer")
     _run(["go", "build", "-o", str(HERE / "go" / "driver"), "."], HERE / "go", {"GOTOOLCHAIN": "local"})
 
 
+@cache
 def _install_rust() -> None:
     _needs("cargo", "Rust 1.70 or newer")
     _run(["cargo", "build", "--quiet"], HERE / "rust", {"CARGO_TARGET_DIR": str(HERE / "rust" / "target")})
