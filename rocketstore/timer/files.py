@@ -48,7 +48,17 @@ from rocketstore.timer.hours import (
     hour_path,
 )
 from rocketstore.timer.progress import NOTHING_DELIVERED, TimedProgress
-from rocketstore.timer.reading import ADVICE, CHANGED, HourExtent, entries_with, length, read_rest
+from rocketstore.timer.reading import (
+    ADVICE,
+    CHANGED,
+    FirstDue,
+    HourExtent,
+    Wanted,
+    entries_with,
+    first_due,
+    length,
+    read_rest,
+)
 from rocketstore.timer.recalls import RecallIndex
 from rocketstore.timer.repair import HourRepair
 from rocketstore.types import RecordHead
@@ -302,6 +312,11 @@ class TimerFiles:
     def entries(self, hour: int) -> Entries:
         """All entries of an hour, verified. Raises ``CorruptLogError``, ``DiskError``."""
         return decode_entries(self._read(hour, read_rest) or b"")  # others append meanwhile
+
+    def first_due(self, hour: int, wanted: Wanted, count: int) -> FirstDue:
+        """The first ``count`` wanted entries of an hour, as ``reading.first_due``. Raises what ``entries`` does."""
+        with self._searching:
+            return self._read(hour, lambda extent: first_due(extent, wanted, count)) or FirstDue(decode_entries(b""))
 
     def find(self, hour: int, origin: int) -> TimedEntry | None:
         """A message's newest record in an hour, if it is there and not recalled. Raises what ``entries`` does.

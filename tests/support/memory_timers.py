@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from dledger.errors import CorruptLogError
-from rocketstore.timer.entries import HOUR_MS, Entries, TimedEntry, decode_entries, still_open
+from rocketstore.timer.entries import HOUR_MS, Entries, TimedEntry, decode_entries, select, still_open
 from rocketstore.timer.files import FollowedHours, TimedListener, TimerFiles
 from rocketstore.timer.hours import HourFile
 from rocketstore.timer.progress import TimedProgress
-from rocketstore.timer.reading import ADVICE, CHANGED, HourExtent
+from rocketstore.timer.reading import ADVICE, CHANGED, FirstDue, HourExtent, Wanted
 
 _T = TypeVar("_T")
 
@@ -41,6 +41,10 @@ class MemoryTimers(TimerFiles):
         if hour in self._damaged:
             raise CorruptLogError(self.path(hour), 0, CHANGED, ADVICE)
         return decode_entries(b"" if file is None else self._data[file.path])
+
+    def first_due(self, hour: int, wanted: Wanted, count: int) -> FirstDue:
+        rows = self.entries(hour)
+        return FirstDue(select(rows, wanted(rows))).cut(count)
 
     def find(self, hour: int, origin: int) -> TimedEntry | None:
         rest = still_open(self.entries(hour))

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dledger.errors import CorruptLogError, InvalidRequestError
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.message.message import (
@@ -17,7 +20,7 @@ from rocketstore.message.message import (
 from rocketstore.message.record import decode_record
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.store.message_store import MessageStore
-from rocketstore.timer.entries import HOUR_MS, TimedEntry, open_entries, select
+from rocketstore.timer.entries import HOUR_MS, Entries, TimedEntry, open_entries, select
 from rocketstore.timer.handles import RecallHandle
 from rocketstore.types import TIMED_TOPIC
 
@@ -73,30 +76,43 @@ def list_timed(  # what is wanted of what
     count = min(max(count, 1), LISTED_MAX)
     store.wait_dispatched(DISPATCH_WAIT_S)  # what was sent or recalled a moment ago is known, if it can be
     found: list[TimedListEntry] = []
-    for looked_at, entry in enumerate(_entries(store, state, *begin)):
-        if len(found) >= count or looked_at >= LOOKED_AT_MAX:
-            return TimedList(found, entry.due_ms, entry.queue_offset)
-        message = _message(store, entry)
-        if message is None or (topic and message.properties.get(PROPERTY_REAL_TOPIC) != topic):
+    looked_at = 0
+    for hour in store.timers.hours():
+        if hour < begin[0] // HOUR_MS:
             continue
-        if not key or key in message.keys or key == message.unique_key:
-            found.append(_told(message, entry, broker))
+        entries, next_ms = _of_hour(store, state, hour, begin)
+        for entry in entries:
+            if len(found) >= count or looked_at >= LOOKED_AT_MAX:
+                return TimedList(found, entry.due_ms, entry.queue_offset)
+            looked_at += 1
+            message = _message(store, entry)
+            if message is None or (topic and message.properties.get(PROPERTY_REAL_TOPIC) != topic):
+                continue
+            if not key or key in message.keys or key == message.unique_key:
+                found.append(_told(message, entry, broker))
+        if next_ms >= 0:
+            return TimedList(found, next_ms)
     return TimedList(found, -1)
 
 
-def _entries(store: MessageStore, state: BrokerState, from_ms: int, from_offset: int) -> Iterator[TimedEntry]:
-    for hour in store.timers.hours():
-        if hour < from_ms // HOUR_MS:
-            continue
-        try:
-            entries = open_entries(store.timers.entries(hour))
-        except CorruptLogError as error:
-            raise Refusal(RefusalKind.BUSY, str(error)) from error
-        due_ms = entries["due_ms"]
-        wanted = (due_ms > from_ms) | ((due_ms == from_ms) & (entries["queue_offset"] >= from_offset))
-        entries = select(entries, wanted & ~state.timed_progress.settled(entries))
-        for row in entries:
-            yield TimedEntry(*map(int, row))
+def _of_hour(
+    store: MessageStore, state: BrokerState, hour: int, begin: tuple[int, int]
+) -> tuple[Iterator[TimedEntry], int]:
+    """The first that wait, more than ``LOOKED_AT_MAX`` if there are; and when the next one is due, or -1."""
+    from_ms, from_offset = begin
+    progress = state.timed_progress
+
+    def wanted(entries: Entries) -> NDArray[np.bool_]:
+        which: NDArray[np.bool_] = (entries["due_ms"] >= from_ms) & ~progress.settled(entries)
+        return which
+
+    try:
+        entries, next_ms = store.timers.first_due(hour, wanted, LOOKED_AT_MAX + 1)
+    except CorruptLogError as error:
+        raise Refusal(RefusalKind.BUSY, str(error)) from error
+    entries = open_entries(entries)
+    after = (entries["due_ms"] > from_ms) | (entries["queue_offset"] >= from_offset)
+    return (TimedEntry(*map(int, row)) for row in select(entries, after)), next_ms
 
 
 def _message(store: MessageStore, entry: TimedEntry) -> Message | None:
