@@ -178,7 +178,8 @@ class BrokerConfig:
     which is the most: what waits for longer than half of ``file_reserved_time`` is stored again, and does not expire.
     """
     timed_messages_max: Positive = 10_000_000
-    """Maximum messages that wait for a time of their own,"""
+    """Maximum messages that wait for a time of their own (``account_share_percent`` of them of one account or address),
+    """
     timed_messages_per_s_max: Positive = 500_000
     """and of those for the same second."""
     timed_bytes_per_s_max: Bytes = 10 * MIB

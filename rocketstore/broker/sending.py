@@ -350,7 +350,8 @@ class Sending:
 
     def _wait_for_time(self, send: _Send, message: Message, place: int) -> PutResult | None:
         """Make it wait if it asks for a time of delivery; or the reason for a refusal."""
-        found = self._timed.begin(message, place, together=send.batch.together)
+        owner = "" if send.caller is None else send.caller.quota.owner
+        found = self._timed.begin(message, place, owner, together=send.batch.together)
         if found is None or isinstance(found, PutResult):
             return found
         send.timed = [*(send.timed or ()), found]

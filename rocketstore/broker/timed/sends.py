@@ -13,6 +13,7 @@ from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.readers import ReadThreads
 from rocketstore.broker.refusal import Refusal
 from rocketstore.broker.timed.service import TimedCounts, TimedService
+from rocketstore.broker.timed.shares import TimedShares
 from rocketstore.message.message import PROPERTY_UNIQUE_KEY, Message
 from rocketstore.message.properties import find_property_bytes
 from rocketstore.message.timed import WrongTimeError, due_of, make_timed
@@ -26,13 +27,14 @@ _UNIQUE_KEY: Final = f"{PROPERTY_UNIQUE_KEY}\x01".encode()
 
 
 class TimedPlace(NamedTuple):
-    """A timed message on its way to the store: its place in the request, and what it was before."""
+    """A timed message on its way to the store: its place in the request, what it was before, and whose it is."""
 
     place: int
     topic: str
     queue_id: int
     due_ms: int
     message_id: str
+    owner: str
 
 
 class TimedSends:
@@ -57,10 +59,12 @@ class TimedSends:
         self._clock = clock
         self._counted_at = -COUNT_S
         self._open = 0
+        self._shares = TimedShares()
 
-    def begin(self, message: Message, place: int, *, together: bool) -> TimedPlace | PutResult | None:
+    def begin(self, message: Message, place: int, owner: str, *, together: bool) -> TimedPlace | PutResult | None:
         """Turn a message whose queue is chosen into one that waits; or the reason for a refusal. None: it asks for no
-        time, or for one that has passed. ``together``: it is of a batch that is stored in one run.
+        time, or for one that has passed. ``owner``: whose share it counts for, the account or address; empty: nobody's.
+        ``together``: it is of a batch that is stored in one run.
         """
         now_ms = self._clock.wall_ms()
         try:
@@ -69,18 +73,20 @@ class TimedSends:
             return _refusal(PutMessageStatus.MESSAGE_ILLEGAL, str(error))
         if due_ms is None:
             return None
-        problem = self._problem(due_ms - now_ms, due_ms, together=together)
+        problem = self._problem(now_ms, due_ms, owner, together=together)
         if problem is not None:
             return problem
         text = message.property_string
         unique = find_property_bytes(text, _UNIQUE_KEY) if text else message.unique_key.encode()
-        made = TimedPlace(place, message.topic, message.queue_id, due_ms, (unique or b"").decode(errors="replace"))
+        made = TimedPlace(
+            place, message.topic, message.queue_id, due_ms, (unique or b"").decode(errors="replace"), owner
+        )
         make_timed(message, due_ms)
         self._open += 1
         return made
 
-    def _problem(self, delay_ms: int, due_ms: int, *, together: bool) -> PutResult | None:
-        config = self._live.now
+    def _problem(self, now_ms: int, due_ms: int, owner: str, *, together: bool) -> PutResult | None:
+        config, delay_ms = self._live.now, due_ms - now_ms
         if together:
             reason = "a message of a batch has no time of its own: send it alone"
             return _refusal(PutMessageStatus.MESSAGE_ILLEGAL, reason)
@@ -90,8 +96,13 @@ class TimedSends:
                 "are allowed (timerMaxDelaySec)"
             )
             return _refusal(PutMessageStatus.MESSAGE_ILLEGAL, reason)
-        if self._count() >= config.timed_messages_max:
+        waiting = self._count()
+        if waiting >= config.timed_messages_max:
             reason = f"{config.timed_messages_max} messages wait for their time already (timed_messages_max)"
+            return _refusal(PutMessageStatus.FLOW_CONTROL, f"{reason}: try again later")
+        share = max(1, config.timed_messages_max * config.access.account_share_percent // 100)
+        if owner and waiting >= share and self._shares.waiting(owner, now_ms) >= share:
+            reason = f"{share} messages of {owner} wait for their time (timed_messages_max, account_share_percent)"
             return _refusal(PutMessageStatus.FLOW_CONTROL, f"{reason}: try again later")
         if self._timers.due_in(due_ms) >= config.timed_messages_per_s_max:
             reason = f"{config.timed_messages_per_s_max} messages are due in that second (timed_messages_per_s_max)"
@@ -109,10 +120,13 @@ class TimedSends:
     def all_stored(self, timed: Sequence[TimedPlace], results: Sequence[PutResult]) -> list[PutResult]:
         """The store has answered a request: its results, with the queues that the messages are for, and handles."""
         found = list(results)
+        now_ms = self._clock.wall_ms()
         for one in timed:
             stored = found[one.place].stored
             if stored is not None:
                 handle = RecallHandle(one.topic, self._live.now.name, one.due_ms, one.message_id, stored.queue_offset)
+                if one.owner:
+                    self._shares.add(one.owner, one.due_ms, now_ms)
                 found[one.place] = found[one.place]._replace(
                     stored=stored._replace(queue_id=one.queue_id), handle=handle.encode()
                 )

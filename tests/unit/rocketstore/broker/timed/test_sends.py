@@ -28,7 +28,7 @@ def until_refused(producer: Producer, due_ms: int, words: str) -> None:
 def test_a_broker_takes_in_so_many_messages_and_again_when_some_are_recalled(tmp_path: Path) -> None:
     """T7: flow control, which names the setting; messages without a time are not concerned."""
     with (
-        running(plain(tmp_path, timedMessagesMax="5")) as server,
+        running(plain(tmp_path, timedMessagesMax="5", account_share_percent="100")) as server,
         Producer(server.address, timeout_s=3) as producer,
     ):
         base_ms = int(time.time() * 1000) + HOUR_MS
@@ -40,6 +40,22 @@ def test_a_broker_takes_in_so_many_messages_and_again_when_some_are_recalled(tmp
         assert producer.send(Message("T", b"")).offset >= 0
         producer.recall(handles[0])
         assert producer.send(Message("T", b"", deliver_at=base_ms)).recall_handle  # within the second of a new count
+
+
+def test_one_client_may_not_use_all_the_room(tmp_path: Path) -> None:
+    """T7: its account's share, or its address's; the broker itself, and others, may use the rest."""
+    with (
+        running(plain(tmp_path, timedMessagesMax="6", account_share_percent="50")) as server,
+        Producer(server.address, timeout_s=3) as producer,
+    ):
+        due_ms = int(time.time() * 1000) + HOUR_MS
+        for _ in range(3):
+            producer.send(Message("T", b"", deliver_at=due_ms))
+        until_refused(
+            producer, due_ms, "3 messages of 127.0.0.1 wait for their time (timed_messages_max, account_share"
+        )
+        assert producer.send(Message("T", b"")).offset >= 0
+        assert server.store.timers.open_count(due_ms - HOUR_MS)[0] == 3
 
 
 def test_a_second_takes_so_many_and_the_next_one_more(tmp_path: Path) -> None:
