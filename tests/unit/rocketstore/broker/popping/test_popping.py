@@ -22,7 +22,7 @@ from rocketstore.filter.filters import SQL92
 from rocketstore.message.record import QueuePlace
 from rocketstore.pop.engine import PopEngine
 from rocketstore.pop.handles import Handle, encode_handle
-from rocketstore.pop.operations import Origin, PopDelivery, PopWish
+from rocketstore.pop.operations import Origin, PopDelivery, PopWish, Settling
 from rocketstore.pop.tables import PopPlace
 from rocketstore.state.changes import GroupConfig, TopicConfig
 from rocketstore.types import PutResult
@@ -228,6 +228,33 @@ class TestAnswers:
             assert refused.value.kind is RefusalKind.NO_TOPIC
         assert pop.run(popping.ack(acks[:2], "a")) == [PopResult.OK] * 2
         assert pop.run(popping.ack(acks[2:], "a")) == [PopResult.OK]
+
+    def test_many_acknowledgements_of_one_call_let_others_in_between(
+        self, pop: PopBroker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """P10: a call of thousands holds the loop for no longer than one of a few."""
+        monkeypatch.setattr("rocketstore.broker.popping.service.ACKED_AT_ONCE", 2)
+        happened: list[int] = []  # handles at a time; 0: a turn of the loop
+        asked = PopEngine.ack
+
+        def counted(engine: PopEngine, group: str, topic: str, handles: Sequence[str], now_ms: int) -> list[Settling]:
+            happened.append(len(handles))
+            return asked(engine, group, topic, handles, now_ms)
+
+        async def acked_while_others_wait(acks: Sequence[Ack]) -> Sequence[PopResult]:
+            acking = asyncio.create_task(pop.broker.popping.ack(acks))
+            while not acking.done():
+                happened.append(0)
+                await asyncio.sleep(0)
+            return await acking
+
+        monkeypatch.setattr(PopEngine, "ack", counted)
+        pop.send([b"%d" % number for number in range(5)])
+        acks = [Ack(GROUP, TOPIC, one.handle) for one in pop.receive_all(5)]
+        assert pop.run(acked_while_others_wait(acks)) == [PopResult.OK] * 5
+        assert [one for one in happened if one] == [2, 2, 1]
+        assert 0 in happened[happened.index(2) + 1 : happened.index(1)]
+        assert pop.window().commit == 5
 
     def test_handles_of_others_are_refused(self, pop: PopBroker) -> None:
         """P5: no handle, another group's, another topic's."""
