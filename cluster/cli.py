@@ -22,7 +22,7 @@ COMMANDS: Final = {
     "bench": ("bench", "Measure a running group or its brokers."),
     "broker": ("mq_broker", "Run a message broker, or show its status."),
     "certs": ("certs", "Create certificates for TLS."),
-    "cluster": ("mq_broker", "Show all brokers."),
+    "cluster": ("mq_broker", "Show all brokers, spread the leaders over the machines."),
     "completion": ("completion", "Print a shell's completion script."),
     "console": ("console", "Serve a web page that shows a group, or a whole cluster."),
     "context": ("context", "Keep addresses and security options under names."),

@@ -14,6 +14,7 @@ import click
 from cluster import terminal
 from cluster.broker_target import BrokerTarget, broker_options
 from cluster.commands.broker import broker as start
+from cluster.commands.rebalance import rebalance
 from cluster.moments import time_text
 from cluster.reporting import ErrorReportingGroup
 
@@ -252,13 +253,17 @@ def _figure(table: Mapping[str, str], name: str) -> float:
 
 @click.group(
     cls=ErrorReportingGroup,
-    short_help="Show all brokers.",
+    short_help="Show all brokers, spread the leaders over the machines.",
     epilog="""\b
 Examples:
-  dledger cluster list -b 10.0.0.1:10911""",
+  dledger cluster list -b 10.0.0.1:10911
+  dledger cluster rebalance --namesrv 10.0.0.1:9876""",
 )
 def cluster() -> None:
-    """Show all brokers."""
+    """Show all brokers, and spread the leaders of their groups over the machines."""
+
+
+cluster.add_command(rebalance, "rebalance")
 
 
 @cluster.command(

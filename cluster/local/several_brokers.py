@@ -28,7 +28,7 @@ class SeveralBrokers(LocalBrokers):
         self.groups = tuple(groups)
         self.lines: dict[str, dict[str, str]] = {group: {} for group in groups}
         taken = {port for node in self.nodes.values() for port in (node.client_port, node.peer_port)}
-        further = iter(free_ports(size * (len(groups) - 1), taken=taken))
+        further = iter(free_ports(size * (len(groups) - 1), taken=taken) if groups[1:] else [])
         self._ports = {
             group: {
                 node.node_id: node.client_port if group == groups[0] else next(further) for node in self.nodes.values()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import pytest
 from click.testing import CliRunner
@@ -16,7 +17,7 @@ from click.testing import CliRunner
 from cluster import cli
 from cluster.local.several_brokers import SeveralBrokers
 from dledger.types import NodeId
-from rocketstore.client import Consumer, DLedgerError, Message, Producer, TopicInfo
+from rocketstore.client import Admin, Consumer, DLedgerError, Message, Producer, TopicInfo
 from tests.integration.harness import N0, N1, N2
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.nameserver.wire import config_in, running
@@ -251,3 +252,48 @@ def test_the_process_named_its_groups(brokers: SeveralBrokers) -> None:
 
     assert "broker n1 of groups a, b, c" in line
     assert all(f"{group} {brokers.address(node, group)}" in line for group in GROUPS)
+
+
+def test_rebalance_gives_each_process_its_share_again(tmp_path: Path) -> None:
+    """After a restart one process leads everything; a dry run moves nothing; a process that is down is named."""
+    with running(config_in(tmp_path)) as server:
+        settings = {**SMALL, "namesrvAddr": server.address}
+        with SeveralBrokers(tmp_path, GROUPS, settings=settings) as brokers:
+
+            def rebalance(*words: str) -> tuple[int, dict[str, Any]]:
+                command = ["cluster", "rebalance", "--json", "--namesrv", server.address, "--wait", str(TIMEOUT_S)]
+                done = CliRunner().invoke(cli.main, [*command, *words])
+                return done.exit_code, json.loads(done.stdout)
+
+            def led() -> list[int]:
+                return [len(groups) for groups in rebalance("--dry-run")[1]["machines"].values()]
+
+            brokers.lead(dict.fromkeys(GROUPS, N1), TIMEOUT_S)
+            wait_until(lambda: _registered(server.address) == 9, "all have registered", TIMEOUT_S)
+
+            code, told = rebalance("--dry-run")
+            assert (code, [one["from_node"] for one in told["moves"]]) == (0, ["n1", "n1"])
+            assert [brokers.master_of(group) for group in GROUPS] == [N1, N1, N1]
+
+            code, told = rebalance()
+            assert (code, told["balanced"], len(told["moves"])) == (0, True, 2)
+            assert [len(groups) for groups in told["machines"].values()] == [1, 1, 1]
+            assert sorted(brokers.master_of(group) for group in GROUPS) == [N0, N1, N2]
+
+            brokers.kill(N0)
+            for group in GROUPS:
+                assert brokers.master_of(group, TIMEOUT_S, other_than=N0) != N0
+            code, told = rebalance()
+            assert code == 1
+            assert any("n0" in text and "it does not answer: start it" in text for text in told["problems"])
+            brokers.start(N0)
+            wait_until(lambda: rebalance()[0] == 0, "the restarted one has its share", TIMEOUT_S)
+            assert led() == [1, 1, 1]
+
+
+def _registered(name_server: str) -> int:
+    with Admin(name_servers=name_server) as admin:
+        try:
+            return sum(len(one.readable) for one in admin.brokers())
+        except DLedgerError:  # nobody yet
+            return 0

@@ -55,7 +55,7 @@ def test_brokers_are_listed_with_what_they_say(server: NameServer) -> None:
     ]
 
 
-@pytest.mark.parametrize("command", ["cluster list", "broker status"])
+@pytest.mark.parametrize("command", ["cluster list", "cluster rebalance", "broker status"])
 def test_nobody_gets_a_signature_who_has_only_registered(
     server: NameServer, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
