@@ -32,6 +32,7 @@ WITH_BODIES: Final = "the same with bodies"
 BARE_PYTHON: Final = "an interpreter that does nothing"
 NO_CHANGE: Final = "the same load without changes"
 WIPED_MEMBER: Final = "a voter whose disk was wiped, by pushes alone"
+ONE_GROUP: Final = "one group on as many processes"
 ONE_CORE: Final = "the same on one core"
 SMALL_SPLITS: Final = "the same with splits of 32 MiB"
 

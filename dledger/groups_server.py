@@ -11,6 +11,7 @@ from dledger.host_settings import check_together
 from dledger.hosted_groups import HostedGroups
 from dledger.instruments import SILENT, Instruments
 from dledger.server import DLedgerServer
+from dledger.statemachine.ports import StateMachine
 
 
 class GroupsServer(HostedGroups[DLedgerServer]):
@@ -23,13 +24,24 @@ class GroupsServer(HostedGroups[DLedgerServer]):
         repair: bool = False,
         clock: Clock | None = None,
         instruments: Callable[[str], Instruments] = lambda _group: SILENT,
+        state_machine: Callable[[str], StateMachine | None] = lambda _group: None,
     ) -> None:
-        """``named``: each group's configuration, with the name of its file. ``instruments``: of a group's member."""
+        """``named``: each group's configuration, with the name of its file. ``instruments``: of a group's member.
+
+        ``state_machine``: a new one for a group, or None for a bare log.
+        """
         check_together([(name, config.check()) for name, config in named])
         configs, clock = [config for _, config in named], clock or Clock()
 
         def make(number: int, host: Host) -> DLedgerServer:
             config = configs[number]
-            return DLedgerServer(config, repair=repair, clock=clock, instruments=instruments(config.group), host=host)
+            return DLedgerServer(
+                config,
+                repair=repair,
+                clock=clock,
+                instruments=instruments(config.group),
+                state_machine=state_machine(config.group),
+                host=host,
+            )
 
         super().__init__(configs, make, clock)

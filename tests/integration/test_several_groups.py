@@ -11,21 +11,23 @@ from pathlib import Path
 
 import pytest
 
+from cluster.local.several_groups import SeveralGroups
 from dledger.errors import DLedgerError
 from dledger.rpc.clients.codec import ReadMode
 from dledger.types import NodeId
 from tests.integration.harness import N0
 from tests.support.damage import turn
-from tests.support.several_groups import SeveralGroups
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.lane("processes")
+
+SMALL = {"segment_bytes": "1m", "index_segment_bytes": "64k"}
 
 
 @pytest.fixture
 def groups(tmp_path: Path) -> Iterator[SeveralGroups]:
     """The groups a and b on three processes, started."""
-    with SeveralGroups(tmp_path, ["a", "b"]) as running:
+    with SeveralGroups(tmp_path, ["a", "b"], settings=SMALL) as running:
         yield running
 
 
@@ -67,7 +69,7 @@ def test_a_group_that_is_not_here_is_refused_with_those_that_are(groups: Several
 
 def test_a_member_that_fails_stops_alone(tmp_path: Path) -> None:
     """Its process serves the other group on, says so, and is not ready; peers elect another leader (N1)."""
-    groups = SeveralGroups(tmp_path, ["a", "b"])
+    groups = SeveralGroups(tmp_path, ["a", "b"], settings=SMALL)
     groups.serve_metrics()
     with groups:
         node = groups.leader_of("a")
@@ -121,7 +123,7 @@ def test_further_groups_cost_little_while_they_are_idle(tmp_path: Path) -> None:
     anonymous: dict[int, float] = {}
     for count in (1, 10):
         names = [f"g{number}" for number in range(count)]
-        with SeveralGroups(tmp_path / str(count), names) as groups:
+        with SeveralGroups(tmp_path / str(count), names, settings=SMALL) as groups:
             for name in names:
                 groups.leader_of(name)
             before = _processor_s(groups)
@@ -154,7 +156,7 @@ def _anonymous_mb(pid: int) -> float:
 
 def test_a_process_without_a_group_left_ends(tmp_path: Path) -> None:
     """With 70, so that a service manager starts it again."""
-    with SeveralGroups(tmp_path, ["a", "b"]) as groups:
+    with SeveralGroups(tmp_path, ["a", "b"], settings=SMALL) as groups:
         node = groups.leader_of("a")
         for group in "ab":
             _break(groups, node, group)
@@ -163,7 +165,7 @@ def test_a_process_without_a_group_left_ends(tmp_path: Path) -> None:
 
 def test_a_process_may_end_with_its_first_group(tmp_path: Path) -> None:
     """``exit_with_any_group``."""
-    with SeveralGroups(tmp_path, ["a", "b"], settings={"exit_with_any_group": "true"}) as groups:
+    with SeveralGroups(tmp_path, ["a", "b"], settings={**SMALL, "exit_with_any_group": "true"}) as groups:
         node = groups.leader_of("a")
         _break(groups, node, "a")
         assert groups.wait_exit(node, 60) == 70

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,15 +11,17 @@ from pathlib import Path
 import pytest
 
 from cluster.local.group import free_ports
+from dledger.client import DLedgerClient
 from dledger.conditions import ConditionKind
 from dledger.config import Member, ServerConfig, StoreConfig
-from dledger.errors import ConfigError, DirectoryLockedError, DiskFullError
+from dledger.errors import ConfigError, DirectoryLockedError, DiskFullError, NoStateMachineError
 from dledger.groups_server import GroupsServer
 from dledger.host_settings import check_together
 from dledger.runtime.supervisor import NodeFailedError
 from dledger.server import DLedgerServer
 from dledger.types import AppendedBatch, NodeId, Role
 from tests.support.cluster import Outcome
+from tests.support.counting import History
 from tests.support.waiting import wait_until
 
 N0 = NodeId("n0")
@@ -83,6 +86,45 @@ def test_what_is_due_by_time_and_the_ports_have_one_thread_for_all(server: Group
 
     for shared in ("timers", "checkpoint", "warm", "clean", "scrub", "client-rpc", "peers"):
         assert names.count(f"dledger-{shared}-n0") == 1, shared
+
+
+def test_each_group_has_a_state_machine_of_its_own(named: Named) -> None:
+    """Commands and queries go to the machine of the group that they name, at one port; snapshots and restarts, too."""
+    for round_ in (1, 2):
+        machines = {"a": History(), "b": History()}
+        server = GroupsServer(named, state_machine=machines.get)
+        try:
+            server.start()
+            _wait_leading(server)
+            address = server.servers["a"].client_address
+            for group in "ab":
+                with DLedgerClient(address, group=group, timeout_s=30) as client:
+                    results = [int(client.command(f"{group} {number}".encode())) for number in range(2)]
+                    assert results == [2 * round_ - 1, 2 * round_]
+                    told = json.loads(client.query(b"").result)
+                    assert told == [f"{group} 0", f"{group} 1"] * round_
+                    assert client.create_snapshot(address).index > 0
+        finally:
+            server.stop()
+
+
+def test_a_group_without_a_state_machine_stands_beside_one_that_has_one(named: Named) -> None:
+    """A bare log refuses commands, and the other group's machine gets none of its entries."""
+    machine = History()
+    server = GroupsServer(named, state_machine={"a": machine}.get)
+    try:
+        server.start()
+        _wait_leading(server)
+        address = server.servers["a"].client_address
+        with DLedgerClient(address, group="b", timeout_s=30) as client:
+            client.append(b"of b")
+            with pytest.raises(NoStateMachineError):
+                client.command(b"x")
+        with DLedgerClient(address, group="a", timeout_s=30) as client:
+            client.command(b"of a")
+        assert machine.bodies == [b"of a"]
+    finally:
+        server.stop(graceful=False)
 
 
 def test_a_failed_member_stops_and_the_other_goes_on(named: Named, server: GroupsServer) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cluster.local.group import LocalGroup
-from dledger.client import DLedgerClient
+from cluster.local.group import LocalGroup, wait_until
 from dledger.errors import DLedgerError
 from dledger.types import NodeId, Role
-from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from dledger.client import DLedgerClient
 
 
 class SeveralGroups(LocalGroup):
@@ -19,7 +21,7 @@ class SeveralGroups(LocalGroup):
         self, directory: Path, groups: Sequence[str], *, size: int = 3, settings: Mapping[str, str] | None = None
     ) -> None:
         self.groups = tuple(groups)
-        self.lines = {"segment_bytes": "1m", "index_segment_bytes": "64k", **(settings or {})}
+        self.lines = dict(settings or {})
         """Of every conf file; may be changed before a start."""
         super().__init__(directory, size=size, name=groups[0])
 
@@ -45,9 +47,11 @@ class SeveralGroups(LocalGroup):
 
     def client_of(self, group: str, timeout_s: float = 10) -> DLedgerClient:
         """A client of one group; the caller closes it."""
+        from dledger.client import DLedgerClient
+
         return DLedgerClient(self.addresses, group=group, timeout_s=timeout_s)
 
-    def leader_of(self, group: str, *, other_than: NodeId | None = None) -> NodeId:
+    def leader_of(self, group: str, timeout_s: float = 30, *, other_than: NodeId | None = None) -> NodeId:
         """Wait until a node leads a group and can commit, and return it."""
         found: list[NodeId] = []
 
@@ -65,8 +69,20 @@ class SeveralGroups(LocalGroup):
                         found.append(node.node_id)
             return bool(found)
 
-        wait_until(someone_leads, f"a leader of {group}", 30)
+        wait_until(someone_leads, timeout_s, f"no node became leader of {group}")
         return found[0]
+
+    def lead(self, group: str, node: NodeId, timeout_s: float = 30) -> None:
+        """Transfer leadership of a group to a node, and wait until it leads."""
+
+        def leads() -> bool:
+            with self.client_of(group, timeout_s) as client:
+                try:
+                    return client.transfer_leadership(node).node_id == node
+                except DLedgerError:  # it is not in sync yet
+                    return False
+
+        wait_until(leads, timeout_s, f"{node} did not become leader of {group}")
 
     def directory_of(self, node: NodeId, group: str) -> Path:
         """The directory of a node's member of a group."""
