@@ -5,6 +5,7 @@ Nothing in ``rocketstore.broker`` knows a protocol. Everything runs on the loop'
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final, NamedTuple
 
 from dledger.access.guard import AccessGuard
@@ -108,7 +109,8 @@ class Broker:
         self.changes: Final = StateChanges(bridge, mastership)
         self.topics: Final = Topics(self.live, state, mastership, self.changes)
         halves = HalfMessages(self.live, transactions)
-        self.timed: Final = TimedSends(self.live, timed, store.timers, mastership, readers, bridge, clock)
+        confirm = partial(state.pop.write, ())  # no rows: that this is the master, and nothing else
+        self.timed: Final = TimedSends(self.live, timed, mastership, readers, bridge, clock, confirm)
         self.sending: Final = Sending(self.live, store, self.topics, halves, self.timed, mastership, bridge, conditions)
         waiting = WaitingPulls(bridge, waiting_max=config.pulls_waiting_max)
         store.add_arrival_listener(waiting.arrived)

@@ -11,10 +11,18 @@ import pytest
 
 from tests.sim_store.__main__ import WORLDS, run_one
 
-REGRESSIONS = (("plain", 48), ("group", 4), ("group", 32), ("replication", 35), ("group-rocketmq5", 218))
+REGRESSIONS = (
+    ("plain", 48),
+    ("group", 4),
+    ("group", 32),
+    ("replication", 35),
+    ("group-rocketmq5", 218),
+    ("group-rocketmq5", 1012),
+)
 """Worlds that found a bug once: a checkpoint of what could not be flushed; dispatch that looked for what was gone; a
 turned bit that nobody had met, which the world itself took for a difference of logs; a slave with a full disk that
-wrote a record of its own; a new master that gave out what the filter would have passed over.
+wrote a record of its own; a new master that gave out what the filter would have passed over;
+a master that was replaced and said of a newer message that it was not there.
 """
 
 

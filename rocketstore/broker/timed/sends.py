@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from dledger.clock import Clock
@@ -11,13 +11,12 @@ from dledger.rpc.bridge import LoopBridge, LoopCallback
 from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.readers import ReadThreads
-from rocketstore.broker.refusal import Refusal
+from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.timed.service import TimedCounts, TimedService
 from rocketstore.broker.timed.shares import TimedShares
 from rocketstore.message.message import PROPERTY_UNIQUE_KEY, Message
 from rocketstore.message.properties import find_property_bytes
 from rocketstore.message.timed import WrongTimeError, due_of, make_timed
-from rocketstore.timer.files import TimerFiles
 from rocketstore.timer.handles import RecallHandle
 from rocketstore.types import PutMessageStatus, PutResult
 
@@ -44,19 +43,21 @@ class TimedSends:
         self,
         live: LiveConfig,
         timed: TimedService,
-        timers: TimerFiles,
         mastership: Mastership,
         readers: ReadThreads,
         bridge: LoopBridge,
         clock: Clock,
+        confirm: Callable[[Callable[[PutResult], None]], None],
     ) -> None:
+        """``confirm`` calls back, on any thread, once the log has shown that this broker is the master, or is not."""
         self._live = live
         self._timed = timed
-        self._timers = timers
+        self._timers: Final = timed.timers
         self._mastership = mastership
         self._readers = readers
         self._bridge = bridge
         self._clock = clock
+        self._confirm = confirm
         self._counted_at = -COUNT_S
         self._open = 0
         self._shares = TimedShares()
@@ -140,11 +141,24 @@ class TimedSends:
         """
         self._mastership.require()
         outcome: LoopCallback[PutResult] = LoopCallback(self._bridge)
-        message_id = await self._readers.run(self._timed.recall, topic, handle, outcome.done)
+        try:
+            message_id = await self._readers.run(self._timed.recall, topic, handle, outcome.done)
+        except Refusal as refusal:
+            if refusal.kind is RefusalKind.NO_MESSAGE:
+                await self._require_still_master()
+            raise
         result = await outcome.future
         if not result.ok:
             raise Refusal.of(result, self._mastership.leader_address)
         return message_id
+
+    async def _require_still_master(self) -> None:
+        """One that was replaced without knowing lacks the newest messages: it must not say that there is none."""
+        outcome: LoopCallback[PutResult] = LoopCallback(self._bridge)
+        self._confirm(outcome.done)
+        result = await outcome.future
+        if not result.ok:
+            raise Refusal.of(result._replace(outcome="not_applied"), self._mastership.leader_address)
 
     def counts(self) -> TimedCounts:
         """For any thread."""

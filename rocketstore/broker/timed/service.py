@@ -27,6 +27,7 @@ from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.message import HostAddress
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.store.message_store import MessageStore
+from rocketstore.timer.files import TimerFiles
 from rocketstore.types import PutResult
 
 NOT_RUNNING: Final = "this broker is not quite the master yet"
@@ -96,6 +97,11 @@ class TimedService:
     def fatal(self) -> BaseException | None:
         """The error that ended delivery, after which the broker must stop."""
         return self._supervisor.fatal
+
+    @property
+    def timers(self) -> TimerFiles:
+        """When they are due."""
+        return self._store.timers
 
     @property
     def is_running(self) -> bool:

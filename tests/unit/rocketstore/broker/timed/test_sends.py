@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from dledger.rpc.bridge import LoopBridge
+from rocketstore.broker.refusal import Refusal, RefusalKind
+from rocketstore.broker.timed.sends import TimedSends
 from rocketstore.client import ClientError, Message, Producer
+from rocketstore.types import PutMessageStatus, PutResult
+from tests.support.on_loop import on_loop
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.test_server import plain, running
 
@@ -81,3 +89,35 @@ def test_a_time_beyond_the_limit_is_refused_for_good(tmp_path: Path) -> None:
     ):
         due_ms = int(time.time() * 1000) + HOUR_MS
         until_refused(producer, due_ms, "at most 60 s are allowed (timerMaxDelaySec)")
+
+
+def recalls(confirmed: PutResult, told: RefusalKind = RefusalKind.NO_MESSAGE) -> TimedSends:
+    """On the loop: of a broker that refuses every recall so, and whose log then says whether it still leads."""
+
+    async def on_a_thread(work: Callable[..., str], *args: object) -> str:
+        return work(*args)
+
+    def refuse(*_: object) -> str:
+        raise Refusal(told, "there is no such message")
+
+    unused = cast(Any, None)
+    master = cast(Any, SimpleNamespace(require=lambda: None, leader_address="n1:10911"))
+    timed, readers = cast(Any, SimpleNamespace(recall=refuse, timers=None)), cast(Any, SimpleNamespace(run=on_a_thread))
+    return TimedSends(unused, timed, master, readers, LoopBridge(), unused, lambda confirm: confirm(confirmed))
+
+
+@on_loop
+async def test_a_master_that_was_replaced_does_not_say_that_there_is_no_such_message() -> None:
+    """T5: the message may be one that its successor has stored, which is to be asked."""
+    replaced = PutResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, outcome="unknown", reason="another one leads")
+    with pytest.raises(Refusal, match="another one leads") as refused:
+        await recalls(replaced).recall("T", "handle")
+    assert (refused.value.kind, refused.value.outcome) == (RefusalKind.UNAVAILABLE, "not_applied")
+    assert refused.value.leader == "n1:10911"
+
+    with pytest.raises(Refusal, match="no such message") as refused:
+        await recalls(PutResult(PutMessageStatus.PUT_OK)).recall("T", "handle")
+    assert refused.value.kind is RefusalKind.NO_MESSAGE
+    with pytest.raises(Refusal) as refused:
+        await recalls(replaced, RefusalKind.INVALID).recall("T", "handle")
+    assert refused.value.kind is RefusalKind.INVALID
