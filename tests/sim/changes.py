@@ -185,7 +185,7 @@ class Operators:
         if node.core is not None:
             simulation.crash(node, 100_000)
         simulation.network.forget(node.name)
-        node.former = Life(node.log, node.hard, node.file)
+        node.former = Life(node.log, node.hard, node.file, node.disk)
         node.replace_disk()
         node.joins = True
         node.forgetful = False
@@ -198,7 +198,7 @@ class Operators:
         if self._simulation.nemesis.is_needed_from_before(node):
             return False
         others = [one for one in self._simulation.nodes if one is not node]
-        return not any(self._elects(one, Life(one.log, one.hard, one.file), node, NO_ENTRY) for one in others)
+        return not any(self._elects(one, Life(one.log, one.hard, one.file, one.disk), node, NO_ENTRY) for one in others)
 
     def _may_return(self, node: SimNode) -> bool:
         """Whether the directory of its first membership may come back: the same from the other side."""

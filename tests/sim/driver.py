@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
@@ -30,9 +31,13 @@ from dledger.core.outbox import Outbox, Wake
 from dledger.errors import CorruptLogError, IndexBeforeBeginError, IndexOutOfRangeError, InvalidRequestError
 from dledger.members import Configuration
 from dledger.types import NO_INDEX, NO_TERM, EntryId, EntryRun, HardState, LogIndex, NodeId
+from tests.sim.machines import Machine
 from tests.sim.members_file import Life, MembersFile
 from tests.sim.network import CALLS
 from tests.sim.sim_log import Disk
+from tests.sim.violations import require
+from tests.sim_store.disk import Disk as FileDisk
+from tests.sim_store.threads import Killed
 
 if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
@@ -52,6 +57,8 @@ class Snapshot:
     disk: Disk
     hard: HardState
     file: MembersFile
+    files: tuple[dict[Path, bytes], set[Path]]
+    """Of its snapshots."""
     members: LogIndex
     """The newest committed configuration then: nothing tells a disk that is set back beyond it whom to ask."""
 
@@ -64,25 +71,31 @@ class Snapshot:
 class SimNode:
     """A disk (log and hard state) and, while it runs, a core."""
 
-    def __init__(self, simulation: Simulation, name: NodeId, rate: int) -> None:
+    def __init__(self, simulation: Simulation, name: NodeId, rate: int) -> None:  # noqa: PLR0915 - one line a fact
         self._simulation = simulation
         self._scheduler = simulation.scheduler
         self._random = simulation.random
         self._rate = rate
-        self._config = simulation.options.config_of(name)
+        self.config = simulation.options.config_of(name)
         self._uids = Random(f"uids/{simulation.options.seed}/{name}")
         self.name = name
         self.joins = name in simulation.options.spares
         """Whether its configuration says that it is to be added to a group that exists."""
         self.log = simulation.mender.new_log()
+        self.disk = simulation.new_disk(self)
         self.hard = HardState()
         self.core: Node | None = None
+        self.machine: Machine | None = None
+        self.saved_to = NO_INDEX
+        """The newest snapshot that it had, and that no fault took away."""
+        self.damaged_to = NO_INDEX
+        """The newest one when a fault damaged one."""
         self.boots = 0
         self.wanted = True
         self.paused_until_us = 0
         self.slow_flush_us = 0
         self.hang_read_until_us = 0
-        self.is_async = self._config.store.flush_mode is FlushMode.ASYNC
+        self.is_async = self.config.store.flush_mode is FlushMode.ASYNC
         self.forgetful = False
         """Its disk was lost or set back, and it has not had standing again since."""
         self.is_unread = False
@@ -108,7 +121,7 @@ class SimNode:
         self._overflowed: dict[NodeId, bool] = {}
         checker = simulation.checker
         self._observe = checker.observe_damaged if simulation.options.has("damage") else checker.observe
-        self._pushes_max = 2 * self._config.replication.inflight_pushes_max + 16
+        self._pushes_max = 2 * self.config.replication.inflight_pushes_max + 16
         self._steps: dict[str, Callable[[int], int | None]] = {}
         self._due_us, self._stalled_until_us = dict[str, int](), dict[str, int]()
         self._ahead_ms = 0
@@ -123,7 +136,7 @@ class SimNode:
         """This member's own monotonic clock, which runs at its own rate (1000 is true)."""
         return self._scheduler.now_us * self._rate // 1_000_000 + self._ahead_ms
 
-    def _global_us(self, local_ms: int) -> int:
+    def global_us(self, local_ms: int) -> int:
         return -(-(local_ms - self._ahead_ms) * 1_000_000 // self._rate)
 
     def jump(self, ahead_ms: int) -> None:
@@ -216,8 +229,10 @@ class SimNode:
         self.boots += 1
         if self.file_is_lost:
             self.file, self.file_is_lost = replace(self._new_file(), is_lost=True), False
+        if self._simulation.options.has_machines and not self._start_machine():
+            return
         core = Node(
-            self._config,
+            self.config,
             log=self.log,
             hard_state=self.hard,
             random=Random(f"core/{self._simulation.options.seed}/{self.name}/{self.boots}"),
@@ -226,6 +241,7 @@ class SimNode:
             remembered=self.remembered,
             membership=self._recover(),
             uid=self.file.uid,
+            machine=None if self.machine is None else self.machine.host,
         )
         self.core = core
         self._simulation.mender.tell(self)
@@ -251,13 +267,34 @@ class SimNode:
         self._overflowed.clear()
         for part in self._steps:
             self._wake(part)
-        self._settle()
+        if self.machine is not None:
+            self.machine.start()
+        self.settle()
+
+    def _start_machine(self) -> bool:
+        """Load the newest snapshot; False if the disk did not let it: it is tried again."""
+        lost = self.saved_to
+        try:
+            self.machine = Machine(self._simulation, self)
+        except (OSError, Killed):
+            self._simulation.hit("start_failed", self)
+            self._simulation.crash(self)
+            return False
+        found = self.machine.host.snapshots.newest_index
+        require(found >= lost or self.has_damage, "a durable snapshot is gone", self.name, found, lost)
+        self._take_installed()
+        return True
+
+    @property
+    def has_damage(self) -> bool:
+        """Whether a snapshot of it may be damaged, and no newer one is there."""
+        return self.damaged_to >= self.saved_to
 
     def _recover(self) -> Membership:
         """What the server makes of its configuration, its directory and its members file."""
         file, log = self.file, self.log
         unknown = file.is_lost and log.begin.index > NO_INDEX
-        implicit = implicit_configuration(self._config)
+        implicit = implicit_configuration(self.config)
         if unknown or (self.joins and not self.hard.voter):  # one that counts has not yet to join
             implicit = Configuration()
         clear_to = LogIndex(min(file.clear_to, log.committed_index))  # as ``MembersFile.hold_to`` at each opening
@@ -284,6 +321,9 @@ class SimNode:
     def stop(self, keep_unflushed: int) -> None:
         """Die here and now; ``keep_unflushed`` unflushed changes of the log survive."""
         self.core = None
+        if self.machine is not None:
+            self.machine.kill()
+            self.machine = None
         self.log.crash(keep_unflushed)
         operations, self.operations = self.operations, []
         for operation in operations:
@@ -296,7 +336,7 @@ class SimNode:
         options = self._simulation.options
         names = [name for name in options.everybody if name == self.name or random.random() < 0.5]
         known = {member.node_id: member for name in options.everybody for member in options.config_of(name).members}
-        self._config = replace(self._config, members=tuple(known[name] for name in names))
+        self.config = replace(self.config, members=tuple(known[name] for name in names))
         self.joins = random.random() < 0.5
 
     def lose_file(self) -> None:
@@ -311,7 +351,7 @@ class SimNode:
         ``join`` to whoever lost its disk after a change of members (docs/operating.md, "Rules for wiped disks").
         """
         simulation = self._simulation
-        self._config = simulation.options.config_of(self.name)
+        self.config = simulation.options.config_of(self.name)
         others = [node for node in simulation.nodes if node is not self and node.name in simulation.options.names]
         self.joins = self.name in simulation.options.spares or not any(node.knows_group for node in others)
 
@@ -319,6 +359,7 @@ class SimNode:
         """Come back, once started, with nothing."""
         self._take_first_conf()
         self.log = self._simulation.mender.new_log()
+        self._change_disk(self._simulation.new_disk(self))
         self.hard = HardState()
         self.snapshot, self.file = None, self._new_file()
         self.forgetful = True
@@ -327,9 +368,14 @@ class SimNode:
         """Come back, once started, with the directory of an earlier membership."""
         if self.former is not None:
             self.log, self.hard, self.file = self.former.log, self.former.hard, self.former.file
+            self._change_disk(self.former.disk)
             self.former, self.snapshot = None, None
             self.forgetful = True
             self._take_first_conf()
+
+    def _change_disk(self, disk: FileDisk) -> None:
+        self.disk = disk
+        self.saved_to = self.damaged_to = NO_INDEX
 
     def become_whole(self) -> None:
         """What could not be read has been fetched."""
@@ -339,13 +385,13 @@ class SimNode:
                 found = self._recover()
                 if self._may_be_old() and not self.core.state.membership.is_explicit:
                     self.core.state.hold_until_told(found)
-                    self._settle()
+                    self.settle()
                     return
                 if found.committed.index != NO_INDEX:
                     self.core.state.install(found.committed)
                 for one in found.appended:
                     self.core.state.adopt(one)
-            self._settle()
+            self.settle()
 
     def doubt(self, reason: str) -> None:
         """Its start finds that it may have forgotten something."""
@@ -355,7 +401,7 @@ class SimNode:
     def take_snapshot(self) -> None:
         """Keep a copy of what is durable now."""
         members = self._simulation.checker.members.newest.index
-        self.snapshot = Snapshot(self.log.copy_of_disk(), self.hard, self.file, members)
+        self.snapshot = Snapshot(self.log.copy_of_disk(), self.hard, self.file, self.disk.snapshot(), members)
 
     def set_back(self, doubt: str) -> None:
         """Come back, once started, with what the snapshot holds; ``doubt`` is what the start finds out, if anything."""
@@ -364,6 +410,8 @@ class SimNode:
             self.log = self._simulation.mender.new_log(self.snapshot.disk.copy())
             self.hard = self.snapshot.hard.doubted(doubt) if doubt else self.snapshot.hard
             self.file = self.snapshot.file
+            self.disk.become(*self.snapshot.files)
+            self._change_disk(self.disk)
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -397,10 +445,10 @@ class SimNode:
             if due_ms <= self.now_ms:
                 self._wake(part)
             else:
-                self._schedule(part, self._global_us(due_ms))
-        self._settle()
+                self._schedule(part, self.global_us(due_ms))
+        self.settle()
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """What the driver does after each call: take the outbox, look, save, and let go what may go."""
         core = self.core
         if core is None:
@@ -412,13 +460,7 @@ class SimNode:
                 self._observe(self)  # what it does may be its end
                 if self._follow_membership(core, outbox.membership):
                     return
-            if outbox.damage:
-                self._simulation.hit("damage_met", self)
-                self._simulation.mender.look_after(self)
-            if outbox.wake:
-                self._wake_workers(outbox.wake)
-            if self._hears_again and outbox.role_changes:
-                self._simulation.network.replay(self.name, leads=self.role == "leader")
+            self._tell(outbox)
             if outbox.messages or outbox.completions or outbox.role_changes:
                 self._held.append((state.hard_state_version, outbox.take()))
             else:
@@ -435,6 +477,18 @@ class SimNode:
         elif self._held:
             self._release()
 
+    def _tell(self, outbox: Outbox) -> None:
+        """What its own threads and the world are told."""
+        if outbox.damage:
+            self._simulation.hit("damage_met", self)
+            self._simulation.mender.look_after(self)
+        if outbox.wake:
+            self._wake_workers(outbox.wake)
+        if self.machine is not None:
+            self.machine.tell(outbox)
+        if self._hears_again and outbox.role_changes:
+            self._simulation.network.replay(self.name, leads=self.role == "leader")
+
     def _follow_membership(self, core: Node, membership: Membership) -> bool:
         """Begin and end lanes, and save what is committed; True if it dies over that."""
         for peer in [peer for peer in self._pushes if peer not in core.dispatchers]:
@@ -446,11 +500,7 @@ class SimNode:
                 self._pushes[peer] = deque()
                 self._steps[f"dispatcher-{peer}"] = dispatcher.step
                 self._wake(f"dispatcher-{peer}")
-        installed = self.log.installed_configuration
-        if installed is not None:  # the store writes the file before it empties the log
-            self.log.installed_configuration = None
-            clear_to = max(self.log.begin.index, installed.index)
-            self.file = replace(self.file, configuration=installed, clear_to=clear_to, is_lost=False)
+        self._take_installed()
         known = self.file.configuration
         if membership.committed.index <= (NO_INDEX if known is None else known.index):
             return False
@@ -462,6 +512,14 @@ class SimNode:
         if crash == "after":
             self._simulation.crash(self)
         return bool(crash)
+
+    def _take_installed(self) -> None:
+        """A reset brought a configuration: the store writes the file before it empties the log."""
+        installed = self.log.installed_configuration
+        if installed is not None:
+            self.log.installed_configuration = None
+            clear_to = max(self.log.begin.index, installed.index)
+            self.file = replace(self.file, configuration=installed, clear_to=clear_to, is_lost=False)
 
     def _save_file(self, state: MemberState) -> None:
         """What happens once per second: the file says up to where the log need not be searched."""
@@ -507,7 +565,7 @@ class SimNode:
         if not self._simulation.options.is_changing or self._uids.random() < 0.2:
             self._save_file(self.core.state)
         self.core.flushed()
-        self._settle()
+        self.settle()
 
     def _save(self, boot: int) -> None:
         """Save the hard state of this moment, then let go what waited for it; a crash may come before or after."""
@@ -590,7 +648,7 @@ class SimNode:
             self._simulation.network.send(self.name, target, message)
         if self._overflowed.pop(target, False):  # something was dropped: compare anew
             self.core.connection_lost(target)
-        self._settle()
+        self.settle()
 
     def _load(self, message: LoadRun) -> EntryRun | None:
         try:
@@ -620,7 +678,7 @@ class SimNode:
             core.receive(sender, CheckedAppend(message.term, message.epoch, message.commit_index, checked), self.now_ms)
         else:
             core.receive(sender, message, self.now_ms)
-        self._settle()
+        self.settle()
 
     def lose_connection(self, peer: NodeId, boot: int) -> None:
         """The stream towards ``peer`` broke."""
@@ -631,7 +689,7 @@ class SimNode:
             return
         self._pushes[peer].clear()
         self.core.connection_lost(peer)
-        self._settle()
+        self.settle()
 
     # -- what people ask -----------------------------------------------------------------------------------------
 
@@ -641,4 +699,4 @@ class SimNode:
             return
         self._simulation.event("ask", self)
         question(self.core, self.now_ms)
-        self._settle()
+        self.settle()

@@ -10,6 +10,7 @@ from dledger.core.messages import Message
 from dledger.core.node import Node
 from dledger.core.producers import needed_from
 from dledger.types import NO_ENTRY, NO_INDEX, LogIndex, NodeId
+from tests.sim.machine_faults import MachineFaults
 from tests.sim.network import CALLS, PUSHES
 from tests.sim.newer_faults import NewerFaults
 
@@ -53,6 +54,7 @@ class Nemesis:
         }
         self._newer = NewerFaults(simulation, self)
         strikes |= self._newer.strikes
+        strikes |= MachineFaults(simulation, self).strikes
         self._strikes = [(name, strike) for name, strike in strikes.items() if simulation.options.has(name)]
 
     def start(self) -> None:
@@ -309,12 +311,12 @@ class Nemesis:
     def _disk_full(self) -> bool:
         for node in self._some(self._random.randrange(1, len(self._nodes) + 1)):
             self.note(node)
-            node.log.disk_full = True
+            node.log.disk_full = node.disk.full = True
             self._simulation.scheduler.after(self.duration_us(), self._disk_free, node)
         return True
 
     def _disk_free(self, node: SimNode) -> None:
-        node.log.disk_full = False
+        node.log.disk_full = node.disk.full = False
 
     def _expire(self) -> bool:
         """Retention removes a random part of what a member has committed and flushed."""
@@ -323,10 +325,16 @@ class Nemesis:
             return False
         node = self._random.choice(running)
         self.note(node)
+        if min(node.log.committed_index, node.log.flushed.index) <= node.log.begin.index + 1:
+            return False
+        self.expire(node, self._random.choice((0.5, 1.0, 1.0)))
+        return True
+
+    def expire(self, node: SimNode, share: float) -> None:
+        """So much of a member's log has expired, and goes as far as it may."""
         limit = min(node.log.committed_index, node.log.flushed.index)
         if limit <= node.log.begin.index + 1:
-            return False
-        share = self._random.choice((0.5, 1.0, 1.0))
+            return
         wanted = limit - int(self._random.random() * (1 - share) * (limit - node.log.begin.index))
         onlooker = self._simulation.mender.onlooker
         onlooker.looks = True  # else it waits for the repair
@@ -338,10 +346,11 @@ class Nemesis:
             wanted = needed
             node.ask(lambda core, now_ms: core.quorum_ack.write_snapshot(now_ms), node.boots)
             self._simulation.hits["expire_blocked"] += 1
+        if node.machine is not None:
+            wanted = min(wanted, node.machine.host.last_removable(LogIndex(wanted - 1)) + 1)
         if wanted > node.log.begin.index + 1:
             node.log.drop_before(LogIndex(wanted))
         onlooker.looks = False
-        return True
 
     def _wipe(self) -> bool:
         """One member loses its disk, at any moment at which no other member has forgotten anything."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from dledger.members import Configuration
 from dledger.types import NO_INDEX, EntryId, HardState, LogIndex, NodeId
 from tests.sim.sim_log import SimLog
+from tests.sim_store.disk import Disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +29,5 @@ class Life:
     log: SimLog
     hard: HardState
     file: MembersFile
+    disk: Disk
+    """With its snapshots."""

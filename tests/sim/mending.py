@@ -11,7 +11,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from dledger.errors import CorruptLogError
-from dledger.types import EntryRun, LogIndex, Term
+from dledger.types import Entry, EntryRun, LogIndex, Term
 from tests.sim.sim_log import Disk, SimLog
 
 if TYPE_CHECKING:
@@ -54,6 +54,10 @@ class DamagedLog(SimLog):
     def channel_runs(self, first_index: LogIndex, last_index: LogIndex) -> list[tuple[int, int, int]]:
         self._prove(first_index, last_index)
         return super().channel_runs(first_index, last_index)
+
+    def read(self, index: LogIndex) -> Entry:
+        self._prove(index, index)
+        return super().read(index)
 
     def read_run(self, first_index: LogIndex, last_index: LogIndex, *, verified: bool = False) -> EntryRun:
         self._prove(first_index - 1, last_index)

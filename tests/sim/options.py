@@ -6,7 +6,15 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
 
-from dledger.config import ElectionConfig, FlushMode, Member, ReplicationConfig, ServerConfig, StoreConfig
+from dledger.config import (
+    ElectionConfig,
+    FlushMode,
+    Member,
+    ReplicationConfig,
+    ServerConfig,
+    SnapshotConfig,
+    StoreConfig,
+)
 from dledger.types import NodeId
 
 SWARM: Final = (
@@ -79,6 +87,16 @@ MEMBER_FAULTS: Final = (
     "forgotten_vote",
 )
 """What is done to a group by those who change its members, and to it meanwhile, from ``MEMBER_WORLDS`` on."""
+MACHINE_FAULTS: Final = (
+    "left_behind",
+    "snapshot_asked",
+    "snapshot_cut",
+    "snapshot_damage",
+    "slow_apply",
+    "slow_snapshot",
+    "slow_transfer",
+)
+"""What strikes state machines and their snapshots, from ``MACHINE_WORLDS`` on."""
 _NO_MORE: Final = ""
 """The place of a kind that is no more: drawn as before, so that seeds keep their worlds."""
 _FIRST: Final = SWARM.index("set_back")
@@ -92,6 +110,9 @@ SUSPICION_WORLDS: Final = 300_000
 
 MEMBER_WORLDS: Final = 400_000
 """From this seed on members come and go."""
+
+MACHINE_WORLDS: Final = 500_000
+"""From this seed on each member has a state machine."""
 
 THEMES: Final[tuple[tuple[str, ...], ...]] = (
     ("harass_leader", "harass_commit", "crash_send", "change_sides", "slow_flush", "stale"),
@@ -148,6 +169,11 @@ class Options:
     """Who may become a member; the founders are ``names``."""
     change_interval_us: int = 0
     """How often somebody wants to change the members."""
+    snapshot_entries: int = 0
+    """After how many entries a state machine is saved; 0: there are none."""
+    callers: int = 0
+    """Clients of the state machine."""
+    concurrent_queries: bool = False
 
     @property
     def is_new(self) -> bool:
@@ -169,6 +195,11 @@ class Options:
         return self.seed >= MEMBER_WORLDS
 
     @property
+    def has_machines(self) -> bool:
+        """Whether each member has a state machine."""
+        return self.snapshot_entries > 0
+
+    @property
     def everybody(self) -> tuple[NodeId, ...]:
         """The founders, and all that may join them."""
         return self.names + self.spares
@@ -177,11 +208,13 @@ class Options:
         """The configuration of one member: whoever joins knows the founders and itself."""
         known = self.names if name in self.names else (*self.names, name)
         members = tuple(Member(other, "127.0.0.1", 1 + self.everybody.index(other)) for other in known)
+        snapshots = SnapshotConfig(snapshot_entries=max(1, self.snapshot_entries), snapshot_rate_bytes_max=0)
         return ServerConfig(
             node_id=name,
             members=members,
             election=self.election,
             replication=self.replication,
+            snapshots=snapshots,
             store=StoreConfig(
                 segment_bytes=self.segment_bytes,
                 flush_mode=FlushMode.ASYNC if name in self.async_members else FlushMode.SYNC,
@@ -226,7 +259,8 @@ def choose(seed: int, events: int) -> Options:
         ),
     )
     options = _newer(options) if options.is_new else options
-    return _changing(options) if options.is_changing else options
+    options = _changing(options) if options.is_changing else options
+    return _with_machines(options) if seed >= MACHINE_WORLDS else options
 
 
 def _newer(options: Options) -> Options:
@@ -295,6 +329,37 @@ def _changing(options: Options) -> Options:
         duplicate=options.duplicate if "duplicate" in faults else 0.0,
         reorder=options.reorder if "reorder" in faults else 0.0,
         spike=options.spike if "spike" in faults else 0.0,
+    )
+
+
+def _with_machines(options: Options) -> Options:
+    """The same world with a state machine on each member: other clients send less, and logs often become short."""
+    random = Random(f"machines/{options.seed}")
+    density = random.choice((0.5, 1.0))
+    faults = options.faults
+    if random.random() < 0.6:  # little else happens
+        kept = random.sample(faults, min(len(faults), random.choice((0, 2, 4))))
+        faults = tuple(fault for fault in faults if fault in kept)
+    faults += tuple(fault for fault in MACHINE_FAULTS if random.random() < density)
+    if random.random() < 0.8 and "expire" not in faults:
+        faults += ("expire",)
+    if random.random() < 0.5:  # the members stay, and are struck more often
+        faults = tuple(fault for fault in faults if fault not in MEMBER_FAULTS)
+    return replace(
+        options,
+        faults=faults,
+        fault_interval_us=min(options.fault_interval_us, 500 * options.tempo),
+        drop=options.drop if "drop" in faults else 0.0,
+        duplicate=options.duplicate if "duplicate" in faults else 0.0,
+        reorder=options.reorder if "reorder" in faults else 0.0,
+        spike=options.spike if "spike" in faults else 0.0,
+        async_members=options.async_members if "async_flush" in faults else (),
+        clients=1,
+        producers=random.choice((0, 0, 1)),
+        senders=random.choice((0, 0, 1)),
+        snapshot_entries=random.choice((5, 20, 100, 500)),
+        callers=random.choice((2, 4, 8)),
+        concurrent_queries=random.random() < 0.5,
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, cast
 from unittest.mock import patch
 
@@ -39,16 +39,9 @@ from dledger.errors import DLedgerError, QuorumAckTimeoutError, ResponseCode, Te
 from dledger.members import Configuration
 from dledger.types import NO_INDEX, Boundary, HardState, LogIndex, NodeId, ProducerBatch, Standing, Term
 from tests.sim import faults
+from tests.sim.plant import Plant
+from tests.sim.planted_machines import MACHINE_PLANTS
 from tests.sim.simulation import Result, run_seed
-
-
-@dataclass(frozen=True, slots=True)
-class Plant:
-    """One method and what it is replaced by."""
-
-    owner: object
-    name: str
-    replacement: object
 
 
 def _counted(leader: Leader) -> list[LogIndex]:
@@ -403,6 +396,7 @@ PLANTS: Final[dict[str, tuple[Plant, ...]]] = {
     "members-not-reverted": (Plant(MemberState, "truncated", _nothing),),
     "all-of-the-new-members": (Plant(LeaderElector, "_electorate", _of_the_current_alone),),
     "removal-sent-early": (Plant(MemberState, "_note_membership", _nothing_is_withheld),),
+    **MACHINE_PLANTS,
 }
 
 

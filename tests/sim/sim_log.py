@@ -7,10 +7,13 @@ truncation, reset or expiry may come undone, and a batch may survive in part.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from dledger.errors import DiskFullError, invariant
 from dledger.members import Configuration
+from dledger.store.format import columns_of
+from dledger.store.fs import FileSystem
 from dledger.types import (
     GENESIS,
     NO_INDEX,
@@ -18,6 +21,7 @@ from dledger.types import (
     Body,
     Boundary,
     CheckedRun,
+    EntryColumns,
     EntryId,
     FlushMark,
     LogIndex,
@@ -83,7 +87,10 @@ class Disk:
 
 
 class SimLog(MemoryStore):
-    """See ``dledger.core.ports.Log``."""
+    """See ``dledger.core.ports.Log``; what a state machine asks of a store, too, where there is one."""
+
+    file_system: FileSystem
+    directory: Path
 
     def __init__(self, segment_bytes: int, disk: Disk | None = None) -> None:
         super().__init__(segment_bytes)
@@ -169,6 +176,10 @@ class SimLog(MemoryStore):
             self._changes.append(self.begin)
             while self.configurations and self.configurations[0].index <= self.begin.index:
                 del self.configurations[0]
+
+    def read_columns(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> EntryColumns:
+        """See ``FileStore``."""
+        return columns_of(self.read_range(first_index, last_index, max_bytes))
 
     def flush(self) -> FlushMark:
         for change in self._changes:

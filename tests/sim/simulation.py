@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from random import Random
-from typing import Final
+from shutil import rmtree
+from tempfile import mkdtemp
+from typing import Final, cast
 
 from dledger.core.member_state import Leader
 from dledger.core.membership import implicit_configuration
@@ -14,12 +17,15 @@ from dledger.errors import DLedgerError
 from dledger.members import ClusterMember, Configuration, MemberRole
 from dledger.types import EntryRun, NodeId
 from tests.sim.alarms import Alarms
+from tests.sim.callers import Callers
 from tests.sim.changes import Operators
 from tests.sim.checker import Checker, Violation, require
 from tests.sim.clients import Append, Clients
 from tests.sim.configurations import relevant
 from tests.sim.driver import SimNode
 from tests.sim.faults import Nemesis
+from tests.sim.fibers import DiskTime, Fibers
+from tests.sim.machine_checks import MachineChecks
 from tests.sim.mending import Mender
 from tests.sim.network import Network
 from tests.sim.options import Options, choose
@@ -27,6 +33,9 @@ from tests.sim.producers import Producers
 from tests.sim.progress import Progress
 from tests.sim.scheduler import Scheduler
 from tests.sim.senders import Senders
+from tests.sim_store import threads
+from tests.sim_store.disk import Disk
+from tests.support import memory_disk
 
 HEAL_US: Final = 11_000_000
 """How long a healed group may take until it is well: a sender may wait for 10 s for an answer that was lost before."""
@@ -71,6 +80,10 @@ class Simulation:
             implicit_configuration(options.config_of(options.names[0])),
             self._configuration_changed,
         )
+        self.fibers = Fibers(self.scheduler)
+        self.machine_checks = MachineChecks(self.checker)
+        self._disks: Path | None = None
+        self._disks_made = 0
         self.network = Network(
             options, self.scheduler, Random(f"network/{seed}"), self._deliver, self._stream_broke, self._strike_link
         )
@@ -87,6 +100,7 @@ class Simulation:
         self.senders = Senders(self, Random(f"senders/{seed}"))
         self.alarms = Alarms(self, Random(f"alarms/{seed}"))
         self.operators = Operators(self, Random(f"operators/{seed}"))
+        self.callers = Callers(self, Random(f"callers/{seed}"))
         self.nemesis = Nemesis(self, Random(f"nemesis/{seed}"))
         self.progress = Progress(self)
         self.think_us = options.think_us
@@ -110,6 +124,9 @@ class Simulation:
         state = node.core.state if node.core is not None else None
         commit = state.commit_index if state is not None else -2
         self.trace_hash = hash((self.trace_hash, now_us, len(what), log.last_chain_crc, commit, node.hard.term))
+        if node.machine is not None:
+            node.machine.look()
+            self.trace_hash = hash((self.trace_hash, *node.machine.register.state[:3]))
         self._trace.append((now_us, what, node.name, (*details, _Brief.of(node))))
 
     def trace_lines(self) -> list[str]:
@@ -186,6 +203,48 @@ class Simulation:
         is_same = all(uid in (0, node.file.uid) for uid in known)
         return node.hard.voter and not node.forgetful and is_same and not node.file_was_lost
 
+    # -- disks of state machines -----------------------------------------------------------------------------------
+
+    def new_disk(self, node: SimNode) -> Disk:
+        """An empty one; its files are there only if somebody writes any."""
+        if self._disks is None:
+            self._disks = Path(mkdtemp(prefix="sim-", dir=memory_disk.directory()))
+        self._disks_made += 1
+        random = Random(f"disk/{self.options.seed}/{self._disks_made}")
+
+        def step_us() -> int:
+            slow = self.slow("slow_snapshot", 0.3, node)
+            return int(random.random() * (100_000 if slow else 1_000))
+
+        time = DiskTime(self.fibers, self.scheduler, step_us, lambda: self._strikes_disk(node))
+        return Disk(self._disks / str(self._disks_made), cast("threads.Scheduler", time), random)
+
+    def _strikes_disk(self, node: SimNode) -> bool:
+        """Whether a member's power fails before the next thing that it does to its snapshots."""
+        if not self.nemesis.is_striking or not self.options.has("snapshot_cut") or self.random.random() >= 0.02:
+            return False
+        self.hit("snapshot_cut", node)
+        self.scheduler.after(0, self._strike_disk, node, node.boots)
+        return True
+
+    def _strike_disk(self, node: SimNode, boot: int) -> None:
+        if node.core is not None and node.boots == boot:
+            self.crash(node)
+
+    def close(self) -> None:
+        """End what is a thread or a file of its own."""
+        for node in self.nodes:
+            if node.machine is not None:
+                node.machine.kill()
+        if self._disks is not None:
+            rmtree(self._disks)
+
+    # -- crashes ---------------------------------------------------------------------------------------------------
+
+    def by_name(self, name: NodeId) -> SimNode:
+        """One of all that may ever be members."""
+        return self._by_name[name]
+
     def boot(self, node: SimNode) -> None:
         """Start a member that does not run."""
         if node.core is None:
@@ -201,6 +260,11 @@ class Simulation:
             keep = self._cut_power(node, keep, unflushed)
         self.event("crash", node, f"keeps {keep} of {unflushed}")
         node.stop(keep)
+        if self.options.has_machines:
+            if keep < unflushed or self.random.random() < 0.5:
+                node.disk.cut_power()
+            else:
+                node.disk.kill()
         self.alarms.crashed(node)
         self.scheduler.after(down_us, self._restart, node, node.boots)
 
@@ -254,6 +318,7 @@ class Simulation:
         self.nemesis.start()
         self.alarms.start()
         self.operators.start()
+        self.callers.start()
         while self.events < self.options.events:
             require(self.scheduler.run_next(), "nothing happens any more")
             require(self.scheduler.now_us < 3_600_000_000, "time passes without events")
@@ -267,6 +332,9 @@ class Simulation:
         self.checker.finish([*refused, *self.senders.refused()])
         self._check_producers()
         self.operators.finish()
+        if self.options.has_machines:
+            self.machine_checks.finish(self.group)
+            self.callers.finish()
 
     def _check_producers(self) -> None:
         """In the order of their sequences, from 0 on, without a gap. (``Checker`` sees what is stored twice.)"""
@@ -285,6 +353,7 @@ class Simulation:
         self.network.heal()
         for node in self.nodes:
             node.free_all()
+            node.disk.full = False
             self.mender.mend(node)
             if node.core is None and (node.boots or node in self.group):
                 node.start()
@@ -329,7 +398,9 @@ class Simulation:
                 return False
             if node.log.last_chain_crc != leader.log.last_chain_crc or node.log.last != leader.log.last:
                 return False
-        return not any(one.open_operations() for one in (self.clients, self.producers, self.senders, self.operators))
+        return not any(
+            one.open_operations() for one in (self.clients, self.producers, self.senders, self.operators, self.callers)
+        )
 
     def _is_done(self) -> bool:
         """Well, and everything is committed and durable everywhere."""
@@ -338,6 +409,8 @@ class Simulation:
         for node in self.group:
             end = node.log.last.index
             if node.core is None or node.core.state.commit_index != end or node.log.flushed.index != end:
+                return False
+            if node.machine is not None and node.machine.host.applied_index != end:
                 return False
         return True
 
@@ -353,7 +426,8 @@ class Simulation:
             outcomes=self.clients.outcomes()
             + self.producers.outcomes()
             + self.senders.outcomes()
-            + self.operators.outcomes,
+            + self.operators.outcomes
+            + self.callers.outcomes,
             hits=self.hits,
             roles=self.roles,
             trace_hash=self.trace_hash & (1 << 64) - 1,
@@ -413,4 +487,6 @@ def run_seed(seed: int, events: int, *, trace: bool = False) -> Result:
         return simulation.result(f"{type(error).__name__}: {error}")
     except Exception as error:  # noqa: BLE001 - whatever the core raises is a finding, and belongs to its seed
         return simulation.result(f"{type(error).__name__}: {error}")
+    finally:
+        simulation.close()
     return simulation.result()

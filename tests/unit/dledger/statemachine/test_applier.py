@@ -34,7 +34,18 @@ from dledger.statemachine.snapshots import PRODUCERS_FILE, STATE_FILE, SnapshotB
 from dledger.store.file_store import FileStore
 from dledger.store.format import columns_of
 from dledger.store.fs import FileSystem
-from dledger.types import NO_INDEX, AppendedBatch, Entry, EntryColumns, LogIndex, Magic, NodeId, Position, Term
+from dledger.types import (
+    NO_INDEX,
+    AppendedBatch,
+    Entry,
+    EntryColumns,
+    EntryId,
+    LogIndex,
+    Magic,
+    NodeId,
+    Position,
+    Term,
+)
 from tests.support.cluster import N0
 from tests.support.counting import History
 
@@ -45,10 +56,16 @@ class GivenLog:
 
     entries: list[Entry]
     ends: list[int] = field(default_factory=list)
+    uncommitted: int = 0
+
+    @property
+    def last(self) -> EntryId:
+        end = self.entries[-1]
+        return EntryId(end.term, end.index)
 
     @property
     def committed_index(self) -> LogIndex:
-        return self.entries[-1].index if self.entries else NO_INDEX
+        return LogIndex(self.last.index - self.uncommitted) if self.entries else NO_INDEX
 
     def read_columns(self, first: LogIndex, last: LogIndex, _bytes_max: int) -> EntryColumns:
         end = next((one for one in self.ends if one >= first), last)
@@ -104,6 +121,20 @@ def submit(applier: Applier, index: int, term: int, count: int, answers: list[ob
     batch.bodies(Term(term))
     batch.placed(AppendedBatch(Term(term), LogIndex(index), LogIndex(index + count - 1), (Position(0),) * count))
     return batch
+
+
+def test_nothing_is_applied_before_it_is_committed(tmp_path: Path) -> None:
+    """S1: what is only written may yet be replaced by another leader's entry."""
+    log = GivenLog([entry(0, 1, b"a"), entry(1, 1, b"b")], uncommitted=1)
+    machine = History()
+    applier = applier_of(log, tmp_path, machine)
+
+    applier._step()
+
+    assert (machine.bodies, applier.applied_index) == ([b"a"], 0)
+    log.uncommitted = 0
+    applier._step()
+    assert (machine.bodies, applier.applied_index) == ([b"a", b"b"], 1)
 
 
 def test_a_batch_of_which_a_later_leader_replaced_the_rest_takes_no_results(tmp_path: Path) -> None:
