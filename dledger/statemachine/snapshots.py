@@ -114,6 +114,7 @@ class SnapshotStore:
             except DamagedSnapshotError as damage:
                 self._move_aside(LogIndex(int(path.name)), str(damage))
             else:
+                self._fs.sync_dir(path)  # it may have been killed before it did, and the log before it may go
                 found.append(meta)
         self._snapshots = tuple(found)
 

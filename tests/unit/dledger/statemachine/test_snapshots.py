@@ -110,6 +110,77 @@ def test_after_a_power_cut_at_any_write_whole_snapshots_only_are_there(tmp_path:
     assert len(seen) > 40
 
 
+class KilledError(BaseException):
+    """The process ends here."""
+
+
+class KilledFs(RecordingFs):
+    """A process that is killed before so many more changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = 1 << 30
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise KilledError
+
+    def create(self, path: Path) -> int:
+        self._count()
+        return super().create(path)
+
+    def write(self, fd: int, data: bytes | bytearray, offset: int) -> None:
+        self._count()
+        super().write(fd, data, offset)
+
+    def sync(self, fd: int) -> None:
+        self._count()
+        super().sync(fd)
+
+    def sync_dir(self, path: Path) -> None:
+        self._count()
+        super().sync_dir(path)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._count()
+        super().rename(source, target)
+
+    def unlink(self, path: Path) -> None:
+        self._count()
+        super().unlink(path)
+
+
+def test_what_a_start_finds_after_a_kill_survives_a_power_cut(tmp_path: Path) -> None:
+    """S6: a snapshot counts once it is found, and the log before it may go: a rename that is not durable yet is no
+    snapshot.
+    """
+    found: set[int] = set()
+    for kill in range(100):
+        source, fs = tmp_path / f"source-{kill}", KilledFs()
+        source.mkdir()
+        write(SnapshotStore(fs, source), 100)
+        store = SnapshotStore(fs, source)
+        fs.left = kill
+        try:
+            write(store, 200)
+        except KilledError:
+            pass
+        else:
+            break
+        fs.left = 1 << 30
+        counted = SnapshotStore(fs, source).newest_index
+        found.add(counted)
+        for number, state in enumerate(crash_states(fs.changes, len(fs.changes), lost_max=8)):
+            target = tmp_path / f"cut-{kill}-{number}"
+            target.mkdir()
+            state.write_to(source, target)
+            assert SnapshotStore(FileSystem(), target).newest_index >= counted, f"killed before {kill}, {state.lost}"
+    else:
+        pytest.fail("the snapshot is never finished")
+    assert found == {100, 200}
+
+
 def test_a_snapshot_that_fails_to_be_written_leaves_no_trace(tmp_path: Path) -> None:
     """A full disk at any call: the older one still counts, and the next attempt succeeds."""
     failing = FailingFs()
