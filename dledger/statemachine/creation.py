@@ -116,15 +116,16 @@ class SnapshotCreation:
         began_s = monotonic()
         with self._store.build(job.meta.index) as builder:
             builder.write(STATE_FILE, b"")
+            writer = _PacedWriter(self, builder, self._config.snapshot_rate_bytes_max)
             try:
-                job.state.write(_PacedWriter(self, builder, self._config.snapshot_rate_bytes_max))
+                job.state.write(writer)
             except (DLedgerError, OSError):  # the writer's
                 raise
             except Exception as error:
                 told = f"the state machine cannot write its snapshot of entry {job.meta.index}: {error!r}"
                 raise StateMachineError(told) from error
             for part in job.producers.encode():
-                builder.write(PRODUCERS_FILE, part)
+                writer.append(PRODUCERS_FILE, part)
             builder.commit(replace(job.meta, files=builder.files()))
         self._store.prune()
         self.last_s = monotonic() - began_s
@@ -138,16 +139,22 @@ class SnapshotCreation:
 
 
 class _PacedWriter:
-    """A ``SnapshotWriter``."""
+    """A ``SnapshotWriter``; ``rate``: the bytes per second of all its files together, 0: no limit."""
 
     def __init__(self, creation: SnapshotCreation, builder: SnapshotBuilder, rate: int) -> None:
         self._creation = creation
         self._builder = builder
         self._rate = rate
         self._began_s = monotonic()
+        self._bytes = 0
 
     def write(self, data: bytes) -> None:
         """See ``SnapshotWriter``."""
-        self._builder.write(STATE_FILE, data)
-        due_s = self._began_s + self._builder.length(STATE_FILE) / self._rate if self._rate else 0
+        self.append(STATE_FILE, data)
+
+    def append(self, file: str, data: bytes) -> None:
+        """Write to any of the snapshot's files, and wait as long as the rate asks for."""
+        self._builder.write(file, data)
+        self._bytes += len(data)
+        due_s = self._began_s + self._bytes / self._rate if self._rate else 0
         self._creation.pause(due_s - monotonic())
