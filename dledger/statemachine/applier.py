@@ -131,11 +131,15 @@ class Applier:
         if not self._gathers or self.waiters or self._collecting is not None or self._waits:
             self._worker.wake()
 
-    def stop(self, timeout_s: float) -> None:
-        """End the thread, and fail what waits: commands may still be committed and applied by others."""
+    def stop(self, timeout_s: float) -> bool:
+        """End the thread, and fail what waits: commands may still be committed and applied by others.
+
+        False if the thread did not end in time.
+        """
         self._stopping = True
-        self._worker.stop(timeout_s)
+        ended = self._worker.stop(timeout_s)
         self._fail_all(ShutdownError("this node has stopped: the command may still be applied by the others"))
+        return ended
 
     @property
     def applied_index(self) -> LogIndex:

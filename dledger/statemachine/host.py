@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from traceback import format_exception
 from typing import Final
@@ -111,11 +111,12 @@ class MachineHost:
         self._load_newest()
         self._saved_at = self.applier.at
         self._wanted = False
-        self._lock = threading.Lock()  # guards _wanted_by; a leaf
+        self._lock = threading.Lock()  # guards _wanted_by and _running; a leaf
         self._wanted_by: list[tuple[LogIndex, SnapshotDone]] = []
         self._blocked: tuple[LogIndex, int] | None = None
         """Up to where retention may remove entries, and since when (monotonic ms) it wants to remove more."""
         self._queries = threading.BoundedSemaphore(QUERIES_MAX)
+        self._running: set[Future[None]] = set()
         self._readers = ThreadPoolExecutor(_QUERY_THREADS, thread_name_prefix=f"dledger-query-{config.node_id}")
 
     # -- start and stop ------------------------------------------------------------------------------------------
@@ -160,13 +161,25 @@ class MachineHost:
         self.applier.wake()
 
     def stop(self, *, graceful: bool) -> None:
-        """End the threads; ``graceful``: first write a snapshot of what is applied, within ``STOP_TIMEOUT_S``."""
-        self.applier.stop(JOIN_TIMEOUT_S)
-        if graceful and self._supervisor.fatal is None and self._fenced() is None:
+        """End the threads; ``graceful``: first write a snapshot of what is applied, within ``STOP_TIMEOUT_S``.
+
+        A query that does not end fails the node, for the process cannot end by itself while it runs.
+        """
+        self._end_queries()
+        ended = self.applier.stop(JOIN_TIMEOUT_S)
+        if graceful and ended and self._supervisor.fatal is None and self._fenced() is None:
             self._save_last()
         self._creation.stop(JOIN_TIMEOUT_S)
-        self._readers.shutdown(wait=True)
         self._tell_wanted(RequestTimeoutError("the node has stopped before the snapshot was written"))
+
+    def _end_queries(self) -> None:
+        """Before all else: one that runs may hold the lock of the machine."""
+        self._readers.shutdown(wait=False)
+        with self._lock:
+            running = tuple(self._running)
+        if wait(running, JOIN_TIMEOUT_S).not_done:
+            told = f"a query of the state machine has not ended {JOIN_TIMEOUT_S:.0f} s after the stop began: bound it"
+            self._supervisor.report(StateMachineError(told))
 
     def _save_last(self) -> None:
         """The applier has stopped, so this thread may act for it."""
@@ -363,9 +376,13 @@ class MachineHost:
 
         def ask() -> None:
             try:
-                self._readers.submit(self._supervisor.run, partial(self._ask, request, finish))
+                running = self._readers.submit(self._supervisor.run, partial(self._ask, request, finish))
             except RuntimeError:  # shut down
                 finish(RequestTimeoutError("this node is stopping: ask another one"))
+                return
+            with self._lock:
+                self._running.add(running)
+            running.add_done_callback(self._has_run)
 
         def late(error: DLedgerError | None) -> None:
             if error is not None:
@@ -386,6 +403,10 @@ class MachineHost:
             self.applier.when_applied(index, self._clock.monotonic_ms() + wait_ms, ask, late)
         except PendingFullError as error:
             finish(error)
+
+    def _has_run(self, query: Future[None]) -> None:
+        with self._lock:
+            self._running.discard(query)
 
     def _ask(self, request: bytes, finish: QueryDone) -> None:
         answer: QueryAnswer | DLedgerError

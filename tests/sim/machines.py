@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from random import Random
@@ -118,12 +119,14 @@ class EventExecutor:
     def __init__(self, machine: Machine, threads: int, **_: object) -> None:
         self._machine = machine
         self._fibers = [machine.new_fiber() for _ in range(threads)]
-        self._waiting: deque[Callable[[], object]] = deque()
+        self._waiting: deque[tuple[Future[None], Callable[[], object]]] = deque()
 
-    def submit(self, call: Callable[..., object], *arguments: object) -> None:
+    def submit(self, call: Callable[..., object], *arguments: object) -> Future[None]:
         """Run it on one of the threads."""
-        self._waiting.append(partial(call, *arguments))
+        future = Future[None]()
+        self._waiting.append((future, partial(call, *arguments)))
         self._machine.at(self._machine.now_us + self._machine.wake_up_us(), self._next)
+        return future
 
     def _next(self) -> None:
         free = next((one for one in self._fibers if not one.is_busy), None)
@@ -140,7 +143,9 @@ class EventExecutor:
 
     def _run(self) -> None:
         while self._waiting:
-            self._waiting.popleft()()
+            future, call = self._waiting.popleft()
+            call()
+            future.set_result(None)
 
 
 class Transfer:

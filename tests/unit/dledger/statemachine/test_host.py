@@ -234,6 +234,56 @@ def test_a_failing_query_is_its_callers_alone(tmp_path: Path) -> None:
         assert command(server, b"a") == (b"1",)
 
 
+class Hanging(History):
+    """Answers no query until it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.answers = threading.Event(), threading.Event()
+
+    def query(self, request: bytes) -> bytes:
+        self.asked.set()
+        assert self.answers.wait(60)
+        return super().query(request)
+
+
+def test_a_query_that_does_not_end_does_not_keep_a_node_from_stopping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stop waits for a while, and counts as a failure then: the process must not wait for its threads."""
+    monkeypatch.setattr("dledger.statemachine.host.JOIN_TIMEOUT_S", 0.1)
+    machine = Hanging()
+    with running(config_in(tmp_path), machine) as server:
+        assert command(server, b"a") == (b"1",)
+        server.submit_query(b"", lambda _answer: None)
+        assert machine.asked.wait(20)
+        stopping = threading.Thread(target=server.stop)
+        stopping.start()
+        stopping.join(30)
+        is_over = not stopping.is_alive()
+        machine.answers.set()
+        stopping.join(30)
+
+        assert is_over
+        assert isinstance(server.fatal, StateMachineError)
+        assert "query" in str(server.fatal)
+
+
+def test_a_stop_waits_for_queries_in_progress(tmp_path: Path) -> None:
+    """And nothing has failed then."""
+    machine, answers = Hanging(), list[object]()
+    with running(config_in(tmp_path), machine) as server:
+        server.submit_query(b"", answers.append)
+        assert machine.asked.wait(20)
+        stopping = threading.Thread(target=server.stop)
+        stopping.start()
+        machine.answers.set()
+        stopping.join(30)
+
+        assert [type(one) for one in answers] == [QueryAnswer]
+        assert server.fatal is None
+
+
 def test_a_linearizable_query_is_never_asked_too_early(tmp_path: Path) -> None:
     """S5: if the entry is not applied in time, there is no answer; and that leaves no room less for others."""
     config = config_in(tmp_path)
