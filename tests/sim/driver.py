@@ -281,6 +281,8 @@ class SimNode:
             self._simulation.crash(self)
             return False
         found = self.machine.host.snapshots.newest_index
+        if self.log.begin.index > self.machine.host.applied_index:
+            self._simulation.hit("state_lost", self)
         require(found >= lost or self.has_damage, "a durable snapshot is gone", self.name, found, lost)
         self._take_installed()
         return True

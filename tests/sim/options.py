@@ -341,8 +341,8 @@ def _with_machines(options: Options) -> Options:
         kept = random.sample(faults, min(len(faults), random.choice((0, 2, 4))))
         faults = tuple(fault for fault in faults if fault in kept)
     faults += tuple(fault for fault in MACHINE_FAULTS if random.random() < density)
-    if random.random() < 0.8 and "expire" not in faults:
-        faults += ("expire",)
+    often = ("expire", "crash_one", "crash_leader", "crash_all", "wipe")
+    faults += tuple(fault for fault in often if fault not in faults and random.random() < 0.6)
     if random.random() < 0.5:  # the members stay, and are struck more often
         faults = tuple(fault for fault in faults if fault not in MEMBER_FAULTS)
     return replace(
