@@ -87,7 +87,7 @@ durations: $(STAMP) ## Measure how long each module takes, which decides the ord
 nightly: ## What takes hours: soak, all seeds, all planted bugs, other examples, interop, Spark matrix, bench
 	$(MAKE) test-all
 	FUZZ=$(FUZZ) $(MAKE) test TESTS="tests/fuzz tests/unit" PYTEST_ARGS="--tier=all $(PYTEST_ARGS)"
-	for target in soak sim sim-store sim-consumer sim-pop mutants interop test-spark-matrix bench; do $(MAKE) $$target || exit; done
+	for target in soak sim "sim FROM=500000" sim-store sim-consumer sim-pop mutants interop test-spark-matrix bench; do $(MAKE) $$target || exit; done
 
 coverage: $(STAMP) ## `make test-all` with branch coverage, which takes longer
 	@rm -f .coverage .coverage.*

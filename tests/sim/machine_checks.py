@@ -13,7 +13,7 @@ from crc32c import crc32c
 
 from dledger.errors import DamagedSnapshotError
 from dledger.statemachine.ports import Applied
-from dledger.statemachine.snapshots import PRODUCERS_FILE, STATE_FILE, SnapshotMeta
+from dledger.statemachine.snapshots import PRODUCERS_FILE, SnapshotMeta
 from dledger.types import LogIndex
 from tests.sim.checker import Checker
 from tests.sim.configurations import is_noop
@@ -92,7 +92,8 @@ class MachineChecks:
             return
         store = machine.host.snapshots
         try:
-            state, producers = (store.reader(meta, name).read_all() for name in (STATE_FILE, PRODUCERS_FILE))
+            with store.reader(meta) as state_file, store.reader(meta, PRODUCERS_FILE) as producers_file:
+                state, producers = state_file.read_all(), producers_file.read_all()
         except DamagedSnapshotError:  # by a fault, just now
             return
         require(decode_state(state) == self.at(at.index), "a snapshot of another state", node.name, at)

@@ -335,7 +335,7 @@ def _changing(options: Options) -> Options:
 def _with_machines(options: Options) -> Options:
     """The same world with a state machine on each member: other clients send less, and logs often become short."""
     random = Random(f"machines/{options.seed}")
-    density = random.choice((0.5, 1.0))
+    density = random.choice((0.6, 1.0))
     faults = options.faults
     if random.random() < 0.6:  # little else happens
         kept = random.sample(faults, min(len(faults), random.choice((0, 2, 4))))
@@ -343,6 +343,8 @@ def _with_machines(options: Options) -> Options:
     faults += tuple(fault for fault in MACHINE_FAULTS if random.random() < density)
     often = ("expire", "crash_one", "crash_leader", "crash_all", "wipe")
     faults += tuple(fault for fault in often if fault not in faults and random.random() < 0.6)
+    if "snapshot_damage" in faults and "expire" not in faults:  # else nothing is lost with a snapshot
+        faults += ("expire",)
     if random.random() < 0.5:  # the members stay, and are struck more often
         faults = tuple(fault for fault in faults if fault not in MEMBER_FAULTS)
     return replace(
@@ -357,7 +359,7 @@ def _with_machines(options: Options) -> Options:
         clients=1,
         producers=random.choice((0, 0, 1)),
         senders=random.choice((0, 0, 1)),
-        snapshot_entries=random.choice((5, 20, 100, 500)),
+        snapshot_entries=random.choice((5, 20, 20, 100, 500)),
         callers=random.choice((2, 4, 8)),
         concurrent_queries=random.random() < 0.5,
     )
