@@ -51,7 +51,7 @@ class OwnServer:
     short_help="Check whether a server is serving.",
     epilog="""\b
 Examples:
-  dledger health                      the server that this environment's settings describe (DLEDGER_…)
+  dledger health                      the server that this environment's settings describe (DLEDGER_…), or all of them
   dledger health 127.0.0.1:10911
   dledger health -b $DLEDGER_BOOTSTRAP    each of a group
   dledger health 127.0.0.1:9876       a name server, ours or RocketMQ's
@@ -102,8 +102,8 @@ def health(  # one parameter per option
     if addresses:
         asked = [(one, security_context([one], security)) for one in addresses]
     else:
-        own = own_name_server(os.environ) if nameserver else own_server(os.environ)
-        asked = [(own.address, own.tls())]
+        own = [own_name_server(os.environ)] if nameserver else own_servers(os.environ)
+        asked = [(one.address, one.tls()) for one in own]
     for address, tls in asked:
         problem = problem_of(address, tls, timeout_s)
         problems += bool(problem)
@@ -182,11 +182,19 @@ def own_name_server(environ: Mapping[str, str]) -> OwnServer:
     return OwnServer(_reachable(config.listen_host, config.listen_port), config.security)
 
 
-def own_server(environ: Mapping[str, str]) -> OwnServer:
-    """The server with these settings, as its own machine reaches it. Raises ``ConfigError``."""
+def own_servers(environ: Mapping[str, str]) -> list[OwnServer]:
+    """The servers with these settings, as their own machine reaches them: several for brokers of several groups.
+
+    Raises ``ConfigError``.
+    """
+    files = [Path(text) for text in environ.get("DLEDGER_CONFIG", "").split(os.pathsep) if text]
+    found = [_own_server(environ, file) for file in files or (None,)]
+    return list({one.address: one for one in found}.values())  # log nodes of several groups share one
+
+
+def _own_server(environ: Mapping[str, str], file: Path | None) -> OwnServer:
     from rocketstore.settings import load_broker_settings
 
-    file = Path(environ["DLEDGER_CONFIG"]) if environ.get("DLEDGER_CONFIG") else None
     try:
         config, _warnings = load_broker_settings(file, environ, {})
     except ConfigError:

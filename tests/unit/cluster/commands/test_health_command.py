@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from cluster.certs import make_authority, make_node
 from cluster.cli import main
-from cluster.commands.health import own_server
+from cluster.commands.health import own_servers
 from cluster.local.group import free_ports
 from dledger.config import SecurityConfig
 from rocketstore.nameserver.config import NameServerConfig
@@ -131,7 +131,7 @@ def test_a_group_is_named_as_for_other_commands(tmp_path: Path, monkeypatch: pyt
 )
 def test_a_container_asks_its_own_server(environ: dict[str, str], address: str) -> None:
     """By the same variables that the server was started with."""
-    assert own_server(environ | {"DLEDGER_INSECURE": "true"}).address == address
+    assert [one.address for one in own_servers(environ | {"DLEDGER_INSECURE": "true"})] == [address]
 
 
 def test_a_replicated_broker_is_asked_where_it_listens() -> None:
@@ -145,8 +145,26 @@ def test_a_replicated_broker_is_asked_where_it_listens() -> None:
         "DLEDGER_INSECURE": "true",
     }
 
-    assert own_server(environ).address == "n2:10931"
-    assert own_server(environ | {"DLEDGER_BIND_HOST": "0.0.0.0"}).address == "127.0.0.1:10931"
+    assert [one.address for one in own_servers(environ)] == ["n2:10931"]
+    assert own_servers(environ | {"DLEDGER_BIND_HOST": "0.0.0.0"})[0].address == "127.0.0.1:10931"
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [("broker", ["127.0.0.1:10911", "127.0.0.1:10921"]), ("node", ["127.0.0.1:30911"])],
+)
+def test_each_server_of_several_conf_files_is_asked(tmp_path: Path, kind: str, told: list[str]) -> None:
+    """One whose health is not looked at could be down for ever; nodes of several groups have one port."""
+    files = []
+    for group, port in (("a", 10911), ("b", 10921)):
+        lines = {"dLegerGroup": group, "dLegerSelfId": "n0", "dLegerPeers": "n0-127.0.0.1:20911"}
+        if kind == "broker":
+            lines |= {"enableDLegerCommitLog": "true", "listenPort": str(port), "storePathRootDir": str(tmp_path)}
+        file = tmp_path / f"{group}.conf"
+        file.write_text("".join(f"{name}={text}\n" for name, text in lines.items()))
+        files.append(str(file))
+
+    assert [one.address for one in own_servers({"DLEDGER_CONFIG": ":".join(files)})] == told
 
 
 def test_a_server_with_tls_is_asked_with_its_own_certificate(tmp_path: Path) -> None:

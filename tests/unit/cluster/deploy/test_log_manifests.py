@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.commands.health import own_server
+from cluster.commands.health import own_servers
 from cluster.containers.image import DEPLOY, PROJECT
 from dledger import settings
 from dledger.config import ServerConfig
@@ -30,7 +30,7 @@ def _config(environment: dict[str, str]) -> ServerConfig:
     loaded = settings.load(None, IMAGE_SETS | environment, {})
     assert loaded.warnings == ()
     config = loaded.config
-    assert own_server(IMAGE_SETS | environment).address.endswith(f":{_client_port(config)}")
+    assert own_servers(IMAGE_SETS | environment)[0].address.endswith(f":{_client_port(config)}")
     assert config.store.base_dir.is_relative_to("/data")
     return config
 
