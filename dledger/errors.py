@@ -426,6 +426,10 @@ class ShutdownError(DLedgerError):
     outcome: Outcome = "unknown"
 
 
+class NodeBusyError(DLedgerError):
+    """The node's lock is not free within the time given."""
+
+
 class UnavailableError(DLedgerError):
     """Raised by the client when no node, or no leader, could be reached before the deadline."""
 

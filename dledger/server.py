@@ -574,15 +574,15 @@ class DLedgerServer:
 
     # -- Receiver: messages of peers -----------------------------------------------------------------------------
 
-    def request(self, envelope: Envelope) -> Envelope:
-        """Answer a vote or heartbeat request, once the hard state is durable."""
+    def request(self, envelope: Envelope, patience_s: float | None = None) -> Envelope:
+        """See ``Receiver.request``."""
         message = envelope.message
         if not isinstance(message, VoteRequest | HeartbeatRequest):
             raise InvalidRequestError(f"{type(message).__name__} is not a request")
         if isinstance(message, VoteRequest):
             self._note_vote_request(envelope.sender, message)
         answer: VoteResponse | HeartbeatResponse = self._driver.call(
-            lambda now_ms: self._node.answer(envelope.sender, message, now_ms)
+            lambda now_ms: self._node.answer(envelope.sender, message, now_ms), patience_s=patience_s
         )
         return replace(envelope, sender=envelope.target, target=envelope.sender, message=answer)
 

@@ -128,6 +128,36 @@ class HeartbeatResponse(_message.Message):
     removed_at: int
     def __init__(self, term: _Optional[int] = ..., read_sequence: _Optional[int] = ..., disk_full: _Optional[bool] = ..., client_address: _Optional[str] = ..., standing: _Optional[int] = ..., boot_id: _Optional[int] = ..., uid: _Optional[int] = ..., removed_at: _Optional[int] = ...) -> None: ...
 
+class Heartbeats(_message.Message):
+    __slots__ = ("heartbeats",)
+    HEARTBEATS_FIELD_NUMBER: _ClassVar[int]
+    heartbeats: _containers.RepeatedCompositeFieldContainer[GroupHeartbeat]
+    def __init__(self, heartbeats: _Optional[_Iterable[_Union[GroupHeartbeat, _Mapping]]] = ...) -> None: ...
+
+class GroupHeartbeat(_message.Message):
+    __slots__ = ("group", "sender", "repeats", "read_sequence")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    REPEATS_FIELD_NUMBER: _ClassVar[int]
+    READ_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    sender: str
+    repeats: int
+    read_sequence: int
+    def __init__(self, group: _Optional[str] = ..., sender: _Optional[str] = ..., repeats: _Optional[int] = ..., read_sequence: _Optional[int] = ...) -> None: ...
+
+class HeartbeatsAnswer(_message.Message):
+    __slots__ = ("answers",)
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    answers: _containers.RepeatedCompositeFieldContainer[GroupHeartbeatAnswer]
+    def __init__(self, answers: _Optional[_Iterable[_Union[GroupHeartbeatAnswer, _Mapping]]] = ...) -> None: ...
+
+class GroupHeartbeatAnswer(_message.Message):
+    __slots__ = ("answer",)
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    answer: HeartbeatResponse
+    def __init__(self, answer: _Optional[_Union[HeartbeatResponse, _Mapping]] = ...) -> None: ...
+
 class TakeLeadershipRequest(_message.Message):
     __slots__ = ("term",)
     TERM_FIELD_NUMBER: _ClassVar[int]

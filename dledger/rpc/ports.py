@@ -41,10 +41,11 @@ if TYPE_CHECKING:  # clients, which start often, have no use for the members' me
 class Receiver(Protocol):
     """Receives what a transport delivers, on the transport's own threads; must be thread-safe."""
 
-    def request(self, envelope: Envelope) -> Envelope:
+    def request(self, envelope: Envelope, patience_s: float | None = None) -> Envelope:
         """Answer a ``VoteRequest`` or ``HeartbeatRequest``; may wait for the hard state to be durable.
 
-        Raises ``IdentityError`` or ``UnknownMemberError`` for a message of another cluster, group or member.
+        ``patience_s``: how long to wait for the node's lock, before ``NodeBusyError`` is raised; None: any time. Raises
+        ``IdentityError`` or ``UnknownMemberError`` for a message of another cluster, group or member.
         """
 
     def receive(self, envelope: Envelope) -> None:

@@ -41,6 +41,7 @@ from dledger.errors import (
     IndexBeforeBeginError,
     IndexOutOfRangeError,
     InvalidRequestError,
+    NodeBusyError,
     ShutdownError,
     UnknownMemberError,
 )
@@ -238,23 +239,31 @@ class NodeDriver:
         for completion in left.completions:
             completion()
 
-    def call(self, action: Callable[[int], Result], *, flush_here: bool = False) -> Result:
+    def call(
+        self, action: Callable[[int], Result], *, flush_here: bool = False, patience_s: float | None = None
+    ) -> Result:
         """Run ``action(now_ms)`` under the node's lock, then carry out its effects.
 
         ``flush_here``: if they include a flush that somebody waits for, do it on this thread, not on the flusher's.
 
+        ``patience_s``: how long to wait for the lock, before ``NodeBusyError`` is raised; None: any time.
+
         Raises ``NodeFailedError`` after a fatal error and ``ShutdownError`` after ``stop``; passes on errors of the
         request itself. Any other error is fatal for the node, whichever thread it occurs on.
         """
+        if not self._lock.acquire(timeout=-1 if patience_s is None else patience_s):
+            raise NodeBusyError(f"the lock of node {self._config.node_id} is not free")
         begun = False
         try:
-            with self._lock:
+            try:
                 if self._running is _Running.NO_MORE or self._supervisor.fatal is not None:
                     self._refuse()
                 begun = True
                 now_ms = self._clock.monotonic_ms()
                 result = action(now_ms)
                 effects, hard_state, version = self._take_effects(now_ms)
+            finally:
+                self._lock.release()
             if effects is not None:
                 flush_here = flush_here and self._flusher.at_once and bool(effects.wake & Wake.FLUSH)
                 if flush_here:

@@ -25,7 +25,7 @@ class Housekeeping:
         """May wait for space to be reserved and zeros to be written."""
         self.clean: Final = thread("dledger-clean", slack_ms=100)
         """May wait for a node's lock and the removal of files."""
-        self.scrub: Final = thread("dledger-scrub")
+        self.scrub: Final = thread("dledger-scrub", slack_ms=100)
         """May wait for reads, and for peers."""
         self._threads = (self.timers, self.checkpoint, self.warm, self.clean, self.scrub)
 

@@ -582,10 +582,12 @@ class FileStore(LogReader):
 
         Lazily: each costs reads under the node's lock, and mostly the first one stays.
         """
-        state, files = self._state, self._files
+        state, files = self._state, self._files.data.files()
+        if not files or files[0].base + files[0].size > state.end:
+            return  # without a look at the log, which costs more than all else of an idle one
         try:
             stop = self.positions(state.last.index, state.last.index)[0] if state.last.index > state.begin.index else 0
-            for file in files.data.files():
+            for file in files:
                 end = file.base + file.size
                 if end > stop or not file.writable:
                     return

@@ -22,6 +22,7 @@ from tests.support.peer_wire import PeerWire, handshake_frame
 _MESSAGES: Final[dict[FrameKind, type[Message]]] = {
     FrameKind.VOTE: raft_pb2.VoteRequest,
     FrameKind.HEARTBEAT: raft_pb2.HeartbeatRequest,
+    FrameKind.HEARTBEATS: raft_pb2.Heartbeats,
     FrameKind.TAKE_LEADERSHIP: raft_pb2.TakeLeadershipRequest,
     FrameKind.READ_LOG: raft_pb2.ReadLogRequest,
     FrameKind.CHAIN_CRCS: raft_pb2.ChainCrcsRequest,
@@ -29,7 +30,7 @@ _MESSAGES: Final[dict[FrameKind, type[Message]]] = {
     FrameKind.SNAPSHOT_PIECE: raft_pb2.SnapshotPieceRequest,
 }
 _OF: Final = {
-    Purpose.CONTROL: (FrameKind.VOTE, FrameKind.HEARTBEAT, FrameKind.TAKE_LEADERSHIP),
+    Purpose.CONTROL: (FrameKind.VOTE, FrameKind.HEARTBEAT, FrameKind.HEARTBEATS, FrameKind.TAKE_LEADERSHIP),
     Purpose.PUSH: (FrameKind.PUSH,),
     Purpose.LOG: (FrameKind.READ_LOG, FrameKind.CHAIN_CRCS),
     Purpose.SNAPSHOT: (FrameKind.SNAPSHOT, FrameKind.SNAPSHOT_PIECE),

@@ -49,7 +49,7 @@ PEER_NAMES = {
     "protocol_version": (PROTOCOL_VERSION,),
     "purpose": (1, 2, 3, 4),
     **dict.fromkeys(("index", "previous_index", "conflict_index", "position", "commit_index"), NUMBERS),
-    **dict.fromkeys(("first_index", "last_index", "indexes"), NUMBERS),
+    **dict.fromkeys(("first_index", "last_index", "indexes", "read_sequence", "repeats"), NUMBERS),
 }
 
 

@@ -99,6 +99,7 @@ def test_garbage_messages_are_refused(group: Group) -> None:
 PEER_FRAMES = (
     (Purpose.CONTROL, FrameKind.VOTE),
     (Purpose.CONTROL, FrameKind.HEARTBEAT),
+    (Purpose.CONTROL, FrameKind.HEARTBEATS),
     (Purpose.CONTROL, FrameKind.TAKE_LEADERSHIP),
     (Purpose.PUSH, FrameKind.PUSH),
     (Purpose.LOG, FrameKind.READ_LOG),

@@ -117,7 +117,7 @@ def test_a_damaged_log_is_repaired_while_the_other_group_serves(groups: SeveralG
 def test_further_groups_cost_little_while_they_are_idle(tmp_path: Path) -> None:
     """Ten groups in each of three processes, against one: processor time and memory.
 
-    Measured on a busy machine: 5.7 times the processor time, 0.7 MB for each further group.
+    Measured on a busy machine: 3.9 to 4.4 times the processor time, 0.7 MB for each further group.
     """
     spent: dict[int, float] = {}
     anonymous: dict[int, float] = {}
@@ -131,7 +131,7 @@ def test_further_groups_cost_little_while_they_are_idle(tmp_path: Path) -> None:
             spent[count] = _processor_s(groups) - before
             anonymous[count] = max(_anonymous_mb(groups.pid(node)) for node in groups.nodes)
 
-    assert spent[10] <= 8 * spent[1]
+    assert spent[10] <= 6 * spent[1]
     assert anonymous[10] - anonymous[1] <= 9 * 15
 
 

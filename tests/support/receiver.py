@@ -14,7 +14,7 @@ from dledger.core.messages import (
     VoteRequest,
     VoteResponse,
 )
-from dledger.errors import DLedgerError, InvalidRequestError
+from dledger.errors import DLedgerError, InvalidRequestError, NodeBusyError
 from dledger.types import NodeId, Term
 
 
@@ -37,10 +37,11 @@ class RecordingReceiver:
     def __post_init__(self) -> None:
         self.release.set()
 
-    def request(self, envelope: Envelope) -> Envelope:
+    def request(self, envelope: Envelope, patience_s: float | None = None) -> Envelope:
         self._refuse()
         self.requested.append(envelope)
-        self.release.wait(10)
+        if not self.release.wait(10 if patience_s is None else patience_s):
+            raise NodeBusyError("it is busy")
         answer: Message
         match envelope.message:
             case VoteRequest(term=term):

@@ -20,6 +20,7 @@ from dledger.rpc import tls
 from dledger.rpc.acceptor import Acceptor, Arrival
 from dledger.rpc.listening import listen
 from dledger.rpc.peers import codec, frames
+from dledger.rpc.peers.coalescing import AnswerHeartbeat
 from dledger.rpc.peers.connection import PeerConnection
 from dledger.rpc.peers.frames import HANDSHAKE_BYTES_MAX, TLS_RECORD, FrameBuffer, FrameKind, Purpose
 from dledger.rpc.peers.identity import Introduction, Reasons
@@ -49,6 +50,8 @@ class PeerGroup(NamedTuple):
 
     introduction: Introduction
     serve: Callable[[PeerConnection, PeerCaller], None]
+    answer_heartbeat: AnswerHeartbeat
+    """Of a peer whose control connection it serves: a heartbeat that arrived with those of other groups."""
 
 
 class PeerAcceptor:
@@ -76,6 +79,11 @@ class PeerAcceptor:
         """Accept no more for a group. On the event loop."""
         self._groups = MappingProxyType({one: group for one, group in self._groups.items() if one != name})
 
+    def answerer(self, name: str) -> AnswerHeartbeat | None:
+        """What answers a group's heartbeats, if it is there. On any thread."""
+        group = self._groups.get(name)
+        return None if group is None else group.answer_heartbeat
+
     def _group_of(self, name: str) -> PeerGroup:
         """The one that a handshake names. Raises ``IdentityError`` for one that is none of this process's."""
         if len(self._expected) == 1:
@@ -94,6 +102,7 @@ class PeerAcceptor:
     async def _greet(self, arrival: Arrival) -> None:
         """Shake hands, and hand the connection over."""
         greeting = _Greeting(arrival.link, arrival.host)
+        keeper = self._keeper
         try:
             group, caller = await self._shake_hands(greeting)
         except _REFUSALS as error:
@@ -102,7 +111,8 @@ class PeerAcceptor:
             return
         if caller is not None:
             arrival.take().setblocking(True)
-            group.serve(PeerConnection(greeting.link, greeting.tls, greeting.received), caller)
+            names = None if keeper is None else greeting.names
+            group.serve(PeerConnection(greeting.link, greeting.tls, greeting.received, names), caller)
 
     async def _shake_hands(self, greeting: _Greeting) -> tuple[PeerGroup, PeerCaller | None]:
         """Group and peer; None if its settings differ from ours, as it was told. Raises ``EOFError``, ``_REFUSALS``."""

@@ -50,8 +50,10 @@ from dledger.types import (
     Term,
 )
 
-PROTOCOL_VERSION: Final = 5
+PROTOCOL_VERSION: Final = 6
 MEMBERS_MAX: Final = 1024
+HEARTBEATS_GROUPS_MAX: Final = 256
+"""How many groups' heartbeats are sent together at most."""
 READ_LOG_BYTES_MAX: Final = 1 << 20
 CHAIN_CRCS_MAX: Final = 64
 SNAPSHOT_PIECE_BYTES_MAX: Final = 1 << 20
@@ -98,6 +100,17 @@ class HandshakeAnswer:
 
 
 @record(frozen=True, slots=True)
+class GroupHeartbeat:
+    """A heartbeat that is sent together with those of other groups."""
+
+    group: str
+    sender: NodeId
+    repeats: int
+    """The ``read_sequence`` of the last heartbeat on its own connection, with which it agrees in all else."""
+    read_sequence: int
+
+
+@record(frozen=True, slots=True)
 class SnapshotRequest:
     """Which snapshot a member asks for: see ``raft.proto``."""
 
@@ -125,6 +138,23 @@ def encode_pieces(message: Message) -> tuple[bytes, ...]:
             raise InvariantError(f"{type(message).__name__} never goes on the wire")
         case _:
             return (_to_proto(message).SerializeToString(),)
+
+
+def encode_heartbeats(heartbeats: Iterable[GroupHeartbeat]) -> bytes:
+    """Encode heartbeats of several groups."""
+    items = [
+        pb.GroupHeartbeat(group=one.group, sender=one.sender, repeats=one.repeats, read_sequence=one.read_sequence)
+        for one in heartbeats
+    ]
+    return pb.Heartbeats(heartbeats=items).SerializeToString()
+
+
+def encode_heartbeats_answer(answers: Iterable[HeartbeatResponse | None]) -> bytes:
+    """Encode the answers to heartbeats of several groups; None: there is none."""
+    items = [
+        pb.GroupHeartbeatAnswer(answer=None if one is None else _heartbeat_answer_to_proto(one)) for one in answers
+    ]
+    return pb.HeartbeatsAnswer(answers=items).SerializeToString()
 
 
 def _to_proto(
@@ -161,16 +191,7 @@ def _to_proto(
         case HeartbeatRequest():
             return _heartbeat_to_proto(message)
         case HeartbeatResponse():
-            return pb.HeartbeatResponse(
-                term=message.term,
-                read_sequence=message.read_sequence,
-                disk_full=message.disk_full,
-                client_address=message.client_address,
-                standing=message.standing,
-                boot_id=message.boot_id,
-                uid=message.uid,
-                removed_at=_optional(message.removed_at),
-            )
+            return _heartbeat_answer_to_proto(message)
         case TakeLeadership():
             return pb.TakeLeadershipRequest(term=message.term)
 
@@ -192,6 +213,19 @@ def _heartbeat_to_proto(message: HeartbeatRequest) -> pb.HeartbeatRequest:
         watermarks=[pb.Watermark(node_id=one, last=_entry_id_to_proto(last)) for one, last in message.watermarks],
         doubted_boot_id=message.doubted_boot_id,
         countersign=message.countersign,
+    )
+
+
+def _heartbeat_answer_to_proto(message: HeartbeatResponse) -> pb.HeartbeatResponse:
+    return pb.HeartbeatResponse(
+        term=message.term,
+        read_sequence=message.read_sequence,
+        disk_full=message.disk_full,
+        client_address=message.client_address,
+        standing=message.standing,
+        boot_id=message.boot_id,
+        uid=message.uid,
+        removed_at=_optional(message.removed_at),
     )
 
 
@@ -372,7 +406,10 @@ def decode_heartbeat_request(data: bytes | memoryview) -> HeartbeatRequest:
 
 def decode_heartbeat_response(data: bytes | memoryview) -> HeartbeatResponse:
     """The answer to a heartbeat."""
-    wire = parse(pb.HeartbeatResponse, data)
+    return _heartbeat_answer(parse(pb.HeartbeatResponse, data))
+
+
+def _heartbeat_answer(wire: pb.HeartbeatResponse) -> HeartbeatResponse:
     return HeartbeatResponse(
         _term(wire.term),
         _count(wire.read_sequence, "read_sequence"),
@@ -383,6 +420,30 @@ def decode_heartbeat_response(data: bytes | memoryview) -> HeartbeatResponse:
         wire.uid,
         index(wire.removed_at, "removed_at") if wire.HasField("removed_at") else NO_INDEX,
     )
+
+
+def decode_heartbeats(data: bytes | memoryview) -> tuple[GroupHeartbeat, ...]:
+    """Heartbeats of several groups."""
+    wire = parse(pb.Heartbeats, data)
+    if len(wire.heartbeats) > HEARTBEATS_GROUPS_MAX:
+        raise InvalidRequestError(
+            f"heartbeats of {len(wire.heartbeats)} groups at once; at most {HEARTBEATS_GROUPS_MAX} are allowed"
+        )
+    return tuple(
+        GroupHeartbeat(
+            name(one.group, "group"),
+            NodeId(name(one.sender, "sender")),
+            _count(one.repeats, "repeats"),
+            _count(one.read_sequence, "read_sequence"),
+        )
+        for one in wire.heartbeats
+    )
+
+
+def decode_heartbeats_answer(data: bytes | memoryview) -> tuple[HeartbeatResponse | None, ...]:
+    """The answers to heartbeats of several groups; None: there is none."""
+    wire = parse(pb.HeartbeatsAnswer, data)
+    return tuple(_heartbeat_answer(one.answer) if one.HasField("answer") else None for one in wire.answers)
 
 
 def decode_take_leadership(data: bytes | memoryview) -> TakeLeadership:

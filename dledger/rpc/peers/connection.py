@@ -30,8 +30,14 @@ class PeerConnection:
     """
 
     def __init__(
-        self, link: socket.socket, stream: TlsStream | None = None, received: FrameBuffer | None = None
+        self,
+        link: socket.socket,
+        stream: TlsStream | None = None,
+        received: FrameBuffer | None = None,
+        names: tuple[str, ...] | None = None,
     ) -> None:
+        self.names: Final = names
+        """Of the other side's certificate, if that was asked for one; None: plaintext."""
         self.deadline: float | None = None
         """As a time of ``time.monotonic``; None: wait as long as it takes."""
         self._link = link

@@ -74,6 +74,8 @@ class FrameKind(IntEnum):
     SNAPSHOT_ANSWER = 17
     SNAPSHOT_PIECE = 18
     SNAPSHOT_PIECE_ANSWER = 19
+    HEARTBEATS = 20
+    HEARTBEATS_ANSWER = 21
 
 
 _KINDS: Final = {kind.value: kind for kind in FrameKind}

@@ -12,21 +12,25 @@ without it a leader could never reach this peer again, while its heartbeats keep
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
+from itertools import zip_longest
 from typing import Final
 
 from dledger.backoff import Backoff
 from dledger.config import Member
-from dledger.core.messages import Envelope, HeartbeatResponse
-from dledger.errors import DLedgerError
+from dledger.core.messages import Envelope, HeartbeatRequest, HeartbeatResponse, Message
+from dledger.errors import DLedgerError, InvalidRequestError
 from dledger.rpc import options
 from dledger.rpc.bridge import LoopBridge, Report, log_failure, supervise
 from dledger.rpc.peers import codec
+from dledger.rpc.peers.coalescing import HeartbeatCoalescer, HeartbeatLink, Process, Settle
 from dledger.rpc.peers.dialling import DialledConnection, PeerDialler
 from dledger.rpc.peers.frames import FrameKind, Purpose
 from dledger.rpc.peers.identity import Introduction, Reasons
-from dledger.rpc.peers.outgoing import Outgoing
+from dledger.rpc.peers.outgoing import ControlQueue, Outgoing
 from dledger.rpc.ports import Receiver
 
 PAUSE_S_MIN: Final = 0.01
@@ -55,7 +59,9 @@ class PeerLink(PeerDialler):
         reasons: Reasons,
         lost: Callable[[], None],
         search: Callable[[], None] = lambda: None,
+        coalescer: HeartbeatCoalescer | None = None,
     ) -> None:
+        """``coalescer``: of a process of several groups, for a link of control messages."""
         super().__init__(introduction, members, queue.purpose, reasons)
         self._given = members
         self._queue = queue
@@ -63,6 +69,8 @@ class PeerLink(PeerDialler):
         self._bridge = bridge
         self._lost = lost
         self._search = search
+        self._coalescer = coalescer
+        self._carried: deque[tuple[Settle, ...]] = deque()  # of each message for several groups that is not answered
         self._searches_left = 0
         self._is_flush_due = False  # posted, and not run yet
         self._wanted = asyncio.Event()  # set while there is something to send, or a peer to greet
@@ -177,6 +185,8 @@ class PeerLink(PeerDialler):
         finally:
             self._connection = None
             connection.abort()
+            while self._carried:
+                _settle(self._carried.popleft())
 
     def _flush(self) -> None:
         """Write what is queued, as far as the connection accepts it. On the loop."""
@@ -190,6 +200,63 @@ class PeerLink(PeerDialler):
             while connection.writable and (found := queue.next()) is not None:
                 kind, envelope = found
                 connection.write(kind, *codec.encode_pieces(envelope.message))
+            if self._coalescer is not None and isinstance(queue, ControlQueue) and queue.has_repetition:
+                self._coalescer.add(self)
+
+    # -- heartbeats of several groups: see ``HeartbeatLink`` -------------------------------------------------------
+
+    @property
+    def process(self) -> Process | None:
+        """See ``HeartbeatLink.process``."""
+        connection = self._connection
+        if connection is None or not connection.writable:
+            return None
+        address = self._members[0]
+        return address.host, address.port
+
+    @property
+    def answers_owed(self) -> int:
+        """See ``HeartbeatLink.answers_owed``."""
+        return len(self._carried)
+
+    def beat_alone(self) -> None:
+        """See ``HeartbeatLink.beat_alone``."""
+        connection, found = self._connection, self._next_repetition()
+        if connection is not None and found is not None:
+            connection.write(FrameKind.HEARTBEAT, *codec.encode_pieces(found[0].message))
+
+    def take_repetition(self) -> tuple[codec.GroupHeartbeat, Settle] | None:
+        """See ``HeartbeatLink.take_repetition``."""
+        connection, found = self._connection, self._next_repetition()
+        if connection is None or found is None:
+            return None
+        envelope, said = found
+        number = envelope.message.read_sequence if isinstance(envelope.message, HeartbeatRequest) else 0
+        heartbeat = codec.GroupHeartbeat(envelope.group, envelope.sender, said.read_sequence, number)
+        return heartbeat, partial(self._repetition_answered, connection)
+
+    def carry(self, links: Sequence[HeartbeatLink]) -> None:
+        """See ``HeartbeatLink.carry``."""
+        taken = [one for link in links if (one := link.take_repetition()) is not None]
+        if self._connection is not None and taken:
+            self._carried.append(tuple(settle for _, settle in taken))
+            payload = codec.encode_heartbeats([heartbeat for heartbeat, _ in taken])
+            self._connection.write(FrameKind.HEARTBEATS, payload)
+
+    def _next_repetition(self) -> tuple[Envelope, HeartbeatRequest] | None:
+        return self._queue.next_repetition() if isinstance(self._queue, ControlQueue) else None
+
+    def _repetition_answered(self, asked: DialledConnection, answer: HeartbeatResponse | None) -> None:
+        if self._connection is asked and isinstance(self._queue, ControlQueue):  # otherwise its end has settled that
+            self._queue.repetition_answered(heard=answer is not None)
+            if answer is not None:
+                self._hear(answer)
+
+    def _take_heartbeats_answer(self, payload: bytes | memoryview) -> None:
+        answers = codec.decode_heartbeats_answer(payload)
+        if not self._carried or len(answers) != len(self._carried[0]):
+            raise InvalidRequestError(f"expected no answers to {len(answers)} heartbeats")
+        _settle(self._carried.popleft(), answers)
 
     # -- what the connection reports -----------------------------------------------------------------------------
 
@@ -198,17 +265,31 @@ class PeerLink(PeerDialler):
         self._flush()
 
     def _take(self, kind: FrameKind, payload: bytes | memoryview) -> None:
-        answer = self._queue.take_answer(kind, payload)
-        if answer is not None:
-            peer, introduction = self._peer, self._introduction
-            if isinstance(answer, HeartbeatResponse):
-                introduction.learn(peer, answer.client_address)
-            self._receiver.receive(introduction.identity.envelope_from(peer, answer))
+        if kind is FrameKind.HEARTBEATS_ANSWER:
+            self._take_heartbeats_answer(payload)
+        elif (answer := self._queue.take_answer(kind, payload)) is not None:
+            self._hear(answer)
         self._backoff.succeeded()
         if kind is not FrameKind.PUSH_ANSWER and self._connection is not None:
             self._flush()  # the answer may have made room for a control message that waits
+
+    def _hear(self, answer: Message) -> None:
+        peer, introduction = self._peer, self._introduction
+        if isinstance(answer, HeartbeatResponse):
+            introduction.learn(peer, answer.client_address)
+        self._receiver.receive(introduction.identity.envelope_from(peer, answer))
 
     def on_refusal(self, error: DLedgerError) -> None:
         """Log a refusal, which needs a person, once, and wait longer before the next attempt."""
         self._backoff.calm_down()
         super().on_refusal(error)
+
+
+def _settle(settles: Sequence[Settle], answers: Sequence[HeartbeatResponse | None] = ()) -> None:
+    """Tell each the answer to its heartbeat; without ``answers``, that there is none.
+
+    A group that has failed meanwhile, or stops, must not keep the others from theirs.
+    """
+    for settle, answer in zip_longest(settles, answers):
+        with suppress(DLedgerError):
+            settle(answer)

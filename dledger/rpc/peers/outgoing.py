@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from dataclasses import fields
+from operator import attrgetter
 from typing import Final, Protocol
 
 from dledger.core.messages import Envelope, HeartbeatRequest, Message, TakeLeadership, VoteRequest
@@ -94,33 +96,41 @@ class _Budget:
     def __init__(self, unanswered_max: int) -> None:
         self._unanswered_max = unanswered_max
         self.ready: deque[Envelope] = deque()
-        self.sent_at: deque[float] = deque()
-        """When those were sent whose answers are owed, oldest first."""
+        self.sent: deque[tuple[float, Envelope]] = deque()
+        """Those whose answers are owed, oldest first, with the time."""
         self._waiting: Envelope | None = None
 
     def add(self, envelope: Envelope) -> int:
         """Returns how many messages were dropped for this one."""
-        if len(self.ready) + len(self.sent_at) < self._unanswered_max:
+        if len(self.ready) + len(self.sent) < self._unanswered_max:
             self.ready.append(envelope)
             return 0
         replaced, self._waiting = self._waiting, envelope
         return replaced is not None
 
-    def answered(self) -> bool:
-        """An answer has come; returns whether one was owed."""
-        if not self.sent_at:
-            return False
-        self.sent_at.popleft()
+    def take(self) -> Envelope | None:
+        """The next message, which is sent now."""
+        if not self.ready:
+            return None
+        envelope = self.ready.popleft()
+        self.sent.append((time.monotonic(), envelope))
+        return envelope
+
+    def answered(self) -> Envelope | None:
+        """An answer has come; returns what it answers, if one was owed."""
+        if not self.sent:
+            return None
+        _, envelope = self.sent.popleft()
         if self._waiting is not None:
             self.ready.append(self._waiting)
             self._waiting = None
-        return True
+        return envelope
 
     def clear(self) -> int:
         """Returns how many messages were dropped."""
-        count = len(self.ready) + len(self.sent_at) + (self._waiting is not None)
+        count = len(self.ready) + len(self.sent) + (self._waiting is not None)
         self.ready.clear()
-        self.sent_at.clear()
+        self.sent.clear()
         self._waiting = None
         return count
 
@@ -130,15 +140,18 @@ class ControlQueue:
 
     purpose: Purpose = Purpose.CONTROL
 
-    def __init__(self) -> None:
+    def __init__(self, *, sets_apart: bool = False) -> None:
+        """``sets_apart``: ``next`` leaves heartbeats that may be sent with those of other groups."""
         self.dropped = 0
-        self._lock = threading.Lock()  # guards the budgets
+        self._sets_apart = sets_apart
+        self._lock = threading.Lock()  # guards what follows
+        self._answered: HeartbeatRequest | None = None  # the last one that was; None: the next one goes alone
         self._heartbeats, self._others = _Budget(HEARTBEATS_MAX), _Budget(OTHERS_MAX)
 
     @property
     def is_stuck(self) -> bool:
         """See ``Outgoing.is_stuck``."""
-        owed_since = [budget.sent_at[0] for budget in (self._heartbeats, self._others) if budget.sent_at]
+        owed_since = [budget.sent[0][0] for budget in (self._heartbeats, self._others) if budget.sent]
         return bool(owed_since) and min(owed_since) < time.monotonic() - ANSWER_TIMEOUT_S
 
     def add(self, envelope: Envelope) -> None:
@@ -152,19 +165,45 @@ class ControlQueue:
     def next(self) -> tuple[FrameKind, Envelope] | None:
         """See ``Outgoing.next``: votes before heartbeats."""
         with self._lock:
-            for budget in (self._others, self._heartbeats):
-                if budget.ready:
-                    envelope = budget.ready.popleft()
-                    budget.sent_at.append(time.monotonic())
-                    return _KINDS[type(envelope.message)], envelope
-        return None
+            envelope = self._others.take()
+            if envelope is None and not (self._sets_apart and self._repeats):
+                envelope = self._heartbeats.take()
+        return None if envelope is None else (_KINDS[type(envelope.message)], envelope)
+
+    @property
+    def _repeats(self) -> bool:
+        """Whether the next heartbeat says what the last one said, and that one is answered, as all before; locked."""
+        ready, said = self._heartbeats.ready, self._answered
+        return said is not None and bool(ready) and not self._heartbeats.sent and _is_repetition(ready[0].message, said)
+
+    @property
+    def has_repetition(self) -> bool:
+        """Whether ``next_repetition`` returns one."""
+        with self._lock:
+            return self._sets_apart and self._repeats
+
+    def next_repetition(self) -> tuple[Envelope, HeartbeatRequest] | None:
+        """Remove and return the next heartbeat and the one it repeats, if it may be sent with other groups'."""
+        with self._lock:
+            said = self._answered
+            envelope = self._heartbeats.take() if self._repeats else None
+        return None if envelope is None or said is None else (envelope, said)
+
+    def repetition_answered(self, *, heard: bool) -> None:
+        """One that was sent with others has its answer, or will have none: then the next one goes alone."""
+        with self._lock:
+            self._heartbeats.answered()
+            if not heard:
+                self._answered = None
 
     def take_answer(self, kind: FrameKind, payload: bytes | memoryview) -> Message | None:
         """See ``Outgoing.take_answer``."""
         with self._lock:
             budget = self._heartbeats if kind is FrameKind.HEARTBEAT_ANSWER else self._others
-            owed = kind in _ANSWERS and budget.answered()
-        if not owed:
+            answered = budget.answered() if kind in _ANSWERS else None
+            if answered is not None and isinstance(answered.message, HeartbeatRequest):
+                self._answered = answered.message
+        if answered is None:
             raise InvalidRequestError(f"expected no {kind.name}")
         match kind:
             case FrameKind.HEARTBEAT_ANSWER:
@@ -178,6 +217,15 @@ class ControlQueue:
         """See ``Outgoing.clear``."""
         with self._lock:
             self.dropped += self._heartbeats.clear() + self._others.clear()
+            self._answered = None
+
+
+def _is_repetition(message: Message, said: HeartbeatRequest) -> bool:
+    """Whether a heartbeat differs from another one in nothing but its number."""
+    return isinstance(message, HeartbeatRequest) and _WITHOUT_NUMBER(message) == _WITHOUT_NUMBER(said)
+
+
+_WITHOUT_NUMBER: Final = attrgetter(*(one.name for one in fields(HeartbeatRequest) if one.name != "read_sequence"))
 
 
 _KINDS: Final = {

@@ -10,7 +10,9 @@ from typing import Final
 from dledger.config import ServerConfig
 from dledger.errors import InvariantError
 from dledger.rpc.bridge import LoopBridge, LoopThread, Report, log_failure
+from dledger.rpc.peers import coalescing
 from dledger.rpc.peers.acceptor import PeerAcceptor, PeerGroup, listen_for_peers
+from dledger.rpc.peers.coalescing import HeartbeatCoalescer
 from dledger.rpc.tls_keeper import TlsKeeper
 
 
@@ -33,6 +35,8 @@ class PeerPort:
         self._acceptor: Final = PeerAcceptor(config.node_id, groups, tls_keeper)
         self.reasons: Final = self._acceptor.reasons
         """Logs why connections are refused."""
+        self.coalescer: Final = HeartbeatCoalescer() if len(groups) > 1 else None
+        """Sends the groups' heartbeats together; None: there is one group."""
         self._listening: list[socket.socket] = []
         self.port = 0
         """The port listened on, once open."""
@@ -70,6 +74,10 @@ class PeerPort:
 
     async def _remove(self, name: str) -> None:
         self._acceptor.remove(name)
+
+    def answer_heartbeats(self, payload: bytes | memoryview, names: tuple[str, ...] | None) -> bytes:
+        """See ``coalescing.answer``. On any thread."""
+        return coalescing.answer(payload, names, self._acceptor.answerer)
 
     def close(self) -> None:
         """Stop listening, and end the event loop, on which no group may have links any more. Idempotent."""

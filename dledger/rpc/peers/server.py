@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from dledger.config import ServerConfig
-from dledger.core.messages import Envelope
+from dledger.core.messages import Envelope, HeartbeatRequest, HeartbeatResponse
 from dledger.errors import (
     DLedgerError,
     IdentityError,
@@ -26,6 +27,7 @@ from dledger.rpc import options
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.peers import codec, pushes
 from dledger.rpc.peers.acceptor import PeerCaller, PeerGroup
+from dledger.rpc.peers.codec import GroupHeartbeat
 from dledger.rpc.peers.connection import PeerConnection
 from dledger.rpc.peers.frames import HANDSHAKE_BYTES_MAX, FrameKind, Purpose
 from dledger.rpc.peers.identity import Introduction
@@ -95,12 +97,13 @@ class PeerServer:
         self._registered = 0
         self._threads: dict[PeerConnection, tuple[PeerCaller, threading.Thread]] = {}
         self._in_use: dict[PeerCaller, PeerConnection] = {}
+        self._heartbeats: dict[PeerConnection, HeartbeatRequest] = {}  # the last one answered there; not guarded
         self._closing = False
 
     def start(self) -> None:
         """Accept the group's connections at the port, which is open."""
         self._bridge = self._port.bridge
-        self._port.add(self._identity.group, PeerGroup(self._introduction, self._begin))
+        self._port.add(self._identity.group, PeerGroup(self._introduction, self._begin, self._answer_heartbeat))
 
     def close(self) -> None:
         """Close all connections and join their threads. Idempotent."""
@@ -185,6 +188,7 @@ class PeerServer:
         """
         with self._lock:
             self._threads.pop(connection, None)
+            self._heartbeats.pop(connection, None)
             in_use = self._in_use.get(caller) is connection  # not replaced by a newer one
             if in_use:
                 del self._in_use[caller]
@@ -206,6 +210,12 @@ class PeerServer:
                     self._learn(caller.node_id, heartbeat.client_address)
                     said = self._receiver.request(self._identity.envelope_from(caller.node_id, heartbeat))
                     kind, answer = FrameKind.HEARTBEAT_ANSWER, codec.encode(said.message)
+                    self._heartbeats[connection] = heartbeat  # before its sender may repeat it
+                case FrameKind.HEARTBEATS:
+                    kind, answer = (
+                        FrameKind.HEARTBEATS_ANSWER,
+                        self._port.answer_heartbeats(payload, connection.names),
+                    )
                 case FrameKind.TAKE_LEADERSHIP:
                     taken = codec.decode_take_leadership(payload)
                     self._receiver.receive(self._identity.envelope_from(caller.node_id, taken))
@@ -213,6 +223,20 @@ class PeerServer:
                 case _:
                     raise InvalidRequestError(f"expected a control message, got {kind.name}")
             connection.send(kind, answer)
+
+    def _answer_heartbeat(self, heartbeat: GroupHeartbeat, patience_s: float) -> HeartbeatResponse | None:
+        """Answer a heartbeat that came with those of other groups, perhaps on the thread of another group."""
+        own = self._in_use.get(PeerCaller(heartbeat.sender, Purpose.CONTROL))
+        said = None if own is None else self._heartbeats.get(own)
+        if said is None or said.read_sequence != heartbeat.repeats:
+            return None
+        message = replace(said, read_sequence=heartbeat.read_sequence)
+        try:
+            answer = self._receiver.request(self._identity.envelope_from(heartbeat.sender, message), patience_s).message
+        except DLedgerError as error:  # busy, or it stops; or a mistake, which it is told on its own connection
+            _LOG.debug("%s does not answer a heartbeat of %s: %s", self._identity.node_id, heartbeat.sender, error)
+            return None
+        return answer if isinstance(answer, HeartbeatResponse) else None
 
     def _serve_pushes(self, connection: PeerConnection, caller: PeerCaller, number: int) -> None:
         bytes_max = options.push_bytes_limit(self._config)

@@ -153,9 +153,18 @@ class PeerTransport:
         reasons = Reasons(logging.ERROR)  # of both: they are mostly the same
         queue = PushQueue(2 * self._config.replication.inflight_pushes_max + 16)
         lost = partial(receiver.connection_lost, members[0].node_id)
+        coalescer = self._port.coalescer
         return _Links(
             PeerLink(
-                self._introduction, members, ControlQueue(), receiver, control, reasons, _nothing, self._search.ask
+                self._introduction,
+                members,
+                ControlQueue(sets_apart=coalescer is not None),
+                receiver,
+                control,
+                reasons,
+                _nothing,
+                self._search.ask,
+                coalescer,
             ),
             PeerLink(self._introduction, members, queue, receiver, pushes, reasons, lost),
         )

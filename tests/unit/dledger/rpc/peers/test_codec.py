@@ -209,6 +209,20 @@ ID = pb.EntryId(term=1, index=1)
             "lists 65 entries",
         ),
         (codec.decode_heartbeat_request, pb.HeartbeatRequest(read_sequence=-1), "read_sequence=-1"),
+        (codec.decode_heartbeats, pb.Heartbeats(heartbeats=[pb.GroupHeartbeat(repeats=-1)]), "repeats=-1"),
+        (codec.decode_heartbeats, pb.Heartbeats(heartbeats=[pb.GroupHeartbeat(read_sequence=HUGE)]), "read_sequence="),
+        (codec.decode_heartbeats, pb.Heartbeats(heartbeats=[pb.GroupHeartbeat(group="x" * 2000)]), "group has 2000"),
+        (codec.decode_heartbeats, pb.Heartbeats(heartbeats=[pb.GroupHeartbeat(sender="x" * 2000)]), "sender has 2000"),
+        (
+            codec.decode_heartbeats,
+            pb.Heartbeats(heartbeats=[pb.GroupHeartbeat()] * (codec.HEARTBEATS_GROUPS_MAX + 1)),
+            "heartbeats of 257 groups at once; at most 256",
+        ),
+        (
+            codec.decode_heartbeats_answer,
+            pb.HeartbeatsAnswer(answers=[pb.GroupHeartbeatAnswer(answer=pb.HeartbeatResponse(term=-1))]),
+            "term=-1",
+        ),
         (
             codec.decode_heartbeat_request,
             pb.HeartbeatRequest(client_address="x" * 2000),

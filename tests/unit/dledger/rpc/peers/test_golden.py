@@ -49,7 +49,7 @@ SAID: Final[list[tuple[FrameKind, bytes, str]]] = [
         FrameKind.HANDSHAKE,
         codec.encode_handshake(HANDSHAKE),
         (
-            "010000003c0a0e0a01631201671a026e3022026e311005180222026e3022026e3128808040308080043a0368"
+            "010000003c0a0e0a01631201671a026e3022026e311006180222026e3022026e3128808040308080043a0368"
             "3a31421110ac021864220801000000020000002864"
         ),
     ),
@@ -99,6 +99,16 @@ SAID: Final[list[tuple[FrameKind, bytes, str]]] = [
         FrameKind.HEARTBEAT_ANSWER,
         codec.encode(HeartbeatResponse(Term(3), 6, True, "h:2", Standing.DOUBTFUL, 4, 10, LogIndex(11))),
         "070000001a0803100618012203683a3228023004390a00000000000000400b",
+    ),
+    (
+        FrameKind.HEARTBEATS,
+        codec.encode_heartbeats([codec.GroupHeartbeat("g", NodeId("n0"), 5, 6)]),
+        "140000000d0a0b0a016712026e3018052006",
+    ),
+    (
+        FrameKind.HEARTBEATS_ANSWER,
+        codec.encode_heartbeats_answer([None, HeartbeatResponse(Term(3), 6)]),
+        "150000000a0a000a060a0408031006",
     ),
     (FrameKind.TAKE_LEADERSHIP, codec.encode(TakeLeadership(Term(3))), "08000000020803"),
     (FrameKind.TAKE_LEADERSHIP_ANSWER, b"", "0900000000"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
 from dledger.core.messages import (
@@ -12,6 +14,7 @@ from dledger.core.messages import (
     PushCommit,
     PushKind,
     PushResponse,
+    Readmission,
     TakeLeadership,
     VoteRequest,
     VoteResponse,
@@ -20,7 +23,7 @@ from dledger.errors import InvalidRequestError, InvariantError, ResponseCode
 from dledger.rpc.peers import codec
 from dledger.rpc.peers.frames import FrameKind
 from dledger.rpc.peers.outgoing import ANSWER_TIMEOUT_S, HEARTBEATS_MAX, OTHERS_MAX, ControlQueue, Outgoing, PushQueue
-from dledger.types import NO_ENTRY, LogIndex, NodeId, Term
+from dledger.types import NO_ENTRY, EntryId, LogIndex, NodeId, Term
 
 
 def to_peer(message: Message) -> Envelope:
@@ -152,3 +155,92 @@ def test_answers_to_pushes_are_decoded_and_nothing_else_is() -> None:
     assert answer == response
     with pytest.raises(InvalidRequestError, match="expected an answer to a push, got VOTE_ANSWER"):
         PushQueue(1).take_answer(FrameKind.VOTE_ANSWER, from_peer(response))
+
+
+# --- heartbeats that may be sent with those of other groups -----------------------------------------------------------
+
+
+def answered(queue: ControlQueue, number: int) -> None:
+    """Send a heartbeat alone, and take its answer."""
+    queue.add(heartbeat(number))
+    assert sent(queue) == [(FrameKind.HEARTBEAT, HeartbeatRequest(Term(1), number))]
+    queue.take_answer(FrameKind.HEARTBEAT_ANSWER, from_peer(HeartbeatResponse(Term(1), number)))
+
+
+def test_a_heartbeat_that_repeats_the_answered_one_is_set_apart() -> None:
+    """With the one that it repeats; in a process of one group it goes as any other."""
+    queue, alone = ControlQueue(sets_apart=True), ControlQueue()
+    for one in (queue, alone):
+        answered(one, 1)
+        one.add(heartbeat(2))
+
+    assert (queue.next(), queue.has_repetition) == (None, True)
+    assert queue.next_repetition() == (heartbeat(2), HeartbeatRequest(Term(1), 1))
+    assert sent(alone) == [(FrameKind.HEARTBEAT, HeartbeatRequest(Term(1), 2))]
+    queue.repetition_answered(heard=True)
+    queue.add(heartbeat(3))
+    assert queue.next_repetition() == (heartbeat(3), HeartbeatRequest(Term(1), 1))  # as its addressee remembers it
+
+
+CHANGES: dict[str, HeartbeatRequest] = {
+    "term": HeartbeatRequest(Term(2)),
+    "client_address": HeartbeatRequest(Term(1), client_address="h:2"),
+    "transfer_target": HeartbeatRequest(Term(1), transfer_target="n1"),
+    "readmission": HeartbeatRequest(Term(1), readmission=Readmission(4, LogIndex(7))),
+    "founded": HeartbeatRequest(Term(1), founded=True),
+    "watermarks": HeartbeatRequest(Term(1), watermarks=((NodeId("n1"), EntryId(Term(1), LogIndex(7))),)),
+    "doubted_boot_id": HeartbeatRequest(Term(1), doubted_boot_id=4),
+    "countersign": HeartbeatRequest(Term(1), countersign=5),
+}
+
+
+@pytest.mark.parametrize("said", CHANGES.values(), ids=CHANGES)
+def test_a_heartbeat_that_says_something_new_goes_alone(said: HeartbeatRequest) -> None:
+    """It may make its addressee wait for the disk, or be refused."""
+    queue = ControlQueue(sets_apart=True)
+    answered(queue, 1)
+    queue.add(to_peer(said))
+
+    assert not queue.has_repetition
+    assert sent(queue) == [(FrameKind.HEARTBEAT, said)]
+
+
+def test_every_field_of_a_heartbeat_but_its_number_may_say_something_new() -> None:
+    """A new field needs its line above."""
+    assert {one.name for one in fields(HeartbeatRequest)} == {*CHANGES, "read_sequence"}
+
+
+def test_a_heartbeat_goes_alone_while_an_earlier_one_is_unanswered() -> None:
+    """Its addressee may be stuck, which the others must not have to wait for."""
+    queue = ControlQueue(sets_apart=True)
+    answered(queue, 1)
+    queue.add(heartbeat(2))
+    assert queue.next_repetition() == (heartbeat(2), HeartbeatRequest(Term(1), 1))
+    queue.add(heartbeat(3))
+
+    assert queue.next_repetition() is None
+    assert sent(queue) == [(FrameKind.HEARTBEAT, HeartbeatRequest(Term(1), 3))]
+
+
+def test_a_repetition_without_an_answer_makes_the_next_one_go_alone_and_counts_no_longer() -> None:
+    """Its group may have gone, or forgotten what is repeated; the limit of unanswered ones is for its connection."""
+    queue = ControlQueue(sets_apart=True)
+    for number in range(1, 2 * HEARTBEATS_MAX, 2):
+        answered(queue, number)
+        queue.add(heartbeat(number + 1))
+        assert queue.next_repetition() is not None
+        queue.repetition_answered(heard=False)
+
+    queue.add(heartbeat(100))
+    assert not queue.has_repetition
+    assert sent(queue) == [(FrameKind.HEARTBEAT, HeartbeatRequest(Term(1), 100))]
+
+
+def test_a_new_connection_repeats_nothing() -> None:
+    """Its other end has heard nothing on it."""
+    queue = ControlQueue(sets_apart=True)
+    answered(queue, 1)
+    queue.clear()
+    queue.add(heartbeat(2))
+
+    assert sent(queue) == [(FrameKind.HEARTBEAT, HeartbeatRequest(Term(1), 2))]

@@ -48,6 +48,7 @@ N0, N1 = NodeId("n0"), NodeId("n1")
 CONTROL: Final = (
     (FrameKind.VOTE, "2 bytes are not a valid VoteRequest"),
     (FrameKind.HEARTBEAT, "2 bytes are not a valid HeartbeatRequest"),
+    (FrameKind.HEARTBEATS, "2 bytes are not a valid Heartbeats"),
     (FrameKind.TAKE_LEADERSHIP, "2 bytes are not a valid TakeLeadershipRequest"),
 )
 
