@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from cluster.local.group import free_ports
 from dledger.conditions import ConditionKind
-from dledger.errors import ConfigError
+from dledger.errors import ConfigError, DirectoryLockedError
 from dledger.remoting.codes import AnswerCode
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.brokers_server import BrokersServer, check_brokers_together
@@ -166,6 +168,30 @@ def test_a_stop_closes_everything(named: Named) -> None:
 
         assert server.wait(0) == 0
         wait_until(lambda: _threads() == [], "its threads have ended")
+
+
+@pytest.mark.parametrize("taken", ["directory", "port"])
+def test_a_broker_that_cannot_start_keeps_nothing_of_the_others_open(named: Named, taken: str) -> None:
+    """The error is of that one; once its cause is gone, all start."""
+    (_, config) = named[1]
+    with ExitStack() as holding:
+        if taken == "port":
+            holder = holding.enter_context(socket.socket())
+            holder.bind(("127.0.0.1", config.listen_port))
+            holder.listen()
+        else:
+            other = BrokerServer(config)
+            holding.callback(lambda: other.stop(graceful=False))
+        with pytest.raises(ConfigError if taken == "port" else DirectoryLockedError):
+            BrokersServer(named).start()
+    wait_until(lambda: _threads() == [], "its threads have ended")
+
+    server = BrokersServer(named)
+    try:
+        server.start()
+        _wait_masters(server)
+    finally:
+        server.stop(graceful=False)
 
 
 def _refused(named: Named) -> tuple[str, ...]:
