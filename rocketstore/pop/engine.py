@@ -43,7 +43,7 @@ from rocketstore.pop.operations import (
 )
 from rocketstore.pop.queue import INVISIBLE_MS_MAX, UNKNOWN, Lease, Queue
 from rocketstore.pop.tables import AHEAD_MAX, LEASE_MS_MAX, PARKED_MAX, FifoLock, Parked, PopPlace, retry_topic_of
-from rocketstore.pop.windows import GIVEN_BACK_MS, NotLoadedError, Windows
+from rocketstore.pop.windows import COPIES_MAX, GIVEN_BACK_MS, NotLoadedError, Windows
 
 LEASES_MAX: Final = 262_144
 PARKED_TOTAL_MAX: Final = 100_000
@@ -368,7 +368,7 @@ class PopEngine(Windows):
         """The handle of a message whose lease ends then; empty if there is none that this leader gave out."""
         queue = self._queues.get(place)
         lease = queue.leases.get(offset) if queue is not None else None
-        if queue is None or lease is None or not lease.number or lease.visible_at_ms != visible_at_ms:
+        if queue is None or lease is None or not lease.number or lease.visible_at_ms - lease.guard_ms != visible_at_ms:
             return ""
         return self._handle(queue, offset, lease.attempt, lease.number)
 
@@ -390,7 +390,9 @@ class PopEngine(Windows):
                 self._give_back([self._leased(queue, said.offset, lease)])
 
     def dead_letter(self, group: str, topic: str, handle: str, now_ms: int) -> Settling:
-        """A message is to be stored with the dead letters: done when it is, and settled. Raises ``NotLoadedError``."""
+        """A message is to be stored with the dead letters: done when it is, and settled; ``FULL``: too many copies are
+        under way. Raises ``NotLoadedError``.
+        """
         self._now_ms = now_ms
         settling = Settling()
         found = self._named(group, topic, handle)
@@ -398,6 +400,9 @@ class PopEngine(Windows):
             self._journal.confirm(settling, Verdict.INVALID_HANDLE)
             return settling
         queue, said, lease = found
+        if len(self._topic_of[queue.place].copying) >= COPIES_MAX:
+            self._journal.confirm(settling, Verdict.FULL)
+            return settling
         if lease is None:
             lease = Lease(now_ms, said.attempt, said.number)
             self._book.add(queue, said.offset, lease)

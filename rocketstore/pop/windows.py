@@ -97,7 +97,9 @@ class Windows:
         key = loading.group, loading.topic
         topic = self._topics.get(key)
         if topic is None:
-            topic = self._topics[key] = Topic(*key, loading.retry_topic)
+            kept = self._topic_of.get(PopPlace(loading.group, loading.retry_topic, 0))
+            is_kept = kept is not None and kept.topic == loading.topic
+            topic = self._topics[key] = kept if kept and is_kept else Topic(*key, loading.retry_topic)
         is_known = any(self._view.offset(*key, queue_id) >= 0 for queue_id in loading.queues)
         starts = {} if loading.retry_begin is None else {topic.retries: (loading.retry_begin, 0)}
         for queue_id, (begin, start, end) in loading.queues.items():
@@ -165,8 +167,8 @@ class Windows:
             self._start_copies(topic)
 
     def _void(self, queue: Queue) -> None:
-        """Somebody else has moved or removed the window: begin anew with what there is; if there is nothing, the whole
-        topic has to be loaded again.
+        """Somebody else has moved or removed the window: begin anew with what there is; if there is nothing, the topic
+        has to be loaded again. Windows that are as they were, of the retry topic, stay: their rows may be on their way.
         """
         place = queue.place
         if self._queues.get(place) is not queue:
@@ -176,7 +178,9 @@ class Windows:
             self._open(topic, place, 0, queue.cursor)
         elif self._topics.pop((topic.group, topic.topic), None) is not None:
             for other in [one for one in self._queues.values() if self._topic_of[one.place] is topic]:
-                self._forget(other)
+                window = self._view.pop_window(other.place)
+                if window is None or window.generation != other.generation:
+                    self._forget(other)
         self._wake(topic)
 
     def _forget(self, queue: Queue) -> Topic:
@@ -225,7 +229,11 @@ class Windows:
         if queue is None or lease is None or not lease.copying:
             if dead is not None:
                 self._journal.confirm(dead, Verdict.INVALID_HANDLE)
-            return  # the offsets were reset meanwhile
+            topic = self._topic_of.get(origin.place)
+            if topic is not None:  # the original has expired meanwhile, or the offsets were reset
+                topic.copying.discard(origin)
+                self._start_copies(topic)
+            return
         if result is not CopyResult.NOT_STORED:
             if dead is None and queue.lock is not None:
                 queue.lock = queue.lock._replace(attempt=0)

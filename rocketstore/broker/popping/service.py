@@ -106,10 +106,12 @@ class Popping:
             raise Refusal(RefusalKind.INVALID, f"{len(acks)} acknowledgements in one call: at most {ACKS_MAX}")
         with self._room(len(acks), owner):
             found: list[Settling] = []
-            for at in range(0, len(acks), ACKED_AT_ONCE):
-                if at:
-                    await asyncio.sleep(0)
-                found += await self._asked(partial(_settled, acks[at : at + ACKED_AT_ONCE]))
+            for (group, topic), some in groupby(acks, itemgetter(0, 1)):
+                handles = [one.handle for one in some]
+                for begin in range(0, len(handles), ACKED_AT_ONCE):
+                    if found:
+                        await asyncio.sleep(0)
+                    found += await self._asked(partial(_ack, group, topic, handles[begin : begin + ACKED_AT_ONCE]))
             for one in dict.fromkeys(found):
                 await self._driver.done(one)
             results = [PopResult.OK if one.verdict is Verdict.OK else PopResult.INVALID_HANDLE for one in found]
@@ -142,7 +144,11 @@ class Popping:
             settling = await self._asked(
                 lambda engine, now_ms: engine.dead_letter(dead.group, dead.topic, dead.handle, now_ms), dead.reason
             )
-            return _result(await self._driver.done(settling))
+            verdict = await self._driver.done(settling)
+        if verdict is Verdict.FULL:
+            why = f"group {dead.group} has as many messages of {dead.topic} on their way to others as it may have"
+            raise Refusal(RefusalKind.TOO_MANY, f"{why}: try again later")
+        return _result(verdict)
 
     def give_back(self, group: str, topic: str, handles: Sequence[str]) -> None:
         """See ``PopPort``."""
@@ -268,12 +274,8 @@ class Popping:
             )
 
 
-def _settled(acks: Sequence[Ack], engine: PopEngine, now_ms: int) -> list[Settling]:
-    """An operation for each."""
-    found: list[Settling] = []
-    for (group, topic), some in groupby(acks, itemgetter(0, 1)):
-        found += engine.ack(group, topic, [one.handle for one in some], now_ms)
-    return found
+def _ack(group: str, topic: str, handles: Sequence[str], engine: PopEngine, now_ms: int) -> list[Settling]:
+    return engine.ack(group, topic, handles, now_ms)
 
 
 def _result(verdict: Verdict) -> PopResult:

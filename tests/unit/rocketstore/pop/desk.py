@@ -72,8 +72,13 @@ class Desk:
         self.engine.load(Loading(GROUP, TOPIC, RETRY, bounds, retry, self.origins), self.now_ms)
         self.settle()
 
-    def begin(self, count: int = 32, **more: object) -> PopDelivery:
-        """A receive, as far as the answer depends on a tick."""
+    def delete_topic(self) -> None:
+        """The topic is gone; its retry topic is not."""
+        self.tables.delete_topic(TOPIC)
+        self.offsets = {place: offset for place, offset in self.offsets.items() if place.topic != TOPIC}
+
+    def begin(self, count: int = 32, *, begin: int = 0, **more: object) -> PopDelivery:
+        """A receive, as far as the answer depends on a tick. ``begin``: the first message that has not expired."""
         queue_ids = [one.queue_id for one in self.queues if one.topic == TOPIC]
         wish = PopWish(GROUP, TOPIC, queue_ids, count, 60_000)._replace(**more)  # type: ignore[arg-type]  # fields by name
         delivery = self.engine.begin(wish, self.now_ms)
@@ -82,14 +87,15 @@ class Desk:
             wanted = [one for one in read.only or range(read.offset, len(there)) if one < len(there)][: read.count_max]
             end = wanted[-1] + 1 if wanted else read.offset
             found = [PopFound(one, there[one]) for one in wanted]
-            self.engine.took(delivery, found, end, self.now_ms, end=len(there))
+            first = begin if read.place.topic == TOPIC else 0
+            self.engine.took(delivery, found, end, self.now_ms, begin=first, end=len(there))
         self.engine.finish(delivery, self.now_ms)
         self.look()
         return delivery
 
-    def receive(self, count: int = 32, **more: object) -> Sequence[Leased]:
+    def receive(self, count: int = 32, *, begin: int = 0, **more: object) -> Sequence[Leased]:
         """A receive that is answered."""
-        delivery = self.begin(count, **more)
+        delivery = self.begin(count, begin=begin, **more)
         self.settle()
         assert delivery.verdict is Verdict.OK
         return delivery.messages

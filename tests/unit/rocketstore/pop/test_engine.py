@@ -6,9 +6,10 @@ import pytest
 
 from rocketstore.pop.handles import decode_handle, encode_handle
 from rocketstore.pop.journal import BUSY_TICK_MS, TICK_MS
-from rocketstore.pop.operations import PopRules, Verdict
+from rocketstore.pop.operations import CopyResult, PopRules, Verdict
 from rocketstore.pop.queue import SKEW_MS
 from rocketstore.pop.tables import AHEAD_MAX, AHEAD_MS
+from rocketstore.pop.windows import COPIES_MAX, NotLoadedError
 from tests.unit.rocketstore.pop.desk import GROUP, QUEUE, RETRIES, TOPIC, Desk
 
 
@@ -331,3 +332,87 @@ def test_a_forged_handle_loads_no_other_topic() -> None:
     assert desk.engine.ack(GROUP, f"%RETRY%{GROUP}_{TOPIC}", [message.handle], desk.now_ms)
     desk.settle()
     assert desk.ack(message) is Verdict.INVALID_HANDLE
+
+
+def test_copies_whose_originals_expire_meanwhile_leave_room_for_others() -> None:
+    """P4: at most 256 are under way, and retention may remove the originals of all of them."""
+    desk = _loaded(COPIES_MAX)
+    desk.receive(COPIES_MAX)
+    desk.later(60_000)
+    expired, desk.copies = desk.copies, []
+    assert len(expired) == COPIES_MAX
+    desk.send(1)
+    (message,) = desk.receive(begin=COPIES_MAX)
+    for copy in expired:
+        desk.engine.copied(copy, CopyResult.GONE, desk.now_ms)
+    desk.later(60_000)
+    assert [one.origin.offset for one in desk.copies] == [message.offset]
+
+
+def test_an_ack_counts_though_its_topic_was_deleted_and_made_again_meanwhile() -> None:
+    """P2: the window of the retry topic outlives the topic, and is taken up once in a leadership."""
+    desk = _loaded(1)
+    desk.receive()
+    desk.later(60_000)
+    desk.store_copies()
+    (again,) = desk.receive()
+    (acked,) = desk.engine.ack(GROUP, TOPIC, [again.handle], desk.now_ms)
+    tick = desk.tick()
+    assert tick is not None
+    desk.delete_topic()
+    desk.send(1)
+    desk.begin()
+    with pytest.raises(NotLoadedError):
+        desk.begin()
+    desk.load()
+    desk.apply(tick)
+    desk.engine.ticked(tick, None, desk.now_ms)
+    desk.look()
+    assert acked.verdict is Verdict.OK
+    desk.copies = []
+    desk.later(70_000)
+    assert [one.origin for one in desk.copies if one.origin.place == RETRIES] == []
+
+
+def test_copies_are_settled_though_their_topic_is_deleted_meanwhile() -> None:
+    """P4: nobody who waits for the same tick may wait forever."""
+    desk = _loaded(2)
+    desk.receive(1)
+    desk.later(60_000)
+    desk.store_copies()
+    assert [one.place for one in desk.receive(1, with_retries=True)] == [RETRIES]
+    desk.later(60_000)
+    (copy,) = desk.copies
+    desk.store(copy)
+    desk.engine.copied(copy, CopyResult.STORED, desk.now_ms)
+    tick = desk.tick()
+    assert tick is not None
+    desk.delete_topic()
+    desk.begin()
+    with pytest.raises(NotLoadedError):
+        desk.begin()
+    desk.apply(tick)
+    desk.engine.ticked(tick, None, desk.now_ms)
+    assert desk.window(RETRIES).commit == 1
+
+
+def test_no_more_dead_letters_are_on_their_way_than_a_new_leader_looks_at() -> None:
+    """P4: a consumer may give up any number of messages at once."""
+    desk = _loaded(COPIES_MAX + 1)
+    messages = desk.receive(COPIES_MAX + 1)
+    asked = [desk.engine.dead_letter(GROUP, TOPIC, one.handle, desk.now_ms) for one in messages]
+    desk.settle()
+    assert len(desk.copies) == COPIES_MAX
+    assert asked[-1].verdict is Verdict.FULL
+    desk.store_copies()
+    assert all(one.verdict is Verdict.OK for one in asked[:-1])
+    assert desk.ack(messages[-1]) is Verdict.OK
+
+
+def test_a_batch_that_a_new_leader_repeats_is_found_by_the_end_that_is_told() -> None:
+    """P8: some clients name a delivery by its end, and what they were told leaves room for other clocks."""
+    desk = _loaded(1, rules=PopRules(ordered=True))
+    desk.receive(attempt_id="a")
+    desk.fail_over()
+    (again,) = desk.receive(attempt_id="a")
+    assert desk.engine.handle_at(QUEUE, 0, again.visible_at_ms) == again.handle

@@ -208,6 +208,29 @@ class TestAnswers:
         assert pop.ack([third]) == [PopResult.OK]
         assert pop.ack([third, first]) == [PopResult.INVALID_HANDLE] * 2
 
+    def test_acknowledgements_for_two_topics_are_all_answered_after_a_failover(self, pop: PopBroker) -> None:
+        """P2: the second topic is loaded while what the first one's acknowledgements wait for is applied."""
+        pop.run(pop.broker.topics.put([TopicConfig("bills", 1, 1)]))
+        pop.send([b"a"])
+        pop.send([b"b"], topic="bills")
+        acks = [Ack(GROUP, one, pop.receive(topic=one).messages[0].handle) for one in (TOPIC, "bills")]
+        pop.run(_end_leadership(pop))
+        pop.receive(max_messages=1)
+        assert list(pop.run(pop.broker.popping.ack(acks))) == [PopResult.OK] * 2
+
+    def test_more_dead_letters_than_a_new_master_looks_at_are_refused(
+        self, pop: PopBroker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """P4: of the refused ones nothing is stored."""
+        pop.send([b"a"])
+        (message,) = pop.receive().messages
+        with monkeypatch.context() as patch:
+            patch.setattr("rocketstore.pop.engine.COPIES_MAX", 0)
+            with pytest.raises(Refusal, match="try again later") as refused:
+                pop.give_up(message)
+        assert refused.value.kind is RefusalKind.TOO_MANY
+        assert pop.give_up(message) is PopResult.OK
+
     def test_acknowledgements_that_wait_are_bounded(self, pop: PopBroker, monkeypatch: pytest.MonkeyPatch) -> None:
         """P10: in all, and an owner has at most half; who was answered, or refused, makes room."""
         monkeypatch.setattr("rocketstore.broker.popping.service.AT_ONCE_MAX", 4)
@@ -654,3 +677,8 @@ def wall_ms_after(time_ms: int) -> int:
     clock = Clock()
     wait_until(lambda: clock.wall_ms() > time_ms, "the clock ticks")
     return clock.wall_ms()
+
+
+async def _end_leadership(pop: PopBroker) -> None:
+    """Another one begins with the next request."""
+    pop.broker.popping._driver.end()  # a plain broker has no other way
