@@ -107,28 +107,36 @@ class PopEngine(Windows):
                 return None
             if again:
                 return PopRead(queue.place, again[0], len(again), again)
-        elif was_ordered or queue.lock is not None:
-            self._unlock(queue)
+        elif (was_ordered or queue.lock is not None) and not self._unlock(queue):
+            delivery.full = queue.passed_over = True
+            return None
         room = min(queue.room, LEASES_MAX - self._book.count)
         if wish.owner:
             room = min(room, LEASES_MAX * OWNER_PERCENT // 100 - self._book.owned[wish.owner])
         if not ordered and self._invisible_ms(wish) > LEASE_MS_MAX:
-            parked = sum(one.parked for one in queue.leases.values())
-            room = min(room, PARKED_MAX - AHEAD_MAX - parked, self._room_to_park(wish.owner))
+            room = min(room, self._room_to_park(queue, wish.owner))
         if room <= 0:
             delivery.full = queue.passed_over = True
             return None
         return PopRead(queue.place, queue.cursor, min(room, delivery.room))
 
-    def _unlock(self, queue: Queue) -> None:
-        """The group is not ordered any more: its batches are ordinary leases, and what was behind them comes again."""
+    def _unlock(self, queue: Queue) -> bool:
+        """The group is not ordered any more: its batches are ordinary leases, and what was behind them comes again.
+
+        Not yet (False) if some of them are long, and there is no room to park these.
+        """
+        ends = [queue.leases[one].visible_at_ms for one in queue.open_offsets() if one in queue.leases]
+        long = sum(one > self._now_ms + LEASE_MS_MAX for one in ends)
+        if long and long > self._room_to_park(queue, ""):
+            return False
         queue.lock = None
         for offset in queue.open_offsets():
             lease = queue.leases.get(offset) or Lease(self._now_ms, UNKNOWN, 0)
             self._book.add(queue, offset, lease)
             if lease.visible_at_ms > self._now_ms + LEASE_MS_MAX:
-                self._book.park(lease)
+                self._book.park(queue, lease)
             self._end_lease(queue, offset, lease, lease.visible_at_ms)
+        return True
 
     def took(
         self,
@@ -164,6 +172,7 @@ class PopEngine(Windows):
 
     def _took_new(self, delivery: PopDelivery, queue: Queue, found: Sequence[PopFound], next_offset: int) -> None:
         ordered = self._is_ordered(queue.place.group)
+        parks = not ordered and self._invisible_ms(delivery.wish) > LEASE_MS_MAX
         number = queue.next_number() if found else 0
         before = len(delivery.messages)
         for offset, attempt in found:
@@ -171,6 +180,9 @@ class PopEngine(Windows):
                 continue
             queue.settle_up_to(offset)
             if offset > queue.cursor or queue.room <= 0 or delivery.room <= 0:
+                break
+            if parks and self._room_to_park(queue, delivery.wish.owner) <= 0:
+                delivery.full = True  # others have taken it meanwhile
                 break
             queue.cursor = offset + 1
             self._lease(delivery, queue, offset, 1 if ordered else attempt, number, ordered=ordered)
@@ -340,7 +352,7 @@ class PopEngine(Windows):
         queue, said, lease = found
         long = duration_ms > LEASE_MS_MAX and not covers(queue.lock, said.offset)
         owner = "" if lease is None else lease.owner
-        if long and (lease is None or not lease.parked) and not self._has_room_to_park(queue, owner):
+        if long and (lease is None or not lease.parked) and self._room_to_park(queue, owner) <= 0:
             self._journal.confirm(changing, Verdict.FULL)
             return changing
         if lease is None:
@@ -352,7 +364,7 @@ class PopEngine(Windows):
         if suspend and queue.lock is None:
             lease.attempt = max(said.attempt - 1, 0)
         if long:
-            self._book.park(lease)
+            self._book.park(queue, lease)
         self._end_lease(queue, said.offset, lease, now_ms + min(duration_ms, INVISIBLE_MS_MAX), suspended=suspend)
         changing.handle = self._handle(queue, said.offset, said.attempt, lease.number)
         changing.visible_at_ms = lease.visible_at_ms
@@ -504,12 +516,8 @@ class PopEngine(Windows):
     def _invisible_ms(self, wish: PopWish) -> int:
         return LEASE_MS_MAX if wish.auto_renew else max(1, min(wish.invisible_ms, INVISIBLE_MS_MAX))
 
-    def _room_to_park(self, owner: str) -> int:
-        room = PARKED_TOTAL_MAX - self._book.parked
+    def _room_to_park(self, queue: Queue, owner: str) -> int:
+        room = min(PARKED_MAX - AHEAD_MAX - queue.parked, PARKED_TOTAL_MAX - self._book.parked)
         if owner:
             room = min(room, PARKED_TOTAL_MAX * OWNER_PERCENT // 100 - self._book.owned_parked[owner])
         return room
-
-    def _has_room_to_park(self, queue: Queue, owner: str) -> bool:
-        parked = sum(one.parked for one in queue.leases.values())
-        return parked < PARKED_MAX - AHEAD_MAX and self._room_to_park(owner) > 0

@@ -48,7 +48,7 @@ def covered(queue: Queue) -> list[int]:
 
 def attempts_so_far(queue: Queue, offset: int) -> int:
     """Deliveries of a message that count; none if nobody can have been told of one."""
-    if offset >= queue.applied.reach:
+    if offset >= queue.applied.reserved:
         return 0
     lock, lease = queue.lock, queue.leases.get(offset)
     if lock is not None and covers(lock, offset):

@@ -37,7 +37,7 @@ class LeaseBook:
         self.count += 1
         self._count(self.owned, lease, 1)
         if lease.parked:
-            self._count_parked(lease, 1)
+            self._count_parked(queue, lease, 1)
         if lease.client_id:
             self._clients.setdefault(lease.client_id, set()).add((queue, offset))
         self.moved(queue, offset, lease)
@@ -50,7 +50,7 @@ class LeaseBook:
         self.count -= 1
         self._count(self.owned, lease, -1)
         if lease.parked:
-            self._count_parked(lease, -1)
+            self._count_parked(queue, lease, -1)
         theirs = self._clients.get(lease.client_id)
         if theirs is not None:
             theirs.discard((queue, offset))
@@ -62,13 +62,14 @@ class LeaseBook:
         for offset in list(queue.leases):
             self.drop(queue, offset)
 
-    def park(self, lease: Lease) -> None:
+    def park(self, queue: Queue, lease: Lease) -> None:
         """It is noted singly from now on."""
         if not lease.parked:
-            self._count_parked(lease, 1)
+            self._count_parked(queue, lease, 1)
         lease.parked = True
 
-    def _count_parked(self, lease: Lease, by: int) -> None:
+    def _count_parked(self, queue: Queue, lease: Lease, by: int) -> None:
+        queue.parked += by
         self.parked += by
         self._count(self.owned_parked, lease, by)
 

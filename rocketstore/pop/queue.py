@@ -102,6 +102,8 @@ class Queue:
         """Whether the group was so when it was last looked at."""
         self.leases: Final[dict[int, Lease]] = {}
         """By offset."""
+        self.parked = 0
+        """Those of them that are parked."""
         self.parks: Final[dict[int, Parked | None]] = {}
         """Offsets to be parked, or (None) no longer, not yet applied."""
         self.acked: Final[dict[int, int]] = {}
@@ -135,7 +137,8 @@ class Queue:
         for offset, parked in window.parked.items():
             end_ms = min(parked.visible_at_ms, now_ms + INVISIBLE_MS_MAX) + SKEW_MS
             queue.leases[offset] = Lease(end_ms, parked.attempt, parked.number, parked=True)
-        for offset in range(window.reserved, min(window.ahead, end)):
+        is_over = ordered and until_ms <= now_ms  # the group was not ordered when this ran ahead
+        for offset in range(window.reserved, 0 if is_over else min(window.ahead, end)):
             # Probably nobody got it, so that counts as no attempt; the row says so to leaders that follow, too.
             queue.leases[offset] = Lease(until_ms, 0, 0, parked=True)
             queue.park(offset, Parked(noted_ms, 0, 0))
@@ -224,7 +227,9 @@ class Queue:
     def run_ahead(self, now_ms: int) -> None:
         """Have the next row permit to give out some messages that come after it."""
         room = min(AHEAD_MAX, self.room)
-        if self.runs_ahead_ms is None or room <= 0 or len(self.applied.parked) + len(self.parks) + room > PARKED_MAX:
+        if self.is_ordered or self.runs_ahead_ms is None or room <= 0:
+            return
+        if len(self.applied.parked) + len(self.parks) + room > PARKED_MAX:
             return
         self.ahead = max(self.ahead, self.cursor + room)
         self.leased_until_ms = max(self.leased_until_ms, now_ms + self.runs_ahead_ms + AHEAD_MS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import Final
 
 from dledger.errors import DLedgerError
@@ -30,6 +31,8 @@ topic a new leader looks at (``Loading.copied``).
 GIVEN_BACK_MS: Final = 1000
 """After a client is gone, or an answer did not reach it, its messages are visible again."""
 COPY_AGAIN_MS: Final = 1000
+EXPIRES_MAX: Final = 1024
+"""Leases that are ended at once; after a failover hundreds of thousands may end together, at 2 µs each."""
 
 
 class NotLoadedError(DLedgerError):
@@ -202,9 +205,9 @@ class Windows:
         return min(dues, default=None)
 
     def expire(self, now_ms: int) -> None:
-        """End or prolong the leases that are due."""
+        """End or prolong leases that are due, some at a time: ``due_ms`` says when there are more."""
         self._now_ms = now_ms
-        for queue, offset, lease in self._book.due(now_ms):
+        for queue, offset, lease in islice(self._book.due(now_ms), EXPIRES_MAX):
             if lease.visible_at_ms < lease.renew_until_ms:
                 end_ms = min(max(now_ms + LEASE_MS_MAX, lease.visible_at_ms), lease.renew_until_ms)
                 self._end_lease(queue, offset, lease, end_ms)

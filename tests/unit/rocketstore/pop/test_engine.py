@@ -6,10 +6,11 @@ import pytest
 
 from rocketstore.pop.handles import decode_handle, encode_handle
 from rocketstore.pop.journal import BUSY_TICK_MS, TICK_MS
-from rocketstore.pop.operations import CopyResult, PopRules, Verdict
+from rocketstore.pop.operations import CopyResult, PopFound, PopRules, PopWish, Verdict
 from rocketstore.pop.queue import SKEW_MS
-from rocketstore.pop.tables import AHEAD_MAX, AHEAD_MS
-from rocketstore.pop.windows import COPIES_MAX, NotLoadedError
+from rocketstore.pop.rows import check_row
+from rocketstore.pop.tables import AHEAD_MAX, AHEAD_MS, PARKED_MAX
+from rocketstore.pop.windows import COPIES_MAX, EXPIRES_MAX, NotLoadedError
 from tests.unit.rocketstore.pop.desk import GROUP, QUEUE, RETRIES, TOPIC, Desk
 
 
@@ -416,3 +417,82 @@ def test_a_batch_that_a_new_leader_repeats_is_found_by_the_end_that_is_told() ->
     desk.fail_over()
     (again,) = desk.receive(attempt_id="a")
     assert desk.engine.handle_at(QUEUE, 0, again.visible_at_ms) == again.handle
+
+
+def test_a_group_that_became_ordered_keeps_its_order_over_a_failover() -> None:
+    """P8: once nobody can have what ran ahead before, it stays in its place."""
+    desk = _loaded(1)
+    (first,) = desk.receive()
+    assert desk.window().ahead == 1 + AHEAD_MAX
+    desk.rules = PopRules(ordered=True)
+    desk.later(70_000)
+    (first,) = desk.receive()
+    assert desk.ack(first) is Verdict.OK
+    desk.send(2)
+    desk.fail_over()
+    assert [(one.place, one.offset) for one in desk.receive()] == [(QUEUE, 1), (QUEUE, 2)]
+
+
+def test_no_message_is_dead_before_its_last_delivery_is_in_the_log() -> None:
+    """P4, P8: nobody was told of it; what ran ahead when the group was not ordered does not count."""
+    desk = _loaded(1)
+    assert desk.ack(desk.receive()[0]) is Verdict.OK
+    desk.rules = PopRules(ordered=True, attempts_max=1)
+    desk.send(1)
+    desk.begin()
+    assert desk.tick() is not None
+    desk.now_ms += 70_000
+    desk.engine.expire(desk.now_ms)
+    assert desk.engine.take_copies() == []
+
+
+def test_leases_that_end_together_are_ended_some_at_a_time() -> None:
+    """After a failover all do, and whoever drives the engine has other things to do."""
+    desk = _loaded(EXPIRES_MAX + 1)
+    desk.receive(EXPIRES_MAX + 1)
+    desk.now_ms += 60_000
+    desk.engine.expire(desk.now_ms)
+    due_ms = desk.engine.due_ms()
+    assert due_ms is not None
+    assert due_ms <= desk.now_ms
+    desk.engine.expire(desk.now_ms)
+    assert desk.engine.take_tick(desk.now_ms) is None
+    assert desk.engine.due_ms() is None
+
+
+def test_no_more_is_parked_than_a_row_can_say_though_others_park_while_a_receive_reads() -> None:
+    """P10: otherwise the state could not be written any more."""
+    desk = _loaded(PARKED_MAX + 64)
+    ordinary = desk.receive(32)
+    desk.receive(PARKED_MAX - 16, invisible_ms=3_600_000)
+    wish = PopWish(GROUP, TOPIC, [0], 32, 3_600_000)
+    delivery = desk.engine.begin(wish, desk.now_ms)
+    read = desk.engine.next_read(delivery, desk.now_ms)
+    assert read is not None
+    for one in ordinary:
+        desk.engine.change(GROUP, TOPIC, one.handle, 3_600_000, desk.now_ms)
+    found = [PopFound(read.offset + one, 1) for one in range(read.count_max)]
+    desk.engine.took(delivery, found, read.offset + len(found), desk.now_ms)
+    desk.engine.finish(delivery, desk.now_ms)
+    desk.settle()
+    assert len(desk.window().parked) <= PARKED_MAX - AHEAD_MAX
+    check_row(desk.window().as_row(QUEUE))
+
+
+def test_no_more_is_parked_than_a_row_can_say_though_a_group_is_not_ordered_any_more() -> None:
+    """P10: its batches may be invisible for as long as what is parked; until there is room nobody gets anything."""
+    desk = _loaded(PARKED_MAX + 64)
+    parked = desk.receive(PARKED_MAX - AHEAD_MAX, invisible_ms=3_600_000)
+    desk.rules = PopRules(ordered=True)
+    for one in desk.receive(32):
+        desk.engine.change(GROUP, TOPIC, one.handle, 3_600_000, desk.now_ms)
+    desk.settle()
+    desk.rules = PopRules()
+    refused = desk.begin()
+    desk.settle()
+    assert refused.full
+    assert not refused.messages
+    check_row(desk.window().as_row(QUEUE))
+    desk.engine.ack(GROUP, TOPIC, [one.handle for one in parked[:32]], desk.now_ms)
+    assert len(desk.receive()) == 32
+    check_row(desk.window().as_row(QUEUE))
