@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -114,10 +114,17 @@ def held(brokers: BrokerGroup, name: str) -> dict[bytes, int]:
     return ends
 
 
-async def acknowledge(consumer: SimpleConsumer, messages: Sequence[PoppedMessage]) -> None:
-    """If an answer is lost on a busy machine, the ack is repeated and refused: whether it was done shows in the end."""
-    with suppress(NotFoundError):
-        await consumer.ack(*messages)
+@contextmanager
+def refused_only_if_repeated() -> Iterator[None]:
+    """P5: within a lease, a handle is refused only if it was used: by an attempt of the same call without an answer.
+
+    That it did what it should shows in the end: nothing comes again, and everything is committed.
+    """
+    try:
+        yield
+    except NotFoundError as error:
+        if error.outcome != "unknown":
+            raise
 
 
 async def redelivered(brokers: BrokerGroup, name: str, count: int, until_s: float) -> dict[bytes, list[int]]:
@@ -132,7 +139,8 @@ async def redelivered(brokers: BrokerGroup, name: str, count: int, until_s: floa
                 assert one.attempts == 1
                 found[one.body].append(now_ms)
             if got:
-                await acknowledge(consumer, got)
+                with refused_only_if_repeated():
+                    await consumer.ack(*got)
 
     async with AsyncExitStack() as stack:
         consumers = [await stack.enter_async_context(one) for one in consumers_of(brokers, name, invisible_s=300)]
@@ -170,11 +178,12 @@ async def consumed(brokers: BrokerGroup, name: str) -> tuple[Counter[bytes], lis
         good = [one for one in messages if one.body != b"poison"]
         found.update(one.body for one in messages)
         if good:
-            await acknowledge(consumer, good)
+            with refused_only_if_repeated():
+                await consumer.ack(*good)
         for one in messages:
             if one.body == b"poison":
                 attempts.append(one.attempts)
-                with suppress(NotFoundError):
+                with refused_only_if_repeated():
                     await consumer.change_invisible(one, 0)
 
     async def consume(consumer: SimpleConsumer) -> None:

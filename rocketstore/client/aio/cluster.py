@@ -148,11 +148,14 @@ class Cluster:
         *,
         deadline: Deadline,
         harmless: bool = True,
+        check: Callable[[Frame], None] = lambda _answer: None,
     ) -> Frame:
         """The successful answer of the master of that name, found again after each change until the deadline.
 
         ``harmless``: carrying the request out twice is the same as once, so that it may be repeated without knowing
-        what became of it. Raises ``RefusedError`` and the other errors of the last attempt.
+        what became of it. ``check`` raises what a successful answer says of failures: errors of that attempt. Raises
+        ``RefusedError`` and the other errors of the last attempt; if an earlier one may have been carried out, their
+        outcome is unknown.
         """
 
         async def attempt() -> Frame:
@@ -161,11 +164,10 @@ class Cluster:
                 raise BrokerUnreachableError(f"brokers {name or 'of this group'} have no master now")
             timeout_s = min(ATTEMPT_S_MAX, deadline.remaining_s)
             asking = self.connections.ask(address, code, header, body, timeout_s=timeout_s)
-            if not harmless:
-                return await asking
-            answer = await self.unless_replaced(name, address, asking, SLOW_S)
+            answer = await (self.unless_replaced(name, address, asking, SLOW_S) if harmless else asking)
             if answer is None:
                 raise ConnectionEndedError(f"{address} is silent, and not the master of {name} any more")
+            check(answer)
             return answer
 
         return await self.repeat(attempt, deadline, harmless=harmless)

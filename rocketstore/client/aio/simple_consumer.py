@@ -211,8 +211,8 @@ class SimpleConsumer:
         """These are done: when this returns, the group never gets them again, whatever fails.
 
         Raises ``NotFoundError`` if one was acknowledged before, or its time is over and it was delivered again; the
-        others are acknowledged then. So it is if brokers failed before they could say that it was acknowledged. After
-        other errors acknowledging the same once more is right.
+        others are acknowledged then. With the outcome ``"unknown"``, this call itself may have acknowledged it, but the
+        answer did not arrive. After other errors acknowledging the same once more is right.
         """
         await self.start()
         await self._ack_all(messages)
@@ -437,20 +437,24 @@ class SimpleConsumer:
         entries = tuple(
             HandleEntry(self.group, topic, tuple(one.point.rest for one in some)) for topic, some in handles.items()
         )
-        answer = await self._cluster.ask_master(
+        asked = [one for some in handles.values() for one in some]
+
+        def check(answer: Frame) -> None:
+            valid = BatchAckAnswer.decode(answer.body).valid
+            late = [one for one, is_valid in zip(asked, valid, strict=False) if not is_valid]
+            if late:
+                raise NotFoundError(
+                    f"{len(late)} of {len(asked)} messages were acknowledged before, or their time is over and they "
+                    f"were delivered again, such as {late[0]!r}"
+                )
+
+        await self._cluster.ask_master(
             name,
             RequestCode.BATCH_ACK_MESSAGE,
             body=BatchAckBody((), entries).encode(),
             deadline=self._cluster.deadline(),
+            check=check,
         )
-        asked = [one for some in handles.values() for one in some]
-        valid = BatchAckAnswer.decode(answer.body).valid
-        late = [one for one, is_valid in zip(asked, valid, strict=False) if not is_valid]
-        if late:
-            raise NotFoundError(
-                f"{len(late)} of {len(asked)} messages were acknowledged before, or their time is over and they were "
-                f"delivered again, such as {late[0]!r}"
-            )
 
     async def _ask(self, message: PoppedMessage, code: RequestCode, header: DataclassInstance) -> Frame:
         """The answer of the brokers that the message is of; of a master found anew after each change."""

@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import ConfigError
+from dledger.remoting.frame import Frame
 from rocketstore.client import Message
 from rocketstore.client.aio import Producer, SimpleConsumer
-from rocketstore.client.aio.errors import ClientClosedError, ForbiddenError, NotFoundError
+from rocketstore.client.aio.connections import BrokerConnections as Connections
+from rocketstore.client.aio.errors import ClientClosedError, ConnectionEndedError, ForbiddenError, NotFoundError
 from rocketstore.client.aio.expressions import Sql
 from rocketstore.client.aio.popped import PoppedMessage, read_popped
 from rocketstore.message.record import encode_record
+from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import write_header
 from rocketstore.remoting.pop import PopAnswer
 from tests.support.on_loop import on_loop, until
@@ -53,6 +56,33 @@ async def test_what_is_acknowledged_never_comes_again(broker: PopBroker) -> None
             await consumer.ack(second)
         await consumer.ack(again)
         assert await consumer.receive(2, 0.1) == []
+
+
+@on_loop
+async def test_a_refused_ack_says_whether_it_may_have_been_this_one(
+    broker: PopBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P5: if its first answer is lost, the ack is repeated, and refused because the message is settled."""
+    await asyncio.to_thread(broker.send, [b"a"])
+    async with simple(broker) as consumer:
+        (message,) = await consumer.receive(1)
+        ask = Connections.ask
+        lost = [RequestCode.BATCH_ACK_MESSAGE]
+
+        async def asked(self: Connections, address: str, code: int, *more: object, **others: object) -> Frame:
+            answer = await ask(self, address, code, *more, **others)  # type: ignore[arg-type]  # as they came
+            if code in lost:
+                lost.remove(RequestCode(code))
+                raise ConnectionEndedError("the answer is lost")
+            return answer
+
+        monkeypatch.setattr(Connections, "ask", asked)
+        outcomes = []
+        for _ in range(2):
+            with pytest.raises(NotFoundError) as refused:
+                await consumer.ack(message)
+            outcomes.append(refused.value.outcome)
+        assert outcomes == ["unknown", "not_applied"]
 
 
 @on_loop
