@@ -13,6 +13,8 @@ PYSYNCOBJ: Final = "PySyncObj"
 ETCD: Final = "etcd"
 JAVA_BROKERS: Final = "Java's brokers, DLedger mode, not flushed"
 JAVA_PAIR: Final = "Java's SYNC_MASTER and SLAVE, Java's asynchronous producer"
+APACHE_GATEWAY: Final = "Apache's broker 5.5 with its proxy"
+BARE_GRPC: Final = "a gRPC server in Python that does nothing"
 RAW_COPY: Final = "a raw copy of the same bytes over a socket"
 APPEND_ALONE: Final = "the append alone"
 PUT_ALONE: Final = "the put itself"
@@ -131,6 +133,10 @@ TARGETS: Final[Mapping[str, tuple[Limit, ...]]] = {
     "pull": (at_least(200_000, "messages/s", quiet_machine_only=True),),
     "query_p50": (at_most(1.5, "ms"),),
     "pop_8consumers": (at_least(10_000, "messages/s", quiet_machine_only=True),),
+    # RocketMQ 5's official client, at plain brokers that acknowledge from memory, as Apache's does.
+    "gateway_send": (at_least(1, baseline=APACHE_GATEWAY),),
+    "gateway_pop": (at_least(1, baseline=APACHE_GATEWAY),),
+    "gateway_timed_late_p99": (at_most(1, baseline=APACHE_GATEWAY),),
     "pop_latency_p50": (Limit(5, False, "ms", quiet_machine_only=True),),
     "broker_failover_p99": (at_most(3.0, "s"),),
     # RocketMQ's own client. Java's brokers answer from memory, ours when a quorum has flushed.

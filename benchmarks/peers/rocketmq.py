@@ -1,4 +1,4 @@
-"""RocketMQ's own client 4.9.8, and three of its brokers (4.9.7) in DLedger mode on loopback.
+"""RocketMQ's own client 4.9.8, three of its brokers (4.9.7) in DLedger mode, and a broker of 5.5 with its proxy.
 
 Maven gets the jars from Maven Central into ``~/.m2``.
 """
@@ -6,10 +6,12 @@ Maven gets the jars from Maven Central into ``~/.m2``.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +27,7 @@ ANSWER_S: Final = 180.0
 """How much longer than its load a command may take."""
 _SOURCES: Final = REPOSITORY / "benchmarks" / "java"
 _BUILD_S: Final = 600.0
+_GATEWAY_S: Final = 600.0
 _OPENED: Final = ("java.nio", "sun.nio.ch", "jdk.internal.ref")
 """Packages of the JDK that the broker reaches into to unmap files."""
 _CLIENT_HEAP: Final = ("-Xms512m", "-Xmx512m")
@@ -106,15 +109,53 @@ def java_pair(directory: Path, name_server: str) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def java_gateway(directory: Path, name_server: str) -> Iterator[tuple[str, int]]:
+    """A broker without copies and its proxy in one process; gives the address for gRPC, and the process's id.
+
+    Raises ``ChildError`` if it does not start.
+    """
+    grpc_port, remoting_port = free_ports(2)
+    with contextlib.ExitStack() as stack:
+        home = directory / "proxy"
+        broker = {"brokerClusterName": "DefaultCluster", "brokerName": BROKER_NAME, "namesrvAddr": name_server}
+        conf = _home(home, broker)
+        proxy = {
+            "rocketMQClusterName": "DefaultCluster",
+            "proxyMode": "LOCAL",
+            "namesrvAddr": name_server,
+            "grpcServerPort": grpc_port,
+            "remotingListenPort": remoting_port,
+            "localServeAddr": HOST,
+        }
+        (home / "proxy.json").write_text(json.dumps(proxy), encoding="utf-8")
+        words = ["-pc", str(home / "proxy.json"), "-n", name_server, "-bc", conf]
+        argv = java("proxy", "org.apache.rocketmq.proxy.ProxyStartup", home, *words, heap=_BROKER_HEAP)
+        log = home / "proxy.log"
+        process = spawn_daemon(argv, log, {**os.environ, "ROCKETMQ_HOME": str(home)})
+        stack.callback(end, process)
+        deadline = time.monotonic() + _GATEWAY_S
+        while b"startup successfully" not in log.read_bytes():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise ChildError(f"Apache's proxy did not start:\n{log.read_text(errors='replace')[-4000:]}")
+            time.sleep(0.1)
+        yield f"{HOST}:{grpc_port}", process.pid
+
+
 def _start(stack: contextlib.ExitStack, home: Path, settings: Mapping[str, object]) -> None:
     """A broker until the stack ends it."""
-    (home / "conf").mkdir(parents=True)
-    (home / "conf" / "logback_broker.xml").write_text("<configuration/>", encoding="utf-8")
-    own = {"brokerIP1": HOST, "listenPort": _listen_port(), "storePathRootDir": home / "store"}
-    conf = _written(home / "broker.conf", {**settings, **own})
+    conf = _home(home, settings)
     argv = java("broker", "org.apache.rocketmq.broker.BrokerStartup", home, "-c", conf, heap=_BROKER_HEAP)
     environment = {**os.environ, "ROCKETMQ_HOME": str(home)}
     stack.callback(end, spawn_daemon(argv, home / "broker.log", environment))
+
+
+def _home(home: Path, settings: Mapping[str, object]) -> str:
+    """Make a broker's directory; gives the file of its settings."""
+    (home / "conf").mkdir(parents=True)
+    (home / "conf" / "logback_broker.xml").write_text("<configuration/>", encoding="utf-8")
+    own = {"brokerIP1": HOST, "listenPort": _listen_port(), "storePathRootDir": home / "store"}
+    return _written(home / "broker.conf", {**settings, **own})
 
 
 def _written(file: Path, settings: Mapping[str, object]) -> str:

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -15,14 +14,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.peers import official_client
+from benchmarks.processes import ChildError
 from tests.interop import java, rocketmq
 
 HERE: Final = Path(__file__).parent
 INSTALL_TIMEOUT_S: Final = 1500
 """Downloads and compiling included."""
 ANSWER_TIMEOUT_S: Final = 120
-PYTHON_PACKAGE: Final = "rocketmq-python-client==5.1.2"
-_PYTHON_PACKAGES: Final = HERE / "python" / ".packages"
 
 Fields = dict[str, Any]  # Any: of JSON
 
@@ -167,13 +166,10 @@ def running(language: Language, home: Path, variables: Mapping[str, str] | None 
 
 @cache
 def _install_python() -> None:
-    mark = _PYTHON_PACKAGES / PYTHON_PACKAGE
-    if mark.exists():
-        return
-    shutil.rmtree(_PYTHON_PACKAGES, ignore_errors=True)
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    _run([*pip, "--target", str(_PYTHON_PACKAGES), PYTHON_PACKAGE], HERE)
-    mark.touch()
+    try:
+        official_client.install()
+    except ChildError as error:
+        raise InstallError(str(error)) from error
 
 
 @cache
@@ -216,15 +212,6 @@ def _run(command: Sequence[str], cwd: Path, variables: Mapping[str, str] | None 
         )
 
 
-def python_with_client(program: Path) -> Sequence[str]:
-    """How a program is run with the client, and without the packages of this environment."""
-    start = (
-        f"import runpy, sys; sys.path.insert(0, {str(_PYTHON_PACKAGES)!r}); "
-        "runpy.run_path(sys.argv[1], None, '__main__')"
-    )
-    return [getattr(sys, "_base_executable", sys.executable), "-s", "-E", "-c", start, str(program)]
-
-
 def _java_command(home: Path) -> Sequence[str]:
     return rocketmq.command("official", "interop.DriverMain", home)
 
@@ -232,7 +219,7 @@ def _java_command(home: Path) -> Sequence[str]:
 LANGUAGES: Final = {
     one.name: one
     for one in (
-        Language("python", _install_python, lambda _: python_with_client(HERE / "python" / "driver.py")),
+        Language("python", _install_python, lambda _: official_client.command(HERE / "python" / "driver.py")),
         Language("node", _install_node, lambda _: ["node", str(HERE / "node" / "driver.js")], frozenset({"addresses"})),
         Language("java", java.build, _java_command, takes_any_certificate=True),
         Language(

@@ -11,10 +11,11 @@ from typing import Final
 
 import pytest
 
+from benchmarks.peers import official_client
 from cluster.containers.image import PROJECT
 from rocketstore.client import Admin, GroupInfo, TopicInfo
 from tests.interop import java
-from tests.interop.official.clients import HERE, INSTALL_TIMEOUT_S, Language, python_with_client
+from tests.interop.official.clients import HERE, INSTALL_TIMEOUT_S, Language
 from tests.interop.official.test_security import broker
 from tests.interop.rocketmq import class_path
 
@@ -25,7 +26,7 @@ IN_PAGE: Final = "127.0.0.1:8081"
 
 
 def _python(program: Path) -> Sequence[str]:
-    return python_with_client(program)
+    return official_client.command(program)
 
 
 def _node(program: Path) -> Sequence[str]:
