@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 import subprocess
 import sys
 import time
@@ -14,7 +15,9 @@ from typing import Final
 
 import pytest
 
+from rocketstore.broker.popping.copies import AT_ONCE as COPIES_AT_ONCE
 from rocketstore.client import Message
+from rocketstore.client.aio import Producer
 from rocketstore.client.aio.errors import ClientError, NotFoundError
 from rocketstore.client.aio.popped import PoppedMessage
 from rocketstore.client.aio.simple_consumer import SimpleConsumer
@@ -24,7 +27,8 @@ from tests.support.waiting import wait_until
 LEASES: Final = 8000
 LEASE_S: Final = 60.0
 AGAIN_S_MAX: Final = 5.0
-"""After its lease has ended, a message is redelivered within this time."""
+"""After its lease has ended, a message is redelivered within this time, beside that of sends."""
+PROBE: Final = "probe"
 OTHERS: Final = 100_000
 ATTEMPTS: Final = 17
 """RocketMQ's default: 16 retries after the first delivery."""
@@ -127,9 +131,18 @@ def refused_only_if_repeated() -> Iterator[None]:
             raise
 
 
-async def redelivered(brokers: BrokerGroup, name: str, count: int, until_s: float) -> dict[bytes, list[int]]:
-    """So many messages, acknowledged; when each came, in ms since 1970."""
+async def redelivered(
+    brokers: BrokerGroup, name: str, count: int, until_s: float
+) -> tuple[dict[bytes, list[int]], float]:
+    """So many messages, acknowledged; when each came, in ms since 1970; and how long (s) one send took meanwhile."""
     found: dict[bytes, list[int]] = defaultdict(list)
+    took_s: list[float] = []
+
+    async def send_one_after_the_other(producer: Producer) -> None:
+        while len(found) < count and time.time() < until_s:
+            began = time.monotonic()
+            await producer.send(Message(PROBE, b""))
+            took_s.append(time.monotonic() - began)
 
     async def consume(consumer: SimpleConsumer) -> None:
         while len(found) < count and time.time() < until_s:
@@ -144,24 +157,30 @@ async def redelivered(brokers: BrokerGroup, name: str, count: int, until_s: floa
 
     async with AsyncExitStack() as stack:
         consumers = [await stack.enter_async_context(one) for one in consumers_of(brokers, name, invisible_s=300)]
-        await asyncio.gather(*(consume(one) for one in consumers))
+        producer = await stack.enter_async_context(Producer(brokers.addresses, timeout_s=30.0))
+        await asyncio.gather(send_one_after_the_other(producer), *(consume(one) for one in consumers))
         assert not await consumers[0].receive(1, 2.0), "a message came a third time"
-    return found
+    return found, statistics.median(took_s)
 
 
 def test_the_leases_of_a_killed_consumer_all_come_again_once(brokers: BrokerGroup, name: str) -> None:
-    """P4: none before its time, all within seconds after it, and the window moves to the end."""
+    """P4: none before its time, all within seconds after it, and the window moves to the end.
+
+    They come again in rounds of ``COPIES_AT_ONCE``, each of which is stored, and then settled: a busy machine, on which
+    a send takes half a second, may take as long for each.
+    """
+    brokers.create_topic(PROBE)
     put(brokers, name, [b"%d" % number for number in range(LEASES)])
     ends = held(brokers, name)
     assert time.time() * 1000 < min(ends.values()), "this machine is too slow for this test"
 
-    came = asyncio.run(redelivered(brokers, name, LEASES, max(ends.values()) / 1000 + 60))
+    came, send_s = asyncio.run(redelivered(brokers, name, LEASES, max(ends.values()) / 1000 + 120))
 
     assert came.keys() == ends.keys()
     assert {len(times) for times in came.values()} == {1}
     late_ms = {body: times[0] - ends[body] for body, times in came.items()}
     assert min(late_ms.values()) >= 0
-    assert max(late_ms.values()) <= AGAIN_S_MAX * 1000
+    assert max(late_ms.values()) <= (AGAIN_S_MAX + 2 * LEASES / COPIES_AT_ONCE * send_s) * 1000
     wait_committed(brokers, name, LEASES)
 
 
