@@ -195,7 +195,8 @@ def test_mqadmin_reads_our_traces(tmp_path: Path, broker: BrokerServer, name_ser
     with Admin(broker.address, timeout_s=30) as admin:
         wait_until(lambda: len(traces_of(admin, sent.message_id)) == 2, "both traces can be found")
 
-    printed = rocketmq5.admin(tmp_path / "admin", "queryMsgTraceById", "-n", name_server.address, "-i", sent.message_id)
+    words = ["queryMsgTraceById", "-n", name_server.address, "-i", sent.message_id]
+    printed = rocketmq5.admin_in_time(tmp_path / "admin", *words)
 
     assert "Exception" not in printed, printed
     (pub,) = [line.split() for line in printed.splitlines() if line.startswith("Pub")]
