@@ -91,7 +91,7 @@ def security_options(command: Callable[..., None]) -> Callable[..., None]:
         is_flag=True,
         envvar="DLEDGER_TRUST_NAME_SERVERS",
         help="Sign requests in RocketMQ's way for addresses that name servers, or brokers, tell, even without TLS "
-        "(also DLEDGER_TRUST_NAME_SERVERS). Whoever answers there can use such a signature for other requests.",
+        "(also DLEDGER_TRUST_NAME_SERVERS). Anyone who answers there can use such a signature for other requests.",
     )(with_security)
     with_security = click.option(
         "--secret-key-file",

@@ -1,7 +1,7 @@
 """Escapes strangers' text, so that it does nothing to a terminal and begins no other line of a log.
 
-Names, tags, addresses, reasons and errors come from whoever can connect. They are escaped where they are shown, in all
-outputs: lines of a log, tables, errors, JSON. Bodies that go to a pipe are data, and stay as they are.
+Names, tags, addresses, reasons and errors come from anyone who can connect. They are escaped where they are shown, in
+all outputs: lines of a log, tables, errors, JSON. Bodies that go to a pipe are data, and stay as they are.
 """
 
 from __future__ import annotations

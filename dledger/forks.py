@@ -1,7 +1,7 @@
 """A parent's clients in a forked child: their threads and connections stayed behind, and their callers are told so.
 
 A lock may be held by a thread that does not exist in the child. So the child gets a ``LostLock`` in its place, which
-whoever uses the client then meets first. That costs nothing as long as nobody forks.
+anyone who uses the client then meets first. That costs nothing as long as nobody forks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A bound for log lines that others cause: whoever can connect could otherwise fill the disk that has the log."""
+"""A bound for log lines that others cause: anyone who can connect could otherwise fill the disk that has the log."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Write orders to a database, and send a message for each that is there, and for no other, whatever fails in between.
 
 ``python examples/send_in_transaction.py 127.0.0.1:10911 orders.db`` (``dledger demo --brokers`` starts three). Kill it,
-or the master, at any moment: whoever is in the producer group next is asked, and looks into the database.
+or the master, at any moment: the next member of the producer group is asked, and looks into the database.
 """
 
 import argparse

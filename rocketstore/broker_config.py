@@ -157,7 +157,7 @@ class BrokerConfig:
     slave_read_enable: bool = False
     """Whether consumers of RocketMQ's clients that read what is no longer in memory (see
     ``access_message_in_memory_max_ratio``) are sent to a slave, and back: which, is a setting of their group
-    (``whichBrokerWhenConsumeSlowly``, ``brokerId``). Slaves answer whoever asks them, in either case.
+    (``whichBrokerWhenConsumeSlowly``, ``brokerId``). Slaves answer anyone who asks them, in either case.
     """
     reject_transaction_message: bool = False
     """Whether transactional messages are refused."""

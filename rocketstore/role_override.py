@@ -1,6 +1,6 @@
 """The role of a promoted slave: a file in its store that stands above ``brokerRole`` and ``brokerId`` of the conf file.
 
-Not in the conf file itself: that belongs to whoever wrote it, and may be made anew by a program. The file is read when
+Not in the conf file itself: that belongs to its author, and may be made anew by a program. The file is read when
 settings are loaded, so that everything that reads them sees the role that applies; a broker with another role than
 SLAVE in its conf file ignores it.
 """

@@ -18,7 +18,7 @@ HOST: Final = "127.0.0.1"
 
 
 def send(files: Sequence[Path], bytes_max: int) -> None:
-    """Say at which port, and send so much to whoever connects."""
+    """Say at which port, and send so much to anyone who connects."""
     with socket.create_server((HOST, 0)) as listening:
         print(json.dumps({"port": listening.getsockname()[1]}), flush=True)  # noqa: T201  # it is read by the benchmark
         link, _ = listening.accept()

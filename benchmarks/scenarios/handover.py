@@ -44,7 +44,7 @@ def longest_pause(client: DLedgerClient, event: Callable[[], object]) -> float:
 
 
 def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
-    """Transfers to each member in turn, then stops of whoever leads."""
+    """Transfers to each member in turn, then stops of the leader."""
     rounds = min(context.settings.kills, ROUNDS_MAX)
     transfers: list[float] = []
     stops: list[float] = []

@@ -203,7 +203,7 @@ Examples:
   dledger kv lock nightly -- ./run.sh       holds it while the command runs, and exits with its code
 
 It is lost if it cannot be prolonged for --ttl seconds; the command is then ended. Use the revision that DLEDGER_LOCK
-holds as a fencing token: whoever has the lock later has a higher one.""",
+holds as a fencing token: the next holder has a higher one.""",
 )
 @click.argument("name")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)

@@ -34,7 +34,7 @@ Examples:
 def delayed() -> None:
     """List, find and cancel messages that wait for a time of their own (not at a delay level).
 
-    With access control, an administrator lists them; whoever may send to a message's topic may cancel it.
+    With access control, an administrator lists them; anyone who may send to a message's topic may cancel it.
     """
 
 

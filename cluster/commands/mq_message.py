@@ -273,8 +273,8 @@ Examples:
 Without --group no position is kept. With one, the printed messages are committed, and the next run continues after
 them; --from applies only to a group without an offset. Several consumers of a group, also RocketMQ's, share its queues:
 each prints the messages of its own ones, and when one ends, the others take them over. With name servers, these are the
-queues of all groups of brokers that have the topic. With --queue or --alone, it reads those queues, or all, whoever
-else does. Without a terminal only the bodies are printed.""",
+queues of all groups of brokers that have the topic. With --queue or --alone, it reads those queues, or all,
+whatever others read. Without a terminal only the bodies are printed.""",
 )
 @click.option("-t", "--topic", required=True)
 @click.option("-g", "--group", default="", help="Consumer group that remembers its position.")

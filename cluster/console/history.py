@@ -354,7 +354,7 @@ class History:
         self._events.append(ConsoleEvent(self._number, now_ms, kind, node, term, text[:TEXT_MAX], gap_ms))
 
     def _measure(self, now_ms: int) -> None:
-        """Add a point when one is due. Rates are those of the most advanced node, whoever leads."""
+        """Add a point when one is due. Rates are those of the most advanced node, whichever member leads."""
         last_ms = self._points[-1].at_ms if self._points else 0
         if now_ms - last_ms < POINT_MS or all(lane.facts is None for lane in self._lanes.values()):
             return

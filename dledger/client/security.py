@@ -12,8 +12,8 @@ from dledger.rpc.tls import TlsFiles
 __all__ = ["ClientSecurity", "TlsFiles"]
 
 NOT_SIGNED_FOR: Final = (
-    "was not given to this client, and without TLS gets no signature, which whoever answers there could use for ever: "
-    "give this address, too, or use TLS"
+    "was not given to this client, and without TLS gets no signature, which anyone who answers there could use for "
+    "ever: give this address, too, or use TLS"
 )
 """The problem of an address outside ``signed_for``."""
 
@@ -42,7 +42,7 @@ def signed_for(security: ClientSecurity | None, given: Iterable[str]) -> frozens
     """The only addresses that requests signed in RocketMQ's way may go to; None if there is no such limit.
 
     Such a signature says neither what is asked, nor whom, nor when, so who gets one may use it anywhere, for ever. One
-    wrong answer, from whoever had the port of a broker for a moment, names any addresses as the other brokers, and is
+    wrong answer, from a process that had a broker's port for a moment, names any addresses as the other brokers, and is
     believed until these are asked again. With TLS, who answers there must have a certificate for that address.
     """
     if security is None or not security.access_key or security.tls is not None or security.trust_name_servers:

@@ -139,7 +139,7 @@ class Node:
     def answer(
         self, sender: NodeId, request: VoteRequest | HeartbeatRequest, now_ms: int
     ) -> VoteResponse | HeartbeatResponse:
-        """Answer a request, whoever of this cluster sends it (M7: this member may be behind, and not know it).
+        """Answer a request of any member of this cluster (M7: this member may be behind, and not know the sender).
 
         Send the answer only after the current hard state is durable.
         """

@@ -137,7 +137,7 @@ class RemotingServer:
     async def close(self, grace_s: float) -> None:
         """Accept no more requests, let those in progress finish, then close the connections; all within ``grace_s``.
 
-        Requests that come meanwhile are refused: whoever sends them knows at least that nothing became of them.
+        Requests that come meanwhile are refused: their senders know at least that nothing became of them.
         """
         self._is_closing = True
         if self._scan is not None:

@@ -22,7 +22,7 @@ UNKNOWN_MAX: Final = 256
 FIRST_BYTES_MAX: Final = 64 * 1024
 """The limit of bytes read from a refused connection, so that its end is no reset."""
 TLS_HANDSHAKE: Final = 0x16
-"""The first byte of whoever begins TLS."""
+"""The first byte of a connection with TLS."""
 _ACCEPT_PAUSE_S: Final = 0.1
 
 

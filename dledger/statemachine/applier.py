@@ -1,4 +1,4 @@
-"""The thread that applies the log: committed entries in order, each once, and the results to whoever waits (S1 to S4).
+"""The thread that applies the log: committed entries in order, each once, and the results to those who wait (S1 to S4).
 
 Only this thread calls the state machine's ``apply``, ``save`` and ``load``, and only it touches the producers' table.
 The lock of the machine is for queries, which other threads make.
@@ -369,7 +369,7 @@ class Applier:
             self._duplicates.note_noop(body, index, self._time_ms)
 
     def _give(self, first: LogIndex, terms: Sequence[Term], results: Sequence[bytes]) -> None:
-        """Give the results of the entries from ``first`` on to whoever waits."""
+        """Give the results of the entries from ``first`` on to those who wait."""
         batch = self._collecting
         at = 0
         while at < len(results):

@@ -1,4 +1,4 @@
-"""Commands on their way: written as a batch, committed, applied; then their results go to whoever submitted them (S3).
+"""Commands on their way: written as a batch, committed, applied; then their results go to their submitters (S3).
 
 A waiter is registered while the batch is written, under the node's lock, so before it can be committed. It is of an
 index *and a term*: entries of another leader that take the place of this one's are not what it waits for.

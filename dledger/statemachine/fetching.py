@@ -118,7 +118,7 @@ class SnapshotFetcher:
         self._worker.wake()
 
     def want_at_least(self, index: LogIndex) -> None:
-        """The log begins with ``index``, after the state machine's next entry; whoever leads."""
+        """The log begins with ``index``, after the state machine's next entry; whichever member leads."""
         leader = self._leader()
         if leader is not None or self._client.peers:
             self.want(SnapshotFetch(leader or self._client.peers[0], index))

@@ -79,7 +79,7 @@ class DuplicateWindow:
                 del self._owners[owner]
 
     def _make_room(self, owner: str, sent: OrderedDict[tuple[str, str], _Sent]) -> None:
-        """Forget what is old, and the oldest of whoever has too many."""
+        """Forget what is old, and the oldest of clients that have too many."""
         too_old = self._now() - KEPT_S
         while sent and (next(iter(sent.values())).at < too_old or len(sent) > self._share):
             sent.popitem(last=False)

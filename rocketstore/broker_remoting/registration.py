@@ -261,7 +261,7 @@ class NameServerRegistration:
         settings = answer.body[:CONFIG_BYTES_MAX].decode("utf-8", "replace").splitlines()
         if answer.code or not any(one.startswith("allowedBrokers=") and one.partition("=")[2] for one in settings):
             _LOG.warning(
-                "access control is on, and whoever can connect to the name server %s can register as a broker, and "
+                "access control is on, and anyone who can connect to the name server %s can register as a broker, and "
                 "gets what clients send: set its allowedBrokers",
                 server.address,
             )

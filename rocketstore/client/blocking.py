@@ -228,7 +228,7 @@ class HandOver:
         taken = list(self._messages.copy())  # in one step: other threads add to it
         try:
             self._add_all(taken)
-        finally:  # not before: whoever forks meanwhile finds each of them here or there
+        finally:  # not before: anyone who forks meanwhile finds each of them here or there
             for _ in taken:
                 self._messages.popleft()
 

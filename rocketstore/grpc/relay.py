@@ -65,7 +65,7 @@ class PassedCall(NamedTuple):
     method: str
     headers: CallHeaders
     origin: Place
-    """Where the client is, if whoever says so is believed."""
+    """Where the client is, if the sender is believed."""
     peers: tuple[str, ...]
     """gRPC's names of that place, and of the member's."""
     remaining_s: float

@@ -214,7 +214,7 @@ class Sends:
 
 
 def _is_elsewhere(result: PutResult) -> bool:
-    """Whether another broker may take the message, or have taken it: whoever passes on calls asks there."""
+    """Whether another broker may take the message, or have taken it: calls are passed on to it."""
     return not result.ok and (kind_of(result) is RefusalKind.UNAVAILABLE or result.outcome == "unknown")
 
 

@@ -289,7 +289,7 @@ class GatewayService:
         return answers
 
     async def _at_leader(self, name: str, method: Method, call: GatewayCall, data: bytes) -> Sequence[bytes]:
-        """Have the leader carry out a call, whoever that is in the time that the call has. Raises ``ANSWERED``."""
+        """Have the leader carry out a call, whichever member that is while the call lasts. Raises ``ANSWERED``."""
         reason, is_begun = "no leader is known", False
         try:
             async with asyncio.timeout(max(0.0, call.remaining_s())):

@@ -34,7 +34,7 @@ class TransactionCalls:
             return pbs.EndTransactionResponse(status=OK)
         try:
             await self._broker.ends.end(queue_offset, offset, topic, commit=is_commit)
-        except EndingError as error:  # whoever passes on calls asks again, until that is done
+        except EndingError as error:  # who passes on calls asks again, until that is done
             raise Refusal(RefusalKind.UNAVAILABLE, str(error)) from None
         except EndedBeforeError as error:
             await self._check_same_end(topic, request.message_id, is_commit=is_commit, reason=str(error))

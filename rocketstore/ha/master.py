@@ -2,7 +2,7 @@
 
 Everything runs on the event loop of replication, but ``advanced``, which any thread may call.
 
-Whoever can connect takes a place only once it has said from where it wants the log; those that have not yet cannot
+Anyone who can connect takes a place only once it has said from where it wants the log; those that have not yet cannot
 crowd each other out, or real slaves.
 """
 

@@ -1,6 +1,6 @@
 """Whether a slave may become the master: what a person would look at before. Pure; ``cluster.commands.ha`` asks around.
 
-Each check that fails has a name for the loss it is about, and whoever promotes nevertheless must give it.
+Each check that fails has a name for the loss it is about, and anyone who promotes nevertheless must give it.
 """
 
 from __future__ import annotations

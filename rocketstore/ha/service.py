@@ -151,7 +151,7 @@ class HaService:
         bridge.run(_on_loop(lambda: slave.start(self._report)))
 
     def stop(self, *, graceful: bool = False) -> None:
-        """Answer whoever waits for slaves, and end all connections. Idempotent.
+        """Answer anyone who waits for slaves, and end all connections. Idempotent.
 
         ``graceful``: a master first waits until its slaves have everything, at most ``slave_timeout``.
         """

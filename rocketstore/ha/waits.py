@@ -4,7 +4,7 @@ A slave counts while it is connected, and only with what it has acknowledged on 
 highest number that anybody ever sent, so that after a forged one every put looks replicated.
 
 Connections are not copies: a slave that reconnects has two until the old one is given up. So a broker id counts once,
-with its oldest connection that is alive: whoever else says to be that slave takes nothing from it. Connections that
+with its oldest connection that is alive: anyone else who says to be that slave takes nothing from it. Connections that
 give none, as RocketMQ's slaves, count as one copy all together, because nothing tells two slaves from one that came
 twice.
 """

@@ -67,7 +67,7 @@ class NameServer:
                 self._port = listening[0].getsockname()[1]
                 if not self.config.allowed_brokers and not is_loopback(self.config.listen_host):
                     _LOG.warning(
-                        "whoever can connect to %s can register as a broker, and gets what clients send: set "
+                        "anyone who can connect to %s can register as a broker, and gets what clients send: set "
                         "allowedBrokers to the addresses of your brokers",
                         self.address,
                     )

@@ -24,7 +24,7 @@ def is_locked(queue: Queue, now_ms: int) -> bool:
 def next_batch(queue: Queue, attempt_id: str, count_max: int, now_ms: int) -> Sequence[int] | None:
     """The offsets to give out before anything new; none if there are none. None: the queue is locked.
 
-    To whoever asks with the attempt id of the newest batch: what is out of it.
+    To anyone who asks with the attempt id of the newest batch: what is out of it.
     """
     lock, leases = queue.lock, queue.leases
     if is_locked(queue, now_ms):

@@ -90,8 +90,8 @@ class Queue:
         self.ahead = known.ahead
         """The planned ``Window.ahead``."""
         self.runs_ahead_ms: int | None = None
-        """Of the leases that are wanted while all messages of the queue are out: whoever waits gets the next one at
-        once, if a row permits that before. None: it may not.
+        """Of the leases that are wanted while all messages of the queue are out: one that waits gets the next one
+        at once, if a row permits that before. None: it may not.
         """
         self.leased_until_ms = known.leased_until_ms
         self.numbers = known.numbers

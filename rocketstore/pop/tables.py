@@ -9,7 +9,7 @@ So a leader that does not know whether one was stored writes it again. A row cou
 window that it was made for. A window that is made or moved by anybody else has another one, which no window of the
 queue had before.
 
-Windows are immutable: whoever has one may read it on any thread.
+Windows are immutable: anyone who has one may read it on any thread.
 """
 
 from __future__ import annotations

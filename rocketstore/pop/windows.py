@@ -65,7 +65,7 @@ class Windows:
     """The part of the engine (``rocketstore.pop.engine``) that is about windows, not about who asks."""
 
     def __init__(self, view: PopView, choose: Callable[[int], int], *, runs_ahead: bool = True) -> None:
-        """``choose(n)``: any number from 0 to below n. ``runs_ahead``: whoever waits may get a message before the row
+        """``choose(n)``: any number from 0 to below n. ``runs_ahead``: one that waits may get a message before the row
         that says so; not if the log can lose its end.
         """
         self._runs_ahead = runs_ahead

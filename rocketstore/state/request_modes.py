@@ -19,7 +19,7 @@ _SHARE_MAX: Final = (1 << 31) - 1
 class TopicRequestMode:
     """The mode of one topic for one group.
 
-    ``share_queues`` (RocketMQ's ``popShareQueueNum``): whoever pops shares its queues with so many of the consumers
+    ``share_queues`` (RocketMQ's ``popShareQueueNum``): anyone who pops shares its queues with so many of the consumers
     that follow it; 0 and below: everyone pops from all queues.
     """
 

@@ -64,7 +64,7 @@ class Tables:
         self.request_modes: dict[tuple[str, str], TopicRequestMode] = {}
         """By topic and group."""
         self.topic_changes = 0
-        """How often a topic was put or deleted: whoever shows them need not look at all of them again and again."""
+        """How often a topic was put or deleted: anyone who shows them need not look at all of them again and again."""
         self.queue_count = 0
         """Queues of all topics."""
         self.offset_count = 0

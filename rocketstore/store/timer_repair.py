@@ -1,7 +1,7 @@
 """Builds the hour files of timed messages that were found damaged again, from the log, while the store runs.
 
 Every record of ``TIMED_TOPIC`` is read, as its queue names them, so the file becomes what it was, except for records
-that the log no longer holds. Until then delivery waits where that hour begins, and whoever asks for it is told so.
+that the log no longer holds. Until then delivery waits where that hour begins, and anyone who asks for it is told so.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 One thread (``rocketstore-upkeep``). At ``derived_scrub_bytes_per_s``, it goes through the blocks of all index files,
 through the files of timed messages, and through the units of all queues with the records they refer to, over and over.
-Damage in index and timed messages, found by it or by whoever reads them, is repaired from the log. Queues are repaired
+Damage in index and timed messages, found by it or by a reader, is repaired from the log. Queues are repaired
 where they are checked (``rocketstore.consume_queue.truth``). Damage of the log itself is reported and skipped.
 """
 

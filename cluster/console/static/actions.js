@@ -54,7 +54,7 @@ export async function perform(action, node, button) {
   button.focus();
   const wasLeader = state.group.leader === node;
   try {
-    // A leader's own button means "to whoever is next".
+    // A leader's own button means "to the next one".
     const answer = await act(action, action === "transfer" && wasLeader ? null : node);
     toast(answer.message, false);
   } catch (error) {

@@ -134,7 +134,7 @@ class DLedgerClient:
     ) -> list[AppendResult]:
         """Append entries under your own producer name, numbered from ``sequence``.
 
-        Entries that the log already holds are not appended again, whoever repeats them and however often: a second
+        Entries that the log already holds are not appended again, no matter who repeats them, or how often: a second
         attempt, another process, the next day (until the producer has been idle for ``producer_expiry_ms``). Only one
         caller at a time per producer. Split like ``append_many``; after an error, too, ``producer_sequence`` returns
         how far it got. Raises ``OutOfOrderSequenceError`` and ``UnknownProducerError``, besides what ``append`` raises.

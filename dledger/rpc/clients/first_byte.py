@@ -23,7 +23,7 @@ class FirstByteRelay:
     """Accepts from ``open`` to ``close``, on the event loop that calls them.
 
     gRPC limits how many connections there are at once, and how long a handshake takes. Its private ports can be reached
-    from this machine, which gains nothing: whoever connects there is treated like a client at the public port.
+    from this machine, which gains nothing: anyone who connects there is treated like a client at the public port.
     """
 
     def __init__(self, whose: str, tls_port: int, plaintext_port: int, first_byte_s_max: float) -> None:

@@ -75,7 +75,7 @@ class GrpcServer:
         """Serve there; ``port`` 0: any free one. Raises ``ConfigError``.
 
         ``describes_itself``: by reflection, to everybody, because tools that use it cannot sign; health is open to
-        everybody in any case, for monitoring. ``plaintext_s_max``: not 0: accept plaintext besides TLS, from whoever
+        everybody in any case, for monitoring. ``plaintext_s_max``: not 0: accept plaintext besides TLS, from anyone who
         sends its first byte within so many seconds.
         """
         self._add_health()
@@ -103,7 +103,7 @@ class GrpcServer:
         self._relay.open(listening)
 
     async def announce_end(self) -> None:
-        """Tell whoever asks for its health that it stops."""
+        """Tell anyone who asks for its health that it stops."""
         await self._statuses.enter_graceful_shutdown()
 
     async def stop(self, grace_s: float) -> None:

@@ -167,7 +167,7 @@ class FrameBuffer:
 def refusal_in(received: bytes | bytearray) -> str:
     """The sentence of the refusal with which an answer to a TLS handshake begins; empty if it does not.
 
-    A member without TLS refuses whoever begins with it, and says so in the clear.
+    A member without TLS refuses anyone who begins with it, and says so in the clear.
     """
     try:
         frame = next(iter(FrameBuffer().feed(bytes(received))), None)

@@ -210,7 +210,7 @@ class DeliveryQueue:
         self.changed()
 
     def check_permitted(self) -> None:
-        """Raises ``ForbiddenError`` if a queue may not be read, for whoever would wait in vain."""
+        """Raises ``ForbiddenError`` if a queue may not be read, because a reader would wait in vain."""
         for one in self.assignments.values():
             refusal = one.reader.refusal
             if isinstance(refusal, ForbiddenError):

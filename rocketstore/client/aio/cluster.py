@@ -307,8 +307,8 @@ def parse_given(addresses: Sequence[str] | str | None, name_servers: Sequence[st
 def check_signing(security: ClientSecurity) -> None:
     """RocketMQ's signature says neither what is asked, nor whom, nor when.
 
-    Whoever gets one can use it for other requests, at other brokers, for as long as the account exists, and anybody who
-    can reach a name server can register there.
+    Anyone who gets one can use it for other requests, at other brokers, for as long as the account exists; and anybody
+    who can reach a name server can register there.
     """
     if security.access_key and security.tls is None and not security.trust_name_servers:
         raise ConfigError(
