@@ -16,16 +16,16 @@ MODULE: Final = "benchmarks.children.machine_node"
 
 
 class MachineGroup(LocalGroup):
-    """See the module; ``machine``: as ``children/machine_node.py`` takes it."""
+    """See the module; ``state_bytes``: of each snapshot."""
 
-    def __init__(self, directory: Path, machine: str, *, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(self, directory: Path, state_bytes: int = 0, *, settings: Mapping[str, str] | None = None) -> None:
         super().__init__(directory, settings=settings)
-        self._machine = machine
+        self._state_bytes = state_bytes
 
     def command(self, node: NodeId) -> list[str]:
         """See ``LocalGroup``."""
         words = super().command(node)
-        return [sys.executable, "-m", MODULE, self._machine, *words[words.index("serve") + 1 :]]
+        return [sys.executable, "-m", MODULE, str(self._state_bytes), *words[words.index("serve") + 1 :]]
 
     def environment(self) -> dict[str, str]:
         """See ``LocalGroup``."""

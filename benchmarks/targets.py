@@ -109,6 +109,9 @@ TARGETS: Final[Mapping[str, tuple[Limit, ...]]] = {
     "append_leader_processor": (at_most(0.4, "ms"),),
     # A state machine that does next to nothing, on all three members.
     "machine_append": (at_least(0.8, baseline=BARE_LOG),),
+    "machine_snapshot_pause": (at_most(20, "ms"),),
+    "machine_install": (at_least(100, "MB/s"),),
+    "machine_install_elections": (at_most(0, "elections"),),
     "append_roundtrip_p50_async": (at_most(1.5, "ms"),),
     "append_roundtrip_p99_async": (at_most(5, baseline=OWN_P50),),
     "store_append": (at_least(250_000, "entries/s"), at_least(0.5, baseline=BARE_LOOP)),
@@ -138,6 +141,8 @@ TARGETS: Final[Mapping[str, tuple[Limit, ...]]] = {
     "gateway_pop": (at_least(1, baseline=APACHE_GATEWAY),),
     "gateway_timed_late_p99": (at_most(1, baseline=APACHE_GATEWAY),),
     "pop_latency_p50": (Limit(5, False, "ms", quiet_machine_only=True),),
+    # With a million consumer offsets; messages of the state wait for a view of it.
+    "broker_state_view": (at_most(20, "ms"),),
     "broker_failover_p99": (at_most(3.0, "s"),),
     # RocketMQ's own client. Java's brokers answer from memory, ours when a quorum has flushed.
     "remoting_send_one": (at_most(1.0, baseline=JAVA_BROKERS),),

@@ -1,6 +1,6 @@
 """A node with a state machine of the benchmarks: ``python -m benchmarks.children.machine_node MACHINE OPTIONS…``.
 
-MACHINE is ``idle``, which does nothing but count, or the bytes of a state. OPTIONS are those of ``dledger serve``.
+MACHINE is the bytes of its state. OPTIONS are those of ``dledger serve``.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from random import Random
 from typing import Final
 
 from cluster import process
@@ -17,15 +18,20 @@ from dledger import settings
 from dledger.statemachine.ports import Applied, Snapshot, SnapshotReader, SnapshotWriter, StateMachine
 from dledger.values import MIB
 
-IDLE: Final = "idle"
+_RANDOM: Final = Random(1).randbytes(MIB)  # the same on all members
+_COUNTS_BYTES: Final = 42
 
 
 class Counting(StateMachine):
-    """Counts commands and the bytes of their bodies; beside the counts, its state has ``ballast`` bytes."""
+    """Counts commands and the bytes of their bodies.
+
+    Beside the counts, its snapshots have ``ballast`` bytes, which it does not keep in memory: a state of gigabytes,
+    three times, would leave no room for what is measured.
+    """
 
     def __init__(self, ballast: int) -> None:
         self.commands = self.body_bytes = 0
-        self.ballast = os.urandom(min(ballast, MIB)) * (ballast // MIB)
+        self._ballast = ballast
 
     def apply(self, entries: Sequence[Applied]) -> Sequence[bytes]:
         """See ``StateMachine``."""
@@ -39,34 +45,32 @@ class Counting(StateMachine):
 
     def save(self) -> Saved:
         """See ``StateMachine``."""
-        return Saved(b"%d %d\n" % (self.commands, self.body_bytes), self.ballast)
+        return Saved(b"%20d %20d\n" % (self.commands, self.body_bytes), self._ballast)
 
     def load(self, reader: SnapshotReader) -> None:
         """See ``StateMachine``."""
-        parts = list(iter(lambda: reader.read(MIB), b""))
-        counts, _, rest = parts[0].partition(b"\n")
-        self.commands, self.body_bytes = map(int, counts.split())
-        self.ballast = b"".join([rest, *parts[1:]])
+        self.commands, self.body_bytes = map(int, reader.read(_COUNTS_BYTES).split())
+        while reader.read(MIB):
+            pass
 
 
 class Saved(Snapshot):
     """The counts and the ballast."""
 
-    def __init__(self, counts: bytes, ballast: bytes) -> None:
+    def __init__(self, counts: bytes, ballast: int) -> None:
         self._counts, self._ballast = counts, ballast
 
     def write(self, writer: SnapshotWriter) -> None:
         """See ``Snapshot``."""
         writer.write(self._counts)
-        with memoryview(self._ballast) as view:
-            for at in range(0, len(view), MIB):
-                writer.write(bytes(view[at : at + MIB]))
+        for at in range(0, self._ballast, MIB):
+            writer.write(_RANDOM[: self._ballast - at])
 
 
 def main() -> None:
     """Serve until SIGTERM."""
     words = argparse.ArgumentParser()
-    words.add_argument("machine")
+    words.add_argument("machine", type=int)
     for flag, name in (("-g", "group"), ("-i", "node_id"), ("-p", "members"), ("-s", "base_dir")):
         words.add_argument(flag, dest=name)
     words.add_argument("--client-port")
@@ -76,7 +80,7 @@ def main() -> None:
     named = {name: getattr(given, name) for name in ("group", "node_id", "members", "base_dir", "client_port")}
     flags = process.begin(named, given.assignments, insecure=False, log_level="info", log_format="text")
     loaded = settings.load(None, os.environ, flags)
-    machine = Counting(0 if given.machine == IDLE else int(given.machine))
+    machine = Counting(given.machine)
     sys.exit(run_node(loaded.config, repair=False, until_stdin_closes=given.until_stdin_closes, machine=machine))
 
 

@@ -7,6 +7,7 @@ from typing import Final
 from benchmarks.registry import Scenario
 from benchmarks.scenarios import (
     appends,
+    broker_state,
     brokers,
     commands,
     console,
@@ -45,6 +46,7 @@ ALL: Final[tuple[Scenario, ...]] = (
     appends.ASYNC,
     machines.APPENDING,
     several_groups.SCENARIO,
+    machines.PAUSING,
     metrics.SCRAPE,
     metrics.OVERHEAD,
     tls.SCENARIO,
@@ -57,6 +59,7 @@ ALL: Final[tuple[Scenario, ...]] = (
     messages.SCENARIO,
     brokers.GROUP,
     brokers.PLAIN,
+    broker_state.SCENARIO,
     pop.POP,
     gateway.SCENARIO,
     filters.SCENARIO,
@@ -71,5 +74,6 @@ ALL: Final[tuple[Scenario, ...]] = (
     restart.SCENARIO,
     growth.LENGTH,
     members.CATCHING_UP,
+    machines.INSTALLING,
     spark_replicas.SCENARIO,
 )

@@ -47,6 +47,9 @@ class Tables:
     def __init__(self, changes: Iterable[Change] = ()) -> None:
         self.topics: dict[str, TopicConfig] = {}
         self.groups: dict[str, dict[tuple[str, int], int]] = {}
+        """Each group's offsets; to be changed as ``_own`` returns them."""
+        self._shared: set[str] = set()
+        """Groups whose offsets another copy may hold, too."""
         self.group_configs: dict[str, GroupConfig] = {}
         """Of groups whose settings were set."""
         self.delay_offsets: dict[int, int] = {}
@@ -105,9 +108,8 @@ class Tables:
                     noted, key = self.groups.get(row.place.group, {}), (row.place.topic, row.place.queue_id)
                     offset = self.pop.apply(row, noted.get(key))
                     if offset is not None:
-                        self.groups.setdefault(row.place.group, noted)
                         self.offset_count += key not in noted
-                        noted[key] = offset
+                        self._own(row.place.group)[key] = offset
                 self.pop.epoch = max(self.pop.epoch, epoch)
             case SetTimedProgress(progress):
                 if progress.includes(self.timed):
@@ -150,10 +152,13 @@ class Tables:
         return len({(topic, queue_id) for topic, queue_id, _ in change.offsets} - noted.keys())
 
     def copy(self) -> Tables:
-        """A fast copy, because the tables are locked meanwhile."""
+        """A fast copy, because the tables are locked meanwhile: offsets, of which there may be millions, are shared
+        until either side changes those of a group.
+        """
         made = Tables()
         made.topics = dict(self.topics)
-        made.groups = {group: dict(noted) for group, noted in self.groups.items()}
+        made.groups, made._shared = dict(self.groups), set(self.groups)
+        self._shared = set(self.groups)
         made.group_configs = dict(self.group_configs)
         made.delay_offsets = dict(self.delay_offsets)
         made.timed = self.timed
@@ -164,6 +169,14 @@ class Tables:
         made.topic_changes = self.topic_changes
         made.queue_count, made.offset_count = self.queue_count, self.offset_count
         return made
+
+    def _own(self, group: str) -> dict[tuple[str, int], int]:
+        """A group's offsets, new ones if it has none, which no other copy of the tables holds."""
+        noted = self.groups.setdefault(group, {})
+        if group in self._shared:
+            self._shared.remove(group)
+            noted = self.groups[group] = dict(noted)
+        return noted
 
     def as_changes(self) -> Iterator[Change]:
         """The changes that turn empty tables into these."""
@@ -228,9 +241,9 @@ class Tables:
             self.timed = TimedProgress(due_ms, min(offset, end), min(part, end))
             found.append(f"timed messages from {end} on are not delivered")
         for group, noted in self.groups.items():
-            for (topic, queue_id), offset in noted.items():
+            for (topic, queue_id), offset in tuple(noted.items()):
                 if offset > (end := end_of(topic, queue_id)):
-                    noted[topic, queue_id] = end
+                    self._own(group)[topic, queue_id] = end
                     found.append(f"group {group} in {topic} queue {queue_id} continues at {end}, not at {offset}")
         self.pop.put_back(end_of)
         for level, offset in self.delay_offsets.items():
@@ -257,9 +270,9 @@ class Tables:
             known[topic, queue_id] = max(end, known.get((topic, queue_id), 0))
         self.pop.delete_topic(name)
         self._forget_modes(lambda one: one.topic == name)
-        for noted in self.groups.values():
+        for group, noted in self.groups.items():
             for key in [key for key in noted if key[0] == name]:
-                del noted[key]
+                del self._own(group)[key]
                 self.offset_count -= 1
 
     def _forget_modes(self, is_gone: Callable[[TopicRequestMode], bool]) -> None:
@@ -273,7 +286,7 @@ class Tables:
             self.begins[name] = begins
 
     def _commit(self, group: str, offsets: Iterable[QueueOffset], reset: bool) -> None:
-        noted = self.groups.setdefault(group, {})
+        noted = self._own(group)
         before = len(noted)
         for topic, queue_id, offset in offsets:
             key = (topic, queue_id)
