@@ -253,10 +253,9 @@ class SnapshotFetcher:
         try:
             for name, file in sorted(meta.files.items()):
                 builder.write(name, b"")  # an empty one is a file, too
-                while builder.length(name) < file.length:
+                for data in transfer.pieces(name, builder.length(name), file.length):
                     if self._stopping:
                         raise ShutdownError("the node is stopping")
-                    data = transfer.piece(name, builder.length(name))
                     self.bytes_received += len(data)
                     builder.write(name, data)
         except OSError as error:

@@ -44,7 +44,9 @@ META_BYTES_MAX: Final = MIB
 META_FORMAT: Final = 1
 """Of ``meta.json`` and of the directory; that of the state is the machine's own."""
 _SYNC_BYTES: Final = 16 * MIB
-"""Written data is made durable in such steps: one sync of a gigabyte at the end would hold up the log's."""
+"""Written data is made durable in such steps, and is on its way to the disk at once: a sync of the log waits for what
+other files have in memory (ext4 writes it before it commits their sizes), 20 ms at the 99th percentile for 16 MiB.
+"""
 _NAME: Final = re.compile(r"[0-9]{20}")
 _DAMAGED: Final = re.compile(r"damaged-[0-9]{20}")
 _FILES: Final = frozenset({STATE_FILE, PRODUCERS_FILE})
@@ -300,6 +302,7 @@ class SnapshotBuilder:
             self._files[name], self._synced[name] = SnapshotFile(0, 0), 0
         file = self._files[name]
         self._fs.write(self._open[name], data, file.length)
+        self._fs.begin_sync(self._open[name], file.length, len(data))
         self._files[name] = file = SnapshotFile(file.length + len(data), crc32c(data, file.crc32c))
         if file.length - self._synced[name] >= _SYNC_BYTES:
             self._fs.sync(self._open[name])

@@ -67,6 +67,10 @@ class FileSystem:
         """Make a file's data durable (``fdatasync``)."""
         os.fdatasync(fd)
 
+    def begin_sync(self, fd: int, offset: int, length: int) -> None:
+        """Have the disk begin to write what was written there, without waiting; ``sync`` makes it durable."""
+        os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)  # which writes what is dirty, and keeps it
+
     def allocate(self, fd: int, length: int) -> None:
         """Give a file real blocks for ``length`` bytes, all zero.
 

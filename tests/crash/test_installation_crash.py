@@ -60,8 +60,9 @@ class Sender:
     def transfer(self, _peer: NodeId, _request: SnapshotRequest) -> Iterator[Sender]:
         yield self
 
-    def piece(self, file: str, offset: int) -> bytes:
-        return self.files[file][offset : offset + 10]
+    def pieces(self, file: str, offset: int, length: int) -> Iterator[bytes]:
+        for start in range(offset, length, 10):
+            yield self.files[file][start : start + 10]
 
     def close(self) -> None:
         pass

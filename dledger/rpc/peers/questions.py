@@ -61,8 +61,23 @@ class PeerQuestions:
 
         Raises ``UnavailableError``.
         """
+        self.send(connection, question)
+        return self.answer(connection, wanted, bytes_max, decode)
+
+    def send(self, connection: PeerConnection, question: tuple[FrameKind, bytes]) -> None:
+        """The first half of ``ask``: answers come in the order of the questions. Raises ``UnavailableError``."""
         with self._unavailable():
             connection.send_whole(*question)
+
+    def answer(
+        self,
+        connection: PeerConnection,
+        wanted: FrameKind,
+        bytes_max: int,
+        decode: Callable[[bytes | memoryview], Answer],
+    ) -> Answer:
+        """The second half. Raises ``UnavailableError``."""
+        with self._unavailable():
             return decode(_receive(connection, wanted, bytes_max))
 
     @contextmanager

@@ -1,8 +1,9 @@
 """Snapshots of state machines for members whose log cannot be continued any more (S8).
 
 A transfer has a connection and threads of its own: gigabytes delay neither votes nor pushes. The receiver asks for each
-piece, so what is in flight is one piece, and a broken transfer goes on where it ended. Nothing is believed: the
-receiver verifies all of it before it counts.
+piece, and for the next one before it writes one, so that disks and network work at the same time; what is in flight is
+one piece, and a broken transfer goes on where it ended. Nothing is believed: the receiver verifies all of it before it
+counts.
 """
 
 from __future__ import annotations
@@ -107,15 +108,24 @@ class SnapshotTransfer:
         self.description: Final = description
         """What the peer says of it: the content of its ``meta.json``."""
 
-    def piece(self, file: str, offset: int) -> bytes:
-        """Bytes of a file from ``offset`` on: at least one, at most ``PIECE_BYTES``."""
+    def pieces(self, file: str, offset: int, length: int) -> Iterator[bytes]:
+        """The bytes of a file from ``offset`` to ``length``, in parts of at most ``PIECE_BYTES``; at most one pass."""
+        if offset < length:
+            self._ask(file, offset)
+        while offset < length:
+            data = self._questions.answer(
+                self._connection, FrameKind.SNAPSHOT_PIECE_ANSWER, _ANSWER_BYTES_MAX, codec.decode_piece
+            )
+            if not data:
+                raise UnavailableError(f"it says that {file!r} ends at {offset}")
+            offset += len(data)
+            if offset < length:
+                self._ask(file, offset)
+            yield data
+
+    def _ask(self, file: str, offset: int) -> None:
         self._connection.deadline = time.monotonic() + IDLE_TIMEOUT_S
-        question = FrameKind.SNAPSHOT_PIECE, codec.encode_piece_request(file, offset)
-        wanted = FrameKind.SNAPSHOT_PIECE_ANSWER
-        data = self._questions.ask(self._connection, question, wanted, _ANSWER_BYTES_MAX, codec.decode_piece)
-        if not data:
-            raise UnavailableError(f"it says that {file!r} ends at {offset}")
-        return data
+        self._questions.send(self._connection, (FrameKind.SNAPSHOT_PIECE, codec.encode_piece_request(file, offset)))
 
 
 class PeerSnapshotClient:

@@ -50,8 +50,9 @@ class Transfer:
     description: bytes
     state: bytes
 
-    def piece(self, _file: str, offset: int) -> bytes:
-        return self.state[offset : offset + 4]
+    def pieces(self, _file: str, offset: int, length: int) -> Iterator[bytes]:
+        for start in range(offset, length, 4):
+            yield self.state[start : start + 4]
 
 
 @dataclass

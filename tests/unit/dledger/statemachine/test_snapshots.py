@@ -70,6 +70,24 @@ def test_what_was_written_is_read_and_counts_after_a_restart(tmp_path: Path) -> 
     assert decode_meta(encode_meta(meta)) == meta
 
 
+def test_all_that_a_sync_makes_durable_was_on_its_way_to_the_disk(tmp_path: Path) -> None:
+    """S6: what is only in memory delays the log's own syncs."""
+    begun: list[int] = []
+
+    class Disk(UnsyncedFs):
+        def begin_sync(self, fd: int, offset: int, length: int) -> None:
+            super().begin_sync(fd, offset, length)
+            begun.append(length)
+
+        def sync(self, fd: int) -> None:
+            assert sum(begun) == written
+            super().sync(fd)
+
+    written = len(STATE) + len(PRODUCERS)
+    write(SnapshotStore(Disk(), tmp_path), 500)
+    assert sum(begun) == written
+
+
 def test_a_node_without_snapshots_has_no_directory_of_them(tmp_path: Path) -> None:
     """No cost without a machine."""
     store = SnapshotStore(UnsyncedFs(), tmp_path)

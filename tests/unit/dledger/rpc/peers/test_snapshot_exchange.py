@@ -9,15 +9,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from dledger.errors import InvalidRequestError, SnapshotBusyError
+from dledger.errors import InvalidRequestError, SnapshotBusyError, UnavailableError
 from dledger.rpc.peers import codec, snapshot_exchange
 from dledger.rpc.peers.codec import SnapshotRequest
 from dledger.rpc.peers.connection import PeerConnection
 from dledger.rpc.peers.frames import FrameKind
-from dledger.rpc.peers.snapshot_exchange import PIECE_BYTES, TRANSFERS_MAX, PeerSnapshotService
+from dledger.rpc.peers.questions import PeerQuestions
+from dledger.rpc.peers.snapshot_exchange import (
+    PIECE_BYTES,
+    TRANSFERS_MAX,
+    PeerSnapshotService,
+    SnapshotTransfer,
+)
 from dledger.types import NO_INDEX, LogIndex
 
 MIB = 1 << 20
@@ -146,3 +153,35 @@ def test_another_question_ends_the_connection() -> None:
     """It is for snapshots only."""
     with connected(PeerSnapshotService(Snapshots(), 0)) as peer:
         assert ask(peer, FrameKind.READ_LOG, codec.encode_read_log(0, 10)) is None
+
+
+class Questions:
+    """Answers with pieces of a file of letters; in the place of ``PeerQuestions``."""
+
+    def __init__(self, answers: list[bytes]) -> None:
+        self.answers = answers
+        self.said: list[object] = []
+
+    def send(self, _connection: PeerConnection, question: tuple[FrameKind, bytes]) -> None:
+        self.said.append(codec.decode_piece_request(question[1])[1])
+
+    def answer(self, *_: object) -> bytes:
+        return self.answers.pop(0)
+
+
+def test_the_next_piece_is_asked_for_before_one_is_used() -> None:
+    """Disks and network work at the same time; nothing is asked for behind the end."""
+    questions = Questions([b"abc", b"de", b"f"])
+    transfer = SnapshotTransfer(cast("PeerQuestions", questions), cast("PeerConnection", SimpleNamespace()), b"")
+    for data in transfer.pieces("state", 10, 16):
+        questions.said.append(data)
+    assert questions.said == [10, 13, b"abc", 15, b"de", b"f"]
+    assert list(transfer.pieces("state", 16, 16)) == []
+
+
+def test_a_file_that_ends_too_early_is_told() -> None:
+    """The member says what it has; another one is asked."""
+    questions = Questions([b"abc", b""])
+    transfer = SnapshotTransfer(cast("PeerQuestions", questions), cast("PeerConnection", SimpleNamespace()), b"")
+    with pytest.raises(UnavailableError, match="ends at 3"):
+        list(transfer.pieces("state", 0, 16))
