@@ -18,6 +18,7 @@ BASE_IMAGE ?=
 SEEDS ?= 2000
 CONSUMER_SEEDS ?= 50
 POP_SEEDS ?= 100000
+OPERATIONS ?= 500000
 MUTANTS ?=
 TESTS ?= tests
 # more than there are processors, for tests often wait
@@ -28,7 +29,7 @@ DEMO_ARGS ?= --keep
 CLUSTER ?= start
 SPARK_VERSIONS ?= 4.2.1 4.3.0
 
-.PHONY: help install lock demo test test-all test-rest durations nightly coverage soak test-spark-matrix spark-cluster interop check format bench bench-compare flame sim sim-store sim-consumer sim-pop mutants image-base image compose-check drill proto screenshots tidy docs clean
+.PHONY: help install lock demo test test-all test-rest durations nightly coverage soak test-spark-matrix spark-cluster interop check format bench bench-compare flame sim sim-store sim-consumer sim-pop sim-map mutants image-base image compose-check drill proto screenshots tidy docs clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -87,7 +88,7 @@ durations: $(STAMP) ## Measure how long each module takes, which decides the ord
 nightly: ## What takes hours: soak, all seeds, all planted bugs, other examples, interop, Spark matrix, bench
 	$(MAKE) test-all
 	FUZZ=$(FUZZ) $(MAKE) test TESTS="tests/fuzz tests/unit" PYTEST_ARGS="--tier=all $(PYTEST_ARGS)"
-	for target in soak sim "sim FROM=500000" sim-store sim-consumer sim-pop mutants interop test-spark-matrix bench; do $(MAKE) $$target || exit; done
+	for target in soak sim sim-store sim-consumer sim-pop sim-map mutants interop test-spark-matrix bench; do $(MAKE) $$target || exit; done
 
 coverage: $(STAMP) ## `make test-all` with branch coverage, which takes longer
 	@rm -f .coverage .coverage.*
@@ -137,6 +138,10 @@ format: $(STAMP) ## Format the sources and fix what can be fixed
 sim: $(STAMP) ## The deterministic simulation (SEEDS=2000 FROM=0; SEED=7 replays one, TRACE=1 with every event)
 	@$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED) $(if $(TRACE),--trace),--seeds $(SEEDS) --jobs $(WORKERS)) \
 		$(if $(FROM),--from $(FROM)) $(if $(EVENTS),--events $(EVENTS)) $(if $(PLANT),--plant $(PLANT))
+
+sim-map: $(STAMP) ## A million operations on maps under faults, half simulated, half of processes (OPERATIONS=500000 each)
+	@$(BIN)/python -m tests.sim --from 500000 --operations $(OPERATIONS) --jobs $(WORKERS)
+	OPERATIONS=$(OPERATIONS) $(BIN)/python -m pytest -m soak -o timeout=36000 -rP $(PYTEST_ARGS) tests/soak/test_map_faults.py
 
 sim-store: $(STAMP) ## The same with whole brokers on simulated disks (SEEDS=2000 FROM=0; WORLD=plain SEED=7 TRACE=1)
 	@$(BIN)/python -m tests.sim_store $(if $(WORLD),--world $(WORLD)) $(if $(SEED),--seed $(SEED) $(if $(TRACE),--trace),--seeds $(SEEDS) --jobs $(WORKERS)) \

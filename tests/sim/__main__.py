@@ -17,6 +17,9 @@ from tests.sim.planted import PLANTS, run_planted
 from tests.sim.simulation import Result
 
 EVENTS: Final = 10_000
+OPERATIONS: Final = ("command done", "command other revision", "query acked", "old query acked")
+"""Of the clients of state machines: what was answered, and so is checked."""
+SEEDS_MAX: Final = 100_000
 ROLES: Final = ("leader", "candidate", "follower", "down")
 
 
@@ -29,6 +32,7 @@ def say(line: str) -> None:
 def _arguments(given: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
     parser.add_argument("--seeds", type=int, default=200, help="how many seeds to run")
+    parser.add_argument("--operations", type=int, default=0, help="as many seeds as make so many on state machines")
     parser.add_argument("--from", dest="first", type=int, default=MEMBER_WORLDS, help="the first seed")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--events", type=int, default=EVENTS, help="events before the group is healed")
@@ -62,21 +66,27 @@ def results_of(seeds: Iterable[int], events: int, plant: str | None, jobs: int) 
         yield from pool.imap_unordered(work, seeds, chunksize=8)
 
 
-def run_many(first: int, count: int, events: int, plant: str | None, jobs: int, *, stop: bool = False) -> int:
-    """Run seeds (until one fails, with ``stop``), report failures as they come and sum up."""
+def run_many(
+    first: int, count: int, events: int, plant: str | None, jobs: int, *, stop: bool = False, operations: int = 0
+) -> int:
+    """Run seeds, report failures as they come and sum up.
+
+    Until one fails, with ``stop``; until so many operations are done, with ``operations``.
+    """
     begun = time.monotonic()
     failed: list[int] = []
     total: Counter[str] = Counter()
     hits: Counter[str] = Counter()
     roles: Counter[tuple[str, str]] = Counter()
     outcomes: Counter[str] = Counter()
-    slowest_heal = 0
+    slowest_heal = answered = 0
     for done, result in enumerate(results_of(range(first, first + count), events, plant, jobs), 1):
         total.update(events=result.events, elections=result.elections, entries=result.committed)
         hits += result.hits
         roles += result.roles
         outcomes += result.outcomes
         slowest_heal = max(slowest_heal, result.heal_ms)
+        answered = sum(outcomes[kind] for kind in OPERATIONS)
         if result.failure:
             failed.append(result.seed)
             say(f"\nseed {result.seed} FAILED after {result.events} events: {result.failure}")
@@ -92,8 +102,12 @@ def run_many(first: int, count: int, events: int, plant: str | None, jobs: int, 
         if done % 100 == 0:
             seconds = time.monotonic() - begun
             say(f"{done}/{count} seeds, {total['events']} events, {seconds:.0f} s, {len(failed)} failed")
+        if 0 < operations <= answered:
+            count = done
+            break
     seconds = time.monotonic() - begun
     say(f"seeds {count}, events {total['events']}, elections {total['elections']}, committed {total['entries']}")
+    say(f"operations of state machines {answered}")
     say(f"outcomes: {', '.join(f'{name} {number}' for name, number in sorted(outcomes.items()))}")
     say_hits(hits, roles)
     say(f"slowest recovery {slowest_heal} ms (simulated) after healing")
@@ -116,7 +130,13 @@ def main(given: list[str] | None = None) -> int:
     if arguments.seed is not None:
         return replay(arguments.seed, arguments.events, arguments.plant, trace=arguments.trace)
     return run_many(
-        arguments.first, arguments.seeds, arguments.events, arguments.plant, arguments.jobs, stop=arguments.stop
+        arguments.first,
+        SEEDS_MAX if arguments.operations else arguments.seeds,
+        arguments.events,
+        arguments.plant,
+        arguments.jobs,
+        stop=arguments.stop,
+        operations=arguments.operations,
     )
 
 

@@ -10,6 +10,11 @@ from tests.sim.options import Options, choose
 from tests.sim.planted import PLANTS, run_planted
 
 FOUND_BY = {
+    "applied-before-commit": 500_000,
+    "installed-without-a-state": 500_009,
+    "queries-at-once": 500_006,
+    "snapshot-not-synced": 500_002,
+    "unsaved-expires": 500_004,
     "ack-before-flush": 0,
     "all-of-the-new-members": 400_000,
     "any-log-wins": 4,

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.sim import options, simulation
+from tests.sim.__main__ import main
 from tests.sim.simulation import run_seed
 from tests.support.sweeps import thinned
 
@@ -94,6 +95,16 @@ def test_sim_same_seed_gives_the_same_run(seed: int) -> None:
 
     assert first == second
     assert first.trace_hash != run_seed(seed + 1, 3_000).trace_hash
+
+
+def test_sim_runs_until_so_many_operations_were_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    """``make sim-map`` says how many were checked."""
+    status = main(["--from", str(options.MACHINE_WORLDS), "--operations", "20", "--events", "800", "--jobs", "1"])
+
+    words = capsys.readouterr().out.split()
+    assert status == 0
+    assert 20 <= int(words[words.index("machines") + 1]) < 2_000
+    assert int(words[words.index("seeds") + 1].rstrip(",")) < 20
 
 
 def test_sim_does_not_depend_on_the_hash_seed() -> None:
