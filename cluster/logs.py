@@ -1,7 +1,8 @@
 """A server's log on standard error: text lines, or one JSON object per line.
 
 Both contain the same events; in JSON, an event's facts (``extra`` of the record) are separate fields next to the
-message, and every line names its node and group. Secrets are never passed to a logger, so nothing is masked.
+message, and every line names its node and its group, unless it is about a process of several groups as a whole. Secrets
+are never passed to a logger, so nothing is masked.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import PurePath
 from typing import Any, Final
 
 from dledger.escapes import escaped, escaped_json
+from dledger.log_speaker import speaking_group
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 FORMATS: Final = ("text", "json")
@@ -56,6 +58,7 @@ class JsonFormatter(logging.Formatter):
             "thread": record.threadName,
             "message": record.getMessage(),
             **self.who,
+            **({"group": group} if (group := speaking_group()) else {}),
             **{name: value for name, value in vars(record).items() if name not in _PLAIN},
         }
         if record.exc_info and record.exc_info[1] is not None:

@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Final
 
 from dledger.clock import Clock
+from dledger.log_speaker import speaks_for
 from dledger.records import record
 
 _log = logging.getLogger("dledger")
@@ -115,8 +116,10 @@ class _Held:
 class Conditions:
     """The conditions of the node (or plain broker) called ``name``."""
 
-    def __init__(self, name: str, clock: Clock | None = None) -> None:
+    def __init__(self, name: str, clock: Clock | None = None, group: str = "") -> None:
+        """``group``: whose log lines begin and end of conditions are, whichever thread notices them."""
         self._name = name
+        self._group = group
         self._clock: Clock = clock or Clock()
         self._lock = threading.Lock()  # guards _held and _left_out; a leaf: nothing is called while it is held
         self._held: dict[tuple[str, str], _Held] = {}
@@ -189,7 +192,8 @@ class Conditions:
         extra = {"event": "condition", "condition": kind.value, "subject": subject, "began": began}
         about = f" {subject}" if subject else ""
         level = logging.WARNING if began else logging.INFO
-        _log.log(level, "%s: %s%s: %s", self._name, kind.value, about, message, extra=extra)
+        with speaks_for(self._group):
+            _log.log(level, "%s: %s%s: %s", self._name, kind.value, about, message, extra=extra)
 
 
 def _text(given: str) -> str:

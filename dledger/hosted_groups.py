@@ -17,6 +17,7 @@ from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.config import ServerConfig
 from dledger.host import Host
+from dledger.log_speaker import speaks_for
 from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
 
 _log = logging.getLogger("dledger")
@@ -144,7 +145,8 @@ class HostedGroups(Generic[MemberT]):
         """Close what a failed member holds, so that its peers elect another leader, and tell of it."""
         others = [server for name, server in self.servers.items() if name not in self.failures]
         text = "group %s stops in this process: %s. %d other groups go on; start the process again once that is mended"
-        _log.critical(text, group, error, len(others), extra={"event": "group_failed", "failed_group": group})
+        with speaks_for(group):
+            _log.critical(text, group, error, len(others), extra={"event": "group_failed"})
         told = f"its member in this process has failed: {error}. Mend that, and start the process again"
         for server in self.servers.values():
             server.conditions.set(ConditionKind.GROUP_FAILED, told, subject=group)

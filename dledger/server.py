@@ -49,6 +49,7 @@ from dledger.errors import (
 )
 from dledger.host import Host
 from dledger.instruments import SILENT, Instruments
+from dledger.log_speaker import speaks_for
 from dledger.measurements import NodeMeasurements
 from dledger.member_records import MemberRecords, had_peers
 from dledger.member_watch import MemberWatch, removal_index
@@ -164,21 +165,23 @@ class DLedgerServer:
         self._clock = clock or Clock()
         self.name: Final = config.node_id if host is None else f"{config.group}/{config.node_id}"
         """How log lines call this node."""
-        self.conditions = Conditions(self.name, self._clock)
+        self.conditions = Conditions(self.name, self._clock, config.group)
         """The present problems of this node, set by the code that notices them."""
         self._stopped = threading.Event()
         self._life_lock = threading.RLock()  # one start or stop at a time; a failed start stops
-        self._supervisor = Supervisor(self._failed)
+        self._supervisor = Supervisor(self._failed, config.group)
         self._owns_host = host is None
         self._host = host or Host([config], self._clock, self._supervisor)
-        self.log = self._open_log(repair=repair)
+        with speaks_for(config.group):
+            self.log = self._open_log(repair=repair)
         self.bulk = self.log.bulk_reader(self._refuse_if_fenced, bodies.store_time)
         """See ``LogNode.bulk``; its reads raise ``FencedError``."""
         self._lines = NodeLines(self.name)
         self._state_machine = state_machine
         self._machine: MachineHost | None = None
         try:
-            self._wire()
+            with speaks_for(config.group):
+                self._wire()
         except BaseException:
             self.log.close()
             raise
@@ -454,7 +457,8 @@ class DLedgerServer:
         with self._life_lock:
             if self._stopped.is_set():
                 return self
-            self._lines.recovered(self.log.recovery_report)
+            with speaks_for(self._config.group):
+                self._lines.recovered(self.log.recovery_report)
             try:
                 if self._owns_host:
                     self._host.start(client_ports=self._has_ports)

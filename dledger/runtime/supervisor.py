@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from dledger.errors import ShutdownError
+from dledger.log_speaker import speaks_for
 
 EXIT_FATAL: Final = 70
 """Exit status of a node that stopped itself (EX_SOFTWARE)."""
@@ -22,8 +23,10 @@ _log = logging.getLogger("dledger")
 class Supervisor:
     """Starts threads and calls ``on_fatal`` at the first exception in any of them."""
 
-    def __init__(self, on_fatal: Callable[[BaseException], None]) -> None:
+    def __init__(self, on_fatal: Callable[[BaseException], None], group: str = "") -> None:
+        """``group``: whose log lines the threads write; empty: a process's."""
         self._on_fatal = on_fatal
+        self._group = group
         self._lock = threading.Lock()  # guards fatal
         self.fatal: BaseException | None = None
 
@@ -33,10 +36,11 @@ class Supervisor:
 
     def run(self, target: Callable[[], None]) -> None:
         """Run ``target`` in the calling thread; an exception that escapes it is fatal for the node."""
-        try:
-            target()
-        except BaseException as error:  # noqa: BLE001 - the one place that must see everything
-            self.report(error)
+        with speaks_for(self._group):
+            try:
+                target()
+            except BaseException as error:  # noqa: BLE001 - the one place that must see everything
+                self.report(error)
 
     def report(self, error: BaseException) -> None:
         """Declare the node failed because of ``error``; only the first report counts."""
@@ -45,7 +49,8 @@ class Supervisor:
                 return
             self.fatal = error
         where = threading.current_thread().name
-        _log.critical("stopping the node: %s failed in thread %s", error, where, exc_info=error)
+        with speaks_for(self._group):
+            _log.critical("stopping the node: %s failed in thread %s", error, where, exc_info=error)
         self._on_fatal(error)
 
 

@@ -26,7 +26,7 @@ class AddressSearch:
     def __init__(self, introduction: Introduction, report: Report = log_failure) -> None:
         self._introduction = introduction
         self._report = report
-        self._reasons = Reasons(logging.WARNING)
+        self._reasons = Reasons(logging.WARNING, introduction.identity.group)
         self._task: asyncio.Task[None] | None = None
         self._closed = False
         self._next_s = 0.0

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from dledger.config import ServerConfig
 from dledger.core.messages import Envelope, Message
 from dledger.errors import IdentityError, ResponseCode, UnknownMemberError
+from dledger.log_speaker import speaking_group, speaks_for
 from dledger.prehistory import Prehistory, why_apart
 from dledger.rpc.peers.addresses import PeerAddresses
 from dledger.rpc.peers.codec import PROTOCOL_VERSION, EnvelopeHeader, Handshake, HandshakeAnswer
@@ -142,12 +143,15 @@ class Introduction(NamedTuple):
 class Reasons:
     """Logs each distinct reason, of which only people can remove the cause, once."""
 
-    def __init__(self, level: int) -> None:
+    def __init__(self, level: int, group: str = "") -> None:
+        """``group``: whose log lines they are."""
         self._level = level
+        self._group = group
         self._logged: set[str] = set()
 
     def log(self, reason: str) -> None:
         """Log ``reason`` unless it was logged before."""
         if reason not in self._logged and len(self._logged) < REASONS_MAX:
             self._logged.add(reason)
-            _LOG.log(self._level, "%s", reason)
+            with speaks_for(self._group or speaking_group()):
+                _LOG.log(self._level, "%s", reason)

@@ -23,6 +23,7 @@ from dledger.errors import (
     TlsError,
     UnknownMemberError,
 )
+from dledger.log_speaker import speaks_for
 from dledger.rpc import options
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.peers import codec, pushes
@@ -163,6 +164,10 @@ class PeerServer:
 
     def _serve(self, connection: PeerConnection, caller: PeerCaller, number: int) -> None:
         """``number``: of the connection, above all earlier ones."""
+        with speaks_for(self._identity.group):
+            self._serve_purpose(connection, caller, number)
+
+    def _serve_purpose(self, connection: PeerConnection, caller: PeerCaller, number: int) -> None:
         try:
             match caller.purpose:
                 case Purpose.CONTROL:

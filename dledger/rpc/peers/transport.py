@@ -150,7 +150,7 @@ class PeerTransport:
     def _make_links(
         self, members: tuple[Member, ...], receiver: Receiver, control: LoopBridge, pushes: LoopBridge
     ) -> _Links:
-        reasons = Reasons(logging.ERROR)  # of both: they are mostly the same
+        reasons = Reasons(logging.ERROR, self._config.group)  # of both: they are mostly the same
         queue = PushQueue(2 * self._config.replication.inflight_pushes_max + 16)
         lost = partial(receiver.connection_lost, members[0].node_id)
         coalescer = self._port.coalescer

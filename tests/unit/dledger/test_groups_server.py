@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,6 +18,7 @@ from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.errors import ConfigError, DirectoryLockedError, DiskFullError, NoStateMachineError
 from dledger.groups_server import GroupsServer
 from dledger.host_settings import check_together
+from dledger.log_speaker import speaking_group
 from dledger.runtime.supervisor import NodeFailedError
 from dledger.server import DLedgerServer
 from dledger.types import AppendedBatch, NodeId, Role
@@ -270,3 +272,36 @@ def test_two_groups_with_one_directory_are_refused(named: Named) -> None:
 
     with pytest.raises(ConfigError, match=r"is a directory of group 'a' in a\.conf and of 'b' in b\.conf"):
         check_together([(first, one), (second, shared)])
+
+
+def test_log_lines_name_the_group_that_they_are_about(named: Named) -> None:
+    """Whichever thread of the process writes them."""
+    lines: list[tuple[str, str, str]] = []
+
+    class Noting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append((speaking_group(), str(getattr(record, "event", "")), record.getMessage()))
+
+    noting, log = Noting(), logging.getLogger("dledger")
+    level = log.level
+    log.addHandler(noting)
+    log.setLevel(logging.INFO)
+    try:
+        server = GroupsServer(named)
+        try:
+            server.start()
+            _wait_leading(server)
+            server.servers["a"].fail(OSError("its disk broke"))
+            b = server.servers["b"]
+            wait_until(lambda: b.conditions.holds(ConditionKind.GROUP_FAILED), "the other one tells of it")
+        finally:
+            server.stop(graceful=False)
+    finally:
+        log.removeHandler(noting)
+        log.setLevel(level)
+
+    told = {(group, event) for group, event, _ in lines}
+    assert told >= {(group, event) for group in "ab" for event in ("recovery", "role_change", "condition")}
+    assert ("a", "group_failed") in told
+    assert [group for group, _, text in lines if text.startswith("stopping the node")] == ["a"]
+    assert all(group == text[0] for group, event, text in lines if event in ("recovery", "role_change", "condition"))
