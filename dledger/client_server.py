@@ -122,7 +122,7 @@ class ClientServer:
         if not self._requests:
             raise InvariantError("the client server is not started")
         served = {group: self._requests[group] for group in groups}
-        some = served[groups[0]]
+        some = max(served.values(), key=lambda one: options.request_bytes_max(one.config))
         config, quotas = some.config, some.quotas
         share = config.access.account_share_percent
         connections = Connections(name, config.limits, share_percent=share, conditions=some.conditions)
@@ -130,7 +130,7 @@ class ClientServer:
         server_options, calls_max = options.client_server_options(config, most), options.calls_max(config)
         server = GrpcServer(connections, server_options, calls_max, quotas, "client_streams_max")
         services = {group: LogService(one, connections).methods() for group, one in served.items()}
-        server.add(options.LOG_SERVICE, services[config.group] if len(services) == 1 else grouped(services))
+        server.add(options.LOG_SERVICE, services[groups[0]] if len(services) == 1 else grouped(services))
         return server
 
     async def _serve(self, bridge: LoopBridge, *, ports: bool) -> None:

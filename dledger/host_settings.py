@@ -14,6 +14,8 @@ from dledger.store.opening import layout_of
 
 _OF_THE_PROCESS: Final[Mapping[str, Callable[[ServerConfig], object]]] = {
     "the peer address": lambda config: f"{config.bind_host or config.self_member.host}:{config.self_member.port}",
+    "pending_entries_max": lambda config: config.replication.pending_entries_max,
+    "pending_bytes_max": lambda config: config.replication.pending_bytes_max,
     "client_streams_max": lambda config: config.client_streams_max,
     "metrics_port": lambda config: config.metrics_port,
     "metrics_host": lambda config: config.metrics_host,

@@ -58,6 +58,7 @@ class HostedGroups(Generic[MemberT]):
         port is open. ``client_ports`` False: members serve clients at ports of their own.
         """
         self._exits_with_any = configs[0].exit_with_any_group
+        self._count = len(configs)
         self._client_ports = client_ports
         self._life_lock = threading.RLock()  # one start or stop at a time; a failed start stops
         self._lock = threading.Lock()  # guards what follows
@@ -104,7 +105,7 @@ class HostedGroups(Generic[MemberT]):
             failures = list(self._failures.values())
         if self._supervisor.fatal is not None:
             return self._supervisor.fatal
-        ends = failures and (self._exits_with_any or len(failures) == len(self.servers))
+        ends = failures and (self._exits_with_any or len(failures) == self._count)
         return failures[-1] if ends else None
 
     @property

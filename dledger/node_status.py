@@ -20,7 +20,7 @@ from dledger.rpc.ports import MemberStatus, NodeStatus, PeerStatus
 from dledger.runtime.driver import NodeDriver
 from dledger.statemachine.host import MachineHost
 from dledger.store.file_store import FileStore
-from dledger.types import NO_INDEX, LogIndex, NodeId
+from dledger.types import NO_INDEX, LogIndex, NodeId, Role
 from dledger.values import address_text
 
 _NO_PROGRESS: Final = MemberProgress(NodeId(""), "", NO_INDEX, 0, 0, 0, -1)
@@ -39,6 +39,7 @@ class NodeReports:
         clock: Clock,
         client_address_of: Callable[[NodeId], str],
         grpc_port: Callable[[], int],
+        has_failed: Callable[[], bool],
         machine: MachineHost | None = None,
     ) -> None:
         self._config = config
@@ -47,6 +48,7 @@ class NodeReports:
         self._clock = clock
         self._client_address_of = client_address_of
         self._grpc_port = grpc_port
+        self._has_failed = has_failed
         self._machine = machine
         self._role_since = (node.state.role_name, node.state.term), clock.monotonic_ms()
 
@@ -88,14 +90,15 @@ class NodeReports:
     def status(self, node: Node) -> NodeStatus:
         """Under the node's lock."""
         config, state, log, members = self._config, node.state, self._log, node.state.membership
+        failed = self._has_failed()  # in a process of several groups, which goes on: then it leads nobody any more
         machine = self._machine
         return NodeStatus(
             cluster_id=config.effective_cluster_id,
             group=config.group,
             node_id=config.node_id,
-            role=state.role_name,
+            role=Role.FOLLOWER if failed else state.role_name,
             term=state.term,
-            leader=self.hint(state.leader_id),
+            leader=None if failed else self.hint(state.leader_id),
             members=tuple(
                 MemberStatus(
                     one.node_id,
@@ -119,7 +122,7 @@ class NodeReports:
             disk_full=log.disk_full,
             voter=state.has_standing,
             pending_entries=node.quorum_ack.pending_entries,
-            peers=self._peer_statuses(node),
+            peers=() if failed else self._peer_statuses(node),
             version=__version__,
             committed_position=log.committed_position,
             is_broker=not config.client_appends and config.replication.noop_compatible,

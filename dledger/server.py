@@ -43,6 +43,7 @@ from dledger.errors import (
     InvalidRequestError,
     LeaderHint,
     MemberRemovedError,
+    NodeBusyError,
     NoStateMachineError,
     NotLeaderError,
     RequestTimeoutError,
@@ -72,7 +73,7 @@ from dledger.rpc.ports import (
     RoleEvent,
 )
 from dledger.rpc.tls_keeper import TlsKeeper
-from dledger.runtime.driver import Effects, NodeDriver
+from dledger.runtime.driver import SHARED_PATIENCE_S, Effects, NodeDriver
 from dledger.runtime.log_lines import NodeLines
 from dledger.runtime.push_times import PushTimes
 from dledger.runtime.role_changes import RoleChangeHandler, RoleChangeNotifier
@@ -172,6 +173,7 @@ class DLedgerServer:
         self._supervisor = Supervisor(self._failed, config.group)
         self._owns_host = host is None
         self._host = host or Host([config], self._clock, self._supervisor)
+        self._patience_s = None if len(self._host.groups) == 1 else SHARED_PATIENCE_S
         with speaks_for(config.group):
             self.log = self._open_log(repair=repair)
         self.bulk = self.log.bulk_reader(self._refuse_if_fenced, bodies.store_time)
@@ -277,6 +279,7 @@ class DLedgerServer:
             self._clock,
             self._client_address_of,
             lambda: self.grpc_port,
+            lambda: self._supervisor.fatal is not None,
             self._machine,
         )
         old_logs = OldLogs(self._prehistory, self._compared_old_logs)
@@ -302,6 +305,7 @@ class DLedgerServer:
                 fetch_snapshot=lambda fetch: self._fetcher.want(fetch) if self._fetcher is not None else None,
             ),
             self._host.housekeeping.timers,
+            self._patience_s,
         )
         self._fetcher = None if self._machine is None else self._make_fetcher(self._machine)
         if self.fenced:
@@ -603,7 +607,7 @@ class DLedgerServer:
         if (ago_ms := self._driver.look(contact_ms)) is not None:
             self._member_watch.asked_for_vote(sender, ago_ms)
 
-    def receive(self, envelope: Envelope) -> None:
+    def receive(self, envelope: Envelope, patience_s: float | None = None) -> None:
         """Take any other message; a run is verified first, outside the lock."""
         message: Message = envelope.message
         flush_here = False
@@ -614,7 +618,7 @@ class DLedgerServer:
             flush_here = self._is_isolated(len(message.run.data))
             message = CheckedAppend(message.term, message.epoch, message.commit_index, checked)
         receive = partial(self._node.receive, envelope.sender, message, connection=envelope.connection)
-        self._driver.call(receive, flush_here=flush_here)
+        self._driver.call(receive, flush_here=flush_here, patience_s=patience_s)
 
     def _is_isolated(self, size: int) -> bool:
         """Whether a push stands alone: then gathering gains nothing, and passing it to another thread costs time."""
@@ -630,11 +634,17 @@ class DLedgerServer:
 
     def follows(self, peer: NodeId) -> Term | None:
         """See ``Receiver.follows``."""
-        return self._driver.look(lambda node: node.follows(peer))
+        try:
+            return self._driver.look(lambda node: node.follows(peer), patience_s=self._patience_s)
+        except NodeBusyError:
+            return None
 
     def leader_lost(self, peer: NodeId, term: Term, *, gone: bool) -> None:
         """See ``Receiver.leader_lost``."""
-        self._driver.call(lambda now_ms: self._node.leader_lost(peer, term, now_ms, gone=gone))
+        with suppress(NodeBusyError):  # then its silence tells
+            self._driver.call(
+                lambda now_ms: self._node.leader_lost(peer, term, now_ms, gone=gone), patience_s=self._patience_s
+            )
 
     def _send(self, target: NodeId, message: Message) -> None:
         config = self._config

@@ -48,8 +48,8 @@ class Receiver(Protocol):
         ``IdentityError`` or ``UnknownMemberError`` for a message of another cluster, group or member.
         """
 
-    def receive(self, envelope: Envelope) -> None:
-        """Take anything else: pushes, responses, ``TakeLeadership``. Never blocks; raises like ``request``."""
+    def receive(self, envelope: Envelope, patience_s: float | None = None) -> None:
+        """Take anything else: pushes, responses, ``TakeLeadership``. Raises like ``request``."""
 
     def connection_lost(self, peer: NodeId) -> None:
         """The push connection to ``peer`` broke, and everything in flight on it is lost."""

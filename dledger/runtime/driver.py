@@ -13,7 +13,9 @@ pushes in flight, the next ones are gathered and read there.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
@@ -54,6 +56,10 @@ from dledger.types import HardState, LogIndex, NodeId
 
 Result = TypeVar("Result")
 
+SHARED_PATIENCE_S: Final = 0.01
+"""How long a thread that other groups need, too, waits for a node's lock."""
+_BUSY_PAUSE_MS: Final = 10
+"""After a timer found the lock taken."""
 _IN_FLIGHT_WHEN_IDLE = 1
 """Pushes in flight to the slower follower of an idle group when the next append comes."""
 _STEPPED_AT_ONCE = Wake.HANDLER | Wake.QUORUM_ACK
@@ -131,7 +137,7 @@ class _Peer:
 class NodeDriver:
     """Owns a node's lock, its workers and the order of its effects."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one parameter per neighbour
         self,
         config: ServerConfig,
         node: Node,
@@ -140,8 +146,9 @@ class NodeDriver:
         supervisor: Supervisor,
         effects: Effects,
         timers: TaskThread,
+        timers_patience_s: float | None = None,
     ) -> None:
-        """``timers`` steps the parts that need no thread of their own."""
+        """``timers`` steps the parts that need no thread of their own; for ``timers_patience_s`` see ``call``."""
         self._config = config
         self._node = node
         self._log = log
@@ -151,6 +158,10 @@ class NodeDriver:
         self._lock = threading.Lock()  # guards node and log writes: the node's one lock
         self._persist_lock = threading.Lock()  # guards _durable_version and orders the saves; taken without _lock
         self._durable_version = 0  # of the state at start, which the node may already have changed
+        self._unsaved: deque[tuple[Outbox, HardState, int]] = deque()
+        """Effects that threads in a hurry have left to the saver; filled under the lock, removed once carried out."""
+        self._saver = Worker(f"dledger-saver-{config.node_id}", self._save_unsaved, clock, supervisor)
+        self._timers_patience_s = timers_patience_s
         self._running = _Running.NOT_YET
         self._elector, self._handler, self._quorum_ack = (
             self._timed(step, timers) for step in (node.elector.step, node.handler.step, node.quorum_ack.step)
@@ -166,7 +177,16 @@ class NodeDriver:
 
     def _timed(self, step: Callable[[int], int | None], timers: TaskThread) -> _Part:
         part = _Part(step)
-        part.worker = Task(timers, partial(self._step, part.run), self._supervisor)
+
+        def run() -> int | None:
+            try:
+                return self.call(part.run, patience_s=self._timers_patience_s)
+            except NodeBusyError:
+                return self._clock.monotonic_ms() + _BUSY_PAUSE_MS
+            except ShutdownError:
+                return None
+
+        part.worker = Task(timers, run, self._supervisor)
         return part
 
     def _pushing(self, peer: NodeId, dispatcher: EntryDispatcher) -> tuple[_Part, Worker]:
@@ -213,7 +233,8 @@ class NodeDriver:
 
     def _workers(self) -> list[Worker | Task]:
         parts = [self._elector, self._handler, self._quorum_ack, *(peer.part for peer in self._peers.values())]
-        return [*(part.worker for part in parts), self._flusher.worker, *self._ended]
+        saver = () if self._timers_patience_s is None else (self._saver,)
+        return [*(part.worker for part in parts), self._flusher.worker, *saver, *self._ended]
 
     def start(self) -> None:
         """Start all workers."""
@@ -231,8 +252,9 @@ class NodeDriver:
         with self._lock:
             self._running = _Running.NO_MORE
             workers = self._workers()
-        for worker in workers:
-            worker.stop(JOIN_TIMEOUT_S)
+        ended = [worker.stop(JOIN_TIMEOUT_S) for worker in workers]
+        if all(ended):  # else the saver may be at it, on a disk that hangs
+            self._supervisor.run(self._save_unsaved)
         with self._lock:
             self._node.abandon(ShutdownError("this node has stopped: the entries may still be committed"))
             left = self._node.state.outbox.take()
@@ -246,22 +268,29 @@ class NodeDriver:
 
         ``flush_here``: if they include a flush that somebody waits for, do it on this thread, not on the flusher's.
 
-        ``patience_s``: how long to wait for the lock, before ``NodeBusyError`` is raised; None: any time.
+        ``patience_s``: of a thread that others need: how long to wait for the lock, before ``NodeBusyError`` is raised.
+        It waits for no disk either: if the hard state must be saved, another thread does, and carries out the effects,
+        and that error is raised, too. None: wait any time.
 
         Raises ``NodeFailedError`` after a fatal error and ``ShutdownError`` after ``stop``; passes on errors of the
         request itself. Any other error is fatal for the node, whichever thread it occurs on.
         """
-        if not self._lock.acquire(timeout=-1 if patience_s is None else patience_s):
-            raise NodeBusyError(f"the lock of node {self._config.node_id} is not free")
+        self._enter(patience_s)
         begun = False
         try:
             try:
                 if self._running is _Running.NO_MORE or self._supervisor.fatal is not None:
                     self._refuse()
+                if patience_s is not None and self._unsaved:
+                    raise NodeBusyError(f"the hard state of node {self._config.node_id} is being saved")
                 begun = True
                 now_ms = self._clock.monotonic_ms()
                 result = action(now_ms)
                 effects, hard_state, version = self._take_effects(now_ms)
+                if patience_s is not None and effects is not None and version != self._durable_version:
+                    self._unsaved.append((effects, hard_state, version))
+                    self._saver.wake()
+                    raise NodeBusyError(f"the hard state of node {self._config.node_id} must be saved")
             finally:
                 self._lock.release()
             if effects is not None:
@@ -275,7 +304,7 @@ class NodeDriver:
             if begun:  # it may be the refusal of another call, made while carrying this one out
                 error.outcome = "unknown"
             raise
-        except (UnknownMemberError, InvalidRequestError):
+        except (UnknownMemberError, InvalidRequestError, NodeBusyError):
             raise
         except BaseException as error:
             self._supervisor.report(error)
@@ -307,10 +336,25 @@ class NodeDriver:
                 peer.control.queue.append(message)
         return effects, hard_state, version
 
-    def look(self, query: Callable[[Node], Result]) -> Result:
-        """Read from the node under its lock; ``query`` must not change anything."""
-        with self._lock:
+    def _save_unsaved(self) -> None:
+        """On the saver's thread."""
+        while self._unsaved:
+            effects, hard_state, version = self._unsaved[0]
+            with suppress(ShutdownError):
+                self._carry_out(effects, hard_state, version)
+            self._unsaved.popleft()
+
+    def look(self, query: Callable[[Node], Result], *, patience_s: float | None = None) -> Result:
+        """Read from the node under its lock; ``query`` must not change anything. ``patience_s``: see ``call``."""
+        self._enter(patience_s)
+        try:
             return query(self._node)
+        finally:
+            self._lock.release()
+
+    def _enter(self, patience_s: float | None) -> None:
+        if not self._lock.acquire(timeout=-1 if patience_s is None else patience_s):
+            raise NodeBusyError(f"the lock of node {self._config.node_id} is not free")
 
     def _refuse(self) -> NoReturn:
         """Refuse a call before any of it is done: its caller may repeat it elsewhere."""

@@ -31,6 +31,8 @@ class RecordingReceiver:
     """The leader that it follows, and in which term."""
     leader_losses: list[tuple[NodeId, Term, bool]] = field(default_factory=list)
     """Leader, term, and whether it is gone."""
+    patience: list[float | None] = field(default_factory=list)
+    """That of whoever delivered what was received."""
     release: threading.Event = field(default_factory=threading.Event)
     """Requests are answered only while this is set; it is, unless a test clears it."""
 
@@ -52,8 +54,9 @@ class RecordingReceiver:
                 raise InvalidRequestError("no request")
         return replace(envelope, sender=envelope.target, target=envelope.sender, message=answer)
 
-    def receive(self, envelope: Envelope) -> None:
+    def receive(self, envelope: Envelope, patience_s: float | None = None) -> None:
         self._refuse()
+        self.patience.append(patience_s)
         self.received.append(envelope)
 
     def connection_lost(self, peer: NodeId) -> None:

@@ -22,11 +22,11 @@ from typing import Final
 from dledger.backoff import Backoff
 from dledger.config import Member
 from dledger.core.messages import Envelope, HeartbeatRequest, HeartbeatResponse, Message
-from dledger.errors import DLedgerError, InvalidRequestError
+from dledger.errors import DLedgerError, InvalidRequestError, NodeBusyError
 from dledger.rpc import options
 from dledger.rpc.bridge import LoopBridge, Report, log_failure, supervise
 from dledger.rpc.peers import codec
-from dledger.rpc.peers.coalescing import HeartbeatCoalescer, HeartbeatLink, Process, Settle
+from dledger.rpc.peers.coalescing import PATIENCE_S, HeartbeatCoalescer, HeartbeatLink, Process, Settle
 from dledger.rpc.peers.dialling import DialledConnection, PeerDialler
 from dledger.rpc.peers.frames import FrameKind, Purpose
 from dledger.rpc.peers.identity import Introduction, Reasons
@@ -277,7 +277,12 @@ class PeerLink(PeerDialler):
         peer, introduction = self._peer, self._introduction
         if isinstance(answer, HeartbeatResponse):
             introduction.learn(peer, answer.client_address)
-        self._receiver.receive(introduction.identity.envelope_from(peer, answer))
+        envelope = introduction.identity.envelope_from(peer, answer)
+        if self._coalescer is None:
+            self._receiver.receive(envelope)
+            return
+        with suppress(NodeBusyError):  # the protocol repeats itself; other groups need this loop
+            self._receiver.receive(envelope, PATIENCE_S)
 
     def on_refusal(self, error: DLedgerError) -> None:
         """Log a refusal, which needs a person, once, and wait longer before the next attempt."""

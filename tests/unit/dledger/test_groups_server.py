@@ -9,19 +9,25 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import grpc
 import pytest
 
 from cluster.local.group import free_ports
 from dledger.client import DLedgerClient
+from dledger.clock import Clock
 from dledger.conditions import ConditionKind
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.errors import ConfigError, DirectoryLockedError, DiskFullError, NoStateMachineError
 from dledger.groups_server import GroupsServer
+from dledger.host import Host
 from dledger.host_settings import check_together
+from dledger.hosted_groups import HostedGroups
 from dledger.log_speaker import speaking_group
+from dledger.pb import client_pb2
 from dledger.runtime.supervisor import NodeFailedError
 from dledger.server import DLedgerServer
-from dledger.types import AppendedBatch, NodeId, Role
+from dledger.store.hard_state import FileHardState
+from dledger.types import AppendedBatch, HardState, NodeId, Role
 from tests.support.cluster import Outcome
 from tests.support.counting import History
 from tests.support.waiting import wait_until
@@ -274,6 +280,71 @@ def test_two_groups_with_one_directory_are_refused(named: Named) -> None:
         check_together([(first, one), (second, shared)])
 
 
+# --- one group's trouble is not another one's -------------------------------------------------------------------------
+
+
+def test_a_group_whose_lock_is_held_delays_no_other_one_s_timers(server: GroupsServer) -> None:
+    """They share a thread: a step under one group's lock may wait for its disk."""
+    a, b = server.servers["a"], server.servers["b"]
+    with a._driver._lock:
+        for _ in range(3):
+            due_ms = b._driver._elector.worker.due_ms  # type: ignore[union-attr]  # it is a task
+            wait_until(
+                lambda due_ms=due_ms: b._driver._elector.worker.due_ms not in (due_ms, None),  # type: ignore[misc, union-attr]  # the default argument
+                "the other one's heartbeats go on",
+            )
+
+
+def test_a_group_whose_vote_is_not_saved_delays_no_other_one_s_election(
+    named: Named, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk may hang instead of failing; then one group waits, and votes for nobody meanwhile."""
+    hanging, hangs, save = threading.Event(), threading.Event(), FileHardState.save
+
+    def hang(self: FileHardState, state: HardState) -> None:
+        if self._directory.parent.name == "a" and state.vote is not None:
+            hanging.set()
+            hangs.wait(60)
+        save(self, state)
+
+    monkeypatch.setattr(FileHardState, "save", hang)
+    server = GroupsServer(named)
+    try:
+        server.start()
+        b = server.servers["b"]
+        wait_until(lambda: b.status().role is Role.LEADER, "the other one leads")
+        appended = Outcome[AppendedBatch]()
+        b.submit_append([b"x"], appended)
+        wait_until(lambda: not appended.pending, "it takes appends")
+        assert appended.value.last_index > 0
+        assert hanging.wait(30)
+
+        hangs.set()
+        _wait_leading(server)
+    finally:
+        hangs.set()
+        server.stop(graceful=False)
+
+
+def test_a_member_that_fails_while_others_are_opened_ends_nobody_else(named: Named) -> None:
+    """Those that are open already are not all."""
+    configs, ended = [config for _, config in named], []
+
+    def make(number: int, host: Host) -> DLedgerServer:
+        if number == 1:
+            host.failed("a", OSError("its disk broke"))
+            ended.append(server_of(host))
+        return DLedgerServer(configs[number], host=host)
+
+    def server_of(host: Host) -> bool:
+        return HostedGroups.fatal.fget(host.failed.__self__) is not None  # type: ignore[attr-defined]  # its own method
+
+    server = HostedGroups(configs, make, Clock())
+    server.stop(graceful=False)
+
+    assert ended == [False]
+
+
 def test_log_lines_name_the_group_that_they_are_about(named: Named) -> None:
     """Whichever thread of the process writes them."""
     lines: list[tuple[str, str, str]] = []
@@ -305,3 +376,55 @@ def test_log_lines_name_the_group_that_they_are_about(named: Named) -> None:
     assert ("a", "group_failed") in told
     assert [group for group, _, text in lines if text.startswith("stopping the node")] == ["a"]
     assert all(group == text[0] for group, event, text in lines if event in ("recovery", "role_change", "condition"))
+
+
+def test_limits_of_clients_that_differ_are_refused(named: Named) -> None:
+    """They are the process's: by which file comes first, they would be one group's or the other's."""
+    config = named[1][1]
+    for name in ("pending_entries_max", "pending_bytes_max"):
+        value = getattr(config.replication, name) // 2
+        other = replace(config, replication=replace(config.replication, **{name: value}))
+        with pytest.raises(ConfigError, match=f"{name} is .* in a.conf and {value} in b.conf"):
+            check_together([named[0], ("b.conf", other)])
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_each_group_takes_entries_of_its_own_size_whichever_file_comes_first(
+    named: Named, order: tuple[int, int]
+) -> None:
+    """The port of gRPC, which serves all of them, receives what the largest of them allows."""
+    (grpc_port,) = free_ports(1)
+    sized = [
+        (
+            name,
+            replace(
+                config,
+                grpc_server_port=grpc_port,
+                store=replace(config.store, segment_bytes=1 << 25, max_entry_bytes=size),
+            ),
+        )
+        for (name, config), size in zip(named, (1 << 16, 12 << 20), strict=True)
+    ]
+    server = GroupsServer([sized[number] for number in order])
+    try:
+        server.start()
+        _wait_leading(server)
+        with grpc.insecure_channel(f"127.0.0.1:{server.servers['b'].grpc_port}") as channel:
+            append = channel.unary_unary(
+                "/dledger.v1.LogService/Append",
+                request_serializer=client_pb2.AppendRequest.SerializeToString,
+                response_deserializer=client_pb2.AppendResponse.FromString,
+            )
+            answer = append(client_pb2.AppendRequest(group="b", bodies=[bytes(10 << 20)]), timeout=60)
+        assert answer.first_index > 0
+    finally:
+        server.stop(graceful=False)
+
+
+def test_a_failed_member_does_not_say_that_it_leads(server: GroupsServer) -> None:
+    """Its process goes on, and answers for it: clients must look for the leader elsewhere."""
+    a = server.servers["a"]
+    a.fail(OSError("its disk broke"))
+
+    for status in (a.status(), a.measure().status):
+        assert (status.role, status.leader, status.peers) == (Role.FOLLOWER, None, ())

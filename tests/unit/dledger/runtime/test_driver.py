@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -27,7 +28,7 @@ from dledger.core.messages import (
 )
 from dledger.core.node import Node
 from dledger.core.outbox import RoleChange
-from dledger.errors import CorruptLogError, DiskError, DLedgerError, ShutdownError
+from dledger.errors import CorruptLogError, DiskError, DLedgerError, NodeBusyError, ShutdownError
 from dledger.runtime.driver import Effects, NodeDriver
 from dledger.runtime.supervisor import NodeFailedError, Supervisor
 from dledger.runtime.tasks import TaskThread
@@ -64,6 +65,7 @@ class _Bench:
         prepare: Callable[[MemoryStore], object] = MemoryStore.flush,
         store: StoreConfig | None = None,
         on_damage: Callable[[CorruptLogError], None] | None = None,
+        patience_s: float | None = None,
     ) -> None:
         election = ElectionConfig(heartbeat_interval_ms=10, election_timeout_ms_min=30, election_timeout_ms_max=60)
         self.config = ServerConfig(
@@ -105,6 +107,7 @@ class _Bench:
                 members=lambda membership, spoken_with: self.events.append((membership, spoken_with)),
             ),
             self.timers,
+            patience_s,
         )
 
     def start(self) -> None:
@@ -701,3 +704,70 @@ def test_a_failed_flush_stops_the_node_without_an_acknowledgement() -> None:
 
     assert not any(isinstance(result, AppendedBatch) for result in results)
     assert isinstance(bench.failures[0], DiskError)
+
+
+# --- threads that other groups need, too ------------------------------------------------------------------------------
+
+IN_A_HURRY: Final = 0.01
+
+
+def test_a_thread_in_a_hurry_does_not_wait_for_the_lock() -> None:
+    """Whoever holds it may wait for a disk that hangs; what was not done is done later, or repeated by its sender."""
+    bench, done = _Bench(patience_s=IN_A_HURRY), list[object]()
+    with bench.driver._lock:
+        with pytest.raises(NodeBusyError, match="the lock of node n0 is not free"):
+            bench.driver.call(done.append, patience_s=IN_A_HURRY)
+        with pytest.raises(NodeBusyError, match="the lock of node n0 is not free"):
+            bench.driver.look(done.append, patience_s=IN_A_HURRY)
+    assert done == []
+
+
+def _campaign(bench: _Bench) -> None:
+    """As a timer would."""
+
+    def begin(now_ms: int) -> None:
+        bench.node.state.become_candidate(now_ms, pre_vote=False)
+        bench.node.state.outbox.messages.append((NodeId("n1"), VoteRequest(Term(1), bench.log.last)))
+        bench.node.state.outbox.completions.append(lambda: bench.events.append("completed"))
+
+    with pytest.raises(NodeBusyError, match="must be saved"):
+        bench.driver.call(begin, patience_s=IN_A_HURRY)
+
+
+def test_a_thread_in_a_hurry_leaves_a_vote_to_the_saver_and_it_is_durable_before_anybody_hears_of_it() -> None:
+    """On the saver's thread, too (Raft figure 2); a call of somebody with time may save it before."""
+    bench = _Bench(patience_s=IN_A_HURRY)
+    _campaign(bench)
+    assert bench.events == []
+
+    bench.driver.start()
+    try:
+        wait_until(lambda: "completed" in bench.events, "it is carried out")
+    finally:
+        bench.driver.stop()
+
+    saved, sent, _ = bench.events
+    assert isinstance(saved, HardState)
+    assert isinstance(sent, tuple)
+
+
+def test_a_thread_in_a_hurry_does_nothing_while_a_vote_is_being_saved() -> None:
+    """So that one that cannot be saved is followed by no more of them."""
+    bench, done = _Bench(patience_s=IN_A_HURRY), list[int]()
+    _campaign(bench)
+
+    with pytest.raises(NodeBusyError, match="is being saved"):
+        bench.driver.call(done.append, patience_s=IN_A_HURRY)
+    assert done == []
+    assert bench.driver.call(lambda _now_ms: 7) == 7  # others have time
+    assert isinstance(bench.events[0], HardState)
+
+
+def test_a_stop_carries_out_what_was_left_to_the_saver() -> None:
+    """Somebody may wait for it."""
+    bench = _Bench(patience_s=IN_A_HURRY)
+    _campaign(bench)
+
+    bench.driver.stop()
+
+    assert bench.events[-1] == "completed"

@@ -18,7 +18,7 @@ import pytest
 from cluster.local.group import free_ports
 from dledger.config import Member, ServerConfig
 from dledger.core.messages import Envelope, HeartbeatRequest, HeartbeatResponse
-from dledger.errors import ResponseCode, TlsError
+from dledger.errors import NodeBusyError, ResponseCode, TlsError
 from dledger.rpc.peers import coalescing, codec
 from dledger.rpc.peers.coalescing import HeartbeatCoalescer, HeartbeatLink, Process, Settle
 from dledger.rpc.peers.codec import HEARTBEATS_GROUPS_MAX, GroupHeartbeat
@@ -387,3 +387,34 @@ def test_a_link_that_lost_its_answers_beats_alone(served: dict[str, Served]) -> 
 
     assert answer is not None
     assert codec.decode_heartbeat_response(answer[1]) == HeartbeatResponse(Term(1), 3)
+
+
+def test_a_busy_leader_misses_an_answer_and_keeps_its_connection(
+    served: dict[str, Served], members: tuple[Member, ...]
+) -> None:
+    """Its next heartbeats are answered, too; the loop that takes the answers is every group's."""
+    numbers = itertools.count(1)
+    with ExitStack() as stack:
+        leaders = _serve(stack, N0, members)
+
+        def are_answered(groups: str, first: int) -> bool:
+            _lead(leaders, next(numbers))
+            return all(_newest_answer(leaders[group]) >= first for group in groups)
+
+        wait_until(lambda: are_answered("abc", 1), "all are answered")
+        busy = leaders["a"].receiver
+        before, busy.refusal = _newest_answer(leaders["a"]), NodeBusyError("its lock is not free")
+        first = next(numbers)
+        wait_until(lambda: are_answered("bc", first), "the others are answered")
+        heard = _newest_answer(leaders["a"])
+        busy.refusal = None
+        again = next(numbers)
+        wait_until(lambda: are_answered("a", again), "it is answered")
+
+    assert heard <= before + HEARTBEATS_MAX
+    assert len({one for one in busy.patience if one is not None}) == 1
+
+
+def _newest_answer(leader: Served) -> int:
+    said = leader.receiver.messages()
+    return max((one.read_sequence for one in said if isinstance(one, HeartbeatResponse)), default=0)
