@@ -98,25 +98,37 @@ class Windows:
         """
         self._now_ms = now_ms
         key = loading.group, loading.topic
-        topic = self._topics.get(key)
-        if topic is None:
-            kept = self._topic_of.get(PopPlace(loading.group, loading.retry_topic, 0))
-            is_kept = kept is not None and kept.topic == loading.topic
-            topic = self._topics[key] = kept if kept and is_kept else Topic(*key, loading.retry_topic)
+        topic = self._topics[key] = self._known_topic(loading)
         is_known = any(self._view.offset(*key, queue_id) >= 0 for queue_id in loading.queues)
         starts = {} if loading.retry_begin is None else {topic.retries: (loading.retry_begin, 0)}
         for queue_id, (begin, start, end) in loading.queues.items():
             starts[PopPlace(*key, queue_id)] = (begin if is_known else start), end
         for place, (start, end) in starts.items():
-            if place not in self._queues:
-                self._open(topic, place, start, end)
-        for origin in loading.copied:
-            queue = self._queues.get(origin.place)
-            if queue is not None and origin.place in starts and queue.generation == origin.generation:
-                self._found_copy(topic, queue, origin)
+            self._take_up(topic, loading, place, start, end)
         pending = Pending()
         self._journal.commit(pending, [self._queues[place] for place in starts if self._queues[place].window is None])
         return pending
+
+    def take_up(self, loading: Loading, queue_id: int, now_ms: int) -> None:
+        """Take up the window of one queue, if there is one, before ``load``, which then has less to do at once."""
+        self._now_ms = now_ms
+        place = PopPlace(loading.group, loading.topic, queue_id)
+        if self._view.pop_window(place) is not None:
+            self._take_up(self._known_topic(loading), loading, place, 0, loading.queues[queue_id].end)
+
+    def _known_topic(self, loading: Loading) -> Topic:
+        """The topic, also if it is not loaded, but some of its windows are here."""
+        key = loading.group, loading.topic
+        places = PopPlace(loading.group, loading.retry_topic, 0), *(PopPlace(*key, one) for one in loading.queues)
+        here = (self._topic_of[one] for one in places if one in self._topic_of)
+        kept = next((one for one in here if one.topic == loading.topic), None)
+        return self._topics.get(key) or kept or Topic(*key, loading.retry_topic)
+
+    def _take_up(self, topic: Topic, loading: Loading, place: PopPlace, start: int, end: int) -> None:
+        queue = self._queues.get(place) or self._open(topic, place, start, end)
+        for origin in loading.copied:
+            if origin.place == place and origin.generation == queue.generation:
+                self._found_copy(topic, queue, origin)
 
     def _found_copy(self, topic: Topic, queue: Queue, origin: Origin) -> None:
         """A copy that an earlier leader has stored: if its original is not settled yet, it is now."""

@@ -171,6 +171,11 @@ class Receiving:
         loading = await self._loader.load(*key, start)
         self._driver.require(leadership)
         self._view.check_room(key.group, [(key.topic, one) for one in loading.queues])
+        for queue_id in loading.queues:
+            leadership.engine.take_up(loading, queue_id, leadership.now_ms())
+            self._driver.look(leadership)
+            await asyncio.sleep(0)
+            self._driver.require(leadership)
         pending = leadership.engine.load(loading, leadership.now_ms())
         self._driver.look(leadership)
         await self._driver.done(pending)

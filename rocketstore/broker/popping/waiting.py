@@ -68,7 +68,7 @@ class _Line:
     def __init__(self) -> None:
         self.news = 0
         self.entered = 0
-        self.watches: list[QueueWatch] = []
+        self.watches: dict[QueueKey, QueueWatch] = {}
         self.waiting: dict[int, deque[WaitingReceive]] = {}
 
     def wake_one(self, queue_id: int) -> None:
@@ -108,8 +108,9 @@ class WaitingReceives:
         line = self._lines.get(subscribed)
         if line is None:
             line = self._lines[subscribed] = _Line()
-        if not line.entered:
-            line.watches = [self._pulls.watch(key, partial(self._arrived, subscribed, key)) for key in queues]
+        for key in queues:
+            if key not in line.watches:  # those who came before wait for one queue, or the topic has got more
+                line.watches[key] = self._pulls.watch(key, partial(self._arrived, subscribed, key))
         line.entered += 1
         self._clients[client_id] += 1
         self._count += 1
@@ -124,7 +125,7 @@ class WaitingReceives:
             if not self._clients[client_id]:
                 del self._clients[client_id]
             if not line.entered:
-                for watch in line.watches:
+                for watch in line.watches.values():
                     self._pulls.unwatch(watch)
                 self._lines.pop(subscribed, None)
             elif waiter.is_woken:  # in vain

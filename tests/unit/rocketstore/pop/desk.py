@@ -64,12 +64,15 @@ class Desk:
     def window(self, place: PopPlace = QUEUE) -> LeaseWindow:
         return self.tables.windows[place]
 
-    def load(self) -> None:
+    def loading(self) -> Loading:
         bounds = {
             place.queue_id: QueueBounds(0, 0, len(some)) for place, some in self.queues.items() if place.topic == TOPIC
         }
         retry = 0 if RETRIES in self.queues else None
-        self.engine.load(Loading(GROUP, TOPIC, RETRY, bounds, retry, self.origins), self.now_ms)
+        return Loading(GROUP, TOPIC, RETRY, bounds, retry, self.origins)
+
+    def load(self) -> None:
+        self.engine.load(self.loading(), self.now_ms)
         self.settle()
 
     def delete_topic(self) -> None:
@@ -153,10 +156,11 @@ class Desk:
         else:
             self.queues.setdefault(RETRIES, []).append(copy.next_attempt(said))
 
-    def fail_over(self, *, ms: int = 0) -> None:
+    def fail_over(self, *, ms: int = 0, load: bool = True) -> None:
         """Another leader."""
         self.engine.close("gone")
         self.copies = []
         self.now_ms += ms
         self.engine = PopEngine(self, lambda _count: 0)
-        self.load()
+        if load:
+            self.load()

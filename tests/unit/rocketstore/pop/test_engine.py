@@ -9,7 +9,7 @@ from rocketstore.pop.journal import BUSY_TICK_MS, TICK_MS
 from rocketstore.pop.operations import CopyResult, PopFound, PopRules, PopWish, Verdict
 from rocketstore.pop.queue import SKEW_MS
 from rocketstore.pop.rows import check_row
-from rocketstore.pop.tables import AHEAD_MAX, AHEAD_MS, PARKED_MAX
+from rocketstore.pop.tables import AHEAD_MAX, AHEAD_MS, PARKED_MAX, WINDOW_MAX
 from rocketstore.pop.windows import COPIES_MAX, EXPIRES_MAX, NotLoadedError
 from tests.unit.rocketstore.pop.desk import GROUP, QUEUE, RETRIES, TOPIC, Desk
 
@@ -496,3 +496,143 @@ def test_no_more_is_parked_than_a_row_can_say_though_a_group_is_not_ordered_any_
     desk.engine.ack(GROUP, TOPIC, [one.handle for one in parked[:32]], desk.now_ms)
     assert len(desk.receive()) == 32
     check_row(desk.window().as_row(QUEUE))
+
+
+def test_windows_are_taken_up_one_by_one_before_their_topic_is_loaded() -> None:
+    """P4: a full one takes long, and what an earlier leader has copied is not copied again, even if it is due."""
+    desk = _loaded(2)
+    desk.receive()
+    desk.later(60_000)
+    desk.store(desk.copies[0])
+    desk.fail_over(load=False)
+    desk.now_ms += 70_000
+    desk.engine.take_up(desk.loading(), 0, desk.now_ms)
+    desk.engine.expire(desk.now_ms)
+    desk.look()
+    assert [one.origin.offset for one in desk.copies] == [1]
+    with pytest.raises(NotLoadedError):
+        desk.begin()
+    desk.load()
+    desk.store_copies()
+    assert desk.window().commit == 2
+    assert [(one.place, one.offset) for one in desk.receive()] == [(RETRIES, 0), (RETRIES, 1)]
+
+
+def test_a_long_lease_is_not_told_before_its_row_though_rows_ran_ahead() -> None:
+    """P1: a later leader would take it for one of a minute."""
+    desk = _loaded(1)
+    desk.receive()
+    desk.send(1)
+    delivery = desk.begin(invisible_ms=61_000)
+    assert not delivery.is_done
+    desk.settle()
+    assert [one.offset for one in delivery.messages] == [1]
+
+
+def test_what_ran_ahead_stays_invisible_when_somebody_moves_the_window() -> None:
+    """P1, P11: to the leader that gave it out, and to the next."""
+    for fails in (False, True):
+        desk = _loaded(1)
+        desk.receive()
+        desk.send(1)
+        assert [one.offset for one in desk.begin().messages] == [1]
+        desk.offsets[QUEUE] = desk.tables.moved(QUEUE, 1, reset=False)
+        if fails:
+            desk.fail_over()
+        assert desk.receive() == []
+        desk.later(70_000)
+        assert [one.origin.offset for one in desk.copies] == [1]
+
+
+def test_the_retry_topic_does_not_run_ahead() -> None:
+    """P1: of it a new leader takes nothing for given out that no row says."""
+    desk = _loaded(1)
+    desk.receive()
+    desk.later(60_000)
+    desk.store_copies()
+    assert [one.place for one in desk.receive()] == [RETRIES]
+    assert desk.window(RETRIES).ahead == 0
+
+
+def test_a_parked_message_that_an_earlier_leader_has_copied_is_not_copied_again() -> None:
+    """P4."""
+    desk = _loaded(1)
+    desk.receive(invisible_ms=61_000)
+    desk.later(61_000)
+    desk.store(desk.copies[0])
+    desk.fail_over(ms=5_000)
+    desk.later(5_000)
+    assert desk.copies == []
+    assert not desk.window().parked
+
+
+def test_a_tick_that_was_not_stored_is_written_again() -> None:
+    """Its clients may ask no more, but what they have settled must not come again."""
+    desk = _loaded(1)
+    (message,) = desk.receive()
+    desk.engine.ack(GROUP, TOPIC, [message.handle], desk.now_ms)
+    tick = desk.tick()
+    assert tick is not None
+    desk.engine.ticked(tick, "the log is full", desk.now_ms)
+    desk.settle()
+    assert desk.window().commit == 1
+
+
+def test_an_ack_of_a_parked_message_may_be_repeated_until_it_is_applied() -> None:
+    """P2: another row of the queue, which was on its way before, is not its own."""
+    desk = _loaded(1)
+    (message,) = desk.receive(invisible_ms=61_000)
+    desk.send(1)
+    desk.begin()
+    tick = desk.tick()
+    assert tick is not None
+    acked = desk.engine.ack(GROUP, TOPIC, [message.handle], desk.now_ms)
+    desk.apply(tick)
+    desk.engine.ticked(tick, None, desk.now_ms)
+    acked += desk.engine.ack(GROUP, TOPIC, [message.handle], desk.now_ms)
+    desk.settle()
+    assert [one.verdict for one in acked] == [Verdict.OK] * 2
+
+
+def test_a_handle_is_told_only_with_a_number_that_a_row_permits() -> None:
+    """P5: a later leader would give another delivery the same."""
+    desk = _loaded(1)
+    delivery = desk.engine.begin(PopWish(GROUP, TOPIC, [0], 1, 60_000), desk.now_ms)
+    assert desk.engine.next_read(delivery, desk.now_ms) is not None
+    desk.engine.took(delivery, [], 1, desk.now_ms, end=1)  # the filter does not want it
+    desk.engine.finish(delivery, desk.now_ms)
+    desk.settle()
+    assert desk.window().ahead > 1
+    desk.send(1)
+    assert not desk.begin().is_done
+
+
+def test_no_row_runs_ahead_beyond_the_window() -> None:
+    """P10: a later leader could not write a row for so many."""
+    desk = _loaded(WINDOW_MAX - 1)
+    desk.receive(WINDOW_MAX)
+    assert desk.window().ahead == WINDOW_MAX
+
+
+def test_a_copy_of_what_ran_ahead_counts_no_attempt() -> None:
+    """P3: probably nobody got it."""
+    desk = _loaded(1)
+    assert desk.ack(desk.receive()[0]) is Verdict.OK
+    desk.send(1)
+    desk.fail_over()
+    desk.later(70_000)
+    assert [(one.origin.offset, one.attempt) for one in desk.copies] == [(1, 0)]
+
+
+def test_who_waits_for_a_window_that_was_reset_meanwhile_is_told_so() -> None:
+    """P12: the row does not count, so the message is not settled."""
+    desk = _loaded(1)
+    (message,) = desk.receive()
+    (acked,) = desk.engine.ack(GROUP, TOPIC, [message.handle], desk.now_ms)
+    tick = desk.tick()
+    assert tick is not None
+    desk.offsets[QUEUE] = desk.tables.moved(QUEUE, 0, reset=True)
+    desk.apply(tick)
+    desk.engine.ticked(tick, None, desk.now_ms)
+    desk.settle()
+    assert acked.verdict is Verdict.INVALID_HANDLE

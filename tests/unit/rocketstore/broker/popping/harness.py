@@ -77,7 +77,7 @@ class PopBroker:
         before = self.broker.counters().pop.waiting
         fields: dict[str, Any] = {"wait_ms": 30_000, "client_id": "c"} | wish  # Any: of its fields
         asked = Receive(GROUP, TOPIC, **fields)
-        waiting = asyncio.run_coroutine_threadsafe(self.received(asked), self.run(_running_loop()))
+        waiting = asyncio.run_coroutine_threadsafe(self.received(asked), self.run(running_loop()))
         wait_until(lambda: self.broker.counters().pop.waiting > before, "the receive waits")
         return waiting
 
@@ -129,7 +129,8 @@ class PopBroker:
         return found
 
 
-async def _running_loop() -> asyncio.AbstractEventLoop:
+async def running_loop() -> asyncio.AbstractEventLoop:
+    """The broker's, of what is run there."""
     return asyncio.get_running_loop()
 
 

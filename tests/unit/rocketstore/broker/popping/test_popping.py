@@ -22,12 +22,12 @@ from rocketstore.filter.filters import SQL92
 from rocketstore.message.record import QueuePlace
 from rocketstore.pop.engine import PopEngine
 from rocketstore.pop.handles import Handle, encode_handle
-from rocketstore.pop.operations import Origin, PopDelivery, PopWish, Settling
+from rocketstore.pop.operations import Loading, Origin, PopDelivery, PopWish, Settling
 from rocketstore.pop.tables import PopPlace
 from rocketstore.state.changes import GroupConfig, TopicConfig
 from rocketstore.types import PutResult
 from tests.support.waiting import wait_until
-from tests.unit.rocketstore.broker.popping.harness import GROUP, TOPIC, PopBroker, bodies
+from tests.unit.rocketstore.broker.popping.harness import GROUP, TOPIC, PopBroker, bodies, running_loop
 
 _T = TypeVar("_T")
 RETRY, DEAD = f"%RETRY%{GROUP}_{TOPIC}", f"%DLQ%{GROUP}"
@@ -53,6 +53,39 @@ class TestReceives:
         assert (pop.window().reserved, pop.window().commit) == (2, 0)
         assert pop.window().leased_until_ms >= got.messages[0].visible_at_ms
         assert got.rest == 1
+
+    def test_who_waits_for_one_queue_only_does_not_keep_others_from_being_woken(self, pop: PopBroker) -> None:
+        """By the messages of another queue, that is, though they came later."""
+        one = pop.broker.popping.await_message(GROUP, TOPIC, 1, 30_000)
+        first = asyncio.run_coroutine_threadsafe(one, pop.run(running_loop()))
+        wait_until(lambda: pop.broker.counters().pop.waiting == 1, "somebody waits for queue 1")
+        second = pop.begin()
+        pop.send([b"a"])
+        assert bodies(second.result(20).messages) == [b"a"]
+        pop.send([b"b"], 1)
+        assert first.result(20)
+
+    def test_windows_are_taken_up_in_turns_of_the_loop(self, pop: PopBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A full one takes 20 ms, and after a failover all may be full."""
+        happened: list[int] = []  # the queue; -1: a turn of the loop
+        take_up = PopEngine.take_up
+
+        def noting(engine: PopEngine, loading: Loading, queue_id: int, now_ms: int) -> None:
+            happened.append(queue_id)
+            take_up(engine, loading, queue_id, now_ms)
+
+        async def received_while_others_wait() -> None:
+            pop.broker.popping._driver.end()
+            receiving = asyncio.create_task(pop.received(Receive(GROUP, TOPIC, client_id="c")))
+            while not receiving.done():
+                happened.append(-1)
+                await asyncio.sleep(0)
+
+        pop.receive()
+        monkeypatch.setattr(PopEngine, "take_up", noting)
+        pop.run(received_while_others_wait())
+        assert [one for one in happened if one >= 0] == [0, 1]
+        assert -1 in happened[happened.index(0) : happened.index(1)]
 
     def test_consumers_share_a_queue_message_by_message(self, pop: PopBroker) -> None:
         """However many there are: none is given out twice while it is invisible."""
