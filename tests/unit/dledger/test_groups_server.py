@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -428,3 +429,40 @@ def test_a_failed_member_does_not_say_that_it_leads(server: GroupsServer) -> Non
 
     for status in (a.status(), a.measure().status):
         assert (status.role, status.leader, status.peers) == (Role.FOLLOWER, None, ())
+
+
+def test_a_start_after_a_stop_does_nothing(named: Named) -> None:
+    """A signal may come before the start."""
+    server = GroupsServer(named)
+    try:
+        server.stop()
+        server.start()
+
+        assert server.wait(0) == 0
+        assert _threads() == []
+    finally:
+        server.stop()
+
+
+def test_a_start_that_fails_closes_what_it_has_opened(named: Named) -> None:
+    """The peers' port is another process's: the groups' directories and the clients' port are free again."""
+    with socket.create_server(("127.0.0.1", named[0][1].self_member.port)):
+        server = GroupsServer(named)
+        with pytest.raises(ConfigError):
+            server.start()
+    left = _threads()
+    server.stop(graceful=False)
+
+    assert left == []
+    GroupsServer(named).stop()
+
+
+def test_two_groups_with_one_data_directory_are_refused(named: Named, tmp_path: Path) -> None:
+    """Also where only the segments of both would lie."""
+    shared = [
+        (name, replace(config, store=replace(config.store, data_dirs=(tmp_path / f"own-{name}", tmp_path / "data"))))
+        for name, config in named
+    ]
+
+    with pytest.raises(ConfigError, match=r"data is a directory of group 'a' in a\.conf and of 'b' in b\.conf"):
+        check_together(shared)
