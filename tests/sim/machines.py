@@ -162,16 +162,18 @@ class Transfer:
         """See ``SnapshotTransfer``."""
         return self._offer.description
 
-    def piece(self, file: str, offset: int) -> bytes:
+    def pieces(self, file: str, offset: int, length: int) -> Iterator[bytes]:
         """See ``SnapshotTransfer``."""
-        self._client.travel(self._sender, self._boots)
-        try:
-            data = self._offer.piece(file, offset, self._client.piece_bytes)
-        except DLedgerError as error:
-            raise UnavailableError(str(error)) from error
-        if not data:
-            raise UnavailableError(f"it says that {file!r} ends at {offset}")
-        return self._client.damaged(data)
+        while offset < length:
+            self._client.travel(self._sender, self._boots)
+            try:
+                data = self._offer.piece(file, offset, self._client.piece_bytes)
+            except DLedgerError as error:
+                raise UnavailableError(str(error)) from error
+            if not data:
+                raise UnavailableError(f"it says that {file!r} ends at {offset}")
+            offset += len(data)
+            yield self._client.damaged(data)
 
 
 class SnapshotClient:

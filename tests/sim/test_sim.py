@@ -16,7 +16,7 @@ from tests.sim.simulation import run_seed
 from tests.support.sweeps import thinned
 
 EVENTS = 4_000
-REGRESSIONS = (60, 272, 512, 1090, 3022, 3551, 20244, 51998, 100302, 400005, 400147, 420863, 420970, 500005)
+REGRESSIONS = (60, 272, 512, 1090, 3022, 3551, 20244, 51998, 100302, 400005, 400147, 420863, 420970, 500005, 500117)
 """Seeds that found a bug once, here or in the checker."""
 
 
