@@ -294,6 +294,15 @@ class PopEngine(Windows):
         self._give_back(delivery.messages)
         delivery.messages = []
 
+    def _noted_end_ms(self, message: Leased) -> int:
+        """Until when a later leader takes a message for given out: a batch may have been given back meanwhile, and be
+        leased again by a row that is not applied yet.
+        """
+        lock = self._queues[message.place].applied.fifo
+        if lock is None or not covers(lock, message.offset):
+            return message.visible_at_ms
+        return min(message.visible_at_ms, lock.until_ms)
+
     def _lease_of(self, message: Leased) -> Lease | None:
         """The lease, if it is still that of this delivery."""
         queue = self._queues.get(message.place)
@@ -485,7 +494,7 @@ class PopEngine(Windows):
                 messages, one.messages = one.messages, []
                 for message in messages:
                     lease = self._lease_of(message)
-                    end_ms = 0 if lease is None else min(lease.visible_at_ms, message.visible_at_ms)
+                    end_ms = 0 if lease is None else min(lease.visible_at_ms, self._noted_end_ms(message))
                     if one.verdict is Verdict.OK and end_ms > now_ms:
                         is_cut = end_ms < message.visible_at_ms
                         one.messages.append(message._replace(visible_at_ms=end_ms) if is_cut else message)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rocketstore.pop.handles import decode_handle, encode_handle
@@ -244,6 +246,26 @@ def test_a_client_that_is_gone_gives_back_what_it_has_not_settled() -> None:
     assert sorted(one.origin.offset for one in desk.copies) == [second.offset, third.offset]
     desk.store_copies()
     assert not desk.engine._book._clients
+
+
+def test_a_lease_is_told_as_long_as_its_row_says() -> None:
+    """P1, P3: the batch was given back, and leased again by a row that no later leader may have."""
+    desk = _loaded(1, rules=PopRules(ordered=True))
+    renewed: dict[str, Any] = {"attempt_id": "a", "client_id": "c", "auto_renew": True}
+    first = desk.begin(1, **renewed)
+    desk.engine.client_gone("c", desk.now_ms)
+    tick = desk.tick()
+    assert tick is not None
+    desk.begin(1, **renewed)
+    desk.apply(tick)
+    desk.engine.ticked(tick, None, desk.now_ms)
+    desk.look()
+    lock = desk.window().fifo
+    assert lock is not None
+    assert lock.until_ms < desk.now_ms + 1_100
+    assert [one.visible_at_ms for one in first.messages] == [lock.until_ms]
+    desk.fail_over(ms=3_000)
+    assert [one.offset for one in desk.receive(1, attempt_id="b")] == [0]
 
 
 def test_a_message_that_was_given_back_is_not_prolonged() -> None:
