@@ -33,7 +33,7 @@ SLACK_S: Final = 30.0
 """How long a timed message is waited for after the last one was due."""
 
 
-class Load:
+class GatewayLoad:
     """The clients of this process; a topic's producer and a group's consumers stay for the next command."""
 
     def __init__(self, endpoints: str) -> None:
@@ -181,7 +181,7 @@ def _message(topic: str, body: bytes, due: int | None = None) -> Untyped:
 def main() -> None:
     """Until the input ends."""
     out, sys.stdout = sys.stdout, sys.stderr
-    load = Load(sys.argv[1])
+    load = GatewayLoad(sys.argv[1])
     for line in sys.stdin:
         out.write(json.dumps(load.do(json.loads(line))) + "\n")
         out.flush()
