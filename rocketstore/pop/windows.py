@@ -133,6 +133,8 @@ class Windows:
     def _found_copy(self, topic: Topic, queue: Queue, origin: Origin) -> None:
         """A copy that an earlier leader has stored: if its original is not settled yet, it is now."""
         lease = queue.leases.get(origin.offset)
+        # An ordered group begins anew with messages that were given out ahead of their row, but not with this one.
+        queue.cursor = max(queue.cursor, min(origin.offset + 1, queue.applied.reach))
         is_open = origin.offset < queue.cursor and not queue.is_settled(origin.offset)
         is_copying = lease is not None and lease.copying
         if (is_open or (lease is not None and lease.parked)) and not is_copying:

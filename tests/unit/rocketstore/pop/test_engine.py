@@ -8,10 +8,10 @@ import pytest
 
 from rocketstore.pop.handles import decode_handle, encode_handle
 from rocketstore.pop.journal import BUSY_TICK_MS, TICK_MS
-from rocketstore.pop.operations import CopyResult, PopFound, PopRules, PopWish, Verdict
+from rocketstore.pop.operations import CopyResult, Origin, PopFound, PopRules, PopWish, Verdict
 from rocketstore.pop.queue import SKEW_MS
 from rocketstore.pop.rows import check_row
-from rocketstore.pop.tables import AHEAD_MAX, AHEAD_MS, PARKED_MAX, WINDOW_MAX
+from rocketstore.pop.tables import AHEAD_MAX, AHEAD_MS, PARKED_MAX, WINDOW_MAX, LeaseWindow
 from rocketstore.pop.windows import COPIES_MAX, EXPIRES_MAX, NotLoadedError
 from tests.unit.rocketstore.pop.desk import GROUP, QUEUE, RETRIES, TOPIC, Desk
 
@@ -246,6 +246,21 @@ def test_a_client_that_is_gone_gives_back_what_it_has_not_settled() -> None:
     assert sorted(one.origin.offset for one in desk.copies) == [second.offset, third.offset]
     desk.store_copies()
     assert not desk.engine._book._clients
+
+
+def test_what_an_ordered_group_begins_anew_is_not_what_has_a_copy() -> None:
+    """P4: a message that was given out ahead of its row, and copied, before the group became ordered."""
+    desk = Desk(rules=PopRules(ordered=True))
+    desk.send(4)
+    desk.tables.windows[QUEUE] = LeaseWindow(1, 1, 1, leased_until_ms=desk.now_ms - 2_000, numbers=9, ahead=4)
+    desk.offsets[QUEUE] = 1
+    desk.origins = [Origin(QUEUE, 2, 1)]
+    desk.load()
+    (first,) = desk.receive(attempt_id="a")
+    assert (first.offset, first.attempt) == (1, 1)
+    assert not desk.receive(attempt_id="b")
+    assert desk.ack(first) is Verdict.OK
+    assert [one.offset for one in desk.receive(attempt_id="b")] == [3]
 
 
 def test_a_lease_is_told_as_long_as_its_row_says() -> None:
