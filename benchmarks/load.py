@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.processes import PythonChild
 
 MODULE = "benchmarks.children.load_client"
+
+
+class CommandRates(NamedTuple):
+    """Commands answered per second, and the median of the time that each took."""
+
+    per_second: float
+    p50_ms: float
 
 
 class LoadClient(PythonChild):
@@ -28,6 +36,12 @@ class LoadClient(PythonChild):
         """Entries acknowledged per second if each of some threads appends many in a call. Raises if a call fails."""
         options = {"body_bytes": body_bytes, "entries": entries, "callers": callers}
         return self._rate("bulk", seconds, warmup_seconds, options)
+
+    def commands(self, seconds: float, warmup_seconds: float, body_bytes: int, callers: int) -> CommandRates:
+        """So many callers, each with one command at a time. Raises if one fails."""
+        command = {"do": "commands", "seconds": seconds, "warmup_seconds": warmup_seconds}
+        options = {"body_bytes": body_bytes, "callers": callers}
+        return CommandRates(**self.ask({**command, **options}, seconds + warmup_seconds + 90.0))
 
     def megabytes_read_per_second(self, seconds: float) -> float:
         """The rate of large reads of the whole log, which may not be empty."""

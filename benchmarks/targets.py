@@ -11,6 +11,7 @@ from benchmarks.figures import Figure
 
 PYSYNCOBJ: Final = "PySyncObj"
 ETCD: Final = "etcd"
+RATIS: Final = "Apache Ratis"
 JAVA_BROKERS: Final = "Java's brokers, DLedger mode, not flushed"
 JAVA_PAIR: Final = "Java's SYNC_MASTER and SLAVE, Java's asynchronous producer"
 APACHE_GATEWAY: Final = "Apache's broker 5.5 with its proxy"

@@ -11,14 +11,16 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks import stats
 from cluster.local.tls import client_security
 from dledger.client import AppendFuture, DLedgerClient
+from dledger.client.aio import DLedgerClient as AsyncClient
 from dledger.remoting.client import DisconnectedError, RemotingClient, UnreachableError
 from dledger.remoting.connection import REQUESTS_MAX
 from dledger.remoting.frame import Frame
@@ -121,6 +123,32 @@ async def pend(address: str, group: str, command: Mapping[str, Any]) -> dict[str
     return {"acknowledged": len(calls) - len(errors), "failed": len(errors), "first_failure": "".join(errors[:1])}
 
 
+async def send_commands(
+    addresses: Sequence[str],
+    group: str,
+    command: Mapping[str, Any],  # Any: as above
+) -> dict[str, object]:
+    """``callers`` tasks each send one command at a time on one client; commands per second, and their median."""
+    body = os.urandom(command["body_bytes"])
+
+    async def call_until(deadline: float) -> list[float]:
+        took: list[float] = []
+        while (began := time.perf_counter()) < deadline:
+            await client.command(body)
+            took.append((time.perf_counter() - began) * 1e3)
+        return took
+
+    async def run(seconds: float) -> list[float]:
+        deadline = time.perf_counter() + seconds
+        calls = await asyncio.gather(*(call_until(deadline) for _ in range(command["callers"])))
+        return [one for took in calls for one in took]
+
+    async with AsyncClient(addresses, group=group) as client:
+        await run(command["warmup_seconds"])
+        took = await run(command["seconds"])
+    return {"per_second": len(took) / command["seconds"], "p50_ms": stats.median(took)}
+
+
 async def failure_of(link: RemotingClient, address: str, body: bytes, timeout_s: float) -> str | None:
     """Append one entry; returns its error, or None."""
     try:
@@ -142,6 +170,7 @@ def main() -> None:
         "measure": lambda command: measure(client, command),
         "bulk": lambda command: append_in_bulk(client, command),
         "read": lambda command: read_in_bulk(client, command),
+        "commands": lambda command: asyncio.run(send_commands(addresses, group, command)),
         "pend": lambda command: asyncio.run(pend(command["address"], group, command)),
     }
     with DLedgerClient(addresses, group=group, security=security) as client:

@@ -105,6 +105,11 @@ class EtcdGroup:
             time.sleep(0.05)
         raise ChildError(f"no etcd member became leader in {timeout_seconds:g} s")
 
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """Of all members."""
+        return tuple(self._start)
+
     def pid(self, endpoint: str) -> int:
         """The process id of one member."""
         return self._processes[endpoint].pid

@@ -1,58 +1,28 @@
-"""RocketMQ's own client 4.9.8, three of its brokers (4.9.7) in DLedger mode, and a broker of 5.5 with its proxy.
-
-Maven gets the jars from Maven Central into ``~/.m2``.
-"""
+"""RocketMQ's own client 4.9.8, three of its brokers (4.9.7) in DLedger mode, and a broker of 5.5 with its proxy."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import shutil
 import socket
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.processes import REPOSITORY, ChildError, LineChild, end, spawn_daemon
+from benchmarks.peers import java
+from benchmarks.processes import ChildError, LineChild, end, spawn_daemon
 from cluster.local.group import HOST, free_ports
 
-INSTALL: Final = (
-    "a JDK 17 and Maven (Debian: apt-get install openjdk-17-jdk-headless maven), with access to Maven Central"
-)
+MODULES: Final = ("client", "broker")
+"""Of ``java.build``."""
 BROKER_NAME: Final = "RaftNode01"
 ANSWER_S: Final = 180.0
 """How much longer than its load a command may take."""
-_SOURCES: Final = REPOSITORY / "benchmarks" / "java"
-_BUILD_S: Final = 600.0
 _GATEWAY_S: Final = 600.0
-_OPENED: Final = ("java.nio", "sun.nio.ch", "jdk.internal.ref")
-"""Packages of the JDK that the broker reaches into to unmap files."""
 _CLIENT_HEAP: Final = ("-Xms512m", "-Xmx512m")
 _BROKER_HEAP: Final = ("-Xms1g", "-Xmx1g", "-XX:MaxDirectMemorySize=1g")
-
-
-def available() -> bool:
-    """Whether a JDK and Maven are installed."""
-    return all(shutil.which(program) is not None for program in ("javac", "mvn"))
-
-
-def build() -> None:
-    """Compile the load program. Raises ``ChildError`` if that fails, for instance without Maven Central."""
-    argv = ["mvn", "--batch-mode", "--quiet", "compile"]
-    built = subprocess.run(argv, cwd=_SOURCES, capture_output=True, text=True, timeout=_BUILD_S, check=False)
-    if built.returncode:
-        raise ChildError(f"`{' '.join(argv)}` in {_SOURCES} failed:\n{(built.stdout + built.stderr)[-4000:]}")
-
-
-def java(module: str, main: str, directory: Path, *arguments: str, heap: tuple[str, ...]) -> list[str]:
-    """The command line of a program; its log files go to ``directory``."""
-    target = _SOURCES / module / "target"
-    class_path = f"{target / 'classes'}:{(target / 'class-path').read_text(encoding='utf-8').strip()}"
-    opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED]
-    return ["java", f"-Duser.home={directory}", *heap, *opened, "-cp", class_path, main, *arguments]
 
 
 class JavaLoad(LineChild):
@@ -60,7 +30,7 @@ class JavaLoad(LineChild):
 
     def __init__(self, directory: Path, name_server: str) -> None:
         directory.mkdir(parents=True)
-        argv = java("client", "load.LoadMain", directory, name_server, heap=_CLIENT_HEAP)
+        argv = java.command("client", "load.LoadMain", directory, name_server, heap=_CLIENT_HEAP)
         super().__init__("RocketMQ's client", argv, directory / "client.log", os.environ)
 
     def measure(self, what: str, topic: str, **options: object) -> dict[str, Any]:  # Any: the values of a JSON object
@@ -130,7 +100,7 @@ def java_gateway(directory: Path, name_server: str) -> Iterator[tuple[str, int]]
         }
         (home / "proxy.json").write_text(json.dumps(proxy), encoding="utf-8")
         words = ["-pc", str(home / "proxy.json"), "-n", name_server, "-bc", conf]
-        argv = java("proxy", "org.apache.rocketmq.proxy.ProxyStartup", home, *words, heap=_BROKER_HEAP)
+        argv = java.command("proxy", "org.apache.rocketmq.proxy.ProxyStartup", home, *words, heap=_BROKER_HEAP)
         log = home / "proxy.log"
         process = spawn_daemon(argv, log, {**os.environ, "ROCKETMQ_HOME": str(home)})
         stack.callback(end, process)
@@ -145,7 +115,7 @@ def java_gateway(directory: Path, name_server: str) -> Iterator[tuple[str, int]]
 def _start(stack: contextlib.ExitStack, home: Path, settings: Mapping[str, object]) -> None:
     """A broker until the stack ends it."""
     conf = _home(home, settings)
-    argv = java("broker", "org.apache.rocketmq.broker.BrokerStartup", home, "-c", conf, heap=_BROKER_HEAP)
+    argv = java.command("broker", "org.apache.rocketmq.broker.BrokerStartup", home, "-c", conf, heap=_BROKER_HEAP)
     environment = {**os.environ, "ROCKETMQ_HOME": str(home)}
     stack.callback(end, spawn_daemon(argv, home / "broker.log", environment))
 

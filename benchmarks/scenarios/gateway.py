@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from benchmarks import stats
 from benchmarks.context import Context
 from benchmarks.figures import Figure
-from benchmarks.peers import official_client, rocketmq
+from benchmarks.peers import java, official_client, rocketmq
 from benchmarks.process_facts import processor_s
 from benchmarks.processes import REPOSITORY, ChildError, LineChild, PythonChild
 from benchmarks.registry import Scenario, load
@@ -79,12 +79,12 @@ def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
         return
     with ExitStack() as stack:
         sides = [_ours(context, stack)]
-        if rocketmq.available():
-            rocketmq.build()
+        if java.available():
+            java.build("proxy")
             sides.append(_theirs(context, stack))
             baseline = APACHE_GATEWAY
         else:
-            baseline = context.baseline_missing(APACHE_GATEWAY, rocketmq.INSTALL)
+            baseline = context.baseline_missing(APACHE_GATEWAY, java.INSTALL)
         if SEND in names or POP in names:
             yield from _sends_and_pops(context, names, sides, baseline)
         if TIMED in names:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from benchmarks.context import Context
 from benchmarks.figures import Figure
-from benchmarks.peers import rocketmq
+from benchmarks.peers import java, rocketmq
 from benchmarks.peers.rocketmq import JavaLoad
 from benchmarks.processes import ChildError
 from benchmarks.registry import Scenario, load
@@ -39,10 +39,10 @@ _FILL_S: Final = 120.0
 
 def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
     """Nothing without a JDK: the client is Java's."""
-    if not rocketmq.available():
-        context.baseline_missing("RocketMQ", rocketmq.INSTALL)
+    if not java.available():
+        context.baseline_missing("RocketMQ", java.INSTALL)
         return
-    rocketmq.build()
+    java.build(*rocketmq.MODULES)
     with ExitStack() as stack:
         ours = JavaLoad(context.directory / "client-of-ours", _our_brokers(context, stack))
         stack.enter_context(ours)

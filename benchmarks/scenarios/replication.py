@@ -15,7 +15,7 @@ from benchmarks import stats
 from benchmarks.blocking_remoting import BlockingRemotingClient
 from benchmarks.context import Context
 from benchmarks.figures import Figure
-from benchmarks.peers import rocketmq
+from benchmarks.peers import java, rocketmq
 from benchmarks.peers.rocketmq import JavaLoad
 from benchmarks.processes import ChildError, PythonChild
 from benchmarks.registry import Scenario, load
@@ -160,8 +160,8 @@ def _sync(context: Context) -> Figure:
             rates = [send_rate(producer, MESSAGE, settings.seconds) for _ in range(settings.rounds)]
     context.say(f"  {', '.join(f'{one:,.0f}' for one in rates)} messages/s")
     ours = stats.median(rates)
-    if not rocketmq.available():
-        return Figure(SYNC, ours, "messages/s", context.baseline_missing("RocketMQ", rocketmq.INSTALL), None)
+    if not java.available():
+        return Figure(SYNC, ours, "messages/s", context.baseline_missing("RocketMQ", java.INSTALL), None)
     theirs = _java_pair(context)
     return Figure(SYNC, ours, "messages/s", JAVA_PAIR, theirs)
 
@@ -179,7 +179,7 @@ def _wait_for_slave(master: LocalBrokers) -> None:
 
 def _java_pair(context: Context) -> float:
     settings = context.settings
-    rocketmq.build()
+    java.build(*rocketmq.MODULES)
     with ExitStack() as stack:
         server = NameServer(NameServerConfig(listen_port=0, kv_config_path=context.directory / "kvConfig.json")).start()
         stack.callback(server.stop)

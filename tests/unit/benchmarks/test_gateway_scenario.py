@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.context import BenchSettings, Context
 from benchmarks.figures import Figure
-from benchmarks.peers import official_client, rocketmq
+from benchmarks.peers import java, official_client
 from benchmarks.processes import ChildError, PythonChild
 from benchmarks.scenarios import gateway
 from benchmarks.scenarios.gateway import Side
@@ -46,7 +46,7 @@ def sides(monkeypatch: pytest.MonkeyPatch) -> None:
         return Side(name, 0, [Client(rate) for _ in range(gateway.PROCESSES)])  # type: ignore[misc]  # it answers alike
 
     monkeypatch.setattr(official_client, "install", lambda: None)
-    monkeypatch.setattr(rocketmq, "build", lambda: None)
+    monkeypatch.setattr(java, "build", lambda *_modules: None)
     monkeypatch.setattr(gateway, "processor_s", lambda _pid: 0.0)
     monkeypatch.setattr(gateway, "_bare", lambda _context, _seconds: 400.0)
     monkeypatch.setattr(gateway, "_ours", lambda *_: side("ours", 100))
@@ -73,9 +73,9 @@ def test_without_the_client_it_says_what_to_install(context: Context, monkeypatc
 @pytest.mark.usefixtures("sides")
 def test_without_a_jdk_the_figures_have_no_baseline(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """And say what to install; only the bare server is beside it."""
-    monkeypatch.setattr(rocketmq, "available", lambda: False)
+    monkeypatch.setattr(java, "available", lambda: False)
     found = measured(context)
-    missing = f"baseline missing: {APACHE_GATEWAY}: install {rocketmq.INSTALL}"
+    missing = f"baseline missing: {APACHE_GATEWAY}: install {java.INSTALL}"
     assert context.missing == [missing]
     assert [(one.name, one.baseline, one.ratio) for one in found] == [
         (gateway.SEND, missing, None),
@@ -88,7 +88,7 @@ def test_without_a_jdk_the_figures_have_no_baseline(context: Context, monkeypatc
 @pytest.mark.usefixtures("sides")
 def test_each_side_is_measured_alike(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rates are those of all processes together."""
-    monkeypatch.setattr(rocketmq, "available", lambda: True)
+    monkeypatch.setattr(java, "available", lambda: True)
     found = {(one.name, one.baseline): (one.value, one.ratio) for one in measured(context)}
     assert found == {
         (gateway.SEND, APACHE_GATEWAY): (400.0, 2.0),

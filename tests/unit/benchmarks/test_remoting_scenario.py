@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.context import BenchSettings, Context
-from benchmarks.peers import rocketmq
+from benchmarks.peers import java
 from benchmarks.scenarios import remoting
 from benchmarks.targets import TARGETS
 
@@ -19,7 +19,7 @@ def test_without_a_jdk_it_says_what_to_install(tmp_path: Path, monkeypatch: pyte
     context = Context(BenchSettings(), tmp_path, tmp_path, said.append)
 
     assert not list(remoting.measure(context, frozenset(remoting.SCENARIO.names)))
-    assert context.missing == [f"baseline missing: RocketMQ: install {rocketmq.INSTALL}"]
+    assert context.missing == [f"baseline missing: RocketMQ: install {java.INSTALL}"]
     assert context.missing[0] in said[0]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers import rocketmq
+from benchmarks.peers import java, rocketmq
 from benchmarks.processes import PythonChild
 from benchmarks.scenarios import replication
 from benchmarks.targets import TARGETS
@@ -48,7 +48,7 @@ def test_javas_pair_is_a_master_and_its_slave(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(rocketmq, "spawn_daemon", no_start)
     monkeypatch.setattr(rocketmq, "end", lambda _process: None)
-    monkeypatch.setattr(rocketmq, "java", lambda *words, **_: [str(one) for one in words])
+    monkeypatch.setattr(java, "command", lambda *words, **_: [str(one) for one in words])
 
     with rocketmq.java_pair(tmp_path, "127.0.0.1:9876"):
         conf = {role: (tmp_path / role / "broker.conf").read_text() for role in ("SYNC_MASTER", "SLAVE")}
