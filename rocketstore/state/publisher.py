@@ -36,6 +36,8 @@ class _Waiting:
     encoded: EncodedChange
     done: StateDone
     deadline_ms: int
+    incarnation: int
+    """Of the store, which is another one after a change of role."""
 
 
 @dataclass(slots=True)
@@ -70,7 +72,8 @@ class StatePublisher:
             closed = self._closed
             full = len(self._waiting) >= PENDING_MAX or self._waiting_bytes + encoded.size > PENDING_BYTES_MAX
             if not closed and not full:
-                self._waiting.append(_Waiting(encoded, done, self._clock.monotonic_ms() + self._timeout_ms))
+                deadline_ms = self._clock.monotonic_ms() + self._timeout_ms
+                self._waiting.append(_Waiting(encoded, done, deadline_ms, self._store.incarnation))
                 self._waiting_bytes += encoded.size
         if closed:
             done(_refusal(PutMessageStatus.SERVICE_NOT_AVAILABLE, closed))
@@ -159,8 +162,11 @@ class StatePublisher:
         return True
 
     def _next_batch(self) -> list[_Waiting]:
-        """The changes for the next message; those that have waited too long are refused."""
-        now_ms = self._clock.monotonic_ms()
+        """The changes for the next message; those that have waited too long are refused.
+
+        So are those from before this broker was a slave: a master in between may have decided otherwise.
+        """
+        now_ms, incarnation = self._clock.monotonic_ms(), self._store.incarnation
         batch: list[_Waiting] = []
         late: list[_Waiting] = []
         used = 0
@@ -171,13 +177,14 @@ class StatePublisher:
                     break
                 self._waiting.popleft()
                 self._waiting_bytes -= one.encoded.size
-                if one.deadline_ms <= now_ms:
+                if one.deadline_ms <= now_ms or one.incarnation != incarnation:
                     late.append(one)
                 else:
                     batch.append(one)
                     used += one.encoded.size + 1
         for one in late:
-            one.done(_refusal(PutMessageStatus.OS_PAGECACHE_BUSY, "broker state: waited too long; not written"))
+            reason = "waited too long" if one.incarnation == incarnation else "another master has led since"
+            one.done(_refusal(PutMessageStatus.OS_PAGECACHE_BUSY, f"broker state: {reason}; not written"))
         return batch
 
 

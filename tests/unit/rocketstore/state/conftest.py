@@ -43,6 +43,7 @@ class Member:
     def promote(self) -> None:
         """Make it the master, as a role change does."""
         self.state.catch_up(1)
+        self.store.incarnation += 1
         self.store.role = BrokerRole.SYNC_MASTER
         self.settle()
 

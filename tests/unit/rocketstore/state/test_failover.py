@@ -16,7 +16,7 @@ from rocketstore.state import broker_state, full_states, publisher
 from rocketstore.state.broker_state import StateBehindError, StateBlockedError, StateIncompleteError
 from rocketstore.state.changes import QueueOffset, TopicConfig
 from rocketstore.state.snapshot import SNAPSHOT_FILE
-from rocketstore.types import BROKER_STATE_TOPIC, BrokerRole, GetMessageStatus, GetResult
+from rocketstore.types import BROKER_STATE_TOPIC, BrokerRole, GetMessageStatus, GetResult, PutResult
 from tests.support.waiting import ManualClock
 from tests.unit.rocketstore.state.conftest import Member
 
@@ -54,6 +54,21 @@ def test_a_successor_knows_everything_that_was_answered(add_member: AddMember) -
     assert names(second) == ["T"]
     assert second.state.offsets("g") == [QueueOffset("T", 0, 1)]
     assert second.state.delay_offset(1) == 5
+
+
+def test_what_waited_since_an_earlier_time_as_master_is_not_written(add_member: AddMember) -> None:
+    """Another one may have led in between, and the change may be of what that one has changed."""
+    first = add_member("1")
+    first.promote()
+    answers: list[PutResult] = []
+    first.state.put_topic(TopicConfig("late"), answers.append)
+    first.store.role = BrokerRole.SLAVE
+    first.promote()
+    assert [(one.outcome, one.reason) for one in answers] == [
+        ("not_applied", "broker state: another master has led since; not written")
+    ]
+    put_topic(first, "T")
+    assert names(first) == ["T"]
 
 
 def test_a_new_master_publishes_the_full_state_once(add_member: AddMember) -> None:
