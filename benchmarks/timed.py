@@ -70,7 +70,7 @@ def measure(count: int, within_s: float, others: int) -> dict[str, object]:
             thread = threading.Thread(target=_send_others, args=(address, stopped, others))
             thread.start()
             late: list[int] = []
-            deadline = time.monotonic() + within_s + 60 + count / 2000
+            deadline = time.monotonic() + start_ms / 1000 - time.time() + within_s + 60
             with Consumer(address, group="g", topics=[_TOPIC], start="first", timeout_s=30) as consumer:
                 while len(late) < count and time.monotonic() < deadline:
                     found = consumer.poll(1024, timeout_s=1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -71,6 +71,20 @@ def _wait_masters(server: BrokersServer) -> None:
 
 def _threads() -> list[str]:
     return [one.name for one in threading.enumerate() if one.name.startswith(("dledger-", "rocketstore-"))]
+
+
+@pytest.fixture
+def new_threads() -> Callable[[], list[str]]:
+    """The names of our threads that were not there before the test; other tests' clients may have left theirs."""
+    before = set(threading.enumerate())
+    ours = ("dledger-", "rocketstore-")
+    return lambda: [one.name for one in set(threading.enumerate()) - before if one.name.startswith(ours)]
+
+
+def until_ended(new_threads: Callable[[], list[str]]) -> None:
+    with suppress(AssertionError):
+        wait_until(lambda: new_threads() == [], "its threads have ended")
+    assert new_threads() == []
 
 
 def test_each_broker_has_messages_and_a_port_of_its_own(server: BrokersServer) -> None:
@@ -155,7 +169,7 @@ def test_a_broker_whose_disk_is_full_leaves_the_other_taking_messages(tmp_path: 
         server.stop(graceful=False)
 
 
-def test_a_stop_closes_everything(named: Named) -> None:
+def test_a_stop_closes_everything(named: Named, new_threads: Callable[[], list[str]]) -> None:
     """Directories, ports and threads: the same process can start them again, and finds what was stored."""
     for number in range(2):
         server = BrokersServer(named)
@@ -167,11 +181,13 @@ def test_a_stop_closes_everything(named: Named) -> None:
         server.stop()
 
         assert server.wait(0) == 0
-        wait_until(lambda: _threads() == [], "its threads have ended")
+        until_ended(new_threads)
 
 
 @pytest.mark.parametrize("taken", ["directory", "port"])
-def test_a_broker_that_cannot_start_keeps_nothing_of_the_others_open(named: Named, taken: str) -> None:
+def test_a_broker_that_cannot_start_keeps_nothing_of_the_others_open(
+    named: Named, taken: str, new_threads: Callable[[], list[str]]
+) -> None:
     """The error is of that one; once its cause is gone, all start."""
     (_, config) = named[1]
     with ExitStack() as holding:
@@ -184,7 +200,7 @@ def test_a_broker_that_cannot_start_keeps_nothing_of_the_others_open(named: Name
             holding.callback(lambda: other.stop(graceful=False))
         with pytest.raises(ConfigError if taken == "port" else DirectoryLockedError):
             BrokersServer(named).start()
-    wait_until(lambda: _threads() == [], "its threads have ended")
+    until_ended(new_threads)
 
     server = BrokersServer(named)
     try:

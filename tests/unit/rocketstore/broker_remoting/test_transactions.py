@@ -361,9 +361,10 @@ def test_a_resumption_that_was_refused_may_be_asked_for_again() -> None:
         (kept,) = stored(broker, "TRANS_CHECK_MAX_TIME_TOPIC")
         asked = {"msgId": offset_message_id(STORE_HOST, kept.offset)}
         full = PutResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, outcome="not_applied", reason="the disk is full")
-        broker.store.refusals = [full, full]
+        broker.store.refusals = [full] * 100  # of whatever is stored meanwhile
 
         refused = [client.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, asked) for _ in range(2)]
+        broker.store.refusals = []
         assert [(one.code, "the disk is full" in one.remark) for one in refused] == [(1, True)] * 2
         assert client.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, asked).code == 0
         assert client.request(RequestCode.CHECK_TRANSACTION_STATE).fields["tranStateTableOffset"] == "1"

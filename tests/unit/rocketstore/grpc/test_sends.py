@@ -203,7 +203,8 @@ def test_queues_only_for_reading_are_refused() -> None:
 def test_timed_messages_are_bounded_as_they_come() -> None:
     """Those that wait are counted once a second: a burst must not pass meanwhile. Of one second, too."""
     due_s = int(time.time()) + 3600
-    config = replace(BrokerConfig(), timed_messages_max=3, timed_messages_per_s_max=2)
+    access = replace(BrokerConfig().access, account_share_percent=100)
+    config = replace(BrokerConfig(), timed_messages_max=3, timed_messages_per_s_max=2, access=access)
     with GatewayHarness(config) as broker, broker.dial() as client:
 
         def send(at_s: int) -> pb.Code:
