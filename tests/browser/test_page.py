@@ -237,8 +237,8 @@ def test_topics_and_groups_show_offsets_and_lag_that_move(page: Page, broker_con
     assert page.js(head) == "ascending"
     page.click("#panel-groups th:first-child button")
     assert page.js(head) == "descending"
-    first = page.js("return document.querySelector('#panel-groups tbody tr').dataset.row")
-    assert first == "billing"
+    first = "return document.querySelector('#panel-groups tbody tr').dataset.row"
+    page.wait(lambda: page.js(first) == "billing", "the last one is first")
 
 
 def test_entries_of_a_log_are_shown(page: Page, log_console: ConsoleServer, log_group: LocalGroup) -> None:
