@@ -82,6 +82,7 @@ def new_threads() -> Callable[[], list[str]]:
 
 
 def until_ended(new_threads: Callable[[], list[str]]) -> None:
+    """Fails with their names."""
     with suppress(AssertionError):
         wait_until(lambda: new_threads() == [], "its threads have ended")
     assert new_threads() == []
