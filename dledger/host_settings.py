@@ -46,7 +46,7 @@ def check_together(named: Sequence[tuple[str, ServerConfig]]) -> None:
 
 
 def problems_together(named: Sequence[tuple[str, ServerConfig]], *, client_ports: bool = True) -> list[str]:
-    """What is wrong besides directories, as sentences.
+    """Problems other than directories, as sentences.
 
     ``client_ports`` False: each group has ports for clients of its own.
     """

@@ -154,7 +154,7 @@ class HostedGroups(Generic[MemberT]):
         self.servers[group].stop(graceful=False)
 
     def _host_failed(self, error: BaseException) -> None:
-        """What all need is gone."""
+        """A part that all groups need is gone."""
         for server in self.servers.values():
             server.fail(error)
         self._ended.set()

@@ -189,7 +189,7 @@ class _Groups:
         self._found: dict[str, GroupPlacement] = {}
         self._leaders: dict[str, NodeStatus] = {}
         self.problems: dict[str, str] = {}
-        """What is wrong with a group as a whole, and what to do."""
+        """The problems of a group as a whole, and what to do."""
         statuses = admin.statuses()
         self._addresses = {
             one.name: one.readable

@@ -80,7 +80,7 @@ class PeerAcceptor:
         self._groups = MappingProxyType({one: group for one, group in self._groups.items() if one != name})
 
     def answerer(self, name: str) -> AnswerHeartbeat | None:
-        """What answers a group's heartbeats, if it is there. On any thread."""
+        """The function that answers a group's heartbeats, if the group is there. On any thread."""
         group = self._groups.get(name)
         return None if group is None else group.answer_heartbeat
 

@@ -44,7 +44,7 @@ class TimedShares:
         return sum(self._due.get(owner, {}).values())
 
     def _forget(self, now_ms: int) -> None:
-        """What is due by now."""
+        """Forget the messages that are due by now."""
         if now_ms < self._next_ms or not self._due:
             return
         left = {
