@@ -25,6 +25,7 @@ from rocketstore.client.aio.errors import (
     ClientError,
     NotFoundError,
     RefusedError,
+    TimedOutError,
     may_repeat,
     refusal_of,
 )
@@ -49,7 +50,7 @@ _log = logging.getLogger(__name__)
 RECEIVE_MAX: Final = 32
 """Messages of one answer; RocketMQ's."""
 SPARE_S: Final = 3.0
-"""How much longer than the broker waits its answer may take."""
+"""How much longer than the broker waits its answer may take before its brokers are asked for their master."""
 PAUSE_S: Final = 0.5
 """Before brokers that refused are asked for messages again."""
 RENEW_SHARE: Final = 0.6
@@ -400,7 +401,8 @@ class SimpleConsumer:
         )
         request = Frame(RequestCode.POP_MESSAGE, 0, write_header(header))
         try:
-            answer = await self._cluster.connections.call(broker.master, request, wait_s + SPARE_S)
+            asked_at = asyncio.get_running_loop().time()
+            answer = await self._answer(name, broker.master, request, wait_s)
             if answer.code in (AnswerCode.PULL_NOT_FOUND, POLLING_FULL, POLLING_TIMEOUT):
                 return []
             if answer.code != AnswerCode.SUCCESS:
@@ -409,12 +411,33 @@ class SimpleConsumer:
             if may_repeat(error, harmless=True):
                 await self._cluster.routes.refresh_brokers()
             raise
-        now = asyncio.get_running_loop().time()
-        found = read_popped(answer.fields, answer.body, topic, name, now)
+        latest = min(asyncio.get_running_loop().time(), asked_at + wait_s)  # the broker waits no longer than that
+        found = read_popped(answer.fields, answer.body, topic, name, latest)
         others = [one for one in found if not wanted.takes(one.tags)]  # brokers compare only hashes
         if others:
             await self._ack_all(others)
         return [one for one in found if one not in others] if others else found
+
+    async def _answer(self, name: str, master: str, request: Frame, wait_s: float) -> Frame:
+        """Also a late one: its messages are invisible to everybody until their time is over.
+
+        Given up if another broker is the master by then, or after the client's ``timeout_s`` more.
+        """
+        call = asyncio.ensure_future(
+            self._cluster.connections.call(master, request, wait_s + SPARE_S + self.options.timeout_s)
+        )
+        try:
+            await asyncio.wait({call}, timeout=wait_s + SPARE_S)
+            while not call.done():
+                with suppress(ClientError):
+                    await self._cluster.routes.refresh_brokers()
+                known = self._cluster.routes.broker(name)
+                if known is not None and known.master not in ("", master):
+                    raise TimedOutError(f"{master} did not answer, and is no longer the master of {name}")
+                await asyncio.wait({call}, timeout=PAUSE_S)
+            return call.result()
+        finally:
+            call.cancel()
 
     async def _ack_all(self, messages: Sequence[PoppedMessage]) -> None:
         for name, some in by_broker(messages).items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +12,15 @@ import pytest
 from dledger.errors import ConfigError
 from dledger.remoting.frame import Frame
 from rocketstore.client import Message
-from rocketstore.client.aio import Producer, SimpleConsumer
+from rocketstore.client.aio import Producer, SimpleConsumer, simple_consumer
 from rocketstore.client.aio.connections import BrokerConnections as Connections
-from rocketstore.client.aio.errors import ClientClosedError, ConnectionEndedError, ForbiddenError, NotFoundError
+from rocketstore.client.aio.errors import (
+    ClientClosedError,
+    ConnectionEndedError,
+    ForbiddenError,
+    NotFoundError,
+    TimedOutError,
+)
 from rocketstore.client.aio.expressions import Sql
 from rocketstore.client.aio.popped import PoppedMessage, read_popped
 from rocketstore.message.record import encode_record
@@ -83,6 +90,62 @@ async def test_a_refused_ack_says_whether_it_may_have_been_this_one(
                 await consumer.ack(message)
             outcomes.append(refused.value.outcome)
         assert outcomes == ["unknown", "not_applied"]
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Answers to receives arrive once this is set, and are late at once."""
+    call, arrive = Connections.call, asyncio.Event()
+
+    async def called(self: Connections, address: str, request: Frame, timeout_s: float) -> Frame:
+        answer = await call(self, address, request, timeout_s)
+        if request.code == RequestCode.POP_MESSAGE:
+            await arrive.wait()
+        return answer
+
+    monkeypatch.setattr(Connections, "call", called)
+    monkeypatch.setattr(simple_consumer, "SPARE_S", 0.05)
+    monkeypatch.setattr(simple_consumer, "PAUSE_S", 0.01)
+    return arrive
+
+
+@on_loop
+async def late_answer(broker: PopBroker, held: asyncio.Event) -> None:
+    await asyncio.to_thread(broker.send, [b"a"])
+    async with simple(broker) as consumer:
+        assert await consumer.receive(1, 0.1) == []
+        asked = asyncio.get_running_loop().time()
+        held.set()
+        (message,) = await consumer.receive(1, 20.0)
+        assert message.expires_at < asked + consumer.options.invisible_s, "counted from when it was given out"
+        await consumer.ack(message)
+
+
+def test_the_messages_of_a_late_answer_are_received(broker: PopBroker, held: asyncio.Event) -> None:
+    """Nobody else gets them before their time is over, and then with one more attempt."""
+    late_answer(broker, held)
+
+
+@on_loop
+async def silent_master(broker: PopBroker, held: asyncio.Event) -> None:
+    async with simple(broker) as consumer:
+        assert await consumer.receive(1, 0.0) == []
+        ((key, asked),) = consumer._asked.items()
+        routes = consumer._cluster.routes
+        known = routes.broker(key[1])
+        assert known is not None
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(routes), "broker", lambda *_: dataclasses.replace(known, addresses={0: "127.0.0.1:9"}))
+            await asyncio.wait({asked}, timeout=20.0)
+        assert isinstance(asked.exception(), TimedOutError)
+        await asyncio.to_thread(broker.send, [b"a"])
+        held.set()
+        assert bodies(await consumer.receive(1, 20.0)) == [b"a"]
+
+
+def test_a_silent_master_is_given_up_when_there_is_another(broker: PopBroker, held: asyncio.Event) -> None:
+    """It need not be waited for until its time is over."""
+    silent_master(broker, held)
 
 
 @on_loop
