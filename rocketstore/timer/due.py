@@ -72,6 +72,8 @@ class DueTable:
         self._fresh_origins: dict[int, TimedEntry] = {}  # the newest record of each
         self._copies: dict[int, int] = {}  # origin: the queue offset of its newest record
         self._recalled: set[int] = set()
+        self._gone: Entries = _NONE
+        """Recalls that were found when their hours were loaded, without the messages."""
 
     def __len__(self) -> int:
         return len(self._sorted) - self._at + len(self._fresh)
@@ -81,6 +83,8 @@ class DueTable:
 
         Not during a round.
         """
+        recalls = np.concatenate((self._gone, select(entries, entries["kind"] == EntryKind.RECALL)))
+        self._gone = select(recalls, recalls["due_ms"] > self.progress.due_ms)
         added = open_entries(entries)
         added = select(added, ~self.progress.settled(added))
         self._sorted, self._at = np.concatenate((self._sorted[self._at :], added)), 0  # these are due later
@@ -95,6 +99,8 @@ class DueTable:
                 self._recalled.add(entry.origin)
                 continue
             if entry.kind == EntryKind.COPY:
+                if len(self._gone) and (self._gone["origin"] == entry.origin).any():
+                    continue  # it was on its way when the recall was stored
                 self._copies[entry.origin] = entry.queue_offset
             heapq.heappush(self._fresh, entry)
             self._fresh_origins[entry.origin] = entry

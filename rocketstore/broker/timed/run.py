@@ -79,6 +79,8 @@ class _Delivery:
         self.done = np.zeros(len(round_), bool)
         self.first = 0
         """All before this place are done."""
+        self.doubtful: set[int] = set()
+        """Places whose put has an unknown outcome: these messages are put again, and may be delivered already."""
 
     def finish(self, place: int) -> None:
         """One is delivered, or never will be."""
@@ -91,9 +93,9 @@ class _Delivery:
         return TimedEntry(*map(int, self.round.entries[place]))
 
     def waiting(self, origin: int) -> TimedEntry | None:
-        """The entry of a message that is not on its way."""
+        """The entry of a message that is not on its way, and certainly was not."""
         found = np.flatnonzero(self.round.entries["origin"] == origin).tolist()
-        rest = set(self.todo) if found else set()
+        rest = set(self.todo) - self.doubtful if found else set()
         return next((self.entry(place) for place in reversed(found) if place in rest), None)
 
 
@@ -330,6 +332,8 @@ class TimedRun:
                 else:
                     again.append(place)
                     refused = result
+                    if result.outcome != "not_applied":
+                        delivery.doubtful.add(place)
             if not again:
                 self._backoff.succeeded()
                 self._batch = BATCH
@@ -415,22 +419,12 @@ class TimedRun:
             raise Refusal(RefusalKind.BUSY, "queues and index are behind the log: try again")
         asked = self._lookup.ask(handle)
         found = None
-        while (entry := self._begin_recall(asked, found)) is None:
+        while not self._begin_recall(asked, found, done):
             found = self._lookup.find(asked)  # may read hundreds of thousands of entries: delivery does not wait
-        now_ms = self._clock.wall_ms()
-        host = self._store_host or LOOPBACK
-        message = recall_message(entry.origin, entry.due_ms, handle.message_id, host, now_ms)
-
-        def stored(results: Sequence[PutResult]) -> None:
-            self._recalled.append((entry, results[0]))
-            self._wake()
-            done(results[0])
-
-        self._store.submit([message], stored)
         return handle.message_id
 
-    def _begin_recall(self, asked: AskedRecall, found: TimedEntry | None) -> TimedEntry | None:
-        """The newest record of a message, which is not delivered from now on; None if it must be looked for.
+    def _begin_recall(self, asked: AskedRecall, found: TimedEntry | None, done: RecallDone) -> bool:
+        """Put the recall of a message, which is not delivered from now on; False if it must be looked for.
 
         ``found``: what was found, if it was looked for. Raises ``Refusal``.
         """
@@ -451,10 +445,24 @@ class TimedRun:
                 entry = found or self._lookup.known(asked)
                 if entry is not None and self._table.progress.settles(entry.due_ms, entry.queue_offset):
                     raise no_message()
-            if entry is not None:
-                self._lookup.check(entry, asked)
-                self._recalling.add(origin)
-            return entry
+            if entry is None:
+                return False
+            self._lookup.check(entry, asked)
+            self._recalling.add(origin)
+            self._put_recall(entry, asked.handle.message_id, done)
+            return True
+
+    def _put_recall(self, entry: TimedEntry, message_id: str, done: RecallDone) -> None:
+        """While stepping is held up: after ``stop`` another master may have delivered the message."""
+        host = self._store_host or LOOPBACK
+        message = recall_message(entry.origin, entry.due_ms, message_id, host, self._clock.wall_ms())
+
+        def stored(results: Sequence[PutResult]) -> None:
+            self._recalled.append((entry, results[0]))
+            self._wake()
+            done(results[0])
+
+        self._store.submit([message], stored)
 
     def _loaded(self, origin: int, first: TimedEntry | None) -> TimedEntry | None:
         found = self._table.find(origin, None if first is None else first.due_ms)

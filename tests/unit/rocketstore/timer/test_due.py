@@ -171,6 +171,17 @@ def test_what_is_due_at_one_time_is_in_the_order_in_which_it_was_stored() -> Non
     ]  # fmt: skip
 
 
+def test_a_copy_that_arrives_after_its_message_was_loaded_as_recalled_is_none() -> None:
+    """T5, T6: it was on its way when the recall was stored."""
+    table = DueTable(NOTHING_DELIVERED)
+    table.load(entries_of([entry(5, 0), entry(5, 1, 0, EntryKind.RECALL), entry(6, 2)]), HOUR)
+    table.add([entry(5, 3, 0, EntryKind.COPY), entry(6, 4, 2, EntryKind.COPY)])
+    made = table.begin_round(10, 5)
+    assert made is not None
+    current = [one for one in made.entries.tolist() if table.is_current(one[2], one[1])]
+    assert [one[1] for one in current] == [4]
+
+
 def test_what_is_in_a_round_cannot_be_found_any_more_and_the_next_one_can() -> None:
     table = DueTable(NOTHING_DELIVERED)
     table.load(entries_of([entry(5, 0), entry(6, 1)]), HOUR)

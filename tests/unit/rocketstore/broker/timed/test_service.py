@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -14,10 +14,11 @@ from rocketstore.broker.timed.listing import list_timed
 from rocketstore.broker.timed.run import BATCH, LOAD_RETRY_MS, PROGRESS_INTERVAL_MS, RETRY_MS_MAX
 from rocketstore.broker.timed.service import TimedService
 from rocketstore.broker_config import BrokerConfig
+from rocketstore.commit_log.port import PutDone
 from rocketstore.config import MIB
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
-from rocketstore.message.timed import make_timed
+from rocketstore.message.timed import make_timed, rolled_message
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import DeleteTopic, PutTopic, QueueOffset, TopicConfig
 from rocketstore.state.publisher import StateDone
@@ -33,6 +34,7 @@ CONFIG = BrokerConfig()
 NOW_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
 BUSY = PutResult(PutMessageStatus.OS_PAGECACHE_BUSY, outcome="not_applied")
+UNKNOWN = BUSY._replace(outcome="unknown")
 ILLEGAL = PutResult(PutMessageStatus.MESSAGE_ILLEGAL, outcome="not_applied", reason="too large")
 
 
@@ -437,6 +439,61 @@ def test_a_message_waits_while_its_recall_is_on_its_way_and_comes_if_that_fails(
     assert broker.recall(other) == BUSY
     broker.advance(9000)
     assert broker.bodies() == [b"y"]
+
+
+def test_a_message_that_may_be_delivered_already_is_not_recalled(broker: Broker) -> None:
+    """T5: no quorum has answered in time, so the message may be in its topic before the recall is in the log."""
+    handle = broker.send(NOW_MS + 1000, b"doubtful")
+    broker.store.refusals.append(UNKNOWN)
+    broker.advance(1000)
+    with pytest.raises(Refusal) as refused:
+        broker.recall(handle)
+    assert refused.value.kind is RefusalKind.NO_MESSAGE
+    broker.advance(RETRY_MS_MAX)
+    assert broker.bodies() == [b"doubtful"]
+
+    refused_before = broker.send(broker.clock.now_ms + 1000, b"refused")
+    broker.store.refusals.append(BUSY)
+    broker.advance(1000)
+    assert broker.recall(refused_before).ok
+    broker.advance(RETRY_MS_MAX)
+    assert broker.bodies() == [b"doubtful"]
+
+
+def test_a_recall_is_put_before_delivery_is_stopped_or_not_at_all(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T5: this broker may be the master again, and another one have delivered the message in between."""
+    handle = broker.send(NOW_MS + 9000, b"x")
+    broker.settle()
+    run, submit, held = broker.timed._run, broker.store.submit, []
+    assert run is not None
+
+    def observed(messages: Sequence[Message], done: PutDone) -> None:
+        held.append(run._stepping.locked())  # ``stop`` waits for it
+        submit(messages, done)
+
+    monkeypatch.setattr(broker.store, "submit", observed)
+    assert broker.recall(handle).ok
+    assert held == [True]
+
+
+def test_a_copy_on_its_way_while_its_hour_is_loaded_is_not_delivered_after_a_recall(broker: Broker) -> None:
+    """T5, T6: the recall was dispatched, and is not in memory with the message, which it ended."""
+    handle = broker.send(NOW_MS + 3 * HOUR_MS, b"recalled")
+    for _ in range(60):
+        broker.advance(rolling.LOOK_MS)
+    broker.settle()
+    assert broker.recall(handle).ok
+    broker.store.dispatched_to = len(broker.store.log.records)
+    first = decode_record(broker.store.log.records[0].record)
+    assert broker.store.put(rolled_message(first, decode_handle(handle).origin, None)).ok
+    broker.clock.now_ms += 2 * HOUR_MS - rolling.LOOK_MS
+    broker.settle()  # loads the hour
+    broker.store.dispatched_to = None
+    broker.store.dispatch()
+    broker.advance(2 * HOUR_MS)
+    assert broker.bodies() == []
 
 
 def test_a_message_that_waits_longer_than_half_the_retention_is_stored_again(broker: Broker) -> None:
