@@ -203,7 +203,7 @@ class QueueTruth:
         determined.
         """
         first = max(number - number % BLOCK_UNITS, queue.min_offset)
-        units = list(queue.units(first, BLOCK_UNITS - first % BLOCK_UNITS))
+        units = _block(queue, first)
         key = (queue.topic, queue.queue_id, first)
         with self._lock:
             count, known = self._known.get(key, (0, 0))
@@ -238,3 +238,12 @@ class QueueTruth:
             self._known.move_to_end(key)
             while len(self._known) > BLOCKS_MAX:
                 self._known.popitem(last=False)
+
+
+def _block(queue: ConsumeQueue, first: int) -> list[QueueUnit]:
+    """The units from ``first`` to the end of its block, from as many files as that takes."""
+    units: list[QueueUnit] = []
+    end = first + BLOCK_UNITS - first % BLOCK_UNITS
+    while more := queue.units(first + len(units), end - first - len(units)):
+        units += more
+    return units

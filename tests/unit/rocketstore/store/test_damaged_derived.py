@@ -21,7 +21,9 @@ from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.port import CommitLog
 from rocketstore.commit_log.replicated import MESSAGES, ReplicatedCommitLog
 from rocketstore.config import MessageStoreConfig
+from rocketstore.consume_queue.truth import QueueTruth
 from rocketstore.index.service import IndexDamagedError
+from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
 from rocketstore.message.tags import tags_code
@@ -384,6 +386,21 @@ def test_what_nobody_reads_is_verified_too(tmp_path: Path) -> None:
         wait_until(lambda: {path: path.read_bytes() for path in sound} == sound, "all files are as they were")
         wait_until(lambda: not bench.conditions.now(), "nothing is the matter any more")
         assert int(bench.store.runtime_info()["indexFilesRebuilt"]) == len(list(root.glob("index/*")))
+
+
+def test_units_of_several_files_are_verified_as_one_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sound ones are not looked for in the log: that would read all of it for each."""
+    config = config_of(tmp_path / "store")
+    with opened(config, []) as bench:
+        bench.put(100)
+        queue, log = bench.store._derived.queues.find("T", 0), bench.store.log
+        assert queue is not None
+        truth = QueueTruth(log, DelayLevels.parse(config.message_delay_level))
+        monkeypatch.delattr(QueueTruth, "restore")
+
+        units = truth.tagged_units(queue, 25, log.max_offset, 1 << 20)
+
+        assert [unit.offset for unit in units] == bench.offsets[::2][25:]
 
 
 def test_a_damaged_index_is_told(tmp_path: Path) -> None:
