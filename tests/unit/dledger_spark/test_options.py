@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Final
 
 import pytest
 
@@ -51,6 +52,62 @@ def test_wrong_options_are_refused_with_advice(options: dict[str, str], message:
         ReadOptions.parse(options)
 
     assert message in str(refused.value)
+
+
+KAFKAS_SOURCE: Final = {
+    "kafka.bootstrap.servers": ("a:1", "servers", ("a:1",)),
+    "assign": ('{"t":[0]}', None, "use subscribe, and filter by the column queueId"),
+    "subscribe": ("t,u", "topics", ("t", "u")),
+    "subscribePattern": ("t.*", "topic_pattern", "t.*"),
+    "startingTimestamp": ("5", "starting_ms", 5),
+    "startingOffsetsByTimestamp": ("{}", None, "use startingTimestamp"),
+    "startingOffsets": ("earliest", "starting", EARLIEST),
+    "startingOffsetsByTimestampStrategy": ("latest", None, "leave it out"),
+    "endingTimestamp": ("5", "ending_ms", 5),
+    "endingOffsetsByTimestamp": ("{}", None, "use endingTimestamp"),
+    "endingOffsets": ("latest", "ending", LATEST),
+    "failOnDataLoss": ("false", "fail_on_data_loss", False),
+    "kafkaConsumer.pollTimeoutMs": ("1", None, "use fetchTimeoutMs"),
+    "fetchOffset.numRetries": ("1", "fetch_retries", 1),
+    "fetchOffset.retryIntervalMs": ("1", None, "use fetchRetries and fetchTimeoutMs"),
+    "maxOffsetsPerTrigger": ("9", "max_rows_per_trigger", 9),
+    "minOffsetsPerTrigger": ("9", "min_rows_per_trigger", 9),
+    "maxTriggerDelay": ("30s", "max_trigger_delay_ms", 30_000),
+    "minPartitions": ("4", "min_partitions", 4),
+    "maxRecordsPerPartition": ("9", "max_records_per_partition", 9),
+    "groupIdPrefix": ("x", None, "use consumerGroup"),
+    "kafka.group.id": ("g", "consumer_group", "g"),
+    "includeHeaders": ("true", "include_headers", True),
+    "kafka.isolation.level": ("read_committed", None, "have no effect here: leave it out"),
+    "kafka.security.protocol": ("SSL", None, "a group's are tlsCa"),
+    "kafka.ssl.truststore.location": ("/x", None, "a group's are tlsCa"),
+    "kafka.sasl.jaas.config": ("x", None, "a group's are tlsCa"),
+}
+"""Every option that Spark documents for Kafka's source: a value, and the attribute and its value, or the refusal."""
+KAFKAS_SINK: Final = {
+    "kafka.bootstrap.servers": ("a:1", "servers", ("a:1",)),
+    "topic": ("t", "topic", "t"),
+    "kafka.acks": ("all", None, "have no effect here: leave it out"),
+    "kafka.security.protocol": ("SSL", None, "a group's are tlsCa"),
+}
+"""Likewise for its sink."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [*((ReadOptions, name) for name in KAFKAS_SOURCE), *((WriteOptions, name) for name in KAFKAS_SINK)],
+)
+def test_every_option_of_kafka_means_the_same_or_is_refused(kind: type[ReadOptions | WriteOptions], name: str) -> None:
+    """A job that comes from Kafka's source or sink changes nothing silently."""
+    text, attribute, expected = (KAFKAS_SOURCE if kind is ReadOptions else KAFKAS_SINK)[name]
+    options = {"kafka.bootstrap.servers": "a:1"} | {name: text}
+    if attribute is None:
+        with pytest.raises(OptionError) as refused:
+            kind.parse(options)
+        assert f"option {name}" in str(refused.value)
+        assert str(expected) in str(refused.value)
+    else:
+        assert getattr(kind.parse(options), attribute) == expected
 
 
 def test_all_problems_are_told_at_once() -> None:
