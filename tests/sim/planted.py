@@ -37,7 +37,7 @@ from dledger.core.read_index import ReadDone, ReadIndexQueue
 from dledger.core.standing import Ballot, Electorate, Readmissions, Victory
 from dledger.errors import DLedgerError, QuorumAckTimeoutError, ResponseCode, TermChangedError
 from dledger.members import Configuration
-from dledger.types import NO_INDEX, Boundary, HardState, LogIndex, NodeId, ProducerBatch, Standing, Term
+from dledger.types import NO_INDEX, HardState, LogIndex, NodeId, ProducerBatch, Standing, Term
 from tests.sim import faults
 from tests.sim.plant import Plant
 from tests.sim.planted_machines import MACHINE_PLANTS
@@ -188,12 +188,14 @@ def _campaign_in_old_term(
     self._announce(before, reason)
 
 
-def _install_always(self: EntryHandler, push: PushInstall) -> None:
-    before = push.before_begin
-    self._state.log.reset(Boundary(before.index, before.term, push.position, push.chain_crc))
-    self._state.advance_commit(before.index)
-    self.verified_index = before.index
-    self._answer_when_durable(push.epoch, PushKind.INSTALL)
+_compare = EntryDispatcher._compare
+
+
+def _install_always(self: EntryDispatcher, now_ms: int) -> int:
+    if self._state.log.begin.index == NO_INDEX:
+        return _compare(self, now_ms)
+    self._epoch += 1
+    return self._install(now_ms)
 
 
 def _answer_before_durable(self: EntryHandler, epoch: int, kind: PushKind) -> None:
@@ -373,7 +375,7 @@ PLANTS: Final[dict[str, tuple[Plant, ...]]] = {
     "success-in-another-term": (Plant(QuorumAckChecker, "step", _success_in_another_term),),
     "verified-of-last-leader": (Plant(EntryHandler, "_begin_session", _verified_of_last_leader),),
     "campaign-in-old-term": (Plant(MemberState, "become_candidate", _campaign_in_old_term),),
-    "install-always": (Plant(EntryHandler, "_install", _install_always),),
+    "install-always": (Plant(EntryDispatcher, "_compare", _install_always),),
     "truncate-answered-early": (Plant(EntryHandler, "_answer_when_durable", _answer_before_durable),),
     "forgotten-producers": (Plant(leader_elector, "rebuild", _nobody_is_known),),
     "producers-of-what-is-committed": (Plant(leader_elector, "rebuild", _only_committed_counts),),

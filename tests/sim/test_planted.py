@@ -11,6 +11,7 @@ from tests.sim.planted import PLANTS, run_planted
 
 FOUND_BY = {
     "applied-before-commit": 500_000,
+    "install-always": 500_000,
     "installed-without-a-state": 500_009,
     "log-counts-as-state": 500_015,
     "queries-at-once": 500_006,

@@ -23,6 +23,7 @@ from rocketstore.client.aio.errors import (
 )
 from rocketstore.client.aio.expressions import Sql
 from rocketstore.client.aio.popped import PoppedMessage, read_popped
+from rocketstore.client.aio.routes import RouteCache, RoutedBroker
 from rocketstore.message.record import encode_record
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import write_header
@@ -146,6 +147,62 @@ async def silent_master(broker: PopBroker, held: asyncio.Event) -> None:
 def test_a_silent_master_is_given_up_when_there_is_another(broker: PopBroker, held: asyncio.Event) -> None:
     """It need not be waited for until its time is over."""
     silent_master(broker, held)
+
+
+@on_loop
+async def test_a_silent_master_is_waited_for_while_nobody_is_known_to_lead(
+    broker: PopBroker, held: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An election is under way: it may lead again, and its answer has messages that nobody else gets."""
+    await asyncio.to_thread(broker.send, [b"a"])
+    async with simple(broker) as consumer:
+        assert await consumer.receive(1, 0.1) == []
+        (asked,) = consumer._asked.values()
+        routes = consumer._cluster.routes
+        looked: list[RoutedBroker] = []
+
+        def leaderless(self: RouteCache, name: str) -> RoutedBroker | None:
+            known = find(self, name)
+            if known is None:
+                return None
+            looked.append(dataclasses.replace(known, addresses={1: known.master}))
+            return looked[-1]
+
+        find = type(routes).broker
+        with monkeypatch.context() as patch:
+            patch.setattr(type(routes), "broker", leaderless)
+            await until(lambda: len(looked) > 2 or asked.done(), "it looks again who leads")
+        held.set()
+        assert bodies(await consumer.receive(1, 20.0)) == [b"a"]
+
+
+@on_loop
+async def test_a_message_whose_time_is_nearly_over_is_not_handed_out(broker: PopBroker) -> None:
+    """It waited for the program, and somebody else gets it before it can be handled."""
+    await asyncio.to_thread(broker.send, [b"a", b"b"])
+    async with simple(broker) as consumer:
+        late, fresh = await consumer.receive(2)
+        consumer._stock.extend([late, fresh])  # as if another broker had answered, too
+        late.received_at -= 0.6 * consumer.options.invisible_s
+        assert bodies(await consumer.receive(2, 0.1)) == [fresh.body]
+
+
+@on_loop
+async def test_a_changed_time_counts_from_the_request(broker: PopBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker counts from when it took it: an answer that is late must not make the message anybody's for longer."""
+    await asyncio.to_thread(broker.send, [b"a"])
+    ask, asked_at = Connections.ask, list[float]()
+
+    async def asked(self: Connections, address: str, code: int, *more: object, **others: object) -> Frame:
+        if code == RequestCode.CHANGE_MESSAGE_INVISIBLETIME:
+            asked_at.append(asyncio.get_running_loop().time())
+        return await ask(self, address, code, *more, **others)  # type: ignore[arg-type]  # as they came
+
+    async with simple(broker) as consumer:
+        (message,) = await consumer.receive(1)
+        monkeypatch.setattr(Connections, "ask", asked)
+        await consumer.change_invisible(message, 40.0)
+        assert message.expires_at <= asked_at[0] + 40.0
 
 
 @on_loop
