@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
@@ -26,7 +27,7 @@ from rocketstore.broker.pop_types import (
     Receive,
 )
 from rocketstore.broker.popping.copies import origin_of_retry
-from rocketstore.broker.popping.service import Popping
+from rocketstore.broker.popping.service import ACKED_AT_ONCE, Popping
 from rocketstore.broker_remoting.access import RemotingAccess
 from rocketstore.broker_remoting.assignments import AVERAGELY, RULES, shares
 from rocketstore.broker_remoting.waiting import WaitingTasks
@@ -190,7 +191,9 @@ class RemotingPops:
         quota = self._access.quota_of(connection, frame)
         with self._waiting.cancelled_with(connection), _room(quota, wait_ms):
             queue_id = max(header.queue_id, ANY_QUEUE)
-            found = await self._pop.await_message(header.consumer_group, header.topic, queue_id, wait_ms)
+            found = await self._pop.await_message(
+                header.consumer_group, header.topic, queue_id, wait_ms, str(connection.place)
+            )
         return frame.answer(fields=write_header(NotificationAnswer(found)))
 
     async def waiting(self, _: RemotingConnection, frame: Frame) -> Frame:
@@ -212,21 +215,29 @@ class RemotingPops:
     async def ack_many(self, connection: RemotingConnection, frame: Frame) -> Frame:
         """BATCH_ACK_MESSAGE."""
         body = BatchAckBody.decode(frame.body)
-        if sum(len(one.handles) for one in body.by_handle) > ACKS_MAX:
-            raise RequestError(f"a request acknowledges at most {ACKS_MAX} messages", AnswerCode.INVALID_PARAMETER)
-        acks = [Ack(one.consumer_group, one.topic, handle) for one in body.by_handle for handle in one.handles]
-        for one in body.acks:
-            for offset in one.offsets():
-                is_retry = one.retry in RETRIES
-                numbers = one.start_offset, one.pop_time, one.invisible_time, one.revive_queue_id
-                point = CheckPoint(*numbers, is_retry, "", one.queue_id, offset)
-                acks.append(self._acked(one.consumer_group, one.topic, point))
+        acks: list[Ack] = []
+        for ack in self._all_acked(body):  # a megabyte can name millions
+            if len(acks) == ACKS_MAX:
+                raise RequestError(f"a request acknowledges at most {ACKS_MAX} messages", AnswerCode.INVALID_PARAMETER)
+            acks.append(ack)
+            if not len(acks) % ACKED_AT_ONCE:
+                await asyncio.sleep(0)
         if not acks:
             raise RequestError("the request acknowledges nothing", AnswerCode.NO_MESSAGE)
         results = await self._pop.ack(acks, self._access.quota_of(connection, frame).owner)
         if body.acks:
             return _answered(frame, results)
         return frame.answer(body=BatchAckAnswer(tuple(one is PopResult.OK for one in results)).encode())
+
+    def _all_acked(self, body: BatchAckBody) -> Iterator[Ack]:
+        for named in body.by_handle:
+            for handle in named.handles:
+                yield Ack(named.consumer_group, named.topic, handle)
+        for one in body.acks:
+            numbers = one.start_offset, one.pop_time, one.invisible_time, one.revive_queue_id
+            for offset in one.offsets():
+                point = CheckPoint(*numbers, one.retry in RETRIES, "", one.queue_id, offset)
+                yield self._acked(one.consumer_group, one.topic, point)
 
     async def change_invisible(self, connection: RemotingConnection, frame: Frame) -> Frame:
         """CHANGE_MESSAGE_INVISIBLETIME."""

@@ -432,14 +432,10 @@ class PopEngine(Windows):
         return settling
 
     def client_gone(self, client_id: str, now_ms: int) -> None:
-        """Make messages that are prolonged for a client visible again soon."""
+        """Make messages that are prolonged for a client visible again soon: some at once, others by ``expire``."""
         self._now_ms = now_ms
-        for queue, offset in self._book.of_client(client_id):
-            lease = queue.leases[offset]
-            if lease.renew_until_ms and not lease.copying:
-                lease.renew_until_ms = 0
-                end_ms = min(lease.visible_at_ms, now_ms + GIVEN_BACK_MS)
-                self._end_lease(queue, offset, lease, end_ms)
+        self._book.leave(client_id)
+        self._end_left()
 
     def _named(self, group: str, topic: str, text: str) -> tuple[Queue, Handle, Lease | None] | None:
         """The message that a handle names, if it is not settled and no newer handle of it is known (P5).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from itertools import count
 from typing import Final
@@ -28,7 +28,9 @@ class LeaseBook:
         """Those that are parked."""
         self._heap: list[tuple[int, int, Queue, int, Lease]] = []
         self._order = count()
-        self._clients: dict[str, set[tuple[Queue, int]]] = {}
+        self._clients: dict[str, dict[tuple[Queue, int], Lease]] = {}
+        self._left: Final[deque[dict[tuple[Queue, int], Lease]]] = deque()
+        """Those of clients that are gone."""
 
     def add(self, queue: Queue, offset: int, lease: Lease) -> None:
         """A message is given out; an older lease of it ends."""
@@ -39,7 +41,7 @@ class LeaseBook:
         if lease.parked:
             self._count_parked(queue, lease, 1)
         if lease.client_id:
-            self._clients.setdefault(lease.client_id, set()).add((queue, offset))
+            self._clients.setdefault(lease.client_id, {})[queue, offset] = lease
         self.moved(queue, offset, lease)
 
     def drop(self, queue: Queue, offset: int) -> None:
@@ -52,8 +54,8 @@ class LeaseBook:
         if lease.parked:
             self._count_parked(queue, lease, -1)
         theirs = self._clients.get(lease.client_id)
-        if theirs is not None:
-            theirs.discard((queue, offset))
+        if theirs is not None and theirs.get((queue, offset)) is lease:
+            del theirs[queue, offset]
             if not theirs:
                 del self._clients[lease.client_id]
 
@@ -92,7 +94,9 @@ class LeaseBook:
         heapq.heappush(self._heap, (at_ms, next(self._order), queue, offset, lease))
 
     def due_ms(self) -> int | None:
-        """When ``due`` may have something."""
+        """When ``left`` or ``due`` may have something."""
+        if self._left:
+            return 0
         return self._heap[0][0] if self._heap else None
 
     def due(self, now_ms: int) -> Iterator[tuple[Queue, int, Lease]]:
@@ -102,9 +106,21 @@ class LeaseBook:
             if queue.leases.get(offset) is lease and not lease.copying and _event_ms(lease) <= now_ms:
                 yield queue, offset, lease
 
-    def of_client(self, client_id: str) -> list[tuple[Queue, int]]:
-        """The leases that are prolonged for a client."""
-        return list(self._clients.get(client_id, ()))
+    def leave(self, client_id: str) -> None:
+        """A client is gone; what it gets from now on, if it comes back, is apart from what it has."""
+        leases = self._clients.pop(client_id, None)
+        if leases:
+            self._left.append(leases)
+
+    def left(self) -> Iterator[tuple[Queue, int, Lease]]:
+        """The leases that are prolonged for clients that are gone; each is told once."""
+        while self._left:
+            leases = self._left[0]
+            while leases:
+                (queue, offset), lease = leases.popitem()
+                if queue.leases.get(offset) is lease:
+                    yield queue, offset, lease
+            self._left.popleft()
 
 
 def _event_ms(lease: Lease) -> int:

@@ -221,6 +221,7 @@ class Windows:
     def expire(self, now_ms: int) -> None:
         """End or prolong leases that are due, some at a time: ``due_ms`` says when there are more."""
         self._now_ms = now_ms
+        self._end_left()
         for queue, offset, lease in islice(self._book.due(now_ms), EXPIRES_MAX):
             if lease.visible_at_ms < lease.renew_until_ms:
                 end_ms = min(max(now_ms + LEASE_MS_MAX, lease.visible_at_ms), lease.renew_until_ms)
@@ -235,6 +236,13 @@ class Windows:
                 topic = self._topic_of[queue.place]
                 topic.due.append((queue, offset, lease))
                 self._start_copies(topic)
+
+    def _end_left(self) -> None:
+        """Have some leases of clients that are gone end soon: one may have a hundred thousand, at 3 µs each."""
+        for queue, offset, lease in islice(self._book.left(), EXPIRES_MAX):
+            if lease.renew_until_ms and not lease.copying:
+                lease.renew_until_ms = 0
+                self._end_lease(queue, offset, lease, min(lease.visible_at_ms, self._now_ms + GIVEN_BACK_MS))
 
     def copied(self, copy: PopCopy, result: CopyResult, now_ms: int) -> None:
         """Record the outcome of a copy; see ``PopCopy``."""

@@ -184,8 +184,15 @@ class EngineDriver:
         return operation.verdict
 
     def look(self, leadership: Leadership) -> None:
-        """Carry out what the engine wants now."""
+        """Carry out what the engine wants now.
+
+        If this broker is the master again meanwhile, another one has led since, whose rows a row of this leadership
+        would undo.
+        """
         if leadership is not self._now:
+            return
+        if leadership.incarnation != self._store.incarnation:
+            self.end()
             return
         engine, now_ms = leadership.engine, leadership.now_ms()
         reason, self.reason = self.reason, ""

@@ -125,13 +125,13 @@ class Receiving:
         leases.resize(sum(map(len, found)))
         return found
 
-    async def await_message(self, group: str, topic: str, queue_id: int, wait_ms: int) -> bool:
+    async def await_message(self, group: str, topic: str, queue_id: int, wait_ms: int, client_id: str) -> bool:
         """Whether there is anything, within this time."""
         await self._loaded(group, topic, END)
         loop = asyncio.get_running_loop()
         end, places = loop.time() + wait_ms / 1000, self._places(group, topic, queue_id)
         subscribed, keys = Subscribed(group, topic), [(one.topic, one.queue_id) for one in places]
-        with self._waiting.entered(subscribed, keys, queue_id, "") as waiter:
+        with self._waiting.entered(subscribed, keys, queue_id, client_id) as waiter:
             while True:
                 self._waiting.arm(subscribed, waiter)
                 if any(self._reading.end_at_once(one.topic, one.queue_id) > self._next(one) for one in places):

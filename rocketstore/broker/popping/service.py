@@ -89,10 +89,10 @@ class Popping:
         self._use(group, topic, queue_id)
         return await self._receiving.peek(group, topic, queue_id, count, leases)
 
-    async def await_message(self, group: str, topic: str, queue_id: int, wait_ms: int) -> bool:
+    async def await_message(self, group: str, topic: str, queue_id: int, wait_ms: int, client_id: str) -> bool:
         """Whether there is something to receive, at once or within this time. Raises ``Refusal``."""
         self._use(group, topic, queue_id)
-        return await self._receiving.await_message(group, topic, queue_id, min(wait_ms, WAIT_MS_MAX))
+        return await self._receiving.await_message(group, topic, queue_id, min(wait_ms, WAIT_MS_MAX), client_id)
 
     def waiting_of(self, group: str, topic: str) -> int:
         """How many receives wait for a topic."""

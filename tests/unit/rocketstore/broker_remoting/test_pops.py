@@ -13,6 +13,7 @@ from dledger.remoting.codes import AnswerCode
 from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
 from rocketstore.client.aio.received import ReceivedMessage, split_records
+from rocketstore.remoting.bodies.pop import ACKED_MAX, ACKS_MAX
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.bodies.stats import ConsumeStats
 from rocketstore.remoting.codes import POLLING_FULL, RequestCode
@@ -232,6 +233,17 @@ class TestAnswers:
         answer = client.ask(CODE.BATCH_ACK_MESSAGE, body=body)
         assert (answer.code, "3 of 3 messages" in answer.remark) == (AnswerCode.NO_MESSAGE, True)
         assert client.ask(CODE.BATCH_ACK_MESSAGE, body=b'{"acks":[]}').code == AnswerCode.NO_MESSAGE
+
+    def test_no_more_are_looked_at_than_may_be_acknowledged_at_once(
+        self, broker: PopBroker, client: RemotingSocket
+    ) -> None:
+        """A request of a megabyte could name five million, for each of which the broker looks at a lease."""
+        entry = {"c": GROUP, "t": TOPIC, "r": "0", "so": 0, "q": 0, "rq": 0, "pt": 0, "it": 60_000}
+        many = entry | {"b": base64.b64encode(b"\xff" * (ACKED_MAX // 8)).decode()}
+        never_read = entry | {"b": "!"}
+        body = json.dumps({"brokerName": "b", "acks": [many, many, never_read]}).encode()
+        answer = client.ask(CODE.BATCH_ACK_MESSAGE, body=body)
+        assert (answer.code, f"at most {ACKS_MAX}" in answer.remark) == (AnswerCode.INVALID_PARAMETER, True)
 
     def test_a_message_that_comes_again_is_of_the_retry_topic(self, broker: PopBroker, client: RemotingSocket) -> None:
         """By RocketMQ's name of it, which clients send back with the acknowledgement."""

@@ -11,7 +11,7 @@ from rocketstore.pop.journal import BUSY_TICK_MS, TICK_MS
 from rocketstore.pop.operations import CopyResult, Origin, PopFound, PopRules, PopWish, Verdict
 from rocketstore.pop.queue import SKEW_MS
 from rocketstore.pop.rows import check_row
-from rocketstore.pop.tables import AHEAD_MAX, AHEAD_MS, PARKED_MAX, WINDOW_MAX, LeaseWindow
+from rocketstore.pop.tables import AHEAD_MAX, AHEAD_MS, LEASE_MS_MAX, PARKED_MAX, WINDOW_MAX, LeaseWindow
 from rocketstore.pop.windows import COPIES_MAX, EXPIRES_MAX, NotLoadedError
 from tests.unit.rocketstore.pop.desk import GROUP, QUEUE, RETRIES, TOPIC, Desk
 
@@ -240,12 +240,39 @@ def test_a_client_that_is_gone_gives_back_what_it_has_not_settled() -> None:
     desk = _loaded()
     first, second, third = desk.receive(client_id="c", auto_renew=True)
     assert desk.ack(first) is Verdict.OK
-    assert sorted(offset for _, offset in desk.engine._book.of_client("c")) == [1, 2]
+    assert sorted(offset for _, offset in desk.engine._book._clients["c"]) == [1, 2]
     desk.engine.client_gone("c", desk.now_ms)
     desk.later(1_100)
     assert sorted(one.origin.offset for one in desk.copies) == [second.offset, third.offset]
     desk.store_copies()
     assert not desk.engine._book._clients
+
+
+def test_a_client_that_is_gone_with_many_messages_lets_others_in_between() -> None:
+    """P6, P10: one may have a hundred thousand; and what it gets when it is back is not given back."""
+    desk = Desk(queues=1)
+    count = 2 * EXPIRES_MAX + 1
+    desk.send(count)
+    desk.load()
+    while desk.receive(client_id="c", auto_renew=True):
+        pass
+    desk.engine.client_gone("c", desk.now_ms)
+    soon_ms = desk.now_ms + LEASE_MS_MAX // 2
+
+    def given_back() -> int:
+        leases = desk.engine._queues[QUEUE].leases.values()
+        return sum(one.visible_at_ms <= soon_ms for one in leases)
+
+    desk.send(1)
+    (back,) = desk.receive(client_id="c", auto_renew=True)
+    for ended in (EXPIRES_MAX, 2 * EXPIRES_MAX, count, count):
+        assert given_back() == ended
+        due_ms = desk.engine._book.due_ms()
+        assert due_ms is not None
+        assert (due_ms <= desk.now_ms) == (ended < count)
+        desk.engine.expire(desk.now_ms)
+    assert back.visible_at_ms > soon_ms
+    assert desk.engine._book._clients.keys() == {"c"}
 
 
 def test_what_an_ordered_group_begins_anew_is_not_what_has_a_copy() -> None:

@@ -22,8 +22,8 @@ from rocketstore.filter.filters import SQL92
 from rocketstore.message.record import QueuePlace
 from rocketstore.pop.engine import PopEngine
 from rocketstore.pop.handles import Handle, encode_handle
-from rocketstore.pop.operations import Loading, Origin, PopDelivery, PopWish, Settling
-from rocketstore.pop.tables import PopPlace
+from rocketstore.pop.operations import Loading, Origin, PopDelivery, PopWish, Settling, Verdict
+from rocketstore.pop.tables import LeaseWindow, PopPlace
 from rocketstore.state.changes import GroupConfig, TopicConfig
 from rocketstore.types import PutResult
 from tests.support.waiting import wait_until
@@ -56,7 +56,7 @@ class TestReceives:
 
     def test_who_waits_for_one_queue_only_does_not_keep_others_from_being_woken(self, pop: PopBroker) -> None:
         """By the messages of another queue, that is, though they came later."""
-        one = pop.broker.popping.await_message(GROUP, TOPIC, 1, 30_000)
+        one = pop.broker.popping.await_message(GROUP, TOPIC, 1, 30_000, "a")
         first = asyncio.run_coroutine_threadsafe(one, pop.run(running_loop()))
         wait_until(lambda: pop.broker.counters().pop.waiting == 1, "somebody waits for queue 1")
         second = pop.begin()
@@ -64,6 +64,26 @@ class TestReceives:
         assert bodies(second.result(20).messages) == [b"a"]
         pop.send([b"b"], 1)
         assert first.result(20)
+
+    def test_one_client_that_asks_for_news_leaves_others_theirs(self, pop: PopBroker) -> None:
+        """P10: each may have so many requests that wait."""
+
+        async def ask_while_one_has_all_of_its_own() -> tuple[str, bool]:
+            ask = partial(pop.broker.popping.await_message, GROUP, TOPIC, 1)
+            waiting = [asyncio.create_task(ask(30_000, "a")) for _ in range(CLIENT_WAITS_MAX)]
+            while pop.broker.counters().pop.waiting < CLIENT_WAITS_MAX:
+                await asyncio.sleep(0)
+            try:
+                with pytest.raises(Refusal) as refused:
+                    await ask(0, "a")
+                return str(refused.value), await ask(0, "b")
+            finally:
+                for one in waiting:
+                    one.cancel()
+                await asyncio.gather(*waiting, return_exceptions=True)
+
+        why, found = pop.run(ask_while_one_has_all_of_its_own())
+        assert ("client a has" in why, found) == (True, False)
 
     def test_windows_are_taken_up_in_turns_of_the_loop(self, pop: PopBroker, monkeypatch: pytest.MonkeyPatch) -> None:
         """A full one takes 20 ms, and after a failover all may be full."""
@@ -710,6 +730,28 @@ def wall_ms_after(time_ms: int) -> int:
     clock = Clock()
     wait_until(lambda: clock.wall_ms() > time_ms, "the clock ticks")
     return clock.wall_ms()
+
+
+def test_what_an_ended_leadership_has_to_write_is_not_written(pop: PopBroker) -> None:
+    """P3: another master has led since, whose rows it would undo; who waits is told that the outcome is unknown."""
+    pop.send([b"a"])
+    (message,) = pop.receive().messages
+
+    async def acked_by_the_former() -> tuple[Verdict | None, LeaseWindow]:
+        driver, before = pop.broker.popping._driver, pop.window()
+        former = driver.leadership()
+        (acked,) = former.engine.ack(GROUP, TOPIC, [message.handle], former.now_ms())
+        role = pop.broker.store.role
+        pop.broker.store.become_slave()
+        pop.broker.store.become_master(role)
+        rows = driver.rows
+        driver.look(former)
+        assert (driver.rows, pop.window()) == (rows, before)
+        return acked.verdict, before
+
+    verdict, before = pop.run(acked_by_the_former())
+    assert (verdict, before.commit) == (Verdict.FAILED, 0)
+    assert pop.ack([message]) == [PopResult.OK]
 
 
 async def _end_leadership(pop: PopBroker) -> None:
