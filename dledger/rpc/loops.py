@@ -10,7 +10,7 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Callable, Coroutine
-from typing import TypeVar
+from typing import Generic, TypeVar, cast
 
 import uvloop
 
@@ -32,12 +32,13 @@ async def connect(
     context: ssl.SSLContext | None = None,
     handshake_s_max: float | None = None,
 ) -> tuple[asyncio.Transport, _P]:
-    """The loop's ``create_connection``, which may be given up while the name is resolved. Raises ``OSError``.
+    """The loop's ``create_connection``, which may be given up at any time. Raises ``OSError``.
 
-    uvloop's own would then log its error, whenever it comes, as one that nobody has asked for.
+    uvloop's own would log an error of a look-up that was given up, whenever it comes, as one that nobody has asked for;
+    and a connection that is given up in the turn in which its handshake ends would wait for the other side's end of
+    TLS, perhaps until the loop is closed under it.
     """
     loop = asyncio.get_running_loop()
-    name = host if context is not None else None
     addresses = [host]
     if not _is_address(host):
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -45,14 +46,48 @@ async def connect(
     failures: list[OSError] = []
     for address in addresses:
         try:
-            return await loop.create_connection(
-                factory, address, port, ssl=context, server_hostname=name, ssl_handshake_timeout=handshake_s_max
-            )
+            if context is None:
+                return await loop.create_connection(factory, address, port)
+            return await _connect_tls(factory, address, port, context, host, handshake_s_max)
         except ssl.SSLError:
             raise
         except OSError as error:
             failures.append(error)
     raise failures[0] if failures else OSError(f"{host} has no address")
+
+
+async def _connect_tls(
+    factory: Callable[[], _P],
+    address: str,
+    port: int,
+    context: ssl.SSLContext,
+    name: str,
+    handshake_s_max: float | None,
+) -> tuple[asyncio.Transport, _P]:
+    first = _FirstProtocol(factory())
+    try:
+        transport, _ = await asyncio.get_running_loop().create_connection(
+            lambda: first, address, port, ssl=context, server_hostname=name, ssl_handshake_timeout=handshake_s_max
+        )
+    except BaseException:
+        if first.transport is not None:
+            first.transport.abort()
+        raise
+    return transport, first.successor
+
+
+class _FirstProtocol(asyncio.Protocol, Generic[_P]):
+    """Of a connection until its handshake is done: keeps the transport, and puts its successor in its place."""
+
+    def __init__(self, successor: _P) -> None:
+        self.successor = successor
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The handshake is done."""
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's classes are not asyncio's
+        self.transport.set_protocol(self.successor)
+        self.successor.connection_made(transport)
 
 
 def _is_address(host: str) -> bool:

@@ -6,6 +6,10 @@ import asyncio
 import gc
 import socket
 import ssl
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -62,6 +66,63 @@ def test_a_name_of_nobody_is_an_error() -> None:
     """Of the kind that callers expect of every attempt."""
     with pytest.raises(socket.gaierror):
         loops.run(loops.connect(asyncio.Protocol, NOBODY, 1))
+
+
+class GivenUp(asyncio.Protocol):
+    """Its connection is given up in the turn in which it is made."""
+
+    def __init__(self, give_up: Callable[[], object]) -> None:
+        self._give_up = give_up
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._give_up()
+
+
+@pytest.mark.parametrize("turns", [0, 9])
+def test_who_gives_up_as_the_handshake_ends_leaves_no_connection(
+    turns: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that does not end TLS would keep it, and a client whose other connections were refused closes the loop.
+
+    A handshake may end even before who connects knows that it has begun, hence the turns.
+    """
+    certs.make_authority(tmp_path)
+    pair = certs.make_node(tmp_path, "n0", ["127.0.0.1"])
+    accepting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    accepting.load_cert_chain(pair.cert, pair.key)
+    connecting = ssl.create_default_context(cafile=tmp_path / "ca.crt")
+    may_begin = threading.Event()
+
+    def accept_and_wait_for_its_end(listening: socket.socket) -> None:
+        link, _ = listening.accept()
+        link.settimeout(10)
+        assert may_begin.wait(10)
+        with (
+            suppress(ConnectionResetError, ssl.SSLEOFError),
+            accepting.wrap_socket(link, server_side=True) as stream,
+            socket.fromfd(stream.fileno(), socket.AF_INET, socket.SOCK_STREAM) as below,
+        ):
+            below.settimeout(10)
+            while below.recv(1024):
+                pass
+
+    async def give_up(listening: socket.socket) -> None:
+        port = listening.getsockname()[1]
+        dialling: list[asyncio.Task[object]] = []
+        make = partial(GivenUp, lambda: dialling[0].cancel())
+        dialling.append(asyncio.create_task(loops.connect(make, "127.0.0.1", port, context=connecting)))
+        serving = asyncio.create_task(asyncio.to_thread(accept_and_wait_for_its_end, listening))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        may_begin.set()
+        await asyncio.wait(dialling)
+        assert dialling[0].cancelled()
+        await serving
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        loops.run(give_up(listening))
+
+    assert not caplog.records
 
 
 @pytest.fixture
