@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -53,6 +53,8 @@ SPARE_S: Final = 3.0
 """How much longer than the broker waits its answer may take before its brokers are asked for their master."""
 PAUSE_S: Final = 0.5
 """Before brokers that refused are asked for messages again."""
+KEPT_SHARE: Final = 0.5
+"""For this share of its time a message waits until the application asks for it; then others may have it."""
 RENEW_SHARE: Final = 0.6
 """``run`` prolongs the time of a message when this share of it is over."""
 WORKERS: Final = 4
@@ -134,9 +136,11 @@ class SimpleConsumer:
         self._cluster = Cluster(addresses, name_servers, timeout_s=self.options.timeout_s, security=security)
         self._process = os.getpid()
         self._heartbeats = Heartbeats(self._cluster, self._heartbeat)
-        self._asked: dict[tuple[str, str], asyncio.Task[list[PoppedMessage]]] = {}  # by topic and broker
+        self._asked: dict[tuple[str, str], asyncio.Task[None]] = {}  # by topic and broker
         self._refused_until: dict[tuple[str, str], float] = {}
         self._stock: deque[PoppedMessage] = deque()
+        self._returns: set[asyncio.Task[None]] = set()
+        self._stale_timer: asyncio.TimerHandle | None = None
         self._last: list[PoppedMessage] = []
         self._workers: set[asyncio.Task[None]] = set()
         self._is_started = False
@@ -326,9 +330,11 @@ class SimpleConsumer:
         workers = {one for one in self._workers if one is not current}
         if workers:
             await asyncio.wait(workers)
-        with suppress(ClientError):
-            await at_once(self._change(one, 0.0, is_attempt=False) for one in self._stock)
+        if self._stale_timer is not None:
+            self._stale_timer.cancel()
+        await self._give_back(self._stock)
         self._stock.clear()
+        await asyncio.gather(*self._returns)
         try:
             await self._heartbeats.stop()
         finally:
@@ -344,14 +350,42 @@ class SimpleConsumer:
         self._cluster.check()
 
     def _from_stock(self, max_messages: int) -> list[PoppedMessage]:
-        """Messages whose time is not nearly over: the others come again."""
-        now = asyncio.get_running_loop().time()
-        found: list[PoppedMessage] = []
-        while self._stock and len(found) < max_messages:
-            one = self._stock.popleft()
-            if one.expires_at - now > self.options.invisible_s / 2:
-                found.append(one)
-        return found
+        """Messages whose time is not nearly over."""
+        self._return_stale()
+        return [self._stock.popleft() for _ in range(min(max_messages, len(self._stock)))]
+
+    def _keep(self, messages: Sequence[PoppedMessage]) -> None:
+        """Until the application asks for them."""
+        self._stock.extend(messages)
+        self._watch_stock()
+
+    def _watch_stock(self) -> None:
+        if self._stock and self._stale_timer is None:
+            at = self._stock[0].expires_at - self.options.invisible_s * (1 - KEPT_SHARE)
+            self._stale_timer = asyncio.get_running_loop().call_at(at, self._look_at_stock)
+
+    def _look_at_stock(self) -> None:
+        self._stale_timer = None
+        self._return_stale()
+        self._watch_stock()
+
+    def _return_stale(self) -> None:
+        """Give back what was not asked for in time. That is no attempt: otherwise a message could die of it."""
+        loop, stock = asyncio.get_running_loop(), self._stock
+        stale_at = loop.time() + self.options.invisible_s * (1 - KEPT_SHARE)
+        stale = [one for one in stock if one.expires_at <= stale_at]
+        if stale:
+            self._stock = deque(one for one in stock if one.expires_at > stale_at)
+            task = loop.create_task(self._give_back(stale))
+            self._returns.add(task)
+            task.add_done_callback(self._returns.discard)
+
+    async def _give_back(self, messages: Iterable[PoppedMessage]) -> None:
+        async def give_back(one: PoppedMessage) -> None:
+            with suppress(ClientError):  # it comes again when its time is over
+                await self._change(one, 0.0, is_attempt=False)
+
+        await at_once(map(give_back, messages))
 
     async def _ask_all(self, max_messages: int, wait_s: float) -> None:
         """Ask all brokers that are not being asked."""
@@ -364,7 +398,7 @@ class SimpleConsumer:
                     self._asked[key] = loop.create_task(self._pop(topic, name, max_messages, wait_s))
 
     def _take_in(self) -> ClientError | None:
-        """Stock what has been answered; returns the last error."""
+        """Forget what has been answered; returns the last error."""
         failure: ClientError | None = None
         for key, task in list(self._asked.items()):
             if not task.done():
@@ -373,16 +407,15 @@ class SimpleConsumer:
             if task.cancelled():
                 continue
             error = task.exception()
-            if error is None:
-                self._stock.extend(task.result())
-            elif isinstance(error, ClientError):
+            if isinstance(error, ClientError):
                 failure = error
                 self._refused_until[key] = asyncio.get_running_loop().time() + PAUSE_S
-            else:
+            elif error is not None:
                 raise error
         return failure
 
-    async def _pop(self, topic: str, name: str, max_messages: int, wait_s: float) -> list[PoppedMessage]:
+    async def _pop(self, topic: str, name: str, max_messages: int, wait_s: float) -> None:
+        """Stock what one broker has."""
         options, wanted = self.options, self._wanted[topic]
         broker = await self._cluster.broker(name, self._cluster.deadline())
         if not broker.master:
@@ -404,7 +437,7 @@ class SimpleConsumer:
             asked_at = asyncio.get_running_loop().time()
             answer = await self._answer(name, broker.master, request, wait_s)
             if answer.code in (AnswerCode.PULL_NOT_FOUND, POLLING_FULL, POLLING_TIMEOUT):
-                return []
+                return
             if answer.code != AnswerCode.SUCCESS:
                 raise refusal_of(answer, broker.master)
         except ClientError as error:
@@ -414,9 +447,9 @@ class SimpleConsumer:
         latest = min(asyncio.get_running_loop().time(), asked_at + wait_s)  # the broker waits no longer than that
         found = read_popped(answer.fields, answer.body, topic, name, latest)
         others = [one for one in found if not wanted.takes(one.tags)]  # brokers compare only hashes
+        self._keep([one for one in found if one not in others] if others else found)
         if others:
             await self._ack_all(others)
-        return [one for one in found if one not in others] if others else found
 
     async def _answer(self, name: str, master: str, request: Frame, wait_s: float) -> Frame:
         """Also a late one: its messages are invisible to everybody until their time is over.

@@ -28,6 +28,7 @@ from rocketstore.message.record import encode_record
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import write_header
 from rocketstore.remoting.pop import PopAnswer
+from rocketstore.state.changes import TopicConfig
 from tests.support.on_loop import on_loop, until
 from tests.unit.rocketstore.broker.popping.harness import PopBroker
 
@@ -322,6 +323,26 @@ async def test_what_was_not_handed_out_is_given_back(broker: PopBroker) -> None:
         await consumer.receive()
     async with simple(broker) as other:
         assert sorted(bodies(await other.receive(3, 20.0))) == [b"b", b"c"]
+
+
+@on_loop
+async def test_what_is_not_asked_for_in_time_is_given_back_and_that_is_no_attempt(
+    broker: PopBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A consumer with several topics or brokers that works for long has messages of the others meanwhile: if each time
+    were an attempt, they would be dead letters that nobody has ever been given.
+    """
+    await asyncio.to_thread(broker.run, broker.broker.topics.put([TopicConfig("others", 1, 1)]))
+    await asyncio.to_thread(broker.send, [b"a"])
+    await asyncio.to_thread(broker.send, [b"b"], 0, "others")
+    monkeypatch.setattr(simple_consumer, "KEPT_SHARE", 0.01)
+    topics = [TOPIC, "others"]
+    async with simple(broker, topics=topics) as busy, simple(broker, topics=topics) as idle:
+        (first,) = await busy.receive(1, 20.0)
+        await busy.ack(first)
+        (second,) = await idle.receive(1, 20.0)  # which would be invisible for a minute
+        assert (second.attempts, {first.topic, second.topic}) == (0, set(topics))
+        await idle.ack(second)
 
 
 @on_loop
