@@ -44,6 +44,12 @@ COMMANDS_MAX: Final = 64
 """Commands that wait until a client's stream takes them; others are not sent."""
 COMMANDS_BYTES_MAX: Final = 8 << 20
 """Of these: a question about a transaction holds a message. One is taken whatever its size."""
+FIRST_LATE_S: Final = 0.1
+REPEAT_LATE_S: Final = 0.2
+LATE_TIMES: Final = 2
+"""How long after a client has asked, how long after that again, and how often: for clients that do not listen yet when
+they ask, and then wait for ever.
+"""
 FOREIGN_COMMANDS_MAX: Final = 1024
 """Commands on their way to streams that end at other members."""
 _LANGUAGES: Final = {
@@ -68,6 +74,7 @@ class CommandStream:
     def __init__(self, end: Callable[[str], None]) -> None:
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(COMMANDS_MAX + 1)
         self._bytes = 0
+        self._late, self._late_left = b"", 0  # of ``put_late``
         self.end: Final = end
         """Close it, with a reason."""
 
@@ -79,6 +86,21 @@ class CommandStream:
         self._bytes = size
         self._queue.put_nowait(command)
         return True
+
+    def put_late(self, command: bytes) -> None:
+        """Put it after a pause, and again, for a client that may not listen yet; a newer one takes its place."""
+        is_due = self._late_left > 0
+        self._late, self._late_left = command, LATE_TIMES
+        if not is_due:
+            asyncio.get_running_loop().call_later(FIRST_LATE_S, self._put_late)
+
+    def _put_late(self) -> None:
+        self.put(self._late)
+        self._late_left -= 1
+        if self._late_left:
+            asyncio.get_running_loop().call_later(REPEAT_LATE_S, self._put_late)
+        else:
+            self._late = b""
 
     async def write_all(self, write: Callable[[bytes], Awaitable[None]]) -> None:
         """Write what is put, until ``finish``."""

@@ -18,9 +18,6 @@ from rocketstore.message.delay import DelayLevels
 from rocketstore.pb import definition_pb2 as pb
 from rocketstore.pb import service_pb2 as pbs
 
-FIRST_DELAY_S: Final = 0.1
-REPEAT_DELAY_S: Final = 0.3
-"""For clients that do not listen yet when they ask, and then wait for ever."""
 FINISH_S_MAX: Final = 1.0
 """How long a client may take to read its last commands."""
 _LATE_LISTENERS: Final = frozenset({pb.NODE_JS})
@@ -95,9 +92,7 @@ class Telemetry:
         await self._registry.join(client)
         command = _command_of(await self._decided(call, client, given))
         if given.user_agent.language in _LATE_LISTENERS:
-            loop = asyncio.get_running_loop()
-            loop.call_later(FIRST_DELAY_S, stream.put, command)
-            loop.call_later(REPEAT_DELAY_S, stream.put, command)
+            stream.put_late(command)
         else:
             stream.put(command)
 

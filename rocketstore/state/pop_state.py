@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 
 from dledger.access.permissions import RETRY_PREFIX
 from rocketstore.pop.operations import PopRules
@@ -13,7 +14,7 @@ from rocketstore.state.limits import LimitChecks
 from rocketstore.state.publisher import StateDone
 from rocketstore.types import PutMessageStatus, PutResult
 
-_POSSIBLE = PutResult(PutMessageStatus.PUT_OK)
+_MADE = PutResult(PutMessageStatus.PUT_OK)
 
 
 class PopState:
@@ -62,12 +63,19 @@ class PopState:
             topics = {place.topic for place in self._applier.tables.pop.windows if place.group == group}
         return sorted(one for one in topics if one.startswith(RETRY_PREFIX) and one != f"{RETRY_PREFIX}{group}")
 
-    def check_room(self, group: str, queues: Collection[tuple[str, int]]) -> None:
-        """Raises ``LimitReachedError`` if there is no room for the group, or its offsets in these queues."""
+    @contextmanager
+    def room(self, group: str, queues: Collection[tuple[str, int]]) -> Iterator[None]:
+        """Take room for the group, and its offsets in these queues, while their windows are made.
+
+        Raises ``LimitReachedError``.
+        """
         change = CommitOffsets(group, tuple(QueueOffset(*one, 0) for one in queues))
         with self._applier.lock:
-            possible = self._limits.take_offsets(self._applier.tables, change, lambda _result: None)
-        possible(_POSSIBLE)
+            made = self._limits.take_offsets(self._applier.tables, change, lambda _result: None)
+        try:
+            yield
+        finally:
+            made(_MADE)
 
     def write(self, rows: Iterable[PopRow], done: StateDone) -> None:
         """Write one tick; ``done`` once it is stored and applied here. One that a later leader has, or nobody, is told

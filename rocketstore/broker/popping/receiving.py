@@ -99,6 +99,7 @@ class Receiving:
         self._owners[asked.group] = owner
         loop = asyncio.get_running_loop()
         end = loop.time() + min(asked.wait_ms, self._live.now.pull_wait_ms_max) / 1000
+        await self._loaded(asked.group, asked.topic, plan.start)  # whose limits bound what is watched
         with self._waiting.entered(plan.subscribed, plan.queues, asked.queue_id, plan.wish.client_id) as waiter:
             while True:
                 self._waiting.arm(plan.subscribed, waiter)
@@ -170,15 +171,15 @@ class Receiving:
         self._take_group(self._owners.get(key.group, ""), key.group)
         loading = await self._loader.load(*key, start)
         self._driver.require(leadership)
-        self._view.check_room(key.group, [(key.topic, one) for one in loading.queues])
-        for queue_id in loading.queues:
-            leadership.engine.take_up(loading, queue_id, leadership.now_ms())
+        with self._view.room(key.group, [(key.topic, one) for one in loading.queues]):
+            for queue_id in loading.queues:
+                leadership.engine.take_up(loading, queue_id, leadership.now_ms())
+                self._driver.look(leadership)
+                await asyncio.sleep(0)
+                self._driver.require(leadership)
+            pending = leadership.engine.load(loading, leadership.now_ms())
             self._driver.look(leadership)
-            await asyncio.sleep(0)
-            self._driver.require(leadership)
-        pending = leadership.engine.load(loading, leadership.now_ms())
-        self._driver.look(leadership)
-        await self._driver.done(pending)
+            await self._driver.done(pending)
 
     async def _loaded(self, group: str, topic: str, start: Start) -> Leadership:
         leadership = self._driver.leadership()

@@ -7,10 +7,11 @@ import gzip
 
 import pytest
 
-from rocketstore.grpc.registry import COMMANDS_BYTES_MAX, CommandStream
+from rocketstore.grpc.registry import COMMANDS_BYTES_MAX, LATE_TIMES, CommandStream
 from rocketstore.pb import definition_pb2 as pb
 from rocketstore.pb import service_pb2 as pbs
 from rocketstore.state.changes import TopicConfig
+from tests.support.on_loop import on_loop, until
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.grpc.harness import (
     GatewayClient,
@@ -93,6 +94,24 @@ def test_commands_that_are_not_read_have_a_size() -> None:
         assert commands == [large, small, large]
 
     asyncio.run(asked())
+
+
+@on_loop
+async def test_of_many_commands_for_a_client_that_may_not_listen_yet_the_newest_is_kept() -> None:
+    """One that asks on and on would have each of its settings, of up to a megabyte, kept for a while."""
+    commands: list[bytes] = []
+
+    async def write(command: bytes) -> None:
+        commands.append(command)
+
+    stream = CommandStream(lambda _reason: None)
+    writer = asyncio.ensure_future(stream.write_all(write))
+    for number in range(1000):
+        stream.put_late(b"%d" % number)
+    await until(lambda: len(commands) == LATE_TIMES, "it is told, and told again")
+    stream.finish()
+    await writer
+    assert commands == [b"999"] * LATE_TIMES
 
 
 def test_a_request_is_not_unpacked_to_many_times_its_size(broker: GatewayHarness, client: GatewayClient) -> None:

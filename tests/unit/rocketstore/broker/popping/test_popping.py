@@ -65,6 +65,15 @@ class TestReceives:
         pop.send([b"b"], 1)
         assert first.result(20)
 
+    def test_limits_hold_for_those_who_come_together(self, tmp_path: Path) -> None:
+        """Windows that are being made count until they are there."""
+        with PopBroker(tmp_path / "limited", offsets_max="3") as pop:
+            room, queues = pop.broker.state.pop.room, [(TOPIC, 0), (TOPIC, 1)]
+            with room("a", queues), pytest.raises(InvalidRequestError, match="offsets_max"), room("b", queues):
+                pass
+            with room("b", queues):
+                pass
+
     def test_one_client_that_asks_for_news_leaves_others_theirs(self, pop: PopBroker) -> None:
         """P10: each may have so many requests that wait."""
 
