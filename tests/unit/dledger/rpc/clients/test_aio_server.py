@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -94,6 +95,34 @@ def test_a_server_takes_as_many_calls_at_a_time_as_it_was_told() -> None:
         finally:
             await server.stop(None)
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    loops.run(main())
+
+
+def test_taking_a_call_costs_the_same_with_many_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC's own server waits for calls of every method anew after each call; nothing is left when ours has stopped."""
+    wait = Mock(wraps=asyncio.wait)
+    monkeypatch.setattr(asyncio, "wait", wait)
+
+    async def main() -> None:
+        async def answer(request: bytes, _context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+            return request
+
+        server = aio_server()
+        methods = [f"Ask{number}" for number in range(20)]
+        add_methods(server, "test.Service", {one: grpc.unary_unary_rpc_method_handler(answer) for one in methods})
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            async with asyncio.timeout(60), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                asks = [channel.unary_unary(f"/test.Service/{one}", None, None) for one in methods]
+                for _ in range(3):
+                    answers = await asyncio.gather(*(ask(b"%d" % number) for ask in asks for number in range(50)))
+                    assert answers == [b"%d" % number for _ in asks for number in range(50)]
+        finally:
+            await server.stop(None)
+        assert wait.call_count <= 1, "the server waits for its end, and not after each call"
+        assert asyncio.all_tasks() == {asyncio.current_task()}
 
     loops.run(main())
 
