@@ -20,7 +20,7 @@ from dledger.remoting.client import RemotingClient
 from dledger.remoting.errors import RequestError
 from dledger.remoting.server import Handler
 from dledger.rpc.clients.access_gate import open_stream
-from dledger.rpc.clients.aio_server import Methods
+from dledger.rpc.clients.aio_server import AnswerStream, Methods
 from dledger.rpc.clients.answers import Leases
 from dledger.rpc.clients.connections import Connection, Connections
 from dledger.rpc.fields import parse
@@ -238,8 +238,8 @@ class GatewayService:
 
         return answer
 
-    def _streaming(self, name: str, method: Method) -> Callable[[bytes, _Context], Awaitable[None]]:
-        async def stream(data: bytes, context: _Context) -> None:
+    def _streaming(self, name: str, method: Method) -> Callable[[bytes, AnswerStream], Awaitable[None]]:
+        async def stream(data: bytes, context: AnswerStream) -> None:
             try:
                 with self._connections.call(context) as connection:
                     call = self._call(name, context, connection)
@@ -247,11 +247,13 @@ class GatewayService:
                     try:
                         with Leases(self._broker.shares.room, call.quota) as unsent:
                             left = sum(map(len, answers))
-                            for one in answers:
+                            for one in answers[:-1]:
                                 unsent.resize(left)
                                 with connection.writing():
-                                    await context.write(one)
+                                    await context.write_more(one)
                                 left -= len(one)
+                            with connection.writing():
+                                await context.write(answers[-1])
                     except BaseException:  # the client is gone
                         self._give_back(call, data, answers)
                         raise

@@ -59,7 +59,7 @@ class _Core(cygrpc.AioServer):  # type: ignore[misc]  # no stubs
         self, loop: asyncio.AbstractEventLoop, options: Sequence[tuple[str, Any]], calls_max: int | None
     ) -> None:
         super().__init__(loop, None, (), (), tuple(options), None)
-        self._loop_of_calls = loop
+        self.loop = loop
         self._calls_max = math.inf if calls_max is None else calls_max
         self._handlers: dict[bytes, grpc.RpcMethodHandler[bytes, bytes]] = {}
         self._calls: set[asyncio.Task[None]] = set()
@@ -73,12 +73,12 @@ class _Core(cygrpc.AioServer):  # type: ignore[misc]  # no stubs
     def _make_request_call_future(self, path: bytes | None) -> asyncio.Future[Any]:  # Any: never done without an error
         """Take the calls of a method, or (None) of all others, until the server stops; fails then."""
         if path is None:
-            return self._loop_of_calls.create_task(self._refuse_unknown())
+            return self.loop.create_task(self._refuse_unknown())
         return asyncio.gather(*(self._take(path) for _ in range(TAKEN_AT_ONCE)))
 
     async def _take(self, path: bytes) -> None:
-        name, handler, loop, calls = path.decode(), self._handlers[path], self._loop_of_calls, self._calls
-        handle = _HANDLE[handler.request_streaming, handler.response_streaming]
+        name, handler, loop, calls = path.decode(), self._handlers[path], self.loop, self._calls
+        handle = _HANDLE.get((handler.request_streaming, handler.response_streaming), self._answer_by_stream)
         while True:
             call = await self._request_registered_call(path)
             if len(calls) >= self._calls_max:
@@ -88,24 +88,52 @@ class _Core(cygrpc.AioServer):  # type: ignore[misc]  # no stubs
             calls.add(task)
             task.add_done_callback(calls.discard)
 
+    async def _answer_by_stream(
+        self, handler: grpc.RpcMethodHandler[bytes, bytes], call: object, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        request = await cygrpc._receive_message(call, loop)
+        if request is not None:  # otherwise the client has given up
+            context = AnswerStream(call, None, handler.response_serializer, loop)
+            context.server = self
+            await cygrpc._finish_handler_with_stream_responses(call, handler.unary_stream, request, context, loop)
+
     async def _refuse_unknown(self) -> None:
         while True:
             call = await self._request_call()
             self._refuse(call, grpc.StatusCode.UNIMPLEMENTED, "there is no such method")
 
     def _refuse(self, call: object, code: grpc.StatusCode, why: str) -> None:
-        refusal = self._loop_of_calls.create_task(_refuse(call, code, why))
+        refusal = self.loop.create_task(_refuse(call, code, why))
         self._refusals.add(refusal)
         refusal.add_done_callback(self._refusals.discard)
 
 
+class AnswerStream(cygrpc._ServicerContext):  # type: ignore[misc]  # no stubs
+    """The context of a call that is answered by several messages."""
+
+    server: _Core
+
+    def __init__(self, call: object, *_: object) -> None:
+        self._call = call
+        self._has_begun = False
+
+    async def write_more(self, message: bytes) -> None:
+        """Write a message that goes to the client with the one that ``write`` is given next, which must follow soon: to
+        go alone costs each side a system call, and the client a wake-up. gRPC keeps no more than 64 KiB back.
+        """
+        if self._has_begun and self.server.is_running():
+            await cygrpc._send_message(self._call, message, None, cygrpc.WriteFlag.buffer_hint, self.server.loop)
+        else:  # the headers go first, and gRPC's own looks whether the server has stopped
+            self._has_begun = True
+            await self.write(message)
+
+
 _HANDLE: Final = {
     (False, False): cygrpc._handle_unary_unary_rpc,
-    (False, True): cygrpc._handle_unary_stream_rpc,
     (True, False): cygrpc._handle_stream_unary_rpc,
     (True, True): cygrpc._handle_stream_stream_rpc,
 }
-"""By whether the request streams, and whether the answer does."""
+"""By whether the request streams, and whether the answer does; one that alone does is ours."""
 
 
 async def _refuse(call: object, code: grpc.StatusCode, why: str) -> None:

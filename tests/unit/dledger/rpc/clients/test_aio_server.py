@@ -7,11 +7,12 @@ from unittest.mock import Mock
 
 import grpc
 import pytest
+from grpc._cython import cygrpc
 
 from dledger.config import ConnectionLimits
 from dledger.rpc import loops, options
 from dledger.rpc.clients import codec
-from dledger.rpc.clients.aio_server import add_methods, aio_server
+from dledger.rpc.clients.aio_server import AnswerStream, add_methods, aio_server
 from dledger.types import LogIndex
 from tests.support import grpc_log
 from tests.support.http2 import HEADERS, Http2Link, call_frames, frame
@@ -125,6 +126,35 @@ def test_taking_a_call_costs_the_same_with_many_methods(monkeypatch: pytest.Monk
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     loops.run(main())
+
+
+def test_messages_that_others_follow_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All arrive, in order, also if they are more than gRPC keeps back; only the first and the last go at once."""
+    send = Mock(wraps=cygrpc._send_message)
+    monkeypatch.setattr(cygrpc, "_send_message", send)
+    sent = [b"%d" % number * (1 + number % 1000) for number in range(3000)]
+
+    async def main() -> None:
+        async def answer(_request: bytes, stream: AnswerStream) -> None:
+            for one in sent[:-1]:
+                await stream.write_more(one)
+            await stream.write(sent[-1])
+
+        server = aio_server()
+        add_methods(server, "test.Service", {"Ask": grpc.unary_stream_rpc_method_handler(answer)})
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            async with asyncio.timeout(60), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                ask = channel.unary_stream("/test.Service/Ask", request_serializer=None, response_deserializer=None)
+                assert [one async for one in ask(b"")] == sent
+        finally:
+            await server.stop(None)
+
+    loops.run(main())
+    assert [call.args[1] for call in send.call_args_list] == sent
+    flags = [call.args[3] for call in send.call_args_list]
+    assert flags == [0, *[cygrpc.WriteFlag.buffer_hint] * (len(sent) - 2), 0]
 
 
 def test_headers_that_are_no_text_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:
