@@ -158,9 +158,9 @@ def test_a_follower_that_is_behind_is_waited_for(
 
 def test_a_range_beyond_what_is_committed_is_an_error_in_the_end(group: FakeGroup) -> None:
     """Nothing is made up, and nobody waits for ever."""
-    with DLedgerClient(group.addresses, timeout_s=0.3) as client:
+    with DLedgerClient(group.addresses) as client:
         with pytest.raises(UnavailableError, match="50 to 59"):
-            indexes(client.fetch_log(40, 60))
+            indexes(client.fetch_log(40, 60, timeout_s=1.5))
         with pytest.raises(IndexOutOfRangeError):
             indexes(client.fetch_log(ALL + 1))
         with pytest.raises(IndexOutOfRangeError):

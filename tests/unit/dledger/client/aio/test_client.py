@@ -284,7 +284,7 @@ def test_a_watch_leaves_a_node_that_answers_no_more(monkeypatch: pytest.MonkeyPa
             thaw.set()
         assert first.node_id != second.node_id
 
-    with_client(test, timeout_s=0.5)
+    with_client(test, timeout_s=1.5)
 
 
 def test_the_group_is_known_from_one_address() -> None:
