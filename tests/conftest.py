@@ -79,15 +79,16 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not load modules none of whose tests ``make test`` runs."""
-    if config.option.tier not in (tiers.QUICK, tiers.MACHINE) or not collection_path.name.startswith("test_"):
-        return None
-    return None if tiers.may_be_quick(collection_path) else True
+    """Do not load modules of which the tier runs nothing: each worker would, which takes longer than many tests."""
+    is_module = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    return True if is_module and not tiers.may_run(config.option.tier, collection_path) else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for its groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what another tier runs, and put tests that would disturb each other on lanes."""
+    if lost := tiers.overlooked(items):
+        raise pytest.UsageError(f"WORDS_OF_THE_REST, in {tiers.__name__}, lack a word of {lost[0].nodeid}")
     others = [item for item in items if not tiers.belongs(item, config.option.tier)]
     if others:
         config.hook.pytest_deselected(items=others)

@@ -43,8 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tier", choices=tiers.TIERS, default=tiers.ALL)
     tier = parser.parse_args(arguments).tier
-    quick = tier in (tiers.QUICK, tiers.MACHINE)
-    found = stale([one for one in sorted(tiers.TESTS.rglob("test_*.py")) if not quick or tiers.may_be_quick(one)])
+    found = stale([one for one in sorted(tiers.TESTS.rglob("test_*.py")) if tiers.may_run(tier, one)])
     if len(found) <= FEW:
         return 0
     count = min(os.cpu_count() or 1, PROCESSES_MAX)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -42,6 +43,8 @@ QUICK_DIRECTORIES: Final = frozenset(
 )
 PROGRAMS: Final = frozenset({"subprocess", "program", "lacks", "need_root", "LocalGroup", "LocalBrokers"})
 """Names in modules whose tests start programs."""
+WORDS_OF_THE_REST: Final = ("mark.slow", "mark.sweep", "hypothesis", "TestCase")
+"""One of them is in each module of a quick directory that the rest runs something of."""
 LANES: Final[Mapping[str, int]] = {"processes": 2, "faults": 2}
 """Groups of tests that are dealt out to so many lanes; all others are on one."""
 GROUPS: Final[Mapping[str, str]] = {
@@ -82,9 +85,21 @@ def directory(path: Path) -> str:
     return path.relative_to(TESTS).parts[0]
 
 
-def may_be_quick(module: Path) -> bool:
-    """Whether ``make test`` runs anything of a module, as far as can be told without loading it."""
-    return directory(module) in QUICK_DIRECTORIES or "mark.smoke" in module.read_text(encoding="utf-8")
+@cache
+def may_run(tier: str, module: Path) -> bool:
+    """Whether a tier runs anything of a module, as far as can be told without loading it."""
+    if tier == ALL:
+        return True
+    is_apart = directory(module) not in QUICK_DIRECTORIES
+    text = module.read_text(encoding="utf-8")
+    if tier == REST:
+        return is_apart or directory(module) == "fuzz" or any(one in text for one in WORDS_OF_THE_REST)
+    return not is_apart or "mark.smoke" in text
+
+
+def overlooked(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Tests of tiers that do not load their modules: they would never run."""
+    return [one for one in items for tier in TIERS if belongs(one, tier) and not may_run(tier, one.path)]
 
 
 def is_quick(item: pytest.Item) -> bool:

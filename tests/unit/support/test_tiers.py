@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -53,6 +55,56 @@ def test_the_rest_is_what_the_quick_tests_leave_out_or_thin(test: Test, quick: b
     assert tiers.belongs(item, tiers.QUICK) == quick
     assert tiers.belongs(item, tiers.REST) == rest
     assert tiers.belongs(item, tiers.ALL)
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
+    """Writes a module below ``tests``."""
+
+    def write(name: str, text: str) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    monkeypatch.setattr(tiers, "TESTS", tmp_path)
+    return write
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "quick", "rest"),
+    [
+        ("unit/test_a.py", "def test_a(): ...", True, False),
+        ("unit/test_a.py", "@pytest.mark.slow", True, True),
+        ("unit/test_a.py", "@pytest.mark.sweep", True, True),
+        ("unit/test_a.py", "from hypothesis import given", True, True),
+        ("unit/test_a.py", "TestMap = MapMachine.TestCase", True, True),
+        ("fuzz/test_a.py", "", True, True),
+        ("integration/test_a.py", "", False, True),
+        ("integration/test_a.py", "@pytest.mark.smoke", True, True),
+    ],
+)
+def test_modules_are_loaded_for_tiers_that_run_something_of_them(
+    module: Callable[[str, str], Path], name: str, text: str, quick: bool, rest: bool
+) -> None:
+    """Each worker loads them: most modules have nothing for the rest."""
+    path = module(name, text)
+
+    assert tiers.may_run(tiers.QUICK, path) == quick
+    assert tiers.may_run(tiers.MACHINE, path) == quick
+    assert tiers.may_run(tiers.REST, path) == rest
+    assert tiers.may_run(tiers.ALL, path)
+
+
+@pytest.mark.parametrize(("text", "is_overlooked"), [("s = pytest.mark.slow", False), ("from a import s", True)])
+def test_a_test_of_the_rest_whose_module_does_not_tell_is_overlooked(
+    module: Callable[[str, str], Path], text: str, is_overlooked: bool
+) -> None:
+    """It would never run, and nobody would notice."""
+    test = Test("", "slow")
+    test.path = module("unit/test_a.py", text)
+
+    assert tiers.overlooked(as_items(test)) == as_items(*[test] * is_overlooked)
 
 
 def test_modules_are_dealt_to_lanes_of_about_the_same_length() -> None:
