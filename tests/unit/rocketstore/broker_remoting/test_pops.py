@@ -28,7 +28,9 @@ NAMES = {"consumerGroup": GROUP, "topic": TOPIC}
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[PopBroker]:
+def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PopBroker]:
+    """Its receives that do not wait look at all queues, however slow this machine is."""
+    monkeypatch.setattr("rocketstore.broker.popping.receiving.SCAN_S_MAX", 60.0)
     with PopBroker(tmp_path) as running:
         yield running
 

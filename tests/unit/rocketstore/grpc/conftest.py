@@ -10,7 +10,9 @@ from tests.unit.rocketstore.grpc.harness import GatewayClient, GatewayHarness
 
 
 @pytest.fixture
-def broker() -> Iterator[GatewayHarness]:
+def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[GatewayHarness]:
+    """Its receives that do not wait look at all queues, however slow this machine is."""
+    monkeypatch.setattr("rocketstore.broker.popping.receiving.SCAN_S_MAX", 60.0)
     with GatewayHarness() as harness:
         yield harness
 
