@@ -237,6 +237,18 @@ def test_a_port_of_two_brokers_is_refused_with_both_files(tmp_path: Path, settin
     assert problem.startswith(f"port {one} {told}: change one of them")
 
 
+@pytest.mark.parametrize("hosts", [("", "0.0.0.0"), ("0.0.0.0", "")])
+def test_a_port_of_all_addresses_is_everybodys(tmp_path: Path, hosts: tuple[str, str]) -> None:
+    """Whichever of the two is named first."""
+    peer_port, one = free_ports(2)
+    named = [
+        (f"{group}.conf", _config(tmp_path, group, peer_port, one, listen_host=host, insecure="true"))
+        for group, host in zip("ab", hosts, strict=True)
+    ]
+
+    assert any(problem.startswith(f"port {one} is listenPort in a.conf") for problem in _refused(named))
+
+
 def test_default_ports_that_meet_are_refused(tmp_path: Path) -> None:
     """The second of two brokers whose listenPorts are two apart would find its port taken."""
     defaults = {"vipPort": "20909", "grpcServerPort": "20913"}

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import pytest
 from click.testing import CliRunner, Result
@@ -22,6 +23,7 @@ from cluster.kv import KeyValueMap
 from cluster.local.group import free_ports
 from dledger.client import DLedgerClient
 from dledger.config import Member, ServerConfig, StoreConfig
+from dledger.errors import RequestTimeoutError
 from dledger.server import DLedgerServer
 from dledger.types import NodeId
 from tests.support.waiting import wait_until
@@ -139,6 +141,59 @@ def test_a_lock_that_cannot_be_prolonged_in_time_ends_its_command(node: Running)
     assert done[0].exit_code == 1
     assert "was lost" in done[0].output
     assert took_s < 3 + 0.2 + 3 + 5  # lease, command, release
+
+
+class Time:
+    """In the place of the module: it passes when somebody sleeps, and while commands are on their way."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def test_a_lease_counts_from_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The map counts from when it takes it: one that counts from the answer believes in a lock that is over."""
+    now, left = Time(), list[float | None]()
+
+    def command(_: DLedgerClient, wanted: dict[str, object], *, timeout_s: float | None = None) -> dict[str, object]:
+        left.append(timeout_s)
+        now.sleep(2)
+        if len(left) > 3:
+            raise RequestTimeoutError("no answer")
+        return {"ok": True, "revision": len(left)}
+
+    monkeypatch.setattr(commands, "time", now)
+    monkeypatch.setattr(commands, "_command", command)
+    nobody = cast(DLedgerClient, None)
+    revision, began_s = commands._acquire(nobody, "lock/job", 9000)
+    assert (revision, began_s) == (1, 100)
+    assert commands._hold(nobody, "lock/job", 9000, revision, began_s, None) == (1, False)
+    # It asks every 3 s, and an answer takes 2 s: of the 9 s since the last request so many are left.
+    assert left == [None, 9 - 5, 9 - 5, 9 - 5, 9]
+
+
+def test_a_watch_asks_for_the_rest_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer holds a part of what has changed: the next question must not wait for something new."""
+    waits: list[int] = []
+
+    class EnoughError(Exception):
+        pass
+
+    def ask(_: DLedgerClient, wanted: dict[str, object], **how: int) -> tuple[dict[str, object], int]:
+        waits.append(how["after"])
+        if len(waits) == 3:
+            raise EnoughError
+        return {"events": [{"revision": 5}] if wanted["after"] == 0 else []}, 100
+
+    monkeypatch.setattr(commands, "_ask", ask)
+    with pytest.raises(EnoughError):
+        commands._watch(cast(DLedgerClient, None), "a", 0, prefix=False, show=lambda _event: None)
+    assert waits == [0, 5, 100]
 
 
 def test_a_lock_that_is_told_to_end_ends_its_command_first(node: Running) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
 from cluster.commands import rebalance
 from cluster.commands.rebalance import _Run, _Step, _why_unable
 from cluster.placement import GroupPlacement, LeaderPlacement, Move
-from dledger.errors import RequestTimeoutError
-from dledger.rpc.ports import NodeStatus
+from dledger.errors import DLedgerError, LeaderHint, RequestTimeoutError
+from dledger.rpc.ports import MemberStatus, NodeStatus
 from dledger.types import NodeId
+from rocketstore.client.aio.routes import RoutedBroker
 from tests.support.fake_node import FakeNode
 
 N0, N1, N2 = NodeId("n0"), NodeId("n1"), NodeId("n2")
@@ -50,6 +52,44 @@ class Groups:
             return _Step(move, error=why)
         self.found[move.group] = replace(one, leader=move.target)
         return _Step(move, 0.25)
+
+
+class Member:
+    """What a group's members answer, in the place of a client; each transfer is refused."""
+
+    def __init__(self) -> None:
+        members = tuple(MemberStatus(node, address, address) for node, address in HOSTS.items())
+        self.answers: dict[NodeId, NodeStatus | DLedgerError] = {
+            node: FakeNode("a", node, leader=None if node == N0 else LeaderHint(N0), members=members).status()
+            for node in HOSTS
+        }
+        self.fails = False
+
+    def members_status(self) -> Mapping[NodeId, NodeStatus | DLedgerError]:
+        if self.fails:
+            raise RequestTimeoutError("no answer")
+        return self.answers
+
+    def transfer_leadership(self, target: NodeId) -> None:
+        raise RequestTimeoutError(f"{target} is behind")
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def member(monkeypatch: pytest.MonkeyPatch) -> Member:
+    """Of the one group of ``real_groups``."""
+    made = Member()
+    monkeypatch.setattr(rebalance._Groups, "_client", lambda *_: made)
+    return made
+
+
+@pytest.fixture
+def real_groups(member: Member) -> rebalance._Groups:
+    """Group a, which n0 leads."""
+    admin = Mock(statuses=Mock(return_value={}))
+    return rebalance._Groups(admin, [RoutedBroker("c", "a", {0: HOSTS[N0]})], Mock())
 
 
 def run(groups: Groups) -> _Run:
@@ -130,6 +170,28 @@ def test_leaders_that_go_back_by_themselves_end_it() -> None:
 
     assert len(groups.transfers) == 3 * rebalance._ATTEMPTS_PER_GROUP
     assert told.startswith("leaders were moved 9 times: look at what moves them back (preferredLeaderIds, elections)")
+
+
+def test_a_group_that_answers_again_is_no_problem_any_more(member: Member, real_groups: rebalance._Groups) -> None:
+    """Members are asked after each transfer, when some may be busy; the last answer counts."""
+    member.fails = True
+    real_groups.look("a")
+    assert "no member answers" in real_groups.problems["a"]
+
+    member.fails = False
+    real_groups.look("a")
+
+    assert real_groups.problems == {}
+    assert real_groups.placement().groups["a"].leader == N0
+
+
+def test_a_member_that_did_not_take_over_is_not_asked_again(real_groups: rebalance._Groups) -> None:
+    """Each attempt costs the group a pause; the others, and the leader, may still lead."""
+    step = real_groups.transfer(Move("a", N0, N1), 1.0)
+    real_groups.look("a")
+
+    assert step.error == "n1 is behind"
+    assert real_groups.placement().groups["a"].unable == {N1: "n1 is behind"}
 
 
 def test_who_cannot_lead_is_known_beforehand() -> None:

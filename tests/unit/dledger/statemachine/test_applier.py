@@ -29,8 +29,9 @@ from dledger.members import ClusterMember, Configuration
 from dledger.runtime.supervisor import Supervisor
 from dledger.statemachine.applier import RESULT_BYTES_MAX, Applier
 from dledger.statemachine.commands import CommandBatch
+from dledger.statemachine.creation import SnapshotJob
 from dledger.statemachine.ports import Applied
-from dledger.statemachine.snapshots import PRODUCERS_FILE, STATE_FILE, SnapshotBuilder, SnapshotStore
+from dledger.statemachine.snapshots import PRODUCERS_FILE, STATE_FILE, SnapshotBuilder, SnapshotMeta, SnapshotStore
 from dledger.store.file_store import FileStore
 from dledger.store.format import columns_of
 from dledger.store.fs import FileSystem
@@ -88,6 +89,17 @@ class StateWriter:
 
     def write(self, data: bytes) -> None:
         self._builder.write(STATE_FILE, data)
+
+
+def written(job: SnapshotJob, store: SnapshotStore) -> SnapshotMeta:
+    """A durable snapshot."""
+    with store.build(job.meta.index) as builder:
+        job.state.write(StateWriter(builder))
+        for part in job.producers.encode():
+            builder.write(PRODUCERS_FILE, part)
+        meta = replace(job.meta, files=builder.files())
+        builder.commit(meta)
+    return meta
 
 
 def registration(index: int, name: str, slot: int, *, dropped: int = 0) -> Entry:
@@ -259,12 +271,7 @@ def test_a_snapshot_holds_what_the_no_ops_say_and_is_loaded_with_it(tmp_path: Pa
     assert job.meta.configuration is not None
     assert (job.meta.configuration.members, job.meta.configuration.index) == (members, 4)
     assert (job.meta.time_ms, job.meta.boundary.index) == (5000, 6)
-    with store.build(job.meta.index) as builder:
-        job.state.write(StateWriter(builder))
-        for part in job.producers.encode():
-            builder.write(PRODUCERS_FILE, part)
-        meta = replace(job.meta, files=builder.files())
-        builder.commit(meta)
+    meta = written(job, store)
 
     again = History()
     loaded = applier_of(log, tmp_path, again)
@@ -275,6 +282,25 @@ def test_a_snapshot_holds_what_the_no_ops_say_and_is_loaded_with_it(tmp_path: Pa
     assert (again.seen, again.bodies) == (machine.seen[-1:], machine.bodies)
     assert loaded.save().meta == applier.save().meta
     assert loaded.save().producers == applier.save().producers
+
+
+def test_commands_that_a_snapshot_replaces_are_answered(tmp_path: Path) -> None:
+    """S3: those that were half applied and those that wait; their results are never known here."""
+    newer = applier_of(GivenLog([entry(number, 1, b"%d" % number) for number in range(7)]), tmp_path, History())
+    newer._step()
+    meta = written(newer.save(), SnapshotStore(FileSystem(), tmp_path))
+    machine, answers, installed = History(), list[object](), list[bool]()
+    applier = applier_of(GivenLog([entry(0, 1, b"0")]), tmp_path, machine)
+    submit(applier, 0, 1, 2, answers)
+    submit(applier, 3, 1, 1, answers)
+    applier._step()
+    assert answers == []
+
+    applier.install(meta, lambda: installed.append(True))
+    applier._step()
+
+    assert [type(one) for one in answers] == [StateMachineError, StateMachineError]
+    assert (installed, applier.applied_index, len(applier.waiters), len(machine.bodies)) == ([True], 6, 0, 7)
 
 
 @pytest.mark.parametrize("results", [[], [b"", b""], [bytes(RESULT_BYTES_MAX + 1)]])

@@ -38,8 +38,8 @@ STATE = b"the state"
 CRC = 77
 
 
-def snapshot(index: int, chain_crc: int = CRC) -> SnapshotMeta:
-    files = {STATE_FILE: SnapshotFile(len(STATE), crc32c(STATE)), PRODUCERS_FILE: SnapshotFile(0, 0)}
+def snapshot(index: int, chain_crc: int = CRC, state: bytes = STATE) -> SnapshotMeta:
+    files = {STATE_FILE: SnapshotFile(len(state), crc32c(state)), PRODUCERS_FILE: SnapshotFile(0, 0)}
     return SnapshotMeta(Boundary(LogIndex(index), Term(1), Position(4000), chain_crc), None, 0, 1, files)
 
 
@@ -49,9 +49,12 @@ class Transfer:
 
     description: bytes
     state: bytes
+    breaks_at: int
 
     def pieces(self, _file: str, offset: int, length: int) -> Iterator[bytes]:
         for start in range(offset, length, 4):
+            if start >= self.breaks_at:
+                raise UnavailableError("the connection is lost")
             yield self.state[start : start + 4]
 
 
@@ -61,6 +64,8 @@ class Members:
 
     snapshots: dict[NodeId, SnapshotMeta] = field(default_factory=dict)
     states: dict[NodeId, bytes] = field(default_factory=dict)
+    breaks_at: dict[NodeId, int] = field(default_factory=dict)
+    """The bytes of a file after which a connection is lost."""
     crcs: dict[LogIndex, int] = field(default_factory=dict)
     """Of the leader's log."""
     peers: tuple[NodeId, ...] = (N1, N2)
@@ -71,7 +76,8 @@ class Members:
         self.asked.append((peer, request))
         if peer not in self.snapshots:
             raise UnavailableError(f"{peer} is down")
-        yield Transfer(encode_meta(self.snapshots[peer]), self.states.get(peer, STATE))
+        state, breaks_at = self.states.get(peer, STATE), self.breaks_at.get(peer, len(STATE))
+        yield Transfer(encode_meta(self.snapshots[peer]), state, breaks_at)
 
     def chain_crc(self, _peer: NodeId, index: LogIndex) -> int | None:
         return self.crcs.get(index)
@@ -191,6 +197,39 @@ def test_a_wish_ends_when_the_log_gave_what_was_lacking(world: World) -> None:
     world.machine.applied_index = world.log.committed_index = LogIndex(7)
     wait_until(lambda: not world.conditions.holds(ConditionKind.SNAPSHOT_FAILED), "it is over")
     assert world.machine.adopted == []
+
+
+def test_a_wish_that_comes_when_the_one_before_is_over_is_carried_out(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another leader made it while the thread saw that the former one's needs nothing."""
+    world.members.snapshots, world.leader = {N2: snapshot(9)}, N2
+    world.machine.applied_index = world.log.committed_index = LogIndex(7)
+    clear, wishes = world.conditions.clear, [SnapshotFetch(N2, LogIndex(9))]
+
+    def cleared(kind: ConditionKind, subject: str = "") -> None:
+        clear(kind, subject)
+        if wishes:
+            world.fetcher.want(wishes.pop())
+
+    monkeypatch.setattr(world.conditions, "clear", cleared)
+    world.fetcher.want(SnapshotFetch(N1, LogIndex(5)))
+    wait_until(lambda: world.machine.adopted == [9], "it is adopted")
+
+
+def test_what_one_member_began_is_not_continued_with_another_ones_snapshot_of_the_same_entry(world: World) -> None:
+    """State machines need not write the same bytes: both would count as damaged."""
+    other = STATE.upper()
+    world.members.snapshots = {N1: snapshot(9), N2: snapshot(9, state=other)}
+    world.members.states, world.members.breaks_at = {N2: other}, {N1: 4}
+    world.members.crcs = {LogIndex(9): CRC}
+    world.fetcher.want(SnapshotFetch(N1, LogIndex(5)))
+    wait_until(lambda: world.machine.adopted == [9], "it is adopted")
+    assert [peer for peer, _ in world.members.asked] == [N1, N2]
+    newest = world.store.newest
+    assert newest is not None
+    with world.store.reader(newest) as reader:
+        assert reader.read_all() == other
 
 
 def test_while_the_leader_is_away_another_member_gives_what_its_chain_confirms(world: World) -> None:

@@ -577,6 +577,22 @@ def test_a_snapshot_on_demand_includes_what_was_applied_when_it_was_asked_for(
     assert first.index < wanted <= second.index
 
 
+def test_what_is_applied_while_a_snapshot_is_written_counts_for_the_next_one(tmp_path: Path) -> None:
+    """S6: or a start would apply far more than ``snapshot_entries`` again; large states take minutes to write."""
+    machine = HeldWrite()
+    with running(config_in(tmp_path, snapshots=SnapshotConfig(snapshot_entries=20)), machine) as server:
+        host = server._machine
+        assert host is not None
+        command(server, *[b"a"] * 20)
+        assert machine.writing.wait(20)
+        command(server, *[b"b"] * 15)
+        machine.go.set()
+        wait_until(lambda: not host._creation.is_busy, "the first one is written")
+        first = host.snapshot_index
+        command(server, *[b"c"] * 10)
+        wait_until(lambda: host.snapshot_index >= first + 20, "the second one is written")
+
+
 def test_retention_asks_again_if_the_snapshot_does_not_reach_far_enough(tmp_path: Path) -> None:
     """S7: more has expired meanwhile; that is not overdue."""
     clock = SteppedClock()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from unittest.mock import Mock
 
 import pytest
 
 from dledger.config import Member, ServerConfig
-from dledger.core.messages import Envelope, PushKind, PushResponse
+from dledger.core.messages import Envelope, HeartbeatRequest, HeartbeatResponse, PushKind, PushResponse
 from dledger.errors import InvalidRequestError, ResponseCode
 from dledger.rpc import loops, options
 from dledger.rpc.bridge import LoopBridge
@@ -17,7 +18,7 @@ from dledger.rpc.peers.dialling import DialledConnection
 from dledger.rpc.peers.frames import FrameKind
 from dledger.rpc.peers.identity import Introduction, PeerIdentity, Reasons
 from dledger.rpc.peers.link import PAUSE_S_MIN, PeerLink
-from dledger.rpc.peers.outgoing import PushQueue
+from dledger.rpc.peers.outgoing import ControlQueue, Outgoing, PushQueue
 from dledger.types import NO_ENTRY, LogIndex, NodeId, Term
 from tests.support.receiver import RecordingReceiver
 
@@ -30,13 +31,15 @@ async def a_bridge() -> LoopBridge:
     return LoopBridge()
 
 
-def a_link() -> PeerLink:
-    """From n0 to n1, for pushes, one of which may wait."""
+def a_link(queue: Outgoing | None = None) -> PeerLink:
+    """From n0 to n1, for pushes, one of which may wait, unless it has another queue."""
     members = (Member(N0, "127.0.0.1", 1), Member(N1, "127.0.0.1", 2))
     config = ServerConfig(node_id=N0, members=members, client_port=0, cluster_id="c")
     introduction = Introduction(PeerIdentity.of(config), "", lambda _peer, _address: None)
     bridge, reasons = loops.run(a_bridge()), Reasons(logging.ERROR)
-    return PeerLink(introduction, members[1:], PushQueue(1), RecordingReceiver(), bridge, reasons, lambda: None)
+    return PeerLink(
+        introduction, members[1:], queue or PushQueue(1), RecordingReceiver(), bridge, reasons, lambda: None
+    )
 
 
 def answer(link: PeerLink) -> None:
@@ -89,6 +92,34 @@ def test_a_peer_that_refuses_is_called_seldom_until_it_answers() -> None:
 
     assert (refused, agreed) == ([LONGEST_S, LONGEST_S], [LONGEST_S])
     assert pauses(link, 1) == [FIRST_S]
+
+
+def test_an_answer_for_a_former_connection_is_none_of_the_next_one() -> None:
+    """Another link has carried the heartbeat, and is answered late; what is owed since is another one's answer."""
+    queue = ControlQueue(sets_apart=True)
+    link = a_link(queue)
+    link._connection = Mock(DialledConnection)
+
+    def beat(number: int) -> None:
+        queue.add(Envelope("c", "default", N0, N1, HeartbeatRequest(Term(1), number)))
+
+    beat(1)
+    assert queue.next() is not None
+    first = codec.encode(HeartbeatResponse(Term(1), 1))
+    assert queue.take_answer(FrameKind.HEARTBEAT_ANSWER, first) is not None
+    beat(2)
+    carried = link.take_repetition()
+    assert carried is not None
+    queue.clear()
+    link._connection = Mock(DialledConnection)
+    beat(3)
+    assert queue.next() is not None
+
+    _, settle = carried
+    settle(HeartbeatResponse(Term(1), 2))
+
+    third = HeartbeatResponse(Term(1), 3)
+    assert queue.take_answer(FrameKind.HEARTBEAT_ANSWER, codec.encode(third)) == third
 
 
 def test_peers_that_make_each_other_hurry_are_no_load(monkeypatch: pytest.MonkeyPatch) -> None:
