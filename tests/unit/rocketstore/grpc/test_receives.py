@@ -10,6 +10,7 @@ import pytest
 
 from dledger.rpc.clients.answers import Leases
 from rocketstore.broker.pop_types import Receive, Received
+from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.pb import definition_pb2 as pb
 from rocketstore.pb import service_pb2 as pbs
 from rocketstore.state.changes import GroupConfig
@@ -123,6 +124,27 @@ class TestReceiving:
         assert len(given) == 2
         broker.on_loop(lambda: given.append(threading.current_thread().name))
         assert given[-1] not in threads
+
+    def test_an_answer_that_is_not_given_leaves_none_of_its_messages_out(
+        self, broker: GatewayHarness, started: GatewayClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Neither those that were made readable before it failed: nobody would get them for a minute."""
+        read: list[bytes] = []
+
+        def third_fails(record: bytes, _: int, *, topic: str = "") -> pb.Message:
+            read.append(record)
+            if len(read) == 3:
+                raise Refusal(RefusalKind.UNAVAILABLE, "the broker stops")
+            return pb.Message(topic=pb.Resource(name=topic))
+
+        given: list[str] = []
+        broker.broker.popping.give_back = lambda *what: given.extend(what[2])  # type: ignore[method-assign]
+        monkeypatch.setattr("rocketstore.grpc.receives.to_client", third_fails)
+        monkeypatch.setattr("rocketstore.grpc.receives.is_compressed", lambda _record: True)
+        for number in range(4):
+            started.send(message(message_id=f"0{number}"))
+        assert not receive(started)[1]
+        assert len(set(given)) == 4
 
     def test_the_queue_that_is_named_does_not_matter(self, started: GatewayClient) -> None:
         """Simple consumers ask for one after the other, and would wait at an empty one."""

@@ -17,6 +17,7 @@ from dledger.rpc.clients.answers import Leases
 from rocketstore.broker.pop_types import MESSAGES_MAX, Ack, ChangeInvisible, PoppedRecord, PopResult, Receive
 from rocketstore.broker.popping.copies import origin_of
 from rocketstore.broker.popping.waiting import CLIENT_WAITS_MAX
+from rocketstore.broker.reading import QueueReading
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.filter.filters import SQL92
 from rocketstore.message.record import QueuePlace
@@ -25,7 +26,7 @@ from rocketstore.pop.handles import Handle, encode_handle
 from rocketstore.pop.operations import Loading, Origin, PopDelivery, PopWish, Settling, Verdict
 from rocketstore.pop.tables import LeaseWindow, PopPlace
 from rocketstore.state.changes import GroupConfig, TopicConfig
-from rocketstore.types import PutResult
+from rocketstore.types import GetResult, PutResult
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker.popping.harness import GROUP, TOPIC, PopBroker, bodies, running_loop
 
@@ -35,7 +36,10 @@ RETRY, DEAD = f"%RETRY%{GROUP}_{TOPIC}", f"%DLQ%{GROUP}"
 
 @pytest.fixture
 def pop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PopBroker]:
-    """Whose waiting receives look by themselves too late for any test: they must be woken."""
+    """Whose waiting receives look by themselves too late for any test: they must be woken. Those that do not wait look
+    at all queues, however slow this machine is.
+    """
+    monkeypatch.setattr("rocketstore.broker.popping.receiving.SCAN_S_MAX", 60.0)
     monkeypatch.setattr("rocketstore.broker.popping.receiving.LOOK_S", 60.0)
     monkeypatch.setattr("rocketstore.broker.popping.driver.SLEEP_S_MAX", 60.0)
     with PopBroker(tmp_path) as running:
@@ -581,6 +585,26 @@ class TestRoles:
         pop.broker.loop.bridge.post(pop.broker.popping.role_changed)
         with pytest.raises(Refusal) as refused:
             waiting.result(10)
+        assert refused.value.kind is RefusalKind.UNAVAILABLE
+
+    def test_who_is_about_to_get_messages_when_the_role_is_lost_is_told_so(
+        self, pop: PopBroker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """P1: nobody would reserve them any more, nor answer."""
+        read, store = QueueReading.read, pop.broker.store
+
+        async def lost_meanwhile(self: QueueReading, topic: str, *where: Any) -> GetResult:  # noqa: ANN401  # as given
+            found = await read(self, topic, *where)
+            if topic == TOPIC:
+                await asyncio.to_thread(store.become_slave)
+                pop.broker.popping.role_changed()
+            return found
+
+        pop.send([b"a"])
+        monkeypatch.setattr(QueueReading, "read", lost_meanwhile)
+        asked = pop.received(Receive(GROUP, TOPIC, client_id="c", from_first=True))
+        with pytest.raises(Refusal) as refused:
+            asyncio.run_coroutine_threadsafe(asked, pop.run(running_loop())).result(20)
         assert refused.value.kind is RefusalKind.UNAVAILABLE
 
     def test_copies_end_with_their_leadership(self, pop: PopBroker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from dledger.rpc.bridge import LoopBridge
-from rocketstore.broker.long_polling import WaitingPulls
+from rocketstore.broker.long_polling import QueueWatch, WaitingPulls
 from rocketstore.broker.pop_types import ANY_QUEUE
 from rocketstore.broker.popping.waiting import Subscribed, WaitingReceives
+from rocketstore.broker.ports import QueueKey
 
 ORDERS = Subscribed("mailer", "orders")
 
@@ -30,5 +32,32 @@ def test_who_was_woken_in_vain_wakes_the_next() -> None:
             first.close()
             assert waiters[1].is_woken
         assert (len(waiting), waiting.of(ORDERS)) == (0, 0)
+
+    asyncio.run(test())
+
+
+def test_messages_that_come_again_wake_who_waits_for_any_one_queue() -> None:
+    """They are in a queue of another topic, whatever its number; those of another queue do not."""
+
+    class Pulls(WaitingPulls):
+        def __init__(self) -> None:
+            super().__init__(LoopBridge(), waiting_max=100)
+            self.news: dict[QueueKey, Callable[[], None]] = {}
+
+        def watch(self, key: QueueKey, news: Callable[[], None]) -> QueueWatch:
+            self.news[key] = news
+            return super().watch(key, news)
+
+    async def test() -> None:
+        pulls = Pulls()
+        waiting = WaitingReceives(pulls, 100)
+        keys = [("orders", 0), ("orders", 1), ("%RETRY%mailer_orders", 0)]
+        with waiting.entered(ORDERS, keys, 1, "c") as waiter:
+            woken = []
+            for key in keys:
+                waiting.arm(ORDERS, waiter)
+                pulls.news[key]()
+                woken.append(waiter.is_woken)
+            assert woken == [False, True, True]
 
     asyncio.run(test())

@@ -47,6 +47,8 @@ class MemoryState(BrokerState):
         self.notes = 0
         self.refused = 0
         """So many of the next notes are not stored."""
+        self.holds = False
+        self._held: list[tuple[TimedProgress, StateDone]] = []
 
     @property
     def timed_progress(self) -> TimedProgress:
@@ -62,8 +64,18 @@ class MemoryState(BrokerState):
             self.refused -= 1
             done(BUSY)
             return
+        if self.holds:
+            self._held.append((progress, done))
+            return
         self.progress = progress
         done(PutResult(PutMessageStatus.PUT_OK))
+
+    def release(self) -> None:
+        """The notes that were held are stored."""
+        self.holds = False
+        for progress, done in self._held:
+            self.progress = progress
+            done(PutResult(PutMessageStatus.PUT_OK))
 
 
 class WallClock(ManualClock):
@@ -210,6 +222,38 @@ def test_a_note_that_was_refused_is_written_again(broker: Broker) -> None:
     successor.advance(1000)
     assert successor.bodies() == [b"x"]
     successor.timed.stop()
+
+
+def test_what_is_delivered_while_a_note_is_on_its_way_is_noted_next(broker: Broker) -> None:
+    """T4: the answer says of no more than was asked, though nothing else is due."""
+    for number in range(2):
+        broker.send(NOW_MS + 1000 + number, b"%d" % number)
+    broker.settle()
+    broker.state.holds = True
+    broker.advance(1000)
+    broker.advance(1)
+    assert (broker.bodies(), broker.state.notes) == ([b"0", b"1"], 1)
+    broker.state.release()
+    broker.advance(PROGRESS_INTERVAL_MS)
+    assert broker.state.notes == 2
+    successor = broker.fail_over()
+    successor.advance(1000)
+    assert successor.bodies() == [b"0", b"1"]
+
+
+def test_a_run_that_has_ended_recalls_nothing(broker: Broker) -> None:
+    """T5: the next one may have the message on its way, and does not know of this recall."""
+    handle = broker.send(NOW_MS + 5000, b"x")
+    broker.settle()
+    run = broker.timed._run
+    assert run is not None
+    broker.timed.stop()
+    with pytest.raises(Refusal) as refused:
+        run.recall("T", handle, lambda _: None)
+    assert refused.value.kind is RefusalKind.UNAVAILABLE
+    broker.timed.start()
+    broker.advance(5000)
+    assert broker.bodies() == [b"x"]
 
 
 def test_a_stop_notes_what_was_delivered_so_that_nothing_is_repeated(broker: Broker) -> None:

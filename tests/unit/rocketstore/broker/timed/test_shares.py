@@ -30,6 +30,14 @@ def test_a_message_counts_for_its_owner_until_it_is_due_and_hardly_longer() -> N
     assert waiting(31 * HOUR_MS) == (0, 0)
 
 
+def test_a_later_message_does_not_keep_an_earlier_one_counted() -> None:
+    """Whichever of them came first."""
+    shares = TimedShares()
+    for due_ms in (NOW_MS + 30 * HOUR_MS, NOW_MS + 1):
+        shares.add("a", due_ms, NOW_MS)
+    assert shares.waiting("a", NOW_MS + MINUTE_MS) == 1
+
+
 def test_owners_and_times_without_end_take_no_more_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes then counts for a period that is there; what is due makes room."""
     monkeypatch.setattr(shares_module, "PERIODS_MAX", 3)
