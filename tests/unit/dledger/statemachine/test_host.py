@@ -508,6 +508,7 @@ def test_a_failed_snapshot_is_tried_again(tmp_path: Path, monkeypatch: pytest.Mo
     """S6, S7: though nothing is appended meanwhile; a person who asks need not wait for the next attempt."""
     config, machine = config_in(tmp_path, snapshots=SnapshotConfig(snapshot_entries=10)), History()
     build, full = SnapshotStore.build, threading.Event()
+    failed = ConditionKind.SNAPSHOT_FAILED
 
     def failing(store: SnapshotStore, index: LogIndex) -> SnapshotBuilder:
         if full.is_set():
@@ -520,7 +521,7 @@ def test_a_failed_snapshot_is_tried_again(tmp_path: Path, monkeypatch: pytest.Mo
         host = server._machine
         assert host is not None
         command(server, *[b"a"] * 20)
-        wait_until(lambda: bool(server.conditions.now()), "it has failed")
+        wait_until(lambda: server.conditions.holds(failed), "it has failed")
         assert isinstance(ask(server.submit_snapshot), DiskError)
         full.clear()
         assert save(server).index == host.applied_index
@@ -528,10 +529,10 @@ def test_a_failed_snapshot_is_tried_again(tmp_path: Path, monkeypatch: pytest.Mo
         full.set()
         monkeypatch.setattr("dledger.statemachine.creation.RETRY_MS", 200)
         command(server, *[b"a"] * 20)
-        wait_until(lambda: bool(server.conditions.now()), "it has failed again")
+        wait_until(lambda: server.conditions.holds(failed), "it has failed again")
         full.clear()
         wait_until(lambda: host.snapshot_index == host.applied_index, "it was written")
-        assert not server.conditions.now()
+        wait_until(lambda: not server.conditions.holds(failed), "that is told no longer")
 
 
 class HeldWrite(History):
