@@ -142,6 +142,20 @@ def test_the_results_that_give_way_are_of_who_was_idle_longest(monkeypatch: pyte
         assert one.of.find("p", 1) == one.of.find("r", 0) == bytes(8)
 
 
+def test_what_a_loaded_table_replaces_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S4: a member that has fetched snapshots keeps the same results as the others."""
+    monkeypatch.setattr(duplicates, "RESULT_BYTES_MAX", 25)
+    table = Table()
+    for slot, name in enumerate("pq", 1):
+        table.register(name, slot)
+        table.apply(slot, bytes(8))
+    saved = table.saved()
+    for _ in range(2):
+        table.of.load(saved, table.now_ms)
+    assert table.of.find("p", 0) == table.of.find("q", 0) == bytes(8)
+    assert table.saved() == saved
+
+
 def test_what_is_kept_is_bounded_for_each_and_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last result of a producer is kept whatever its size; in all, those idle longest give way."""
     table = Table()

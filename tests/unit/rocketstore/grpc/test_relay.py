@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from threading import Event, Thread
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,6 +20,7 @@ from rocketstore.broker.clients import SILENT_S_MAX
 from rocketstore.broker.pop_types import Receive, Received
 from rocketstore.broker.ports import GroupView
 from rocketstore.broker_config import BrokerConfig
+from rocketstore.grpc.calls import CallHeaders, GatewayCall
 from rocketstore.grpc.relay import PassedCall, join, split
 from rocketstore.message.record import decode_record
 from rocketstore.pb import definition_pb2 as pb
@@ -132,8 +134,11 @@ def test_a_leader_that_is_none_any_more_is_asked_no_longer(
     leader: GatewayHarness, member: GatewayHarness, client: GatewayClient
 ) -> None:
     """It may be gone without hanging up: what it was asked is asked of the next one. The id is looked for in the log,
-    because the old leader may have stored the message; here nobody has.
+    because the old leader may have stored the message; here nobody has. So it is with every call, not the first alone.
     """
+    assert client.send(message(b"before", message_id="00")).status.code == pb.OK
+    watch = member.gateway.relay._watch
+    wait_until(lambda: watch is None or watch.done(), "nothing is asked any more")
     with GatewayHarness() as silent:
         silent.store.hold_results = True
         follow(member, silent)
@@ -144,7 +149,7 @@ def test_a_leader_that_is_none_any_more_is_asked_no_longer(
         follow(member, leader)
         thread.join()
         assert found == [pb.OK]
-        assert [decode_record(one.record).body for one in leader.store.log.records] == [b"moved"]
+        assert [decode_record(one.record).body for one in leader.store.log.records] == [b"before", b"moved"]
         silent.store.release_results()
 
 
@@ -265,6 +270,31 @@ def test_messages_that_do_not_reach_their_client_are_given_back(
         assert held.wait(10)
         call.cancel()  # type: ignore[no-untyped-call]  # gRPC's
     wait_until(lambda: len(given) == 1, "the message is given back")
+
+
+def test_an_answer_that_arrives_as_its_client_goes_is_given_back(member: GatewayHarness) -> None:
+    """In one turn of the loop: the leader is not told of the cancellation any more, and takes it for delivered."""
+    relay, given = member.gateway.relay, list[bytes]()
+
+    async def never(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    async def test() -> None:
+        call = Mock(GatewayCall, headers=CallHeaders(), method="ReceiveMessage", host="127.0.0.1", port=1)
+        call.remaining_s.return_value = 60.0
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(relay._client, "call", never)
+            asking = asyncio.ensure_future(relay.ask("a:1", call, b"", has_stream=False, unwanted=given.extend))
+            while not relay._asked:
+                await asyncio.sleep(0)
+            (found,) = relay._asked
+            found.set_result([b"answer"])
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            assert asking.cancelled()
+
+    member.bridge.run(test())
+    assert given == [b"answer"]
 
 
 def test_messages_for_which_a_member_has_no_room_are_given_back(
