@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from dledger.clock import Clock
 from dledger.conditions import Conditions
-from dledger.errors import CorruptLogError, DiskError, ShutdownError
+from dledger.errors import CorruptLogError, DiskError, DLedgerError, ShutdownError
 from dledger.store.fs import FileSystem
 from dledger.types import ProducerBatch
 from rocketstore.commit_log.port import CommitLog, PutDone, SequenceDone
@@ -357,12 +357,18 @@ class MessageStore:
         return refusal
 
     def submit_producer(self, name: str, done: SequenceDone) -> None:
-        """The next sequence number of a producer; see the port."""
+        """The next sequence number of a producer; see the port. An error's outcome is ``not_applied``."""
+
+        def answered(found: int | DLedgerError) -> None:
+            if isinstance(found, DLedgerError):  # whatever it is, a question changes nothing
+                found.outcome = "not_applied"
+            done(found)
+
         refusal = self._gate.refusal
         if refusal is not None:
-            done(ShutdownError(refusal.reason))
+            answered(ShutdownError(refusal.reason))
         else:
-            self.log.submit_producer(name, done)
+            self.log.submit_producer(name, answered)
 
     def _answered(self, results: Sequence[PutResult], took_s: float, done: PutDone) -> None:
         """Count and pass on results other than that of a single stored message."""

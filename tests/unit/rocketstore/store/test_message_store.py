@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from dledger.errors import ShutdownError
+from dledger.errors import DLedgerError, ShutdownError
 from rocketstore.commit_log.plain import PlainCommitLog
+from rocketstore.commit_log.replicated import status_of
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import SYS_FLAG_PREPARED, HostAddress, Message
 from rocketstore.message.record import decode_record
@@ -87,6 +88,27 @@ def test_the_gate_refuses_in_order(config: MessageStoreConfig) -> None:
     assert store.put(message).status is PutMessageStatus.PUT_OK
     store.shutdown()
     assert refused() == "SERVICE_NOT_AVAILABLE the store is not running"
+
+
+def test_a_producer_may_ask_for_its_number_again(config: MessageStoreConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that is closed, or a log that stops, is a reason to ask another broker, not one to give up."""
+    found: list[int | DLedgerError] = []
+
+    def refused() -> tuple[PutMessageStatus, str]:
+        store.submit_producer("p", found.append)
+        error = found.pop()
+        assert isinstance(error, DLedgerError)
+        return status_of(error), str(error)
+
+    with running(config) as store:
+        store.allow_writing(allowed=False)
+        assert refused() == (PutMessageStatus.SERVICE_NOT_AVAILABLE, "writing is disabled")
+        store.allow_writing(allowed=True)
+        monkeypatch.setattr(store.log, "submit_producer", lambda _name, done: done(ShutdownError("it stops")))
+        assert refused() == (PutMessageStatus.SERVICE_NOT_AVAILABLE, "it stops")
+        monkeypatch.undo()
+        store.submit_producer("p", found.append)
+        wait_until(lambda: found == [0], "it is known")
 
 
 def test_whoever_becomes_master_is_another_incarnation(config: MessageStoreConfig) -> None:
