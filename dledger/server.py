@@ -595,11 +595,15 @@ class DLedgerServer:
         return replace(envelope, sender=envelope.target, target=envelope.sender, message=answer)
 
     def _note_vote_request(self, sender: NodeId, request: VoteRequest) -> None:
-        """Tell who asks for votes although it is led; not a follower that asks again whether this member leads."""
+        """Tell who asks for votes although it is led; not a follower that asks again whether this member leads, nor one
+        that leadership is transferred to.
+        """
 
         def contact_ms(node: Node) -> int | None:
             leader = node.state.role
-            if not isinstance(leader, Leader) or request.countersign == leader.countersigns.get(sender):
+            if not isinstance(leader, Leader) or request.transfer:
+                return None
+            if request.countersign == leader.countersigns.get(sender):
                 return None
             heard_ms = leader.contact_ms.get(sender)
             return None if heard_ms is None else self._clock.monotonic_ms() - heard_ms

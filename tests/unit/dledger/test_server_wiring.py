@@ -124,10 +124,13 @@ def test_every_append_is_timed_until_its_answer(tmp_path: Path) -> None:
         assert timing.answers == [appended.error, sent.error]
 
 
-def test_a_follower_that_asks_again_whether_this_member_leads_is_no_second_process(
+def test_a_follower_that_may_ask_for_votes_is_no_second_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its countersign is the same; another process has another one (``duplicate_member``)."""
+    """One asks again whether this member leads, with the same countersign; to the other one leadership is transferred.
+
+    Another process (``duplicate_member``) has another countersign.
+    """
     with a_member(tmp_path, 3) as node:
         told: list[NodeId] = []
         monkeypatch.setattr(node._member_watch, "asked_for_vote", lambda peer, _contact_ms: told.append(peer))
@@ -142,5 +145,6 @@ def test_a_follower_that_asks_again_whether_this_member_leads_is_no_second_proce
         for countersign in (7, 8):
             request = VoteRequest(Term(2), NO_ENTRY, pre_vote=True, countersign=countersign)
             node._note_vote_request(NodeId("n1"), request)
+        node._note_vote_request(NodeId("n1"), VoteRequest(Term(2), NO_ENTRY, transfer=True, countersign=9))
 
     assert told == [NodeId("n1")]
