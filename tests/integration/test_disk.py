@@ -5,9 +5,8 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -18,7 +17,7 @@ from tests.integration.harness import N0, STEADY, Group
 from tests.integration.tracing import traced
 from tests.support.damage import turn
 from tests.support.history import AppendOp, Outcome
-from tests.support.lacking import lacks, need_root
+from tests.support.small_disk import enlarge, small_disk
 from tests.support.waiting import wait_until
 from tests.support.workload import linearizable_read
 
@@ -28,30 +27,6 @@ LOOK_OFTEN = {"clean_interval_ms": "100"}
 """Otherwise the defaults: nothing is removed to make room, and a full disk stays full until somebody acts."""
 OBSERVED_S = 3.0
 """How long a thing that must never happen is watched not to happen: three election timeouts."""
-
-
-@contextmanager
-def small_disk(directory: Path, mib: int = DISK_MIB) -> Iterator[None]:
-    """A tmpfs of ``mib`` MiB on ``directory``."""
-    need_root()
-    directory.mkdir(parents=True)
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={mib}m", "dledger-test", directory],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    if mounted.returncode:
-        lacks("mounting of file systems", mounted.stderr)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", directory], check=True)
-
-
-def enlarge(directory: Path, mib: int) -> None:
-    """More room, at once."""
-    subprocess.run(["mount", "-o", f"remount,size={mib}m", directory], check=True)
 
 
 def append_until_refused(group: Group, limit: int = 200) -> DLedgerError:
@@ -74,7 +49,7 @@ def test_full_disks_refuse_appends_and_recover_without_a_restart(make_group: Cal
     group = make_group(settings=LOOK_OFTEN)
     with ExitStack() as disks:
         for node in group.nodes:
-            disks.enter_context(small_disk(group.store_dir(node)))
+            disks.enter_context(small_disk(group.store_dir(node), DISK_MIB))
         disks.callback(group.hard_kill)
         group.start_all()
         group.leader()
@@ -96,7 +71,7 @@ def test_full_disks_refuse_appends_and_recover_without_a_restart(make_group: Cal
 def test_leader_with_a_full_disk_hands_over(make_group: Callable[..., Group]) -> None:
     """Only the leader's disk is full: another leads and appends go on; with space, it catches up."""
     group = make_group(settings={**LOOK_OFTEN, "preferred_leaders": "n0", "preferred_check_interval_ms": "200"})
-    with small_disk(group.store_dir(N0)), ExitStack() as running:
+    with small_disk(group.store_dir(N0), DISK_MIB), ExitStack() as running:
         running.callback(group.hard_kill)
         group.start_all()
         group.wait_for(lambda all_: all_[N0].role is Role.LEADER, "n0 leads")

@@ -20,6 +20,7 @@ from cluster.local.several_brokers import SeveralBrokers
 from dledger.types import NodeId
 from rocketstore.client import Admin, Consumer, DLedgerError, Message, Producer, TopicInfo
 from tests.integration.harness import N0, N1, N2
+from tests.support.small_disk import fill, small_disk
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.nameserver.wire import config_in, running
 
@@ -35,6 +36,7 @@ SMALL: Final = {
     "maxIndexNum": "2000",
 }
 TIMEOUT_S: Final = 60
+DISK_MIB: Final = 64
 
 
 @dataclass
@@ -89,7 +91,16 @@ class _Sending:
 
         wait_until(enough, f"{count} messages to {self.group}", TIMEOUT_S)
 
-    def p99_s(self, begin_s: float, end_s: float) -> float:
+    def check_p99(self, before_s: float, harmed_s: float, after_s: float) -> None:
+        """Sends after another group was harmed took about as long as before."""
+        assert self._p99_s(harmed_s, after_s) < max(0.4, 10 * self._p99_s(0, before_s))
+
+    def longest_gap_s(self) -> float:
+        """The longest time without an acknowledgement."""
+        times = [at for _, at, _ in self.acknowledged]
+        return max(after - before for before, after in pairwise(times))
+
+    def _p99_s(self, begin_s: float, end_s: float) -> float:
         """How long sends took that were acknowledged between two moments."""
         took = sorted(one for _, at, one in self.acknowledged if begin_s < at <= end_s)
         return took[min(len(took) - 1, len(took) * 99 // 100)]
@@ -139,10 +150,9 @@ def test_a_killed_process_concerns_the_groups_it_led_only(brokers: SeveralBroker
         for one in (a, b, c):
             one.wait_acknowledged(100, killed_s)
         after_s = time.monotonic()
-        times = [at for _, at, _ in a.acknowledged]
-        assert max(after - before for before, after in pairwise(times)) < 15
+        assert a.longest_gap_s() < 15
         for one in (b, c):
-            assert one.p99_s(killed_s, after_s) < max(0.4, 10 * one.p99_s(0, before_s))
+            one.check_p99(before_s, killed_s, after_s)
         assert brokers.master_of("a", other_than=N0) != N0
         brokers.start(N0)
     for one in (a, b, c):
@@ -184,7 +194,7 @@ def test_the_name_server_spreads_a_topic_over_the_masters(tmp_path: Path) -> Non
 def test_a_group_whose_disks_are_full_stops_alone(tmp_path: Path) -> None:
     """Its messages are refused while others' are stored on the same machines; with room, it goes on with all it had.
 
-    Other tests fill disks; here one group's limit is lowered.
+    Its limit is lowered at all three; the next test fills a disk.
     """
     with SeveralBrokers(tmp_path, GROUPS, settings=SMALL) as brokers:
         _create_topic(brokers)
@@ -211,6 +221,41 @@ def test_a_group_whose_disks_are_full_stops_alone(tmp_path: Path) -> None:
         with Producer(brokers.addresses_of("a"), timeout_s=TIMEOUT_S) as producer:
             producer.send(Message(TOPIC, b"after"))
         assert sorted(_received(brokers, "a", {b"before", b"after"})) == [b"after", b"before"]
+
+
+def test_a_full_disk_under_one_group_concerns_that_one_only(tmp_path: Path) -> None:
+    """Its leader, whose disk is full, hands over and loses nothing; others on that machine hardly notice.
+
+    The bounds are those of a killed process.
+    """
+    brokers = SeveralBrokers(tmp_path, GROUPS, settings={**SMALL, "index_segment_bytes": "1m"})
+    directory = brokers.root_dir_of(N0, "a")
+    with small_disk(directory, DISK_MIB), brokers:
+        _create_topic(brokers)
+        brokers.lead(LEADERS, TIMEOUT_S)
+        with _Sending(brokers, "a") as a, _Sending(brokers, "b") as b, _Sending(brokers, "c") as c:
+            for one in (a, b, c):
+                one.wait_acknowledged(100)
+            before_s = time.monotonic()
+            fill(directory / "rest")
+            full_s = time.monotonic()
+            assert brokers.master_of("a", TIMEOUT_S, other_than=N0) != N0
+            for one in (a, b, c):
+                one.wait_acknowledged(100, time.monotonic())
+            after_s = time.monotonic()
+            assert a.longest_gap_s() < 15
+            for one in (b, c):
+                one.check_p99(before_s, full_s, after_s)
+            assert [_conditions(brokers, N0, group) for group in GROUPS] == [["disk_full"], [], []]
+            assert [brokers.master_of(group) for group in "bc"] == [N1, N2]
+
+            (directory / "rest").unlink()
+            wait_until(lambda: _conditions(brokers, N0, "a") == [], "there is room again", TIMEOUT_S)
+            brokers.lead({"a": N0}, TIMEOUT_S)
+            for one in (a, b, c):
+                one.wait_acknowledged(100, time.monotonic())
+        for one in (a, b, c):
+            _received(brokers, one.group, {body for body, _, _ in one.acknowledged})
 
 
 def _stop_all(brokers: SeveralBrokers) -> None:
