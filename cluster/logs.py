@@ -1,8 +1,8 @@
 """A server's log on standard error: text lines, or one JSON object per line.
 
 Both contain the same events; in JSON, an event's facts (``extra`` of the record) are separate fields next to the
-message, and every line names its node and its group, unless it is about a process of several groups as a whole. Secrets
-are never passed to a logger, so nothing is masked.
+message, and every line names its node and its group, unless it is about a process of several groups as a whole. In
+text, lines of a process of several groups name their group. Secrets are never passed to a logger, so nothing is masked.
 """
 
 from __future__ import annotations
@@ -30,9 +30,14 @@ class TextFormatter(logging.Formatter):
 
     def __init__(self) -> None:
         super().__init__(_TEXT)
+        self.names_groups = False
+        """Whether messages begin with the group that they are about."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
         """The line without its traceback."""
+        group = speaking_group()
+        if self.names_groups and group and not record.message.startswith(f"{group}/"):
+            record.message = f"{group}: {record.message}"
         return escaped(super().formatMessage(record))
 
     def formatException(self, ei: Any) -> str:  # noqa: ANN401, N802  # logging's
@@ -76,22 +81,28 @@ def to_stderr(level: str, form: str = "text") -> None:
 
 
 def name_speaker(**who: str) -> None:
-    """Add fields that identify the speaker, such as ``node`` and ``group``, to every JSON line from now on."""
-    for formatter in _json_formatters():
-        formatter.who.update(who)
+    """Add fields that identify the speaker to every JSON line from now on: ``node``, and ``group`` if it has one only.
+
+    Without ``group``, text lines name theirs.
+    """
+    for formatter in _formatters():
+        if isinstance(formatter, JsonFormatter):
+            formatter.who.update(who)
+        elif isinstance(formatter, TextFormatter):
+            formatter.names_groups = "group" not in who
 
 
 def announcement(text: str, event: str) -> str:
     """A line for standard output in the format of the log."""
-    for formatter in _json_formatters():
-        record = logging.makeLogRecord({"name": "dledger", "levelname": "INFO", "msg": text, "event": event})
-        return formatter.format(record)
+    for formatter in _formatters():
+        if isinstance(formatter, JsonFormatter):
+            record = logging.makeLogRecord({"name": "dledger", "levelname": "INFO", "msg": text, "event": event})
+            return formatter.format(record)
     return text
 
 
-def _json_formatters() -> list[JsonFormatter]:
-    found = [handler.formatter for handler in logging.getLogger().handlers]
-    return [formatter for formatter in found if isinstance(formatter, JsonFormatter)]
+def _formatters() -> list[logging.Formatter | None]:
+    return [handler.formatter for handler in logging.getLogger().handlers]
 
 
 def _plainly(value: object) -> object:

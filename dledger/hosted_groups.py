@@ -72,7 +72,8 @@ class HostedGroups(Generic[MemberT]):
         """The groups' members, by the group's name."""
         try:
             for number, config in enumerate(configs):
-                servers[config.group] = make(number, self._host)
+                with speaks_for(config.group):
+                    servers[config.group] = make(number, self._host)
         except BaseException:
             self.stop(graceful=False)
             raise
@@ -84,8 +85,9 @@ class HostedGroups(Generic[MemberT]):
                 return self
             try:
                 self._host.start(client_ports=self._client_ports)
-                for server in self.servers.values():
-                    server.start()
+                for group, server in self.servers.items():
+                    with speaks_for(group):
+                        server.start()
                 self._host.accept()
             except BaseException:
                 self.stop(graceful=False)
@@ -118,8 +120,8 @@ class HostedGroups(Generic[MemberT]):
         """Stop: leaders first transfer leadership (``graceful``), then everything is closed. Idempotent."""
         with self._life_lock:
             stopping = [
-                threading.Thread(target=partial(server.stop, graceful=graceful), name=f"dledger-stop-{group}")
-                for group, server in self.servers.items()
+                threading.Thread(target=partial(self._stop, group, graceful=graceful), name=f"dledger-stop-{group}")
+                for group in self.servers
             ]
             for thread in stopping:
                 thread.start()
@@ -129,6 +131,10 @@ class HostedGroups(Generic[MemberT]):
                 thread.join()
             self._host.stop()
             self._ended.set()
+
+    def _stop(self, group: str, *, graceful: bool) -> None:
+        with speaks_for(group):
+            self.servers[group].stop(graceful=graceful)
 
     def _member_failed(self, group: str, error: BaseException) -> None:
         """On any thread, also under the member's lock."""
@@ -151,7 +157,7 @@ class HostedGroups(Generic[MemberT]):
         told = f"its member in this process has failed: {error}. Mend that, and start the process again"
         for server in self.servers.values():
             server.conditions.set(ConditionKind.GROUP_FAILED, told, subject=group)
-        self.servers[group].stop(graceful=False)
+        self._stop(group, graceful=False)
 
     def _host_failed(self, error: BaseException) -> None:
         """A part that all groups need is gone."""

@@ -104,7 +104,7 @@ def _run(config: BrokerConfig, *, repair: bool, until_stdin_closes: bool) -> int
     from dledger.instruments import SILENT
     from rocketstore.server import BrokerServer
 
-    logs.name_speaker(node=config.node_id, group=config.name)
+    logs.name_speaker(node=config.node_id, group=config.name if config.dledger is None else config.dledger.group)
     with metered(config.metrics_host, config.metrics_port) as exporter:
 
         def make() -> BrokerServer:

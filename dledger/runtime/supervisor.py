@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from dledger.errors import ShutdownError
-from dledger.log_speaker import speaks_for
+from dledger.log_speaker import speaking_group, speaks_for
 
 EXIT_FATAL: Final = 70
 """Exit status of a node that stopped itself (EX_SOFTWARE)."""
@@ -24,9 +24,9 @@ class Supervisor:
     """Starts threads and calls ``on_fatal`` at the first exception in any of them."""
 
     def __init__(self, on_fatal: Callable[[BaseException], None], group: str = "") -> None:
-        """``group``: whose log lines the threads write; empty: a process's."""
+        """``group``: whose log lines the threads write; empty: that of who makes it, or a process's."""
         self._on_fatal = on_fatal
-        self._group = group
+        self._group = group or speaking_group()
         self._lock = threading.Lock()  # guards fatal
         self.fatal: BaseException | None = None
 

@@ -21,6 +21,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from typing import Final, Protocol, TypeVar
 
 from dledger.errors import CorruptLogError, DiskFullError, InvariantError
@@ -115,7 +116,7 @@ class DispatchService:
         self._gate = Gate()
         self._asleep = False
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name=name)
+        self._thread = threading.Thread(target=copy_context().run, args=(self._run,), name=name)
         self.position = 0
         self.last_store_ms = 0
         """Store timestamp of the last dispatched message."""

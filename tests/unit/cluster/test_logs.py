@@ -14,6 +14,7 @@ import pytest
 from cluster import logs
 from dledger.access.audit import AuditEvent, AuditLog
 from dledger.core.outbox import RoleChange, RoleReason
+from dledger.log_speaker import speaks_for
 from dledger.rpc.clients import aio_server  # noqa: F401  # it adds a filter of its own, which must be there before
 from dledger.runtime.log_lines import NodeLines
 from dledger.store.opening import RecoveryReport
@@ -154,6 +155,24 @@ def test_people_get_lines(log: Begin) -> None:
     assert stream.getvalue().endswith(" x hello\n")
     assert len(stream.getvalue().splitlines()) == 1
     assert logs.announcement("it is ready: now", "started") == "it is ready: now"
+
+
+def test_lines_for_people_name_their_group_in_a_process_of_several(log: Begin) -> None:
+    """Once; a line about the process as a whole names none, nor does any where there is one group."""
+    stream = log("info", "text")
+    told = logging.getLogger("x").info
+
+    with speaks_for("orders"):
+        logs.name_speaker(node="n0")
+        told("saved")
+        told("orders/n0: saved")
+        logs.name_speaker(node="n0", group="orders")
+        told("saved")
+    logs.name_speaker(node="n0")
+    told("saved")
+
+    messages = [line.partition(" x ")[2] for line in stream.getvalue().splitlines()]
+    assert messages == ["orders: saved", "orders/n0: saved", "saved", "saved"]
 
 
 def test_what_is_announced_follows_the_format(log: Begin) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from cluster.local.group import free_ports
 from dledger.conditions import ConditionKind
 from dledger.errors import ConfigError, DirectoryLockedError
+from dledger.log_speaker import speaking_group
 from dledger.remoting.codes import AnswerCode
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.brokers_server import BrokersServer, check_brokers_together
@@ -67,6 +70,37 @@ def server(named: Named) -> Iterator[BrokersServer]:
 
 def _wait_masters(server: BrokersServer) -> None:
     wait_until(lambda: all(one.store.role is not BrokerRole.SLAVE for one in server.servers.values()), "both lead")
+
+
+def test_log_lines_name_the_group_that_they_are_about(named: Named) -> None:
+    """Whichever part of a broker writes them, on whichever thread or loop, from its opening to its end."""
+    lines: list[tuple[str, str, str]] = []
+
+    class Noting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append((speaking_group(), str(record.threadName), record.getMessage()))
+
+    noting, log = Noting(), logging.getLogger("rocketstore")
+    level = log.level
+    log.addHandler(noting)
+    log.setLevel(logging.INFO)
+    try:
+        server = BrokersServer([(name, replace(one, namesrv_addr="127.0.0.1:1")) for name, one in named])
+        try:
+            server.start()
+            _wait_masters(server)
+            wait_until(lambda: sum("127.0.0.1:1" in text for *_, text in lines) >= 2, "both have tried to register")
+        finally:
+            server.stop()
+    finally:
+        log.removeHandler(noting)
+        log.setLevel(level)
+
+    assert [one for one in lines if one[0] not in ("a", "b")] == []
+    for group in "ab":
+        mine = {text for speaker, _, text in lines if speaker == group}
+        assert f"{group}/n0: master in term 1" in mine
+        assert any(text.startswith("timed messages due before") for text in mine)
 
 
 def _threads() -> list[str]:
