@@ -192,8 +192,8 @@ def test_a_broker_whose_disk_is_full_leaves_the_other_taking_messages(tmp_path: 
     server = BrokersServer([("a.conf", full), ("b.conf", _config(tmp_path, "b", peer_port, listen_ports[1]))])
     try:
         server.start()
-        _wait_masters(server)
         a, b = server.servers["a"], server.servers["b"]
+        wait_until(lambda: b.store.role is not BrokerRole.SLAVE, "the second one leads")
         wait_until(lambda: a.conditions.holds(ConditionKind.DISK_FULL), "the first one's disk counts as full")
 
         assert send(a, b"x")[0].code is not AnswerCode.SUCCESS
