@@ -180,7 +180,7 @@ drill: $(STAMP) ## Kill the leader of a group of containers under load; 0 only i
 	@BASE_IMAGE="$(BASE_IMAGE)" $(BIN)/dledger drill $(DRILL)
 
 compose-check: $(STAMP) ## The image and compose.yaml, tried from the host (needs Docker, or root and docker.io)
-	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/compose/test_image.py tests/compose/test_compose.py tests/compose/test_compose_tls.py
+	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/compose/test_image.py tests/compose/test_compose.py tests/compose/test_compose_tls.py tests/compose/test_compose_groups.py
 
 proto: $(STAMP) ## Generate dledger/pb and rocketstore/pb from proto/
 	PYTHON=$(BIN)/python proto/generate.sh
