@@ -20,7 +20,6 @@ import click
 from cluster import process
 from cluster.connection import GroupTarget, group_options
 from cluster.reporting import ErrorReportingGroup
-from dledger import settings
 from dledger.errors import DLedgerError
 from dledger.flag_values import Seconds
 from dledger.rpc.clients.codec import ReadMode
@@ -59,13 +58,14 @@ def kv() -> None:
 
 
 @kv.command(
-    short_help="Run a node of the map.",
+    short_help="Run a node of the map, or one of each of several.",
     epilog="""\b
 Examples:
   dledger kv serve -s /tmp/kv
-  dledger kv serve -i n1 -s /data -p 'n0-a:20911;n1-b:20911;n2-c:20911'""",
+  dledger kv serve -i n1 -s /data -p 'n0-a:20911;n1-b:20911;n2-c:20911'
+  dledger kv serve -c eu.conf -c us.conf        two maps in one process: dledger kv put -g eu …""",
 )
-@process.conf_option("Properties file with a node's settings.")
+@process.conf_files_option("Properties file with a node's settings. Several: one map for each group.")
 @click.option("-g", "--group", help="Name of the group.")
 @click.option("-i", "--id", "node_id", help="This node's id; one of the members.")
 @click.option("-p", "--peers", "members", metavar="ID-HOST:PORT;…", help="All members, including this one.")
@@ -75,7 +75,7 @@ Examples:
     repair="Move a damaged or fenced log aside (to damaged-N) and fetch it again from the other members."
 )
 def serve(
-    config_file: Path | None,
+    config_files: Sequence[Path],
     assignments: Sequence[str],
     insecure: bool,
     repair: bool,
@@ -85,21 +85,19 @@ def serve(
     **named: str | None,
 ) -> None:
     """Run one node of the map until SIGTERM or SIGINT."""
-    from cluster.commands.serve import run_node
+    from cluster.commands.serve import load_nodes, run_nodes
     from cluster.kv import KeyValueMap
 
     flags = process.begin(named, assignments, insecure=insecure, log_level=log_level, log_format=log_format)
-    loaded = settings.load(config_file, os.environ, flags)
-    process.warn(loaded.warnings)
-    machine = KeyValueMap()
+    configs = load_nodes(config_files, named, flags)
+    machines = {config.group: KeyValueMap() for config in configs}
 
     def started(server: DLedgerServer) -> None:
-        ticks = threading.Thread(target=_tick, args=(server, machine), name="dledger-kv-ticks", daemon=True)
-        ticks.start()
+        machine = machines[server.config.group]
+        threading.Thread(target=_tick, args=(server, machine), name="dledger-kv-ticks", daemon=True).start()
 
-    sys.exit(
-        run_node(loaded.config, repair=repair, until_stdin_closes=until_stdin_closes, machine=machine, started=started)
-    )
+    how = {"repair": repair, "until_stdin_closes": until_stdin_closes}
+    sys.exit(run_nodes(config_files, configs, **how, machine=machines.__getitem__, started=started))
 
 
 def _tick(server: DLedgerServer, machine: Any) -> None:  # noqa: ANN401 - a KeyValueMap, loaded on demand

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -65,21 +65,56 @@ def serve(
 ) -> None:
     """Run a node until SIGTERM or SIGINT, which stop it gracefully: a leader first transfers leadership."""
     flags = process.begin(named, assignments, insecure=insecure, log_level=log_level, log_format=log_format)
-    process.refuse_flags_of_one(named, _OF_ONE_GROUP, config_files)
-    loaded = [settings.load(file, os.environ, flags) for file in config_files or (None,)]
+    configs = load_nodes(config_files, named, flags)
+    sys.exit(run_nodes(config_files, configs, repair=repair, until_stdin_closes=until_stdin_closes))
+
+
+def load_nodes(
+    files: Sequence[Path], named: Mapping[str, str | None], flags: Mapping[str, str]
+) -> Sequence[ServerConfig]:
+    """The settings of a node of each group, at least one; logs what is strange in them.
+
+    Raises ``ConfigError``, and ``click.UsageError`` for flags of one group (``named``) if there are several.
+    """
+    process.refuse_flags_of_one(named, _OF_ONE_GROUP, files)
+    loaded = [settings.load(file, os.environ, flags) for file in files or (None,)]
     for one in loaded:
         process.warn(one.warnings)
-    if len(loaded) == 1:
-        sys.exit(run_node(loaded[0].config, repair=repair, until_stdin_closes=until_stdin_closes))
-    named_configs = [(str(file), one.config) for file, one in zip(config_files, loaded, strict=True)]
-    sys.exit(_run_groups(named_configs, repair=repair, until_stdin_closes=until_stdin_closes))
+    return [one.config for one in loaded]
 
 
 _OF_ONE_GROUP: Final = {"group": "group", "node_id": "id", "members": "peers", "base_dir": "store"}
 """Flags, with their names on the command line."""
 
 
-def _run_groups(named: Sequence[tuple[str, ServerConfig]], *, repair: bool, until_stdin_closes: bool) -> int:
+def run_nodes(
+    files: Sequence[Path],
+    configs: Sequence[ServerConfig],
+    *,
+    repair: bool,
+    until_stdin_closes: bool,
+    machine: Callable[[str], StateMachine | None] = lambda _group: None,
+    started: Callable[[DLedgerServer], None] = lambda _server: None,
+) -> int:
+    """Run a node of each group until a signal; returns the exit code. ``configs``: as from ``load_nodes``.
+
+    ``machine``: a new state machine for a group, or None. ``started``: called with each node.
+    """
+    if len(configs) > 1:
+        named = list(zip(map(str, files), configs, strict=True))
+        return _run_groups(named, machine, started, repair=repair, until_stdin_closes=until_stdin_closes)
+    (config,) = configs
+    return run_node(config, machine(config.group), started, repair=repair, until_stdin_closes=until_stdin_closes)
+
+
+def _run_groups(
+    named: Sequence[tuple[str, ServerConfig]],
+    machine: Callable[[str], StateMachine | None],
+    started: Callable[[DLedgerServer], None],
+    *,
+    repair: bool,
+    until_stdin_closes: bool,
+) -> int:
     from dledger.groups_server import GroupsServer
     from dledger.host_settings import check_together
     from dledger.instruments import SILENT
@@ -89,6 +124,8 @@ def _run_groups(named: Sequence[tuple[str, ServerConfig]], *, repair: bool, unti
     logs.name_speaker(node=first.node_id)
 
     def ready(server: GroupsServer) -> str:
+        for member in server.servers.values():
+            started(member)
         one = server.servers[first.group]
         return (
             f"dledger {first.node_id} of groups {', '.join(server.servers)} is ready: clients {one.client_address}, "
@@ -100,7 +137,7 @@ def _run_groups(named: Sequence[tuple[str, ServerConfig]], *, repair: bool, unti
 
         def make() -> GroupsServer:
             instruments = exporter.instruments_of if exporter else lambda _group: SILENT
-            server = GroupsServer(named, repair=repair, instruments=instruments)
+            server = GroupsServer(named, repair=repair, instruments=instruments, state_machine=machine)
             if exporter:
                 exporter.watch_groups(server)
             return server
@@ -110,13 +147,13 @@ def _run_groups(named: Sequence[tuple[str, ServerConfig]], *, repair: bool, unti
 
 def run_node(
     config: ServerConfig,
+    machine: StateMachine | None = None,
+    started: Callable[[DLedgerServer], None] = lambda _server: None,
     *,
     repair: bool,
     until_stdin_closes: bool,
-    machine: StateMachine | None = None,
-    started: Callable[[DLedgerServer], None] = lambda _server: None,
 ) -> int:
-    """Run a node, with a state machine perhaps, until a signal; returns the exit code. ``started``: called with it."""
+    """Run a process's only node until a signal; see ``run_nodes``."""
     from dledger.instruments import SILENT
     from dledger.server import DLedgerServer
 

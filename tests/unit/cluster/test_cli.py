@@ -608,7 +608,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ServerConfig, bool]]:
     """The configurations that ``serve`` would have run."""
     seen: list[tuple[ServerConfig, bool]] = []
 
-    def run_node(config: ServerConfig, *, repair: bool, until_stdin_closes: bool) -> int:
+    def run_node(config: ServerConfig, *_: object, repair: bool, until_stdin_closes: bool) -> int:
         seen.append((config, repair))
         return 0
 

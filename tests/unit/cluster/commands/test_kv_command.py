@@ -251,6 +251,43 @@ def test_ticks_let_leases_end_while_nothing_else_happens(node: Running, monkeypa
     assert node.run("kv", "get", "a").exit_code == 1
 
 
+def test_a_process_may_serve_a_map_for_each_of_several_groups(tmp_path: Path) -> None:
+    """Each knows its own keys only, and lets its own leases end."""
+    peer, client = free_ports(2)
+    files = []
+    for group in ("eu", "us"):
+        files.append(tmp_path / f"{group}.conf")
+        lines = {
+            "group": group,
+            "members": f"n0-127.0.0.1:{peer}",
+            "base_dir": str(tmp_path / group),
+            "client_port": str(client),
+            "segment_bytes": "64k",
+            "index_segment_bytes": "16k",
+        }
+        files[-1].write_text("".join(f"{name}={text}\n" for name, text in lines.items()))
+
+    def run(*words: str) -> Result:
+        return CliRunner().invoke(main, ["kv", words[0], "-b", f"127.0.0.1:{client}", "--timeout", "30", *words[1:]])
+
+    words = [sys.executable, "-m", "cluster.entry", "kv", "serve", "--until-stdin-closes"]
+    words += [word for file in files for word in ("-c", str(file))]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            assert " of groups eu, us is ready: " in process.stdout.readline()
+            assert run("put", "-g", "eu", "colour", "blue").exit_code == 0
+            assert run("put", "-g", "us", "session", "x", "--ttl", "0.1").exit_code == 0
+            assert run("get", "-g", "eu", "colour").output == "blue\n"
+            assert run("get", "-g", "us", "colour").exit_code == 1
+            wait_until(lambda: run("get", "-g", "us", "session").exit_code == 1, "its lease has ended", 60)
+        finally:
+            process.stdin.close()
+            code = process.wait(60)
+    assert code == 0
+
+
 def test_snapshots_are_created_listed_and_verified(node: Running) -> None:
     """Damage is named, and exit code 1."""
     assert "no snapshots" in node.run("snapshot", "list", str(node.directory)).output
