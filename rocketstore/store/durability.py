@@ -33,7 +33,8 @@ class Attempts:
         try:
             return step()
         except (DLedgerError, OSError) as error:
-            _log.error("a part of the store failed: %s", error, exc_info=error)
+            is_known = isinstance(error, DiskFullError)  # it goes on until there is room
+            _log.error("a part of the store failed: %s", error, exc_info=None if is_known else error)
             self.first = self.first or error
             self.failures += 1
             return None

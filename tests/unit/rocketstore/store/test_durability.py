@@ -114,6 +114,17 @@ def test_a_checkpoint_that_finds_no_room_frees_nothing(
     assert (checkpoint.read().replay_from, durability._derived.durable) == (100, 100)
 
 
+@pytest.mark.parametrize(("error", "tells_where"), [(DiskFullError("no room"), False), (DiskError("it broke"), True)])
+def test_a_full_disk_fills_no_log(
+    caplog: pytest.LogCaptureFixture, error: DiskFullError | DiskError, tells_where: bool
+) -> None:
+    """Each attempt fails until there is room; where in the program says nothing new."""
+    Attempts().run(Mock(side_effect=error))
+
+    (record,) = caplog.records
+    assert (record.getMessage(), record.exc_info is not None) == (f"a part of the store failed: {error}", tells_where)
+
+
 def test_a_deleted_topics_queues_end_behind_every_number_that_was_given_out(
     durability: Durability, derived: SimpleNamespace
 ) -> None:
