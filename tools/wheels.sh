@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
 # Builds the wheel, and installs it in clean environments: alone and with each extra, for every Python from 3.11 to 3.14
-# that this machine has; starts the demo from each. Says in one line which those were.
+# that this machine has, two at a time; starts the demo from each. Says in one line which those were. The programs that
+# build the wheel are those of this clone's environment.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 unset PYTHONPATH
+builder=$PWD/.venv/bin/python
 pip() { "$1" -m pip --quiet --disable-pip-version-check "${@:2}"; }
+install() { pip "$1" install --no-compile "$2"; } # modules are compiled as they are imported: most of them never are
 
 git clone --quiet . "$place/clone"
-python3 -m venv "$place/build"
-pip "$place/build/bin/python" wheel --no-deps --wheel-dir "$place" "$place/clone"
+pip "$builder" wheel --no-deps --wheel-dir "$place" "$place/clone"
 wheel=$(echo "$place"/*.whl)
 
 # What proves that an extra has what it is for.
@@ -24,17 +26,14 @@ declare -A works=(
     [spark]='import pyspark, pyarrow, dledger_spark; from pyspark_dledger import *'
     [spark-connect]='import grpc_status, pandas; from pyspark.sql.connect.session import SparkSession'
 )
-passed=0 failed=0
 check() { # what it is called, and a command
-    local name=$1
+    local name=$1 log=$place/${1%%:*}.log
     shift
-    if (cd "$place" && "$@") >"$place/log" 2>&1; then
-        passed=$((passed + 1))
+    if (cd "$place" && "$@") >"$log" 2>&1; then
         echo "ok: $name"
     else
-        failed=$((failed + 1))
         echo "FAILED: $name"
-        tail -40 "$place/log"
+        tail -40 "$log"
     fi
 }
 
@@ -49,21 +48,16 @@ find_python() { # the newest of a version that can make environments; pyenv's ar
     return 1
 }
 
-extras=$("$place/build/bin/python" - <<'END'
+extras=$("$builder" - <<'END'
 import tomllib
 print(*sorted(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"].keys() - {"dev"}))
 END
 )
-tried=() not_here=()
-for version in 3.11 3.12 3.13 3.14; do
-    if ! python=$(find_python "$version"); then
-        not_here+=("$version")
-        continue
-    fi
-    tried+=("$version")
-    venv=$place/venv-$version
+try_python() { # its version, the program, and its number, from 1
+    local version=$1 python=$2 number=$3 venv=$place/venv-$1 extra proof
+    export LOCAL_PORTS=$number/4 # demos run side by side
     check "$version: environment" "$python" -m venv "$venv"
-    check "$version: wheel" pip "$venv/bin/python" install "$wheel"
+    check "$version: wheel" install "$venv/bin/python" "$wheel"
     check "$version: no conflicts" pip "$venv/bin/python" check
     check "$version: demo" "$venv/bin/dledger" demo
     check "$version: commands" "$venv/bin/dledger" --version
@@ -71,12 +65,26 @@ for version in 3.11 3.12 3.13 3.14; do
         # An extra without its line above fails by name.
         proof=${works[$extra]-raise SystemExit("add to tools/wheels.sh how to see that $extra works")}
         # Spark is 500 MB, and its own matter: one version shows that the extra names what it needs.
-        case $extra in spark*) [ "${#tried[@]}" = 1 ] || continue ;; esac
-        check "$version: [$extra]" pip "$venv/bin/python" install "$wheel[$extra]"
+        case $extra in spark*) [ "$number" = 1 ] || continue ;; esac
+        check "$version: [$extra]" install "$venv/bin/python" "$wheel[$extra]"
         check "$version: [$extra] works" "$venv/bin/python" -W error::DeprecationWarning:__main__ -c "$proof"
     done
     rm -rf "$venv"
+}
+
+tried=() not_here=() running=0
+for version in 3.11 3.12 3.13 3.14; do
+    if ! python=$(find_python "$version"); then
+        not_here+=("$version")
+        continue
+    fi
+    tried+=("$version")
+    [ "$running" -lt 2 ] || { wait -n && running=$((running - 1)); }
+    try_python "$version" "$python" "${#tried[@]}" 2>&1 | tee -a "$place/lines" &
+    running=$((running + 1))
 done
+for ((; running > 0; running--)); do wait -n; done
+passed=$(grep -c '^ok: ' "$place/lines" || true) failed=$(grep -c '^FAILED: ' "$place/lines" || true)
 echo "Python tried: ${tried[*]}; not on this machine: ${not_here[*]:-none}"
 echo "=== $passed passed, $failed failed in ${SECONDS}.0s ==="
-[ "$failed" = 0 ]
+[ "$failed" = 0 ] && [ "$passed" != 0 ]
