@@ -105,20 +105,22 @@ async def leader_killed(brokers: BrokerGroup, name: str) -> None:
     lease_s = 30.0
     async with consumer(brokers, name, lease_s) as first, consumer(brokers, name, lease_s) as second:
         began = loop.time()
-        held = await take(first, LEASES, began + 15)
+        over = began + lease_s  # perhaps, for the first of them
+        held = await take(first, LEASES, began + lease_s / 2)
         assert len(held) >= LEASES
         await first.ack(*held[:100])
         await asyncio.to_thread(brokers.kill, await asyncio.to_thread(brokers.master))
         killed = loop.time()
         got = await take(second, 1, killed + 30)
         assert loop.time() - killed < RESUMED_S_MAX
-        got += await take(second, len(sent) - len(held) - len(got), killed + 30)
+        got += await take(second, len(sent) - len(held) - len(got), over - 2)  # then some would rightly come again
+        assert len(held) + len(got) >= len(sent), "messages are lost, or this machine is too slow for this test"
         assert not set(bodies(got)) & set(bodies(held)), "visible twice within the invisible time"
         await first.ack(*held[100:500])
         with pytest.raises(NotFoundError):
             await first.ack(held[0])
         await second.ack(*got)
-        assert loop.time() < began + lease_s, "this machine is too slow for this test"
+        assert loop.time() < over, "this machine is too slow for this test"
         again = await take(second, len(held) - 500, loop.time() + lease_s + AHEAD_MS / 1000 + 10, ack=True)
         assert sorted(bodies(again)) == sorted(bodies(held[500:]))
         assert {one.attempts for one in again} == {1}
