@@ -88,7 +88,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what another tier runs, and put tests that would disturb each other on lanes."""
     if lost := tiers.overlooked(items):
-        raise pytest.UsageError(f"WORDS_OF_THE_REST, in {tiers.__name__}, lack a word of {lost[0].nodeid}")
+        raise pytest.UsageError(f"{lost[0].nodeid} would never run: its module does not tell, see {tiers.may_run}")
     others = [item for item in items if not tiers.belongs(item, config.option.tier)]
     if others:
         config.hook.pytest_deselected(items=others)

@@ -11,6 +11,7 @@ stays on one lane. ``tests/durations.json`` says how long each module took; ``ma
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -94,7 +95,9 @@ def may_run(tier: str, module: Path) -> bool:
     text = module.read_text(encoding="utf-8")
     if tier == REST:
         return is_apart or directory(module) == "fuzz" or any(one in text for one in WORDS_OF_THE_REST)
-    return not is_apart or "mark.smoke" in text
+    if "mark.smoke" in text:
+        return True
+    return not is_apart and (tier == QUICK or not PROGRAMS.isdisjoint(re.findall(r"\w+", text)))
 
 
 def overlooked(items: Sequence[pytest.Item]) -> list[pytest.Item]:

@@ -72,28 +72,27 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, st
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "quick", "rest"),
+    ("name", "text", "run_by"),
     [
-        ("unit/test_a.py", "def test_a(): ...", True, False),
-        ("unit/test_a.py", "@pytest.mark.slow", True, True),
-        ("unit/test_a.py", "@pytest.mark.sweep", True, True),
-        ("unit/test_a.py", "from hypothesis import given", True, True),
-        ("unit/test_a.py", "TestMap = MapMachine.TestCase", True, True),
-        ("fuzz/test_a.py", "", True, True),
-        ("integration/test_a.py", "", False, True),
-        ("integration/test_a.py", "@pytest.mark.smoke", True, True),
+        ("unit/test_a.py", "def test_a(): ...", {tiers.QUICK}),
+        ("unit/test_a.py", "import subprocess", {tiers.QUICK, tiers.MACHINE}),
+        ("unit/test_a.py", "from tests.support.lacking import lacks", {tiers.QUICK, tiers.MACHINE}),
+        ("unit/test_a.py", "@pytest.mark.slow", {tiers.QUICK, tiers.REST}),
+        ("unit/test_a.py", "@pytest.mark.sweep", {tiers.QUICK, tiers.REST}),
+        ("unit/test_a.py", "from hypothesis import given", {tiers.QUICK, tiers.REST}),
+        ("unit/test_a.py", "TestMap = MapMachine.TestCase", {tiers.QUICK, tiers.REST}),
+        ("fuzz/test_a.py", "", {tiers.QUICK, tiers.REST}),
+        ("integration/test_a.py", "import subprocess", {tiers.REST}),
+        ("integration/test_a.py", "@pytest.mark.smoke", {tiers.QUICK, tiers.MACHINE, tiers.REST}),
     ],
 )
 def test_modules_are_loaded_for_tiers_that_run_something_of_them(
-    module: Callable[[str, str], Path], name: str, text: str, quick: bool, rest: bool
+    module: Callable[[str, str], Path], name: str, text: str, run_by: set[str]
 ) -> None:
     """Each worker loads them: most modules have nothing for the rest."""
     path = module(name, text)
 
-    assert tiers.may_run(tiers.QUICK, path) == quick
-    assert tiers.may_run(tiers.MACHINE, path) == quick
-    assert tiers.may_run(tiers.REST, path) == rest
-    assert tiers.may_run(tiers.ALL, path)
+    assert {tier for tier in tiers.TIERS if tiers.may_run(tier, path)} == {tiers.ALL, *run_by}
 
 
 @pytest.mark.parametrize(("text", "is_overlooked"), [("s = pytest.mark.slow", False), ("from a import s", True)])
