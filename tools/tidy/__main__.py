@@ -10,7 +10,14 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from tools.tidy.calls import ROOT, NotedCall, cost
-from tools.tidy.census import ARGUMENTS_MAX, ATTRIBUTES_MAX, take_census
+from tools.tidy.census import (
+    ARGUMENTS_MAX,
+    ATTRIBUTES_MAX,
+    CAPTION_WORDS_MAX,
+    LINES_MAX,
+    LINES_MIN,
+    take_census,
+)
 from tools.tidy.operations import watch_appends, watch_sends
 
 _REPETITIONS: Final = 100
@@ -20,7 +27,13 @@ def main(arguments: list[str]) -> int:
     """Print the figures; returns the exit code."""
     census = take_census(ROOT)
     doubled = f"  {', '.join(census.doubled_classes)}" if census.doubled_classes else ""
+    _print("product files", census.files)
+    _print(f"of fewer than {LINES_MIN} lines", census.short_files)
+    _print(f"of more than {LINES_MAX} lines", f"{len(census.long_files)}  {', '.join(census.long_files)}")
     _print("product lines", census.lines)
+    _print("lines of imports", f"{census.import_lines / census.lines:.1%}")
+    _print(f"docstrings of at most {CAPTION_WORDS_MAX} words", census.captions)
+    _print("modules and classes with words of our own", len(census.own_words))
     _print("public top-level functions and classes", census.public_names)
     _print("protocols", len(census.protocols))
     _print("class names in more than one module", f"{len(census.doubled_classes)}{doubled}")
