@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -32,6 +31,7 @@ from rocketstore.client.aio.errors import (
 from rocketstore.client.aio.expressions import Expression, Topics, wanted_of
 from rocketstore.client.aio.heartbeats import Heartbeats
 from rocketstore.client.aio.popped import PoppedMessage, by_broker, read_popped
+from rocketstore.client.aio.prefetch_buffer import PrefetchBuffer
 from rocketstore.message.checks import check_group_name, check_topic
 from rocketstore.message.ids import new_client_id
 from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData
@@ -53,8 +53,6 @@ SPARE_S: Final = 3.0
 """How much longer than the broker waits its answer may take before its brokers are asked for their master."""
 PAUSE_S: Final = 0.5
 """Before brokers that refused are asked for messages again."""
-KEPT_SHARE: Final = 0.5
-"""For this share of its time a message waits until the application asks for it; then others may have it."""
 RENEW_SHARE: Final = 0.6
 """``run`` prolongs the time of a message when this share of it is over."""
 WORKERS: Final = 4
@@ -138,9 +136,7 @@ class SimpleConsumer:
         self._heartbeats = Heartbeats(self._cluster, self._heartbeat)
         self._asked: dict[tuple[str, str], asyncio.Task[None]] = {}  # by topic and broker
         self._refused_until: dict[tuple[str, str], float] = {}
-        self._stock: deque[PoppedMessage] = deque()
-        self._returns: set[asyncio.Task[None]] = set()
-        self._stale_timer: asyncio.TimerHandle | None = None
+        self._prefetched = PrefetchBuffer(self.options.invisible_s, self._release)
         self._last: list[PoppedMessage] = []
         self._workers: set[asyncio.Task[None]] = set()
         self._is_started = False
@@ -176,13 +172,13 @@ class SimpleConsumer:
         loop = asyncio.get_running_loop()
         end = loop.time() + (self.options.wait_s if wait_s is None else wait_s)
         refusal: ClientError | None = None
-        while not (found := self._from_stock(max_messages)):
+        while not (found := self._prefetched.take(max_messages)):
             await self._ask_all(min(max_messages, RECEIVE_MAX), max(0.0, end - loop.time()))
             pending = set(self._asked.values())
             if pending:
                 await asyncio.wait(pending, timeout=max(end - loop.time() + SPARE_S, 0), return_when="FIRST_COMPLETED")
             refusal = self._take_in() or refusal
-            if self._stock:
+            if self._prefetched:
                 continue
             self._check()
             if loop.time() >= end:
@@ -330,11 +326,7 @@ class SimpleConsumer:
         workers = {one for one in self._workers if one is not current}
         if workers:
             await asyncio.wait(workers)
-        if self._stale_timer is not None:
-            self._stale_timer.cancel()
-        await self._give_back(self._stock)
-        self._stock.clear()
-        await asyncio.gather(*self._returns)
+        await self._prefetched.close()
         try:
             await self._heartbeats.stop()
         finally:
@@ -349,43 +341,8 @@ class SimpleConsumer:
             raise ClientClosedError("the consumer is closed")
         self._cluster.check()
 
-    def _from_stock(self, max_messages: int) -> list[PoppedMessage]:
-        """Messages whose time is not nearly over."""
-        self._return_stale()
-        return [self._stock.popleft() for _ in range(min(max_messages, len(self._stock)))]
-
-    def _keep(self, messages: Sequence[PoppedMessage]) -> None:
-        """Until the application asks for them."""
-        self._stock.extend(messages)
-        self._watch_stock()
-
-    def _watch_stock(self) -> None:
-        if self._stock and self._stale_timer is None:
-            at = self._stock[0].expires_at - self.options.invisible_s * (1 - KEPT_SHARE)
-            self._stale_timer = asyncio.get_running_loop().call_at(at, self._look_at_stock)
-
-    def _look_at_stock(self) -> None:
-        self._stale_timer = None
-        self._return_stale()
-        self._watch_stock()
-
-    def _return_stale(self) -> None:
-        """Give back what was not asked for in time. That is no attempt: otherwise a message could die of it."""
-        loop, stock = asyncio.get_running_loop(), self._stock
-        stale_at = loop.time() + self.options.invisible_s * (1 - KEPT_SHARE)
-        stale = [one for one in stock if one.expires_at <= stale_at]
-        if stale:
-            self._stock = deque(one for one in stock if one.expires_at > stale_at)
-            task = loop.create_task(self._give_back(stale))
-            self._returns.add(task)
-            task.add_done_callback(self._returns.discard)
-
-    async def _give_back(self, messages: Iterable[PoppedMessage]) -> None:
-        async def give_back(one: PoppedMessage) -> None:
-            with suppress(ClientError):  # it comes again when its time is over
-                await self._change(one, 0.0, is_attempt=False)
-
-        await at_once(map(give_back, messages))
+    async def _release(self, message: PoppedMessage) -> None:
+        await self._change(message, 0.0, is_attempt=False)
 
     async def _ask_all(self, max_messages: int, wait_s: float) -> None:
         """Ask all brokers that are not being asked."""
@@ -415,7 +372,7 @@ class SimpleConsumer:
         return failure
 
     async def _pop(self, topic: str, name: str, max_messages: int, wait_s: float) -> None:
-        """Stock what one broker has."""
+        """Prefetch from one broker."""
         options, wanted = self.options, self._wanted[topic]
         broker = await self._cluster.broker(name, self._cluster.deadline())
         if not broker.master:
@@ -447,7 +404,7 @@ class SimpleConsumer:
         latest = min(asyncio.get_running_loop().time(), asked_at + wait_s)  # the broker waits no longer than that
         found = read_popped(answer.fields, answer.body, topic, name, latest)
         others = [one for one in found if not wanted.takes(one.tags)]  # brokers compare only hashes
-        self._keep([one for one in found if one not in others] if others else found)
+        self._prefetched.put([one for one in found if one not in others] if others else found)
         if others:
             await self._ack_all(others)
 

@@ -12,7 +12,7 @@ import pytest
 from dledger.errors import ConfigError
 from dledger.remoting.frame import Frame
 from rocketstore.client import Message
-from rocketstore.client.aio import Producer, SimpleConsumer, simple_consumer
+from rocketstore.client.aio import Producer, SimpleConsumer, prefetch_buffer, simple_consumer
 from rocketstore.client.aio.connections import BrokerConnections as Connections
 from rocketstore.client.aio.errors import (
     ClientClosedError,
@@ -183,7 +183,7 @@ async def test_a_message_whose_time_is_nearly_over_is_not_handed_out(broker: Pop
     await asyncio.to_thread(broker.send, [b"a", b"b"])
     async with simple(broker) as consumer:
         late, fresh = await consumer.receive(2)
-        consumer._stock.extend([late, fresh])  # as if another broker had answered, too
+        consumer._prefetched.put([late, fresh])  # as if another broker had answered, too
         late.received_at -= 0.6 * consumer.options.invisible_s
         assert bodies(await consumer.receive(2, 0.1)) == [fresh.body]
 
@@ -316,7 +316,7 @@ async def test_what_was_not_handed_out_is_given_back(broker: PopBroker) -> None:
     await asyncio.to_thread(broker.send, [b"a", b"b", b"c"])
     consumer = simple(broker)
     messages = await consumer.receive(3)
-    consumer._stock.extend(messages[1:])  # as if another broker had answered, too
+    consumer._prefetched.put(messages[1:])  # as if another broker had answered, too
     await consumer.close()
     await consumer.close()
     with pytest.raises(ClientClosedError):
@@ -335,7 +335,7 @@ async def test_what_is_not_asked_for_in_time_is_given_back_and_that_is_no_attemp
     await asyncio.to_thread(broker.run, broker.broker.topics.put([TopicConfig("others", 1, 1)]))
     await asyncio.to_thread(broker.send, [b"a"])
     await asyncio.to_thread(broker.send, [b"b"], 0, "others")
-    monkeypatch.setattr(simple_consumer, "KEPT_SHARE", 0.01)
+    monkeypatch.setattr(prefetch_buffer, "KEPT_SHARE", 0.01)
     topics = [TOPIC, "others"]
     async with simple(broker, topics=topics) as busy, simple(broker, topics=topics) as idle:
         (first,) = await busy.receive(1, 20.0)
