@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Self, cast
 
 from dledger.access.guard import AccessGuard
@@ -144,8 +145,9 @@ class FakePopState(PopState):
     def parked_of(self, group: str) -> int:
         return self.tables.parked_of(group)
 
-    def check_room(self, group: str, queues: Collection[tuple[str, int]]) -> None:
-        pass
+    @contextmanager
+    def room(self, group: str, queues: Collection[tuple[str, int]]) -> Iterator[None]:
+        yield
 
     def write(self, rows: Iterable[PopRow], done: StateDone) -> None:
         def apply() -> None:
