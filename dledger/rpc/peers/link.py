@@ -251,6 +251,7 @@ class PeerLink(PeerDialler):
             self._queue.repetition_answered(heard=answer is not None)
             if answer is not None:
                 self._hear(answer)
+            self._flush()  # one that waited for this one, of a read perhaps
 
     def _take_heartbeats_answer(self, payload: bytes | memoryview) -> None:
         answers = codec.decode_heartbeats_answer(payload)
