@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from dledger.access.permissions import DEAD_PREFIX, RETRY_PREFIX
@@ -54,6 +54,8 @@ from rocketstore.types import PutResult
 _log = logging.getLogger("rocketstore")
 AT_ONCE: Final = 128
 """Copies under way; the others wait, without their records."""
+TOGETHER_BYTES: Final = MIB
+"""Of bodies: copies are stored together up to about so many."""
 LOOK_S: Final = 0.5
 """How often it is looked whether a copy of unknown outcome has been stored."""
 REASON_CHARS_MAX: Final = 200
@@ -94,6 +96,8 @@ class Copies:
         self._copied = copied
         self._waiting: deque[tuple[PopCopy, str]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._gathered: list[tuple[Message, asyncio.Future[PutResult]]] = []
+        self._gathered_bytes = 0
         self.stored = 0
         """Copies to be tried again, since the start."""
         self.dead = 0
@@ -156,13 +160,42 @@ class Copies:
         target = TopicConfig(again.topic, DEAD_QUEUES, DEAD_QUEUES, READ_WRITE)
         await self._retries.ensure_topic(target, self._owner_of(group))
         ends = self._reading.end_at_once(again.topic, 0)
-        (result,) = await self._sending.send(None, SendBatch([again], len(again.body), again=True))
+        result = await self._put(again)
         if await self._is_stored(result, again, ends):
             self.dead += is_dead
             self.stored += not is_dead
             return CopyResult.STORED
         _log.warning("group %s: a message to be given out again is not stored, retrying: %s", group, result.reason)
         return CopyResult.NOT_STORED
+
+    def _put(self, message: Message) -> asyncio.Future[PutResult]:
+        """Store it together with others of this turn of the loop: when a consumer is killed, thousands come at once."""
+        loop = asyncio.get_running_loop()
+        if not self._gathered:
+            loop.call_soon(self._send_gathered)
+        stored: asyncio.Future[PutResult] = loop.create_future()
+        self._gathered.append((message, stored))
+        self._gathered_bytes += len(message.body)
+        if self._gathered_bytes >= TOGETHER_BYTES:
+            self._send_gathered()
+        return stored
+
+    def _send_gathered(self) -> None:
+        gathered = [one for one in self._gathered if not one[1].done()]  # the others were dropped
+        size, self._gathered, self._gathered_bytes = self._gathered_bytes, [], 0
+        if not gathered:
+            return
+
+        def done(results: Sequence[PutResult]) -> None:
+            for (_, stored), result in zip(gathered, results, strict=True):
+                if not stored.done():
+                    stored.set_result(result)
+
+        try:
+            self._sending.submit(None, SendBatch([message for message, _ in gathered], size, again=True), done)
+        except (DLedgerError, Refusal) as error:
+            for _, stored in gathered:
+                stored.set_exception(error)
 
     async def _original(self, origin: Origin) -> Message | None:
         """None: it has expired, or it was one of a topic that is deleted."""

@@ -26,7 +26,7 @@ from rocketstore.pop.handles import Handle, encode_handle
 from rocketstore.pop.operations import Loading, Origin, PopDelivery, PopWish, Settling, Verdict
 from rocketstore.pop.tables import LeaseWindow, PopPlace
 from rocketstore.state.changes import GroupConfig, TopicConfig
-from rocketstore.types import GetResult, PutResult
+from rocketstore.types import GetResult
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker.popping.harness import GROUP, TOPIC, PopBroker, bodies, running_loop
 
@@ -612,13 +612,11 @@ class TestRoles:
         copies = pop.broker.popping._driver.copies
         sent: list[object] = []
 
-        async def never(*batch: object) -> list[PutResult]:
+        def never(*batch: object) -> None:
             sent.append(batch)
-            await asyncio.Event().wait()
-            return []
 
         pop.send([b"a"])
-        monkeypatch.setattr(pop.broker.sending, "send", never)
+        monkeypatch.setattr(pop.broker.sending, "submit", never)
         pop.receive(invisible_ms=1000)
         wait_until(lambda: len(sent) == 1, "it is being stored")
         role = pop.broker.store.role
