@@ -409,7 +409,7 @@ class SimpleConsumer:
             await self._ack_all(others)
 
     async def _answer(self, name: str, master: str, request: Frame, wait_s: float) -> Frame:
-        """Also a late one: its messages are invisible to everybody until their time is over.
+        """The answer, even a late one: until their time is over, nobody else can get its messages.
 
         Given up if another broker is the master by then, or after the client's ``timeout_s`` more.
         """
