@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from dledger.access.permissions import DEAD_PREFIX
+from dledger.access.rules import DEAD_PREFIX
 
 if TYPE_CHECKING:
     from rocketstore.client.aio.expressions import Sql

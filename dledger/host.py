@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from dledger.access.control import AccessControl
-from dledger.access.guard import AccessGuard
+from dledger.access.guard import AccessControl, AccessGuard
 from dledger.client_server import ClientServer, ServedLog
 from dledger.clock import Clock
 from dledger.config import ServerConfig

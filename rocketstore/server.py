@@ -14,8 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from dledger.access.control import AccessControl
-from dledger.access.guard import AccessGuard
+from dledger.access.guard import AccessControl, AccessGuard
 from dledger.clock import Clock
 from dledger.conditions import Conditions
 from dledger.config import ServerConfig

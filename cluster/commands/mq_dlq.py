@@ -13,7 +13,7 @@ from cluster.broker_target import BrokerTarget, broker_options
 from cluster.commands.mq_letters import LISTED, WantedLetters, export_to, found, letter_row, show, wanted_options
 from cluster.letters import send_again
 from cluster.reporting import ErrorReportingGroup
-from dledger.access.permissions import DEAD_PREFIX
+from dledger.access.rules import DEAD_PREFIX
 from dledger.errors import DLedgerError
 
 if TYPE_CHECKING:

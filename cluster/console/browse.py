@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from cluster.console.inputs import OFFSET_MAX, BadInputError
 from cluster.console.sampler import wall_ms
 from cluster.terminal import host_text
-from dledger.access.permissions import DEAD_PREFIX
+from dledger.access.rules import DEAD_PREFIX
 from rocketstore.client import ForbiddenError, MessageQueue, NotFoundError
 from rocketstore.client.aio.admin_messages import QUERIED_MAX
 from rocketstore.client.aio.received import plain_body

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from cluster.console.browse import QUEUES_MAX, rows_of, safe_text
-from dledger.access.permissions import RETRY_PREFIX
+from dledger.access.rules import RETRY_PREFIX
 from dledger.remoting.codes import Language
 from rocketstore.client import MessageQueue, NotFoundError
 from rocketstore.client.aio.allocation import in_java_order_of_queues, owners

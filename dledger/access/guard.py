@@ -9,24 +9,28 @@ Deny by default: nothing is allowed without an account, and an account may do on
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import partial
 
 from dledger.access import signing
 from dledger.access.addresses import AddressPattern, address_of, any_matches, counted_host, host_of, peer_text
 from dledger.access.audit import AuditEvent, AuditLog
-from dledger.access.permissions import Permission, permission_text
 from dledger.access.quota import Quota, Quotas
 from dledger.access.replay import ReplayWindow, TooManySessionsError
-from dledger.access.rules import AccessRules, Account
+from dledger.access.rules import AccessRules, Account, Permission, permission_text
+from dledger.access.rules_file import MakeThread, RulesFile
 from dledger.access.signing import Signed
 from dledger.clock import Clock
+from dledger.config import AccessConfig
 from dledger.errors import AccessDeniedError, PendingFullError
 
 _TRUSTED = "-"
 """The access key of callers who need none."""
+_log = logging.getLogger("dledger.access")
 
 
 class NotAuthenticatedError(AccessDeniedError):
@@ -313,3 +317,42 @@ def _time(moment_ms: int) -> str:
 def _claimed(access_key: str) -> str:
     """The claimed access key, for the audit log."""
     return f"{access_key[:128]}?" if access_key else ""
+
+
+class AccessControl:
+    """Access control of one server, built from its settings: the guard, and the rules file that it follows.
+
+    Created by ``of``; ``start`` it once there is an event loop, ``close`` ends its thread.
+    """
+
+    def __init__(self, file: RulesFile, guard: AccessGuard, name: str) -> None:
+        self.guard = guard
+        self._name = name
+        self._file = file
+
+    @classmethod
+    def of(cls, config: AccessConfig, *, name: str, clock: Clock) -> AccessControl | None:
+        """None if it is off.
+
+        Raises ``ConfigError`` for rules that cannot be used: nothing may be open by mistake.
+        """
+        if not config.acl_enable or config.acl_file is None:
+            if config.acl_file is not None:
+                _log.warning(
+                    "acl_file is set but acl_enable is not true: access control is off, every client may do everything"
+                )
+            return None
+        file = RulesFile(config.acl_file)
+        return cls(file, AccessGuard(file.rules, name=name, clock=clock), name)
+
+    def start(self, post: Callable[[Callable[[], None]], None], thread: MakeThread) -> None:
+        """Follow the file on a thread; ``post`` runs something on the guard's event loop."""
+
+        def changed(rules: AccessRules) -> None:
+            post(partial(self.guard.apply, rules))
+
+        self._file.start(thread, self._name, changed, self.guard.audit)
+
+    def close(self) -> None:
+        """End the thread. Idempotent."""
+        self._file.close()

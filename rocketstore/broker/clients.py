@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
-from dledger.access.permissions import RETRY_PREFIX
+from dledger.access.rules import RETRY_PREFIX
 from dledger.records import record
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.types import ConsumeFromWhere, ConsumeType, MessageModel

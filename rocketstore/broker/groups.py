@@ -9,7 +9,7 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
-from dledger.access.permissions import RETRY_PREFIX
+from dledger.access.rules import RETRY_PREFIX
 from dledger.conditions import ConditionKind, Conditions
 from rocketstore.broker.clients import ClientLink, ClientTables, Heartbeat, Trouble
 from rocketstore.broker.live_config import LiveConfig

@@ -13,7 +13,7 @@ from enum import Enum, auto
 from typing import Final, NamedTuple
 
 from dledger.access.guard import AccessGuard, Caller, ResourceKind
-from dledger.access.permissions import DEAD_PREFIX, RETRY_PREFIX, Permission, permission_text
+from dledger.access.rules import DEAD_PREFIX, RETRY_PREFIX, Permission, permission_text
 from dledger.errors import AccessDeniedError
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.message.checks import NO_SEND_TOPICS

@@ -12,8 +12,8 @@ from dataclasses import replace
 from random import randrange
 from typing import Final
 
-from dledger.access.permissions import DEAD_PREFIX, RETRY_PREFIX
 from dledger.access.quota import Quota
+from dledger.access.rules import DEAD_PREFIX, RETRY_PREFIX
 from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.readers import RecordReader

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
-from dledger.access.permissions import RETRY_PREFIX
 from dledger.access.quota import Quota
+from dledger.access.rules import RETRY_PREFIX
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.errors import RequestError

@@ -9,7 +9,7 @@ from functools import lru_cache
 from secrets import token_hex
 from typing import Final
 
-from dledger.access.permissions import DEAD_PREFIX, RETRY_PREFIX
+from dledger.access.rules import DEAD_PREFIX, RETRY_PREFIX
 from dledger.errors import DLedgerError
 from dledger.remoting.codes import OUTCOME_FIELD, AnswerCode
 from dledger.remoting.connection import Place, RemotingConnection

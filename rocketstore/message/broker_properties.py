@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from dledger.access.permissions import DEAD_PREFIX, RETRY_PREFIX
+from dledger.access.rules import DEAD_PREFIX, RETRY_PREFIX
 from rocketstore.message.message import (
     PROPERTY_CHECK_TIMES,
     PROPERTY_REAL_QUEUE_ID,

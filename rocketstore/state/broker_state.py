@@ -21,7 +21,7 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
-from dledger.access.permissions import DEAD_PREFIX, RETRY_PREFIX
+from dledger.access.rules import DEAD_PREFIX, RETRY_PREFIX
 from dledger.clock import Clock
 from dledger.conditions import Conditions
 from dledger.errors import DiskError, DLedgerError, InvalidRequestError, ShutdownError

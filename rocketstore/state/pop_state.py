@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 
-from dledger.access.permissions import RETRY_PREFIX
+from dledger.access.rules import RETRY_PREFIX
 from rocketstore.pop.operations import PopRules
 from rocketstore.pop.tables import LeaseWindow, PopPlace, PopRow
 from rocketstore.state.applier import StateApplier

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger import properties, settings, values
-from dledger.access import addresses, permissions, plain_yaml, rules, signing
+from dledger.access import addresses, plain_yaml, rules, signing
+from dledger.access.rules import parse_permission
 from dledger.client.discovery import parse_addresses
 from dledger.config import FlushMode, parse_members
 from dledger.core.membership_payload import decode_configuration, encode_configuration
@@ -191,7 +192,7 @@ TEXTS: dict[str, tuple[Callable[[str], object], str]] = {
     "addresses": (addresses.parse_patterns, "10.0.0.*, 192.168.{1,2}.*, ::1"),
     "nonce": (signing.parse_nonce, "0123456789abcdef-17"),
     "properties": (properties.parse, "a = b\\\n  c\n# d\ne: \\u0041\n"),
-    "permission": (permissions.parse_permission, "PUB|SUB"),
+    "permission": (parse_permission, "PUB|SUB"),
     "client addresses": (parse_addresses, "h:1,[::1]:2;h:3"),
     "message id": (parse_offset_message_id, "7F00000100002A9F00000000000000F0"),
     "delay level": (parse_level, "18"),

@@ -6,13 +6,19 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
+import grpc
+
+from dledger.access.guard import Caller
+from dledger.access.quota import Quota
 from dledger.errors import DLedgerError, EarlierRequestFailedError
+from dledger.records import record
 from dledger.rpc import options
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.clients import codec
-from dledger.rpc.clients.calls import Call
+from dledger.rpc.clients.answers import SMALL_BYTES, AnswerRoom, Leases
+from dledger.rpc.clients.connections import Connection
 from dledger.rpc.clients.log_requests import AppendOutcome
 from dledger.values import MIB
 
@@ -125,3 +131,28 @@ class AppendStream:
                 return
             self._answer_ready.clear()
             await self._answer_ready.wait()
+
+
+@record(frozen=True, slots=True)
+class Call:
+    """The context of a request, for its handler. ``caller`` is None without access control."""
+
+    context: grpc.aio.ServicerContext[Any, Any]  # Any: of any messages
+    connection: Connection
+    quota: Quota
+    caller: Caller | None
+    room: AnswerRoom
+
+    def leases(self) -> Leases:
+        """Room for this call's answers, one at a time."""
+        return Leases(self.room, self.quota, self.connection)
+
+    def until_done(self, leases: Leases) -> Leases:
+        """Keep the room of the call's only answer until gRPC has finished the call."""
+        self.context.add_done_callback(lambda _: leases.end())  # type: ignore[arg-type]  # grpc-stubs: of their own type
+        return leases
+
+    def check_answer(self, size: int) -> None:
+        """Take room for an answer made without it. Raises ``TooManyWaitsError``: the answer must then be dropped."""
+        if size > SMALL_BYTES:
+            self.until_done(self.leases()).take_now(size)

@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 from dledger.access.guard import AccessGuard, Caller, ResourceKind
-from dledger.access.permissions import Permission
 from dledger.access.quota import Limits, Quota, Quotas
+from dledger.access.rules import Permission
 from dledger.conditions import Conditions
 from dledger.config import ServerConfig
 from dledger.core.producer_names import own_name

@@ -28,9 +28,8 @@ from dledger.rpc import options
 from dledger.rpc.bridge import LoopCallback
 from dledger.rpc.clients import access_gate, bulk_codec, codec, machine_codec, member_codec
 from dledger.rpc.clients.aio_server import Methods
-from dledger.rpc.clients.append_stream import AppendStream
+from dledger.rpc.clients.append_stream import AppendStream, Call
 from dledger.rpc.clients.bulk_service import TooManyBulkReadsError
-from dledger.rpc.clients.calls import Call
 from dledger.rpc.clients.codec import ReadMode
 from dledger.rpc.clients.connections import Connection, Connections
 from dledger.rpc.clients.log_requests import READ_BYTES_DEFAULT, AppendOutcome, LogOperation, LogRequests

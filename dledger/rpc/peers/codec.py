@@ -37,7 +37,8 @@ from dledger.pb import raft_pb2 as pb
 from dledger.prehistory import DIGESTS_MAX, Prehistory
 from dledger.records import record
 from dledger.rpc.fields import NUMBER_LIMIT, index, name, parse
-from dledger.rpc.peers import configurations, pushes
+from dledger.rpc.peers import pushes
+from dledger.rpc.peers.pushes import decode_configuration_entry, encode_configuration_entry
 from dledger.types import (
     NO_ENTRY,
     NO_INDEX,
@@ -276,7 +277,7 @@ def encode_handshake_answer(answer: HandshakeAnswer) -> bytes:
         reason=answer.reason,
         protocol_version=answer.protocol_version,
         client_address=answer.client_address,
-        configuration=configurations.encode(answer.configuration),
+        configuration=encode_configuration_entry(answer.configuration),
     ).SerializeToString()
 
 
@@ -539,7 +540,7 @@ def decode_handshake_answer(data: bytes | memoryview) -> HandshakeAnswer:
         wire.reason,
         wire.protocol_version,
         name(wire.client_address, "client_address"),
-        configurations.decode(wire.configuration),
+        decode_configuration_entry(wire.configuration),
     )
 
 

@@ -6,9 +6,12 @@ Otherwise decoding is as strict as in ``dledger.rpc.peers.codec``.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from operator import itemgetter
+from struct import Struct
 from typing import Final
 
+from dledger.core.membership_payload import CONFIGURATION_BYTES_MAX, decode_configuration, encode_configuration
 from dledger.core.messages import (
     PushAppend,
     PushCommit,
@@ -19,10 +22,11 @@ from dledger.core.messages import (
     PushResponse,
     PushTruncate,
 )
+from dledger.core.noop_payload import UnreadablePayloadError
 from dledger.errors import InvalidRequestError, ResponseCode
 from dledger.layout import RecordLayout
+from dledger.members import MEMBERS_MAX, Configuration
 from dledger.rpc.fields import NUMBER_LIMIT
-from dledger.rpc.peers import configurations
 from dledger.types import EntryId, EntryRun, LogIndex, Position, Standing, Term
 
 _HEAD: Final = (("kind", "u1"), ("term", "i8"), ("epoch", "i8"))
@@ -53,6 +57,8 @@ ANSWER_LAYOUT: Final = RecordLayout(
 )
 _NEVER_NONE: Final = frozenset({"kind", "term", "epoch", "position", "boot_id"})
 """Numbers that are not -1; other signed ones may be, for "none"."""
+_ENTRY: Final = Struct(">qq")
+BYTES_MAX: Final = _ENTRY.size + CONFIGURATION_BYTES_MAX
 
 
 class _Form:
@@ -111,12 +117,12 @@ def encode_push(push: PushRequest) -> tuple[bytes, ...]:
         case PushCompare(previous=previous):
             known = (previous.term, previous.index, push.previous_chain_crc)
             numbers = (PushKind.COMPARE, term, epoch, *known, push.flushed_only)
-            return _FORMS[PushKind.COMPARE].pack(*numbers), configurations.encode(push.configuration)
+            return _FORMS[PushKind.COMPARE].pack(*numbers), encode_configuration_entry(push.configuration)
         case PushTruncate(conflict=conflict):
             numbers = (PushKind.TRUNCATE, term, epoch, conflict.term, conflict.index, push.chain_crc)
         case PushInstall(before_begin=before):
             numbers = (PushKind.INSTALL, term, epoch, before.term, before.index, push.chain_crc, push.position)
-            return _FORMS[PushKind.INSTALL].pack(*numbers), configurations.encode(push.configuration)
+            return _FORMS[PushKind.INSTALL].pack(*numbers), encode_configuration_entry(push.configuration)
     return (_FORMS[numbers[0]].pack(*numbers),)
 
 
@@ -137,7 +143,7 @@ def decode_push(data: bytes | memoryview) -> PushRequest:
         case PushKind.COMPARE:
             known_term, known_index, crc, flushed_only = numbers
             before = EntryId(Term(known_term), LogIndex(known_index))
-            members = configurations.decode(data[_FORMS[kind].size :])
+            members = decode_configuration_entry(data[_FORMS[kind].size :])
             return PushCompare(*attempt, before, crc, bool(flushed_only), members)
         case PushKind.TRUNCATE:
             known_term, known_index, crc = numbers
@@ -145,7 +151,7 @@ def decode_push(data: bytes | memoryview) -> PushRequest:
         case PushKind.INSTALL:
             known_term, known_index, crc, position = numbers
             before = EntryId(Term(known_term), LogIndex(known_index))
-            members = configurations.decode(data[_FORMS[kind].size :])
+            members = decode_configuration_entry(data[_FORMS[kind].size :])
             return PushInstall(*attempt, before, crc, Position(position), members)
 
 
@@ -194,3 +200,31 @@ def decode_answer(data: bytes | memoryview) -> PushResponse:
         boot_id,
         _STANDINGS[standing],
     )
+
+
+def encode_configuration_entry(configuration: Configuration | None) -> bytes:
+    """A configuration between members: its entry's index, term and payload; empty for None."""
+    if configuration is None:
+        return b""
+    return _ENTRY.pack(configuration.index, configuration.term) + encode_configuration(configuration)
+
+
+def decode_configuration_entry(data: bytes | memoryview) -> Configuration | None:
+    """The reverse. Raises ``InvalidRequestError``."""
+    if not data:
+        return None
+    if not _ENTRY.size < len(data) <= BYTES_MAX:
+        raise InvalidRequestError(f"a configuration of {len(data)} bytes")
+    index, term = _ENTRY.unpack_from(data)
+    payload = bytes(data[_ENTRY.size :])
+    try:
+        found = decode_configuration(payload)
+    except UnreadablePayloadError as error:
+        raise InvalidRequestError(str(error)) from error
+    if found is None or encode_configuration(found) != payload:
+        raise InvalidRequestError(f"{len(payload)} bytes are no configuration")
+    if len(found.members) > MEMBERS_MAX:
+        raise InvalidRequestError(f"a configuration of {len(found.members)} members; the limit is {MEMBERS_MAX}")
+    if not (0 <= index < NUMBER_LIMIT and 0 <= term < NUMBER_LIMIT):
+        raise InvalidRequestError(f"a configuration at entry {index} of term {term} is impossible")
+    return replace(found, index=LogIndex(index), term=Term(term))

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from dledger.access.permissions import DEAD_PREFIX, RETRY_PREFIX
+from dledger.access.rules import DEAD_PREFIX, RETRY_PREFIX
 from dledger.errors import CorruptLogError, DLedgerError
 from rocketstore.broker.reading import QueueReading, ReadLimits
 from rocketstore.broker.refusal import Refusal

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-from dledger.access.permissions import RETRY_PREFIX
+from dledger.access.rules import RETRY_PREFIX
 from rocketstore.broker.permissions import TOOLS_GROUP
 from rocketstore.broker.refusal import Refusal, RefusalKind
 

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal
 
-from dledger.access.permissions import RETRY_PREFIX
+from dledger.access.rules import RETRY_PREFIX
 from dledger.remoting.errors import RequestError
 from rocketstore.client.aio.allocation import allocate, in_java_order_of_queues
 from rocketstore.client.aio.assignment import DeliveryQueue

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Final, Self, TypedDict, Unpack
 
-from dledger.access.permissions import RETRY_PREFIX
+from dledger.access.rules import RETRY_PREFIX
 from dledger.errors import ConfigError
 from dledger.limits import AboveZero, Positive, Range, out_of_range
 from dledger.remoting.codes import AnswerCode

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from dledger.access.permissions import RETRY_PREFIX
+from dledger.access.rules import RETRY_PREFIX
 from dledger.errors import ConfigError
 from dledger.remoting.errors import RequestError
 from rocketstore.client.aio.broker_session import Subscriptions

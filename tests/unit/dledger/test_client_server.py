@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from dledger.client import DLedgerClient
-from dledger.client_server import ClientServer, ServedLog
+from dledger.client_server import GROUP_METADATA, ClientServer, ServedLog
 from dledger.conditions import Conditions
 from dledger.config import ServerConfig
 from dledger.errors import DLedgerError, IdentityError
@@ -21,7 +21,6 @@ from dledger.remoting.log.codes import JavaCode, LogCode
 from dledger.rpc import options
 from dledger.rpc.clients import codec as messages
 from dledger.rpc.clients.codec import Append
-from dledger.rpc.clients.log_groups import GROUP_METADATA
 from dledger.types import LogIndex
 from tests.support import grpc_log
 from tests.support.fake_node import FakeNode

@@ -14,7 +14,7 @@ HOMES: Final = {
     "dledger/core/noop_payload.py": "the head of what NOOPs tell",
     "dledger/core/producer_payload.py": "bodies of NOOPs that tell of producers",
     "dledger/core/time_payload.py": "bodies of NOOPs that tell the time",
-    "dledger/rpc/peers/configurations.py": "which entry a configuration between members has; nothing stored",
+    "dledger/rpc/peers/pushes.py": "which entry a configuration between members has; nothing stored",
     "dledger/rpc/peers/frames.py": "frames between members; nothing stored",
     "dledger/statemachine/duplicates.py": "results of commands, a part of snapshots",
     "dledger/store/checkpoint.py": "the node's checkpoint",

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cluster.cli import main
-from dledger.access.control import AccessControl
+from dledger.access.guard import AccessControl
 from dledger.access.rules import parse_rules
 from dledger.clock import Clock
 from dledger.config import AccessConfig, ServerConfig

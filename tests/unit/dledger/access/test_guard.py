@@ -18,9 +18,8 @@ from dledger.access.guard import (
     ResourceKind,
     SessionsFullError,
 )
-from dledger.access.permissions import Permission
 from dledger.access.quota import Limits, Quotas, TooManyWaitsError
-from dledger.access.rules import parse_rules
+from dledger.access.rules import Permission, parse_rules
 from dledger.access.signing import Signed
 from dledger.clock import Clock
 from dledger.errors import AccessDeniedError

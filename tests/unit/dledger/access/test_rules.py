@@ -7,8 +7,7 @@ import ipaddress
 import pytest
 
 from dledger.access.addresses import address_of, any_matches, parse_patterns, peer_text
-from dledger.access.permissions import BOTH, Permission, parse_permission, permission_text
-from dledger.access.rules import AccessRules, Account, parse_rules
+from dledger.access.rules import BOTH, AccessRules, Account, Permission, parse_permission, parse_rules, permission_text
 from dledger.errors import ConfigError
 from tests.unit.dledger.access.test_plain_yaml import EXAMPLE
 

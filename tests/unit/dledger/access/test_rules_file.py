@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dledger.access.audit import AuditLog
-from dledger.access.control import AccessControl
+from dledger.access.guard import AccessControl
 from dledger.access.rules import AccessRules
 from dledger.access.rules_file import FILE_BYTES_MAX, PROBLEMS_MAX, RulesFile, load_rules
 from dledger.clock import Clock

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster.local.group import free_ports
-from dledger.access.control import AccessControl
+from dledger.access.guard import AccessControl
 from dledger.client import ClientSecurity, DLedgerClient
 from dledger.clock import Clock
 from dledger.config import AccessConfig, ServerConfig

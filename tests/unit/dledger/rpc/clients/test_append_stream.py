@@ -12,8 +12,7 @@ from dledger.pb import client_pb2 as pb
 from dledger.rpc import loops
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.clients.answers import AnswerRoom
-from dledger.rpc.clients.append_stream import AppendStream
-from dledger.rpc.clients.calls import Call
+from dledger.rpc.clients.append_stream import AppendStream, Call
 from dledger.types import AppendedBatch, LogIndex, Term
 from tests.support.on_loop import until
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from dledger.access.control import AccessControl
+from dledger.access.guard import AccessControl
 from dledger.client_server import ClientServer
 from dledger.clock import Clock
 from dledger.config import AccessConfig, BulkReadConfig, ConnectionLimits, ServerConfig

@@ -33,7 +33,8 @@ from dledger.layout import RecordLayout
 from dledger.members import MEMBERS_MAX, ClusterMember, Configuration, MemberRole
 from dledger.pb import raft_pb2 as pb
 from dledger.rpc.fields import NUMBER_LIMIT
-from dledger.rpc.peers import codec, configurations, pushes
+from dledger.rpc.peers import codec, pushes
+from dledger.rpc.peers.pushes import encode_configuration_entry
 from dledger.types import NO_ENTRY, Boundary, CheckedRun, EntryId, EntryRun, LogIndex, NodeId, Position, Standing, Term
 
 Decode = Callable[[bytes], Message]
@@ -390,10 +391,10 @@ def test_a_configuration_comes_back_from_an_answer_to_a_handshake() -> None:
         (bytes(16), "a configuration of 16 bytes"),
         (bytes(5000), "a configuration of 5000 bytes"),
         (bytes(17), "1 bytes are no configuration"),
-        (configurations.encode(configured()) + b"x", "bytes are no configuration"),
-        (b"\xff" * 8 + configurations.encode(configured())[8:], "at entry -1 of term 2 is impossible"),
-        (configurations.encode(configured())[:-1], "damaged"),
-        (configurations.encode(crowd(MEMBERS_MAX + 1)), "14 members"),
+        (encode_configuration_entry(configured()) + b"x", "bytes are no configuration"),
+        (b"\xff" * 8 + encode_configuration_entry(configured())[8:], "at entry -1 of term 2 is impossible"),
+        (encode_configuration_entry(configured())[:-1], "damaged"),
+        (encode_configuration_entry(crowd(MEMBERS_MAX + 1)), "14 members"),
     ],
 )
 def test_a_configuration_that_no_peer_sends_is_refused(data: bytes, reason: str) -> None:
