@@ -15,7 +15,7 @@ from pathlib import PurePath
 from typing import Any, Final
 
 from dledger.escapes import escaped, escaped_json
-from dledger.log_speaker import speaking_group
+from dledger.log_output import speaking_group
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 FORMATS: Final = ("text", "json")

@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Final
 
 from dledger.clock import Clock
-from dledger.log_speaker import speaks_for
+from dledger.log_output import speaks_for
 from dledger.records import record
 
 _log = logging.getLogger("dledger")

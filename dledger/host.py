@@ -15,9 +15,8 @@ from dledger.config import ServerConfig
 from dledger.errors import InvariantError
 from dledger.rpc.peers.port import PeerPort
 from dledger.rpc.tls_keeper import TlsKeeper
-from dledger.runtime.housekeeping import Housekeeping
 from dledger.runtime.supervisor import Supervisor
-from dledger.runtime.tasks import Task
+from dledger.runtime.tasks import Housekeeping, Task
 from dledger.values import address_text
 
 _TLS_INTERVAL_MS: Final = 2000

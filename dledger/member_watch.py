@@ -14,9 +14,9 @@ from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.config import ServerConfig
 from dledger.core.membership import Membership
-from dledger.member_texts import members_text, peers_setting
 from dledger.members import Configuration, MemberRole
 from dledger.rpc.ports import NodeStatus
+from dledger.runtime.log_lines import members_text, peers_setting
 from dledger.types import NO_INDEX, LogIndex, NodeId, Role
 from dledger.values import address_text
 

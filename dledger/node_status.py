@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from dledger import __version__
@@ -14,13 +15,12 @@ from dledger.core.member_state import Leader
 from dledger.core.node import Node
 from dledger.core.outbox import RoleChange
 from dledger.errors import LeaderHint
-from dledger.measurements import NodeMeasurements, PeerMeasurements
 from dledger.members import MemberProgress
 from dledger.rpc.ports import MemberStatus, NodeStatus, PeerStatus
 from dledger.runtime.driver import NodeDriver
 from dledger.statemachine.host import MachineHost
 from dledger.store.file_store import FileStore
-from dledger.types import NO_INDEX, LogIndex, NodeId, Role
+from dledger.types import NO_INDEX, LogIndex, NodeId, Position, Role
 from dledger.values import address_text
 
 _NO_PROGRESS: Final = MemberProgress(NodeId(""), "", NO_INDEX, 0, 0, 0, -1)
@@ -174,3 +174,38 @@ class NodeReports:
 
 def _producers(node: Node) -> int:
     return len(node.state.role.producers) if isinstance(node.state.role, Leader) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class PeerMeasurements:
+    """One follower as its leader sees it; ``lag_bytes`` are log bytes that it is not known to hold."""
+
+    status: PeerStatus
+    lag_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMeasurements:
+    """One node at one moment. ``peers`` is empty unless it leads."""
+
+    status: NodeStatus
+    peers: tuple[PeerMeasurements, ...]
+    pending_bytes: int
+    committed_position: Position
+    flushed_position: Position
+    pre_votes: int
+    """Pre-votes since it started; ``elections``: its campaigns."""
+    elections: int
+    dropped_messages: dict[NodeId, int]
+    """Undeliverable messages per peer since it started."""
+    producers: int
+    """Producers remembered as leader; ``repeated_entries``: their entries received again since it started."""
+    repeated_entries: int
+    disk_used_ratio: float
+    """Of the fuller one of the disks that new segments need; -1 before the first measurement."""
+    forced_segments: int
+    """Segments removed before they had expired, since it started."""
+    apply_s: float = 0.0
+    """The time its state machine has spent in applying since it started."""
+    snapshot_s: float = 0.0
+    """How long its last snapshot took to write."""

@@ -50,12 +50,11 @@ from dledger.errors import (
 )
 from dledger.host import Host
 from dledger.instruments import SILENT, Instruments
-from dledger.log_speaker import speaks_for
-from dledger.measurements import NodeMeasurements
+from dledger.log_output import speaks_for
 from dledger.member_records import MemberRecords, had_peers
 from dledger.member_watch import MemberWatch, removal_index
 from dledger.members import Configuration, MemberChange
-from dledger.node_status import NodeReports
+from dledger.node_status import NodeMeasurements, NodeReports
 from dledger.prehistory import Prehistory
 from dledger.records import record
 from dledger.remoting.log.service import LogHandlers
@@ -89,7 +88,6 @@ from dledger.store.file_store import FileStore
 from dledger.store.identity import IDENTITY_FILE, read_identity
 from dledger.store.opening import layout_of
 from dledger.store.repair import set_aside_damaged
-from dledger.store.watched import WatchedStore
 from dledger.types import (
     NO_INDEX,
     AppendedBatch,
@@ -104,7 +102,7 @@ from dledger.types import (
     Term,
 )
 from dledger.upkeep import LogUpkeep
-from dledger.watch import LogWatch, WatchSettings
+from dledger.watch import LogWatch, WatchedStore, WatchSettings
 
 _log = logging.getLogger("dledger")
 

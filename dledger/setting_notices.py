@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from dledger.java_families import ALARMS, SWITCHED_OFF, Idleness, Risk, family_of
+from dledger.java_names import ALARMS, SWITCHED_OFF, Idleness, Risk, family_of
 from dledger.setting_sources import Given
 
 _NAMES_MAX: Final = 8

@@ -29,8 +29,7 @@ from dledger.config import (
     parse_members,
 )
 from dledger.errors import ConfigError
-from dledger.java_families import UNUSED
-from dledger.java_names import ALIASES
+from dledger.java_names import ALIASES, UNUSED
 from dledger.limits import Unit, limits_of
 from dledger.setting_notices import alarms_first, notices
 from dledger.setting_sources import Chosen, SettingTarget, Vocabulary

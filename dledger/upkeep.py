@@ -18,9 +18,8 @@ from dledger.core.progress import full_members
 from dledger.member_records import MemberRecords
 from dledger.retention import Retention
 from dledger.runtime.driver import NodeDriver
-from dledger.runtime.housekeeping import Housekeeping
 from dledger.runtime.supervisor import Supervisor
-from dledger.runtime.tasks import Task
+from dledger.runtime.tasks import Housekeeping, Task
 from dledger.runtime.worker import JOIN_TIMEOUT_S
 from dledger.statemachine.host import MachineHost
 from dledger.store.cleaner import ForcedRemoval, Room

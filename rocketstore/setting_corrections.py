@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from dledger.java_families import SWITCHED_OFF
+from dledger.java_names import SWITCHED_OFF
 from dledger.setting_sources import Chosen, Given
 from rocketstore.config import MessageStoreConfig
 

@@ -2,7 +2,7 @@
 
 The file is RocketMQ's ``broker.conf``. A setting is accepted under RocketMQ's name (``storePathRootDir``), under ours
 (``store_path_root_dir``), and in a DLedger broker under any name of ``dledger serve``; in the environment as
-``DLEDGER_<NAME>``. RocketMQ's names without effect here are warnings (``dledger.java_families``), and so are values
+``DLEDGER_<NAME>``. RocketMQ's names without effect here are warnings (``dledger.java_names``), and so are values
 that are not taken as they are written; unknown names are errors. All problems are reported at once, and nothing is
 opened but the role of a promoted slave (``rocketstore.role_override``).
 """
@@ -19,7 +19,7 @@ from dledger import setting_sources
 from dledger import settings as dledger_settings
 from dledger.config import AccessConfig, ConnectionLimits, SecurityConfig, ServerConfig, StoreConfig
 from dledger.errors import ConfigError
-from dledger.java_families import UNUSED, Risk
+from dledger.java_names import UNUSED, Risk
 from dledger.limits import limits_of
 from dledger.setting_notices import alarms_first, notices, places
 from dledger.setting_sources import Chosen, Given, SettingTarget, Vocabulary

@@ -24,9 +24,7 @@ from dledger.client.aio import DLedgerClient as AsyncClient
 from dledger.remoting.client import DisconnectedError, RemotingClient, UnreachableError
 from dledger.remoting.connection import REQUESTS_MAX
 from dledger.remoting.frame import Frame
-from dledger.remoting.log.answers import error_of
-from dledger.remoting.log.codec import UNORDERED, encode_append
-from dledger.remoting.log.codes import LogCode
+from dledger.remoting.log.codec import UNORDERED, LogCode, encode_append, error_of
 from dledger.rpc.clients.codec import Append
 
 CONNECTION_REQUESTS: Final = REQUESTS_MAX - 24

@@ -15,8 +15,8 @@ from cluster.commands.restoring import description, open_stopped
 from dledger.config import ServerConfig, parse_members
 from dledger.core.membership import implicit_configuration
 from dledger.errors import ConfigError
-from dledger.member_texts import members_text, peers_setting
 from dledger.members import Configuration, MemberRole
+from dledger.runtime.log_lines import members_text, peers_setting
 from dledger.store.file_store import FileStore
 from dledger.store.fs import FileSystem
 from dledger.store.identity import read_identity, write_identity

@@ -26,8 +26,7 @@ from dledger.types import LogIndex, Position
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dledger.groups_server import GroupsServer
-    from dledger.hosted_groups import HostedGroups, MemberT
+    from dledger.hosted_groups import GroupsServer, HostedGroups, MemberT
     from dledger.server import DLedgerServer
     from rocketstore.brokers_server import BrokersServer
     from rocketstore.nameserver.server import NameServer

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from cluster.metrics.families import Families
 from cluster.metrics.recorder import MetricsRecorder
-from dledger.measurements import NodeMeasurements
 from dledger.members import MemberRole
+from dledger.node_status import NodeMeasurements
 from dledger.rpc.ports import NodeStatus
 from dledger.server import DLedgerServer
 from dledger.types import LogIndex, Role

@@ -12,9 +12,8 @@ from dledger.late_names import late_names
 
 if TYPE_CHECKING:
     from dledger.client.blocking import AppendFuture, DLedgerClient
-    from dledger.client.members import member_change
     from dledger.client.security import ClientSecurity, TlsFiles
-    from dledger.client.shared import AppendResult, ReadFrom
+    from dledger.client.shared import AppendResult, ReadFrom, member_change
     from dledger.errors import (
         AccessDeniedError,
         AppendsNotServedError,
@@ -160,6 +159,6 @@ __getattr__ = late_names(
         "UnknownProducerError": "dledger.errors",
         "UntimedLogError": "dledger.errors",
         "WouldLoseQuorumError": "dledger.errors",
-        "member_change": "dledger.client.members",
+        "member_change": "dledger.client.shared",
     },
 )

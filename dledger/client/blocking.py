@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from dledger.client.aio.client import DLedgerClient as AsyncClient
 from dledger.client.discovery import DISCOVERY_TIMEOUT_S
-from dledger.client.loop_runner import LoopRunner
+from dledger.client.loop_runner import REASON, LoopRunner
 from dledger.client.shared import AppendResult, ReadFrom
 from dledger.errors import DLedgerError, InvalidRequestError, LeaderHint, PendingFullError, UnavailableError
-from dledger.forks import REASON
 from dledger.members import Configuration, MemberChange
 from dledger.rpc.clients.codec import ReadMode
 from dledger.rpc.ports import NodeStatus, RoleEvent
@@ -27,8 +26,8 @@ from dledger.types import NO_INDEX, BlockDigest, Entry, LogChunk, LogIndex, Node
 from dledger.values import MIB
 
 if TYPE_CHECKING:
-    from dledger.client.appends import AppendBatch
     from dledger.client.security import ClientSecurity
+    from dledger.client.shared import AppendBatch
     from dledger.rpc.clients.bulk_codec import LocatedEntries
 
 _T = TypeVar("_T")

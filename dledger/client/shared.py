@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from typing import Final
+from typing import Final, overload
 
 from dledger.errors import (
     DLedgerError,
     EarlierRequestFailedError,
+    EntryTooLargeError,
+    InvalidRequestError,
     LeaderNotReadyError,
     LeaderTransferringError,
     MemberRemovedError,
@@ -20,10 +23,13 @@ from dledger.errors import (
     TlsError,
     UnavailableError,
 )
+from dledger.members import ANY_CONFIGURATION, ChangeKind, MemberChange
 from dledger.records import record
 from dledger.rpc.ports import NodeStatus
+from dledger.sending.batch import OutgoingBatch, WindowRules
+from dledger.sending.window import WindowOptions
 from dledger.types import NO_INDEX, NO_TERM, AppendedBatch, LogIndex, NodeId, Position, StoredRun, Term
-from dledger.values import MIB
+from dledger.values import MIB, parse_address
 
 REQUEST_BYTES_MAX: Final = MIB
 """The limit for the bodies in one request of ``append_many`` (at least one entry)."""
@@ -43,6 +49,13 @@ _RETRIED: Final = (
     ShutdownError,
     UnavailableError,
 )
+_CHANGE_ID_BITS = 62
+INFLIGHT_REQUESTS_MAX: Final = 32
+"""Requests in flight at once: a leader remembers the places of as many, in case they are repeated."""
+DIRECT_APPENDS: Final = WindowOptions(
+    linger_ms=0.0, batch_bytes=MIB, pending_bytes_max=64 * MIB, inflight_requests_max=INFLIGHT_REQUESTS_MAX
+)
+"""For the calls that append and wait. Concurrent appends of many threads share a request."""
 
 
 class ReadFrom(StrEnum):
@@ -162,3 +175,76 @@ def members_by_id(
         elif member.node_id not in found:  # another one may know it
             found[member.node_id] = UnavailableError(f"{member.node_id}: its client address is not known yet")
     return dict(sorted(found.items()))
+
+
+def member_change(
+    kind: ChangeKind | str,
+    node_id: str,
+    address: str = "",
+    *,
+    learner: bool = False,
+    replaces: str = "",
+    expected_index: int | None = None,
+) -> MemberChange:
+    """A request to ``add``, ``promote``, ``demote``, ``remove`` or ``update`` a member. Its id makes it a new one.
+
+    ``address``: where the other members reach it, ``host:port``; for ``add`` and ``update``. ``learner``: an added
+    member stays one. ``replaces``: the voter that leaves for it. ``expected_index``: the
+    ``NodeStatus.configuration_index`` on which you decided; if the members have changed since, nothing is done. Raises
+    ``InvalidRequestError``.
+    """
+    try:
+        found = ChangeKind(kind)
+        host, port = parse_address(address) if address else ("", 0)
+    except ValueError as error:
+        raise InvalidRequestError(str(error)) from error
+    if (found in (ChangeKind.ADD, ChangeKind.UPDATE)) != bool(address):
+        raise InvalidRequestError(f"to {found} a member {'takes no' if address else 'needs its'} address")
+    return MemberChange(
+        found,
+        NodeId(node_id),
+        1 + secrets.randbits(_CHANGE_ID_BITS),
+        host,
+        port,
+        not learner,
+        replaces,
+        ANY_CONFIGURATION if expected_index is None else LogIndex(expected_index),
+    )
+
+
+class AppendedResults(Sequence[AppendResult]):
+    """One result per entry of a batch, built when read."""
+
+    __slots__ = ("_batch",)
+
+    def __init__(self, batch: AppendedBatch) -> None:
+        self._batch = batch
+
+    def __len__(self) -> int:
+        return len(self._batch.positions)
+
+    @overload
+    def __getitem__(self, place: int) -> AppendResult: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[AppendResult]: ...
+    def __getitem__(self, place: int | slice) -> AppendResult | list[AppendResult]:
+        batch = self._batch
+        if isinstance(place, slice):
+            return [self[one] for one in range(*place.indices(len(self)))]
+        return AppendResult(LogIndex(batch.first_index + place), batch.term, Position(batch.positions[place]))
+
+    def __iter__(self) -> Iterator[AppendResult]:
+        return iter(results_of(self._batch))
+
+
+def too_large(why: str) -> EntryTooLargeError:
+    """The error for a batch too large for one request."""
+    return EntryTooLargeError(f"{why}: append smaller entries, or raise max_entry_bytes on every node")
+
+
+AppendBatch = OutgoingBatch[None, AppendResult]
+APPEND_RULES: Final[WindowRules[None, AppendResult]] = WindowRules(
+    is_retried=is_retried,
+    bad_answer=InvalidRequestError,
+    is_final=lambda error: isinstance(error, InvalidRequestError),
+)

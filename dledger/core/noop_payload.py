@@ -23,6 +23,8 @@ MARK: Final = b"\x89DLPROD\n"
 VERSION: Final = 1
 _HEAD: Final = Struct(">8sBBI")
 HEAD_BYTES: Final = _HEAD.size
+TIME_STEP_MS: Final = 100
+_TIME: Final = Struct(">q")
 
 
 class PayloadKind(IntEnum):
@@ -35,7 +37,7 @@ class PayloadKind(IntEnum):
     CONFIGURATION = 3
     """The group's members from here on (``dledger.core.membership_payload``)."""
     TIME = 4
-    """The leader's clock (``dledger.core.time_payload``)."""
+    """The leader's clock (``dledger.core.noop_payload``)."""
 
 
 class UnreadablePayloadError(DLedgerError):
@@ -80,3 +82,26 @@ def find_payload(body: bytes) -> tuple[PayloadKind, bytes] | None:
     if known is None or len(rest) != length:
         raise UnreadablePayloadError(f"damaged payload of a no-op: kind {kind}, {len(rest)} bytes")
     return known, rest
+
+
+def encode_time(time_ms: int) -> bytes:
+    """The encoding of a leader's clock in a NOOP (``dledger.core.noop_payload``), for state machines.
+
+    Entries have no times, and a state machine must not read a clock. So a leader whose log has a state machine writes
+    its clock into the log before the first batch of its term, and again before a batch when ``TIME_STEP_MS`` have
+    passed.
+
+    The payload of a time (Unix time).
+    """
+    return with_head(PayloadKind.TIME, _TIME.pack(time_ms))
+
+
+def decode_time(body: bytes) -> int | None:
+    """The time in a NOOP's body; None if it holds none. Raises ``UnreadablePayloadError``."""
+    found = find_payload(body) if kind_in(body) == PayloadKind.TIME else None
+    if found is None:
+        return None
+    if len(found[1]) != _TIME.size:
+        raise UnreadablePayloadError(f"damaged time in the log: {len(found[1])} bytes")
+    time_ms: int = _TIME.unpack(found[1])[0]
+    return time_ms

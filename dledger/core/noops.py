@@ -11,10 +11,9 @@ from typing import Final
 
 from dledger.config import ServerConfig
 from dledger.core.membership_payload import decode_configuration, describe_configuration
-from dledger.core.noop_payload import UnreadablePayloadError
+from dledger.core.noop_payload import UnreadablePayloadError, decode_time
 from dledger.core.ports import Log
 from dledger.core.producer_payload import decode_payload, describe_producers
-from dledger.core.time_payload import decode_time
 from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.types import NOOP_CHANNEL, AppendedBatch, Magic, Term
 

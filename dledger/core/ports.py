@@ -221,7 +221,7 @@ class MachineState(Protocol):
         """The producers as of that entry; None if there is no snapshot."""
 
     def wall_ms(self) -> int:
-        """This member's clock (Unix time), which it records in the log as leader (``core.time_payload``)."""
+        """This member's clock (Unix time), which it records in the log as leader (``core.noop_payload``)."""
 
 
 class Random(Protocol):

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple, cast
 
 from dledger.access.addresses import counted_host, plain_host
-from dledger.log_bound import BoundedLog
+from dledger.log_output import BoundedLog
 from dledger.records import record
 from dledger.remoting.codes import PROTOCOL_FIELD, AnswerCode
 from dledger.remoting.errors import FrameError

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from dledger.errors import Outcome
-from dledger.log_bound import BoundedLog
+from dledger.log_output import BoundedLog
 from dledger.records import record
 from dledger.remoting.codes import OUTCOME_FIELD, AnswerCode
 from dledger.remoting.connection import NOTHING_ANNOUNCED, ByteRoom, Owner, Place, RemotingConnection

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import ssl
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from dledger.errors import ConfigError, TlsError
-from dledger.rpc.file_watch import FileWatch
 from dledger.rpc.tls_stream import TlsStream
 
 MAKE_CERTIFICATES: Final = "`dledger certs` creates suitable ones"
@@ -37,6 +37,7 @@ _ALERTS: Final = {
     "INTERNAL_ERROR": "it failed",
 }
 """The meaning of the other side's alerts; OpenSSL's names of alerts end with these words."""
+_Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,3 +280,34 @@ class ContextSource:
         context = client_context(read(self._files))
         context.check_hostname = True
         return context
+
+
+class FileWatch:
+    """Detects whether files have changed since they were last read."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = tuple(paths)
+        self._seen: _Stamp = ()
+
+    def changed(self) -> bool:
+        """Whether they have since the last call, which the first call affirms."""
+        before, self._seen = self._seen, tuple(map(_stamp, self._paths))
+        return before != self._seen
+
+    def again(self) -> None:
+        """Report them as changed next time, too."""
+        self._seen = ()
+
+    @property
+    def age_s(self) -> float:
+        """How long ago the youngest file was written, by the wall clock."""
+        written = [one[1] for one in self._seen if one is not None]
+        return abs(time.time() - max(written) / 1e9) if written else 0.0
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -18,8 +18,7 @@ import grpc
 from dledger.config import ClientAuth, SecurityConfig, ServerConfig
 from dledger.errors import ConfigError, DLedgerError
 from dledger.rpc import tls
-from dledger.rpc.file_watch import FileWatch
-from dledger.rpc.tls import TlsFiles, TlsMaterial
+from dledger.rpc.tls import FileWatch, TlsFiles, TlsMaterial
 
 _LOG = logging.getLogger(__name__)
 

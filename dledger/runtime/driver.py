@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
-from typing import Final, NoReturn, TypeVar
+from typing import Final, Generic, NoReturn, TypeVar
 
 from dledger.clock import Clock
 from dledger.config import ServerConfig
@@ -48,7 +48,6 @@ from dledger.errors import (
     UnknownMemberError,
 )
 from dledger.runtime.flusher import Flusher
-from dledger.runtime.lanes import Effect, EffectLane, PushLane
 from dledger.runtime.supervisor import NodeFailedError, Supervisor
 from dledger.runtime.tasks import Task, TaskThread
 from dledger.runtime.worker import JOIN_TIMEOUT_S, Worker
@@ -64,6 +63,7 @@ _IN_FLIGHT_WHEN_IDLE = 1
 """Pushes in flight to the slower follower of an idle group when the next append comes."""
 _STEPPED_AT_ONCE = Wake.HANDLER | Wake.QUORUM_ACK
 _PUSHES: Final = frozenset({LoadRun, PushAppend, PushCommit, PushCompare, PushInstall, PushTruncate})
+Effect = TypeVar("Effect")
 
 
 class _Running(Enum):
@@ -518,3 +518,35 @@ class NodeDriver:
     def _tell_flushed(self) -> None:
         self._step(lambda _now: self._node.flushed())
         self._effects.flushed()
+
+
+class EffectLane(Generic[Effect]):
+    """Queues of effects that several threads carry out in one order: filled under the node's lock, emptied outside it.
+
+    Queued effects of one kind; ``queue`` is filled under the node's lock, emptied under ``sending``.
+    """
+
+    def __init__(self) -> None:
+        self.queue: deque[Effect] = deque()
+        self.sending = threading.Lock()
+
+
+class PushLane(EffectLane[Message]):
+    """Pushes to one peer. One that must be read from the disk is left to ``reader``, with all behind it."""
+
+    reader: Worker
+
+    def __init__(self, pushes_max: int) -> None:
+        super().__init__()
+        self._pushes_max = pushes_max
+        self.is_reading = False
+        """The reader is processing the queue, or will."""
+        self.overflowed = False
+        """The reader took too long, and pushes were dropped: the dispatcher must compare again."""
+
+    def put(self, push: Message) -> None:
+        """Queue a push; under the node's lock."""
+        if len(self.queue) < self._pushes_max:
+            self.queue.append(push)
+        else:
+            self.overflowed = True

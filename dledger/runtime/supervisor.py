@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from dledger.errors import ShutdownError
-from dledger.log_speaker import speaking_group, speaks_for
+from dledger.log_output import speaking_group, speaks_for
 
 EXIT_FATAL: Final = 70
 """Exit status of a node that stopped itself (EX_SOFTWARE)."""

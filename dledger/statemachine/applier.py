@@ -20,8 +20,8 @@ from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.config import ServerConfig
 from dledger.core.membership_payload import decode_configuration
+from dledger.core.noop_payload import decode_time
 from dledger.core.producer_payload import ProducerSnapshot
-from dledger.core.time_payload import decode_time
 from dledger.errors import (
     CorruptLogError,
     DLedgerError,

@@ -28,7 +28,7 @@ from dledger.errors import (
     ShutdownError,
     StateMachineError,
 )
-from dledger.log_bound import BoundedLog
+from dledger.log_output import BoundedLog
 from dledger.members import Configuration
 from dledger.runtime.supervisor import Supervisor
 from dledger.runtime.worker import JOIN_TIMEOUT_S

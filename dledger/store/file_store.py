@@ -37,14 +37,14 @@ from dledger.errors import (
 from dledger.instruments import SILENT, Instruments
 from dledger.layout import INDEX_UNIT_BYTES, MIN_BLANK_BYTES
 from dledger.members import Configuration
-from dledger.store import cleaner, warmer
+from dledger.store import cleaner
 from dledger.store import format as records
 from dledger.store.bulk_reader import BulkReader, StoreTime
 from dledger.store.checkpoint import Mark
 from dledger.store.fs import FileSystem
 from dledger.store.hard_state import FileHardState
 from dledger.store.identity import StoreIdentity
-from dledger.store.log_files import Write
+from dledger.store.log_files import Write, warm_step
 from dledger.store.log_state import LogState
 from dledger.store.members_file import MembersFile
 from dledger.store.mending import Mender
@@ -475,7 +475,7 @@ class FileStore(LogReader):
         try:
             end = self._state.end
             appended, self._warmed_at = end - self._warmed_at, end
-            return warmer.step(self._files, self._state, self._config.warm_bytes, appended)
+            return warm_step(self._files, self._state, self._config.warm_bytes, appended)
         except OSError as error:
             if error.errno == errno.ENOSPC:  # appends need not be refused before they need that room themselves
                 return False

@@ -19,7 +19,6 @@ from crc32c import crc32c
 from dledger.errors import CorruptLogError
 from dledger.layout import BLANK_MAGIC, ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES, MIN_BLANK_BYTES
 from dledger.store.checkpoint import LogCheckpoint, read_checkpoint
-from dledger.store.extents import extents
 from dledger.store.format import (
     BLANK,
     HEADER,
@@ -34,6 +33,7 @@ from dledger.store.format import (
     parse_segment_name,
     scan_records,
 )
+from dledger.store.fs import extents
 from dledger.types import GENESIS, Boundary
 
 _CHUNK_BYTES: Final = 1 << 20

@@ -22,8 +22,7 @@ from typing import Final
 
 from dledger.errors import CorruptLogError, DiskError
 from dledger.store.checkpoint import REPAIR_ADVICE
-from dledger.store.extents import extents, non_zero_end
-from dledger.store.fs import FileSystem
+from dledger.store.fs import FileSystem, extents, non_zero_end
 
 _ZERO_CHUNK: Final = bytes(512 * 1024)
 _PROBE_BYTES: Final = 1 << 20

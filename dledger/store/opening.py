@@ -21,9 +21,8 @@ from dledger.store.checkpoint import (
     read_checkpoint,
 )
 from dledger.store.damaged_start import DamagedStart
-from dledger.store.extents import non_zero_end
 from dledger.store.format import HEADER, EntryHeader
-from dledger.store.fs import FileSystem, keep_private, make_dirs_durably
+from dledger.store.fs import FileSystem, keep_private, make_dirs_durably, non_zero_end
 from dledger.store.hard_state import HARD_STATE_FILE, FileHardState, create_hard_state
 from dledger.store.identity import (
     IDENTITY_FILE,

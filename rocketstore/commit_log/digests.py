@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from dledger.store.extents import non_zero_end
 from dledger.store.format import segment_name
+from dledger.store.fs import non_zero_end
 from dledger.store.inspect import ProblemItem
 from dledger.store.mmap_file_list import list_segments
 from rocketstore.config import MIB

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from dledger.errors import InvalidRequestError
-from dledger.log_bound import BoundedLog
+from dledger.log_output import BoundedLog
 from rocketstore.filter.sql import NoResultError, SqlCondition
 from rocketstore.filter.tags import TagFilter
 from rocketstore.message.properties import decode_properties, find_property_bytes

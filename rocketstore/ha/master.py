@@ -21,7 +21,7 @@ from typing import Final
 from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import CorruptLogError, DiskError, TlsError
-from dledger.log_bound import BoundedLog
+from dledger.log_output import BoundedLog
 from dledger.records import record
 from dledger.rpc import tls as tls_rules
 from dledger.rpc.acceptor import Acceptor, Arrival

@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from dledger.errors import DiskError
-from dledger.store.extents import non_zero_end
-from dledger.store.fs import FileSystem
+from dledger.store.fs import FileSystem, non_zero_end
 from dledger.store.mmap_file import read_at_once
 
 _log = logging.getLogger("rocketstore")

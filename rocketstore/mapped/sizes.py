@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dledger.errors import ConfigError, CorruptLogError, DiskError
-from dledger.store.extents import non_zero_end
 from dledger.store.format import parse_segment_name
+from dledger.store.fs import non_zero_end
 from dledger.store.mmap_file_list import FoundFile
 
 

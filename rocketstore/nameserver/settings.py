@@ -15,7 +15,7 @@ from dledger import setting_sources
 from dledger import settings as dledger_settings
 from dledger.config import SecurityConfig
 from dledger.errors import ConfigError
-from dledger.java_families import UNUSED
+from dledger.java_names import UNUSED
 from dledger.setting_notices import alarms_first, notices
 from dledger.setting_sources import SettingTarget, Vocabulary
 from dledger.types import TlsServerMode

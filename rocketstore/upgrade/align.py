@@ -21,9 +21,16 @@ from pathlib import Path
 from typing import Final
 
 from dledger.errors import DiskError, DiskFullError
-from dledger.store.extents import extents, non_zero_end
 from dledger.store.format import segment_name
-from dledger.store.fs import FileSystem, create_durably, make_dirs_durably, read_whole, replace_durably
+from dledger.store.fs import (
+    FileSystem,
+    create_durably,
+    extents,
+    make_dirs_durably,
+    non_zero_end,
+    read_whole,
+    replace_durably,
+)
 from dledger.store.mmap_file_list import Placement
 from rocketstore.commit_log.digests import FileDigest, FileEnding, PlainFileReader, digest_file
 from rocketstore.config import MIB

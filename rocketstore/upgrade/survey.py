@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from dledger.errors import ConfigError, CorruptLogError, InvalidRequestError
-from dledger.store.extents import non_zero_end
-from dledger.store.fs import read_whole
+from dledger.store.fs import non_zero_end, read_whole
 from dledger.store.identity import read_identity
 from dledger.store.inspect import ProblemItem
 from dledger.store.java_files import was_used_by_java

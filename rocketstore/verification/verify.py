@@ -19,9 +19,8 @@ from crc32c import crc32c
 
 from dledger.errors import ConfigError, CorruptLogError, DLedgerError
 from dledger.prehistory import Prehistory
-from dledger.store.extents import non_zero_end
 from dledger.store.format import segment_name
-from dledger.store.fs import FileSystem, read_whole
+from dledger.store.fs import FileSystem, non_zero_end, read_whole
 from dledger.store.inspect import ProblemItem
 from rocketstore.commit_log.digests import find_plain_files
 from rocketstore.config import MIB, MessageStoreConfig

@@ -10,7 +10,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from dledger.core import invariants
 from dledger.core.member_state import Leader
 from dledger.core.messages import HeartbeatResponse, Message, PushResponse, VoteRequest, VoteResponse, VoteResult
 from dledger.errors import ResponseCode
@@ -20,6 +19,7 @@ from tests.sim.acknowledgements import Acknowledgements, counts_one_that_forgot
 from tests.sim.configurations import ConfigurationChecks, configuration_in, is_noop
 from tests.sim.mending import Onlooker
 from tests.sim.violations import Violation, require
+from tests.support import invariants
 
 if TYPE_CHECKING:
     from tests.sim.driver import SimNode

@@ -15,7 +15,6 @@ from random import Random
 from typing import TYPE_CHECKING, Protocol
 
 from dledger.config import FlushMode
-from dledger.core.invariants import LastCheck
 from dledger.core.member_state import MemberRun, MemberState
 from dledger.core.membership import Membership, implicit_configuration, recover_membership
 from dledger.core.messages import (
@@ -38,6 +37,7 @@ from tests.sim.sim_log import Disk
 from tests.sim.violations import require
 from tests.sim_store.disk import Disk as FileDisk
 from tests.sim_store.threads import Killed
+from tests.support.invariants import LastCheck
 
 if TYPE_CHECKING:
     from tests.sim.simulation import Simulation

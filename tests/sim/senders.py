@@ -12,8 +12,7 @@ from collections import Counter, deque
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from dledger.client.appends import RULES, AppendBatch, AppendedResults
-from dledger.client.shared import AppendResult, results_of
+from dledger.client.shared import APPEND_RULES, AppendBatch, AppendedResults, AppendResult, results_of
 from dledger.core.node import Node
 from dledger.core.producer_names import MADE_UP_BYTES, made_up_name
 from dledger.errors import (
@@ -112,7 +111,7 @@ class Sender:
             timeout_ms=random.choice((700.0, 3000.0, 10_000.0)),
         )
         numbering = ProducerNumbering(make_name=lambda: made_up_name(random.randbytes(MADE_UP_BYTES)))
-        self._window: Window[None, AppendResult] = Window(options, RULES, numbering)
+        self._window: Window[None, AppendResult] = Window(options, APPEND_RULES, numbering)
         self._breaks = random.choice((0.0, 0.02, 0.2))
         """How often a request's stream ends before its answer."""
         self._dawdles = random.choice((0.0, 0.02, 0.2))

@@ -13,7 +13,6 @@ from typing import Any, Generic, TypeVar
 
 from dledger.config import ElectionConfig, Member, ReplicationConfig, ServerConfig, StoreConfig
 from dledger.core.entry_pusher import EntryDispatcher
-from dledger.core.invariants import LastCheck, check
 from dledger.core.member_state import Follower, Leader, MemberRun
 from dledger.core.membership import Membership, implicit_configuration, recover_membership
 from dledger.core.messages import (
@@ -33,6 +32,7 @@ from dledger.members import ChangeKind, Configuration, MemberChange
 from dledger.types import NO_INDEX, AppendedBatch, HardState, LogIndex, Magic, NodeId, Role, Standing, Term
 from dledger.values import MIB
 from tests.support.disk_log import DiskLog
+from tests.support.invariants import LastCheck, check
 
 N0, N1, N2, N3, N4 = (NodeId(f"n{number}") for number in range(5))
 STEPS_AT_ONE_INSTANT_MAX = 3000

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 from dledger import settings as node
-from dledger.java_families import ALARMS, FAMILIES, UNUSED, Idleness, family_of
+from dledger.java_names import ALARMS, FAMILIES, UNUSED, Idleness, family_of
 from dledger.setting_sources import SettingTarget
 from rocketstore import settings as broker
 from rocketstore.nameserver import settings as name_server

@@ -6,14 +6,12 @@ from functools import partial
 from typing import Final
 
 from dledger.client.aio.connections import NodeConnections, NodeLink
-from dledger.client.appends import AppendedResults, too_large
-from dledger.client.shared import AppendResult, TimeLimit, results_of
+from dledger.client.shared import AppendedResults, AppendResult, TimeLimit, results_of, too_large
 from dledger.errors import DLedgerError, InvalidRequestError, PendingFullError, RequestTimeoutError, UnavailableError
 from dledger.remoting.connection import DisconnectedError, TooManyCallsError
 from dledger.remoting.frame import Frame
 from dledger.remoting.log import codec
-from dledger.remoting.log.answers import error_of
-from dledger.remoting.log.codes import LogCode
+from dledger.remoting.log.codec import LogCode, error_of
 from dledger.rpc.clients.codec import Append
 from dledger.sending.aio import OnAnswer, OnEnd
 from dledger.sending.batch import AllStored, OutgoingBatch

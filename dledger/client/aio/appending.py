@@ -12,8 +12,18 @@ from typing import Final
 from dledger.client.aio.append_stream import AppendStreams
 from dledger.client.aio.calls import Calls
 from dledger.client.aio.connections import NodeConnections, NodeLink
-from dledger.client.appends import DIRECT, INFLIGHT_REQUESTS_MAX, RULES, AppendBatch, too_large
-from dledger.client.shared import REQUEST_BYTES_MAX, AppendResult, TimeLimit, partly_appended, split
+from dledger.client.shared import (
+    APPEND_RULES,
+    DIRECT_APPENDS,
+    INFLIGHT_REQUESTS_MAX,
+    REQUEST_BYTES_MAX,
+    AppendBatch,
+    AppendResult,
+    TimeLimit,
+    partly_appended,
+    split,
+    too_large,
+)
 from dledger.errors import DLedgerError, EmptyBatchError, UnavailableError
 from dledger.remoting.log import codec
 from dledger.rpc.clients.codec import Append
@@ -60,7 +70,7 @@ class Appending:
         self, producer: str, sequence: int, bodies: Sequence[bytes], deadline: TimeLimit
     ) -> list[AppendResult]:
         """Entries under a producer name of the caller's own, numbered from ``sequence``."""
-        sender = self._sender(DIRECT, ProducerNumbering(producer))
+        sender = self._sender(DIRECT_APPENDS, ProducerNumbering(producer))
         try:
             return await self._append_parts(sender, bodies, deadline, sequence)
         finally:  # a cancelled caller does not wait for the deadline of what is in flight
@@ -107,7 +117,7 @@ class Appending:
 
     def _direct_sender(self) -> AsyncSender[None, AppendResult]:
         if self._direct is None:
-            self._direct = self._sender(DIRECT, ProducerNumbering() if self._idempotent else None)
+            self._direct = self._sender(DIRECT_APPENDS, ProducerNumbering() if self._idempotent else None)
         return self._direct
 
     def _submitting_sender(self) -> AsyncSender[None, AppendResult]:
@@ -118,7 +128,7 @@ class Appending:
     def _sender(self, options: WindowOptions, numbering: ProducerNumbering | None) -> AsyncSender[None, AppendResult]:
         if self._connections.is_closed:
             raise UnavailableError("the client is closed")
-        window = Window(replace(options, timeout_ms=self._timeout_s * 1000.0), RULES, numbering)
+        window = Window(replace(options, timeout_ms=self._timeout_s * 1000.0), APPEND_RULES, numbering)
         return AsyncSender(self._links, window, "dledger-appends")
 
     async def _append_parts(

@@ -19,7 +19,7 @@ from dledger.client.shared import (
     is_retried_read,
 )
 from dledger.errors import DLedgerError, RequestTimeoutError, TlsError, UnavailableError
-from dledger.remoting.log.codes import LogCode
+from dledger.remoting.log.codec import LogCode
 from dledger.rpc.clients import codec
 from dledger.rpc.ports import NodeStatus
 

@@ -24,7 +24,7 @@ from dledger.client.shared import (
 from dledger.errors import DLedgerError, LeaderHint, NotLeaderError, UnavailableError
 from dledger.members import Configuration, MemberChange
 from dledger.remoting.log import codec
-from dledger.remoting.log.codes import LogCode
+from dledger.remoting.log.codec import LogCode
 from dledger.rpc.clients import codec as messages
 from dledger.rpc.clients.codec import Read, ReadMode
 from dledger.rpc.ports import NodeStatus, RoleEvent
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from dledger.client.aio.appending import Appending
     from dledger.client.aio.commands import CommandSender
     from dledger.client.aio.large_reads import LargeReads, ReadTarget
-    from dledger.client.appends import AppendBatch
     from dledger.client.security import ClientSecurity
+    from dledger.client.shared import AppendBatch
     from dledger.rpc.clients.bulk_codec import LocatedEntries
     from dledger.sending.futures import AsyncSentItem, AsyncSentMany
 

@@ -21,7 +21,7 @@ from dledger.errors import (
     UnavailableError,
     UnknownProducerError,
 )
-from dledger.remoting.log.codes import LogCode
+from dledger.remoting.log.codec import LogCode
 from dledger.rpc.clients import machine_codec
 from dledger.rpc.clients.machine_codec import NUMBERED_COMMANDS_MAX, Commands
 from dledger.sending.numbering import new_producer_name

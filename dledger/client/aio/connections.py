@@ -32,8 +32,7 @@ from dledger.remoting.connection import DisconnectedError, RemotingConnection, T
 from dledger.remoting.errors import FrameError
 from dledger.remoting.fastjson import dumps_plain
 from dledger.remoting.frame import FRAME_BYTES_MAX, Frame, encode
-from dledger.remoting.log.answers import error_of
-from dledger.remoting.log.codes import REQUEST_BYTES_MAX_FIELD, JavaCode, LogCode
+from dledger.remoting.log.codec import REQUEST_BYTES_MAX_FIELD, JavaCode, LogCode, error_of
 from dledger.rpc import tls
 from dledger.values import CLIENT_PORT_OFFSET, MIB, plaintext_problems
 

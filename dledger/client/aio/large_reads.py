@@ -31,7 +31,7 @@ from dledger.errors import (
     IndexOutOfRangeError,
     UnavailableError,
 )
-from dledger.remoting.log.codes import LogCode
+from dledger.remoting.log.codec import LogCode
 from dledger.rpc.clients import bulk_codec as codec
 from dledger.rpc.ports import NodeStatus
 from dledger.types import BlockDigest, LogChunk, LogIndex, Position, Role

@@ -13,6 +13,7 @@ from functools import partial
 
 from dledger.config import ReplicationConfig
 from dledger.core.member_state import Leader, MemberState
+from dledger.core.noop_payload import TIME_STEP_MS, encode_time
 from dledger.core.noops import Noops
 from dledger.core.outbox import Wake, hint
 from dledger.core.ports import PreparedAppend
@@ -20,7 +21,6 @@ from dledger.core.producer_payload import encode_registration
 from dledger.core.producers import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, KnownProducer, Plan, ProducerTable
 from dledger.core.progress import full_members
 from dledger.core.read_index import ReadIndexQueue
-from dledger.core.time_payload import TIME_STEP_MS, encode_time
 from dledger.errors import (
     CorruptLogError,
     DiskFullError,

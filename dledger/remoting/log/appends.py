@@ -15,8 +15,15 @@ from dledger.errors import DLedgerError, EarlierRequestFailedError
 from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import Frame
 from dledger.remoting.log.access import Admitted, LogAccess
-from dledger.remoting.log.answers import error_answer, success_bytes
-from dledger.remoting.log.codec import UNORDERED, StreamAppend, decode_append, encode_appended, stream_of
+from dledger.remoting.log.codec import (
+    UNORDERED,
+    StreamAppend,
+    decode_append,
+    encode_appended,
+    error_answer,
+    stream_of,
+    success_bytes,
+)
 from dledger.rpc.clients.log_requests import AppendOutcome, LogOperation, LogRequests
 
 FAILED_STREAMS_MAX: Final = 1024

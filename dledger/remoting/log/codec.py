@@ -14,14 +14,26 @@ index i64, end index i64`` and whole records, headers included, as the log store
 
 from __future__ import annotations
 
+from enum import IntEnum
 from itertools import pairwise
 from struct import Struct, pack, unpack_from
 from struct import error as StructError  # noqa: N812  # it is an exception
 from typing import Final, NamedTuple
 
-from dledger.errors import InvalidRequestError
+from dledger.errors import (
+    AccessDeniedError,
+    DLedgerError,
+    InvalidRequestError,
+    PendingFullError,
+    RequestTimeoutError,
+    ShutdownError,
+    UnavailableError,
+    told,
+)
 from dledger.layout import ENTRY, ENTRY_HEADER_BYTES
-from dledger.rpc.clients.codec import APPEND_ENTRIES_MAX, Append, Read, ReadAnswer, ReadMode
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.frame import Frame, HeaderForm, encode
+from dledger.rpc.clients.codec import APPEND_ENTRIES_MAX, Append, Read, ReadAnswer, ReadMode, decode_error, encode_error
 from dledger.rpc.fields import NUMBER_LIMIT, index, name
 from dledger.types import (
     NOOP_CHANNEL,
@@ -46,6 +58,10 @@ _READ: Final = Struct(">qIIBI")
 _ANSWER: Final = Struct(">qqq")
 _HEADER: Final = ENTRY.struct()
 _NAME_BYTES_MAX: Final = 255
+REQUEST_BYTES_MAX_FIELD: Final = "requestBytesMax"
+"""In the header of the answer to DLedger's METADATA: how many bytes the body of an append may have."""
+_PLACE: Final = 2_000_000_001
+"""Stands for the opaque in the template; no answer of a template has it for its own."""
 
 
 class StreamAppend(NamedTuple):
@@ -235,3 +251,72 @@ def _text(data: bytes, at: int, size: int) -> tuple[str, int]:
         return data[at:end].decode(), end
     except UnicodeDecodeError as error:
         raise InvalidRequestError("a name that is not UTF-8") from error
+
+
+class JavaCode(IntEnum):
+    """DLedger's codes, with its names. Their bodies are fastjson's, and the code of an answer is in its body."""
+
+    METADATA = 50000
+    APPEND = 50001
+    GET = 50002
+    LEADERSHIP_TRANSFER = 51005
+
+
+class LogCode(IntEnum):
+    """Our codes; ``codec`` has the bodies of the first two, ``proto/dledger/v1/client.proto`` those of the others.
+
+    An answer has code 0 and a body, or DLedger's response code of an error, and a ``Status`` as its body.
+    """
+
+    APPEND = 20000
+    READ = 20001
+    METADATA = 20002
+    PRODUCER = 20003
+    TRANSFER = 20004
+    WATCH_ROLE = 20005
+    """Answered with the present role; changes come as requests of the server, until the connection ends."""
+    ROLE_CHANGED = 20006
+    """Sent by the server, without an answer."""
+    FETCH = 20007
+    """Answered with one chunk; who wants more asks for the next one."""
+    LOCATE = 20008
+    DIGESTS = 20009
+    """Answered with the first blocks; who wants more asks from where they end."""
+    CHANGE_MEMBERS = 20010
+    COMMAND = 20011
+    """Of a state machine on the log, as the two below."""
+    QUERY = 20012
+    SNAPSHOT = 20013
+
+
+def error_answer(request: Frame, error: DLedgerError) -> Frame:
+    """The answer that tells a client of an error."""
+    return request.answer(error.code, told(error), body=encode_error(error))
+
+
+def error_of(answer: Frame, address: str) -> DLedgerError:
+    """The error that an answer from ``address`` tells of; also one of a server that knows none of ours."""
+    if answer.body:
+        error = decode_error(answer.body)
+        return AccessDeniedError(f"{address}: {error}") if isinstance(error, AccessDeniedError) else error
+    why = f"{address} refused the request: {answer.remark or f'code {answer.code}'}"
+    match answer.code:
+        case AnswerCode.SYSTEM_BUSY:
+            return PendingFullError(why)
+        case AnswerCode.REQUEST_CODE_NOT_SUPPORTED:
+            return UnavailableError(why)
+        case AnswerCode.SERVICE_NOT_AVAILABLE:
+            return ShutdownError(why)
+        case _:
+            return RequestTimeoutError(why)
+
+
+def success_bytes(request: Frame, body: bytes) -> bytes:
+    """The whole frame of an answer, without the general machinery: there is one for every append."""
+    if request.form is not HeaderForm.JSON:
+        return encode(request.answer(body=body))
+    header = _SUCCESS_HEADER % request.opaque
+    return (len(header) + 4 + len(body)).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header + body
+
+
+_SUCCESS_HEADER: Final = encode(Frame(0, _PLACE).answer())[8:].replace(str(_PLACE).encode(), b"%d")

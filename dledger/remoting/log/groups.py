@@ -13,7 +13,7 @@ from dledger.errors import InvalidRequestError
 from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import Frame
 from dledger.remoting.log import codec, java
-from dledger.remoting.log.codes import JavaCode, LogCode
+from dledger.remoting.log.codec import JavaCode, LogCode
 from dledger.remoting.log.service import LogHandlers
 from dledger.remoting.server import Answer, Direct, Handler
 from dledger.rpc.clients.codec import group_named

@@ -24,7 +24,7 @@ from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.remoting.errors import RequestError
 from dledger.remoting.fastjson import dumps_plain, loads
 from dledger.remoting.frame import ANSWER_HEADER_BYTES_MAX, FRAME_BYTES_MAX, Frame
-from dledger.remoting.log.codes import LogCode
+from dledger.remoting.log.codec import LogCode
 from dledger.rpc.clients.codec import ReadAnswer
 from dledger.rpc.ports import NodeStatus
 from dledger.types import Entry, LogIndex, NodeId, Term

@@ -20,9 +20,8 @@ from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import FRAME_BYTES_MAX, Frame, head_of
 from dledger.remoting.log import codec, java
 from dledger.remoting.log.access import Admitted, LogAccess
-from dledger.remoting.log.answers import error_answer
 from dledger.remoting.log.appends import Appends
-from dledger.remoting.log.codes import REQUEST_BYTES_MAX_FIELD, JavaCode, LogCode
+from dledger.remoting.log.codec import REQUEST_BYTES_MAX_FIELD, JavaCode, LogCode, error_answer
 from dledger.remoting.server import Answer, Direct, Handler, Handlers, RemotingServer, ServerLimits
 from dledger.rpc import options
 from dledger.rpc.bridge import LoopCallback, RoleWatch

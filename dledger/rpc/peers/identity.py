@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from dledger.config import ServerConfig
 from dledger.core.messages import Envelope, Message
 from dledger.errors import IdentityError, ResponseCode, UnknownMemberError
-from dledger.log_speaker import speaking_group, speaks_for
+from dledger.log_output import speaking_group, speaks_for
 from dledger.prehistory import Prehistory, why_apart
 from dledger.rpc.peers.addresses import PeerAddresses
 from dledger.rpc.peers.codec import PROTOCOL_VERSION, EnvelopeHeader, Handshake, HandshakeAnswer

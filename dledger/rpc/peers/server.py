@@ -23,7 +23,7 @@ from dledger.errors import (
     TlsError,
     UnknownMemberError,
 )
-from dledger.log_speaker import speaks_for
+from dledger.log_output import speaks_for
 from dledger.rpc import options
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.peers import codec, pushes

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from dledger.forks import mind_forks
+from dledger.client.loop_runner import mind_forks
 from dledger.records import record
 from rocketstore.client.aio.errors import OTHER_PROCESS, ClientClosedError, ClientError, SendQueueFullError
 from rocketstore.client.aio.futures import leave_behind, settle

@@ -14,7 +14,7 @@ import pytest
 from cluster import logs
 from dledger.access.audit import AuditEvent, AuditLog
 from dledger.core.outbox import RoleChange, RoleReason
-from dledger.log_speaker import speaks_for
+from dledger.log_output import speaks_for
 from dledger.rpc.clients import aio_server  # noqa: F401  # it adds a filter of its own, which must be there before
 from dledger.runtime.log_lines import NodeLines
 from dledger.store.opening import RecoveryReport

@@ -16,8 +16,7 @@ from dledger.conditions import Conditions
 from dledger.config import ServerConfig
 from dledger.errors import DLedgerError, IdentityError
 from dledger.remoting.log import codec
-from dledger.remoting.log.answers import error_of
-from dledger.remoting.log.codes import JavaCode, LogCode
+from dledger.remoting.log.codec import JavaCode, LogCode, error_of
 from dledger.rpc import options
 from dledger.rpc.clients import codec as messages
 from dledger.rpc.clients.codec import Append

@@ -6,8 +6,7 @@ import logging
 
 import pytest
 
-from dledger.java_families import ALARMS, FAMILIES, SWITCHED_OFF, UNUSED, Idleness, Risk, family_of
-from dledger.java_names import ALIASES
+from dledger.java_names import ALARMS, ALIASES, FAMILIES, SWITCHED_OFF, UNUSED, Idleness, Risk, family_of
 from dledger.setting_notices import alarms_first, notices, places
 from dledger.setting_sources import Given
 

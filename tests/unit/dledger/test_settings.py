@@ -24,8 +24,7 @@ from dledger.config import (
     StoreConfig,
 )
 from dledger.errors import ConfigError
-from dledger.java_families import UNUSED
-from dledger.java_names import ALIASES
+from dledger.java_names import ALIASES, UNUSED
 from dledger.types import NodeId
 from dledger.values import is_loopback
 from rocketstore.nameserver.settings import load_name_server_settings

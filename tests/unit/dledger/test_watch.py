@@ -1,4 +1,7 @@
-"""What looks after a log: the order of its work, whom it asks, what it tells, and who is fenced."""
+"""What looks after a log: the order of its work, whom it asks, what it tells, and who is fenced.
+
+What a store lets others compare with their own.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +25,17 @@ from dledger.errors import (
 from dledger.rpc.peers.log_exchange import PeerLogClient
 from dledger.store.mending import ReadSegment, Repaired
 from dledger.store.scrub import ScrubStep
-from dledger.store.watched import WatchedStore
-from dledger.types import NO_INDEX, LogIndex, NodeId
+from dledger.types import NO_INDEX, Boundary, LogIndex, NodeId, Position, Term
 from dledger.watch import (
     COMPARE_INTERVAL_MS,
     FIRST_COMPARE_MS,
     RETRY_MS_MAX,
     RETRY_MS_MIN,
     LogWatch,
+    WatchedStore,
     WatchSettings,
 )
+from tests.unit.dledger.store.support import fill, open_store, small_config
 
 N1, N2 = NodeId("n1"), NodeId("n2")
 SEGMENT = Path("/data/00000000000000004096")
@@ -529,3 +533,17 @@ def test_a_difference_that_has_gone_is_over() -> None:
     one.watch.step()
 
     assert one.held() == {}
+
+
+def test_only_what_is_committed_and_kept_is_compared(tmp_path: Path) -> None:
+    """What is not committed yet may differ between members, and is no reason to fence anybody."""
+    store = open_store(small_config(tmp_path))
+    store.reset(Boundary(LogIndex(9), Term(1), Position(0), 7))
+    fill(store, 20)
+    store.flush()
+    store.set_committed(LogIndex(15))
+
+    found = WatchedStore(store).chain_crcs([LogIndex(index) for index in range(40)])
+
+    assert found == {LogIndex(index): store.chain_crc_at(LogIndex(index)) for index in range(9, 16)}
+    store.close()

@@ -15,7 +15,7 @@ import pytest
 from cluster.local.group import free_ports
 from dledger.conditions import ConditionKind
 from dledger.errors import ConfigError, DirectoryLockedError
-from dledger.log_speaker import speaking_group
+from dledger.log_output import speaking_group
 from dledger.remoting.codes import AnswerCode
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.brokers_server import BrokersServer, check_brokers_together

@@ -10,7 +10,7 @@ import pytest
 from dledger import settings as node_settings
 from dledger.config import AccessConfig, ConnectionLimits, FlushMode, SecurityConfig
 from dledger.errors import ConfigError
-from dledger.java_families import UNUSED, family_of
+from dledger.java_names import UNUSED, family_of
 from rocketstore import settings
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.config import MIB, MessageStoreConfig

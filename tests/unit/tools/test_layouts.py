@@ -11,9 +11,8 @@ PACKAGES: Final = ("dledger", "rocketstore", "dledger_spark", "benchmarks", "clu
 HOMES: Final = {
     "dledger/layout.py": "makes structs and tables of layouts; the log's own are here",
     "dledger/core/membership_payload.py": "bodies of NOOPs that tell of members",
-    "dledger/core/noop_payload.py": "the head of what NOOPs tell",
     "dledger/core/producer_payload.py": "bodies of NOOPs that tell of producers",
-    "dledger/core/time_payload.py": "bodies of NOOPs that tell the time",
+    "dledger/core/noop_payload.py": "the head of what NOOPs tell, and bodies that tell the time",
     "dledger/rpc/peers/pushes.py": "which entry a configuration between members has; nothing stored",
     "dledger/rpc/peers/frames.py": "frames between members; nothing stored",
     "dledger/statemachine/duplicates.py": "results of commands, a part of snapshots",

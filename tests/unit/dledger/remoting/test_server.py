@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from dledger.log_bound import LINES_MAX
+from dledger.log_output import LINES_MAX
 from dledger.remoting import server as module
 from dledger.remoting.codes import ANNOUNCED, AnswerCode
 from dledger.remoting.connection import RemotingConnection

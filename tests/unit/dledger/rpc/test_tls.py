@@ -24,10 +24,10 @@ from dledger.config import ClientAuth, Member, SecurityConfig, ServerConfig
 from dledger.core.messages import Envelope, HeartbeatRequest, PushCommit, TakeLeadership, VoteRequest
 from dledger.errors import ConfigError, TlsError
 from dledger.rpc import tls
-from dledger.rpc.file_watch import FileWatch
 from dledger.rpc.peers import acceptor
 from dledger.rpc.peers.frames import FrameKind, Purpose
 from dledger.rpc.peers.transport import PeerTransport
+from dledger.rpc.tls import FileWatch
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.rpc.tls_stream import TlsStream
 from dledger.types import NO_ENTRY, LogIndex, NodeId, Term

@@ -6,8 +6,7 @@ import itertools
 
 import pytest
 
-from dledger.client import appends
-from dledger.client.shared import AppendResult
+from dledger.client.shared import APPEND_RULES, AppendResult
 from dledger.errors import (
     ConfigError,
     DLedgerError,
@@ -572,7 +571,7 @@ def test_of_given_numbers_only_those_of_what_is_taken_are_used_up() -> None:
 @pytest.mark.parametrize("is_late", [False, True])
 def test_an_answer_that_makes_no_sense_says_nothing_of_what_is_stored(*, is_late: bool) -> None:
     """A place too few: the others may be stored, too."""
-    window: Window[None, AppendResult] = Window(WindowOptions(linger_ms=0.0), appends.RULES, named())
+    window: Window[None, AppendResult] = Window(WindowOptions(linger_ms=0.0), APPEND_RULES, named())
     batch = window.add_whole([b"a", b"b"], 0.0, timeout_ms=100.0)
     window.step(0.0)
     window.connected()

@@ -15,8 +15,8 @@ from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.config import Member, ServerConfig
 from dledger.core.membership_payload import encode_configuration
+from dledger.core.noop_payload import encode_time
 from dledger.core.producer_payload import Registration, encode_registration
-from dledger.core.time_payload import encode_time
 from dledger.errors import (
     CorruptLogError,
     DLedgerError,

@@ -14,7 +14,7 @@ from dledger.config import AccessConfig
 from dledger.remoting.acl import ACCESS_KEY, SIGNATURE, signed
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame, HeaderForm
-from dledger.remoting.log.codes import JavaCode, LogCode
+from dledger.remoting.log.codec import JavaCode, LogCode
 from rocketstore.broker.mastership import Mastership
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.broker_remoting.requests import REQUESTS

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from dledger.errors import InvalidRequestError
-from dledger.log_bound import LINES_MAX, BoundedLog
+from dledger.log_output import LINES_MAX, BoundedLog
 from rocketstore.filter import filters as filters_module
 from rocketstore.filter.filters import (
     FILTERS_CHARS_MAX,

@@ -12,8 +12,7 @@ from dledger.config import ServerConfig
 from dledger.errors import DLedgerError
 from dledger.remoting.frame import Frame
 from dledger.remoting.log import codec
-from dledger.remoting.log.answers import error_of
-from dledger.remoting.log.codes import LogCode
+from dledger.remoting.log.codec import LogCode, error_of
 from dledger.rpc.clients.codec import Append, Read, ReadAnswer, ReadMode
 from dledger.types import AppendedBatch, LogIndex, ProducerBatch
 from tests.support.fake_node import FakeNode, client_server

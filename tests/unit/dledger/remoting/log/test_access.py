@@ -16,7 +16,7 @@ from dledger.config import ReplicationConfig, ServerConfig
 from dledger.errors import AccessDeniedError
 from dledger.remoting.acl import signed
 from dledger.remoting.frame import Frame, encode
-from dledger.remoting.log.codes import JavaCode, LogCode
+from dledger.remoting.log.codec import JavaCode, LogCode
 from dledger.rpc.clients import codec as messages
 from dledger.rpc.clients.log_requests import NEEDED, LogOperation
 from dledger.types import ProducerBatch

@@ -8,7 +8,7 @@ from typing import cast
 from dledger.conditions import Conditions
 from dledger.config import ReplicationConfig, ServerConfig
 from dledger.remoting.frame import Frame, cut, encode
-from dledger.remoting.log.codes import LogCode
+from dledger.remoting.log.codec import LogCode
 from dledger.remoting.log.service import LogHandlers, log_server
 from dledger.rpc import loops
 from dledger.rpc.bridge import LoopBridge

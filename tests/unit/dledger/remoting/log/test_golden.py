@@ -6,8 +6,7 @@ from dledger.errors import LeaderHint, NotLeaderError
 from dledger.members import ChangeKind, ClusterMember, Configuration, MemberChange, MemberRole
 from dledger.remoting.frame import Frame, decode, encode
 from dledger.remoting.log import codec
-from dledger.remoting.log.answers import error_answer, error_of, success_bytes
-from dledger.remoting.log.codes import LogCode
+from dledger.remoting.log.codec import LogCode, error_answer, error_of, success_bytes
 from dledger.rpc.clients import member_codec
 from dledger.rpc.clients.codec import Append, Read
 from dledger.types import AppendedBatch, LogIndex, NodeId, Term

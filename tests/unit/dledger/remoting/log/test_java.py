@@ -12,7 +12,7 @@ import pytest
 from dledger.config import ReplicationConfig, ServerConfig
 from dledger.errors import LeaderHint, QuorumAckTimeoutError
 from dledger.remoting.frame import Frame
-from dledger.remoting.log.codes import JavaCode
+from dledger.remoting.log.codec import JavaCode
 from dledger.remoting.log.java import TOLERANT_BYTES_MAX
 from dledger.rpc.ports import MemberStatus
 from dledger.types import NodeId

@@ -38,7 +38,7 @@ from dledger.errors import (
 from dledger.members import ChangeKind, MemberChange
 from dledger.remoting.codes import ANNOUNCED, AnswerCode
 from dledger.remoting.frame import FLAG_ONEWAY, Frame, encode
-from dledger.remoting.log.codes import JavaCode, LogCode
+from dledger.remoting.log.codec import JavaCode, LogCode
 from dledger.remoting.log.service import LogHandlers, log_server
 from dledger.rpc import loops, options
 from dledger.rpc.bridge import LoopBridge

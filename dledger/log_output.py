@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from time import monotonic
 from typing import Final
 
 SPAN_S: Final = 10.0
 LINES_MAX: Final = 20
 """In each span."""
+_GROUP: Final[ContextVar[str]] = ContextVar("group", default="")
 
 
 class BoundedLog:
@@ -59,3 +62,21 @@ class BoundedLog:
 
     def _tell(self, left_out: int) -> None:
         self._log.info("%d more lines like the last ones were left out within %.0f s", left_out, SPAN_S)
+
+
+def speaking_group() -> str:
+    """The group that this thread, or task, works for; empty: none in particular."""
+    return _GROUP.get()
+
+
+@contextmanager
+def speaks_for(group: str) -> Iterator[None]:
+    """Whose log lines a thread writes, in a process of several groups: the group that it works for at the moment.
+
+    Inside, lines are the group's.
+    """
+    before = _GROUP.set(group)
+    try:
+        yield
+    finally:
+        _GROUP.reset(before)

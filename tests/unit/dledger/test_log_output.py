@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from dledger.log_bound import LINES_MAX, SPAN_S, BoundedLog
+from dledger.log_output import LINES_MAX, SPAN_S, BoundedLog
 
 
 def test_a_flood_costs_few_lines_and_is_counted(caplog: pytest.LogCaptureFixture) -> None:

@@ -19,11 +19,10 @@ from dledger.clock import Clock
 from dledger.conditions import ConditionKind
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.errors import ConfigError, DirectoryLockedError, DiskFullError, NoStateMachineError
-from dledger.groups_server import GroupsServer
 from dledger.host import Host
 from dledger.host_settings import check_together
-from dledger.hosted_groups import HostedGroups
-from dledger.log_speaker import speaking_group
+from dledger.hosted_groups import GroupsServer, HostedGroups
+from dledger.log_output import speaking_group
 from dledger.pb import client_pb2
 from dledger.runtime.supervisor import NodeFailedError
 from dledger.server import DLedgerServer

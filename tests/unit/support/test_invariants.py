@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from dledger.core.invariants import LastCheck, check
 from dledger.errors import InvariantError
 from dledger.types import FlushMark, HardState, LogIndex, Standing, Term
 from tests.support.cluster import N1
+from tests.support.invariants import LastCheck, check
 from tests.support.solo import Solo
 
 
