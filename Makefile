@@ -192,7 +192,7 @@ screenshots: $(STAMP) ## The pictures in docs/images, from a real demo and a rea
 tidy: $(STAMP) ## Figures of the sources: lines, public names, ports, calls of one append and of one send
 	@$(BIN)/python -m tools.tidy
 
-docs: $(STAMP) ## Write docs/configuration.md and docs/cli.md anew, from the code
+docs: $(STAMP) ## Write what docs say of settings, metrics and requests anew, from the code
 	$(BIN)/python -m tools.docs_reference
 
 clean: ## Remove what was made

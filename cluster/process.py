@@ -76,7 +76,7 @@ def server_options(*, repair: str = "") -> Callable[[FC], FC]:
         option("--insecure", is_flag=True, help="Serve plaintext to other machines too; see the settings tls_…."),
         option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other setting; may be repeated."),
         option("--repair", is_flag=True, help=repair),
-        option("--log-level", envvar="DLEDGER_LOG_LEVEL", **level),
+        option("--log-level", envvar="DLEDGER_LOG_LEVEL", help="Log messages of this level and above.", **level),
         option(
             "--log-format",
             envvar="DLEDGER_LOG_FORMAT",

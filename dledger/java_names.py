@@ -410,9 +410,9 @@ FAMILIES: Final = (
         """,
     ),
     _family(
-        "POP consumption",
+        "tuning of pop",
         Idleness.UNSUPPORTED,
-        "Consumers pull, or are members of a group that divides the queues.",
+        "Pop is always available, and its state is in the log; `mqadmin setConsumeMode` switches a group to it.",
         """
         ackMessageThreadPoolNums ackThreadPoolQueueCapacity appendAckAsync appendCkAsync
         defaultMessageRequestMode defaultPopShareQueueNum enableNotifyAfterPopOrderLockRelease

@@ -180,7 +180,7 @@ Examples:
 """
     + _EPILOG,
 )
-@click.option("-t", "--topic", required=True)
+@click.option("-t", "--topic", required=True, help="The topic.")
 @_load_options
 @broker_options
 def send(topic: str, wanted: _Wanted, target: BrokerTarget) -> None:

@@ -89,6 +89,7 @@ another machine: ssh -L 8080:127.0.0.1:8080 HOST.""",
     type=click.Choice(logs.LEVELS),
     default="warning",
     show_default=True,
+    help="Log messages of this level and above.",
 )
 @click.option(
     "--log-format",

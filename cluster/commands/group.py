@@ -40,7 +40,14 @@ lag is how many entries a node is behind the leader's end. A node's conditions (
 disk_full and so on) are listed below the table. Exit code 1 when there is no leader.""",
 )
 @click.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
-@click.option("--interval", type=flag_values.Seconds(min=0.1), default=1.0, show_default=True, metavar="SECONDS")
+@click.option(
+    "--interval",
+    type=flag_values.Seconds(min=0.1),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between updates with --watch.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object (one per line with --watch).")
 @group_options
 def status(

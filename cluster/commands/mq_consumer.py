@@ -213,8 +213,8 @@ Examples:
 The brokers tell consumers that are online, which go there at once. With --queue or --broker-name they are not told, and
 would commit their own position over the new one: stop them first.""",
 )
-@click.option("-g", "--group", required=True)
-@click.option("-t", "--topic", required=True)
+@click.option("-g", "--group", required=True, help="The consumer group.")
+@click.option("-t", "--topic", required=True, help="The topic.")
 @click.option("--to", "moment", type=Moment(ends=True), metavar="first|last|TIME", help="New position.")
 @click.option("--queue", type=flag_values.Whole(min=0), help="Only this queue.")
 @click.option("--offset", type=flag_values.Whole(min=0), help="With --queue: continue at this offset.")

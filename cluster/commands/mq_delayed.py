@@ -48,7 +48,7 @@ Examples:
 )
 @click.option("-t", "--topic", default="", metavar="TOPIC", help="Only messages for this topic.")
 @click.option("--from", "start", type=Moment(), default=0, metavar="TIME", help="Due at this time or later.")
-@click.option("--max", "count", type=COUNT, default=SHOWN, show_default=True, metavar="N")
+@click.option("--max", "count", type=COUNT, default=SHOWN, show_default=True, metavar="N", help="Maximum messages.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per message.")
 @broker_options
 def list_messages(topic: str, start: int, count: int, as_json: bool, target: BrokerTarget) -> None:
@@ -65,7 +65,7 @@ Examples:
 )
 @click.argument("key")
 @click.option("-t", "--topic", default="", metavar="TOPIC", help="Only messages for this topic.")
-@click.option("--max", "count", type=COUNT, default=SHOWN, show_default=True, metavar="N")
+@click.option("--max", "count", type=COUNT, default=SHOWN, show_default=True, metavar="N", help="Maximum messages.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per message.")
 @broker_options
 def search(key: str, topic: str, count: int, as_json: bool, target: BrokerTarget) -> None:

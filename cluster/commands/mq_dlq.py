@@ -97,7 +97,7 @@ Examples:
   dledger dlq resend -g billing --from 2h --yes
   dledger dlq resend -g billing --key order-17 --dry-run""",
 )
-@click.option("-g", "--group", required=True)
+@click.option("-g", "--group", required=True, help="The consumer group.")
 @wanted_options
 @click.option("--dry-run", is_flag=True, help="Say how many, and send nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
@@ -142,7 +142,7 @@ Examples:
   dledger dlq export -g billing -o letters.jsonl
   dledger dlq export -g billing --from 1d | jq -r .keys[]""",
 )
-@click.option("-g", "--group", required=True)
+@click.option("-g", "--group", required=True, help="The consumer group.")
 @wanted_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="A new file; default: standard output.")
 @broker_options

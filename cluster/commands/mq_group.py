@@ -137,7 +137,7 @@ Examples:
 
 Settings that are not named stay as they are.""",
 )
-@click.option("-g", "--group", required=True)
+@click.option("-g", "--group", required=True, help="The consumer group.")
 @click.option("--retries", type=flag_values.Whole(min=0), help="How often a message is tried again before it is dead.")
 @click.option("--ordered/--unordered", "ordered", default=None, help="Whether each queue is consumed in order.")
 @click.option("--retry-delays", type=RetryDelays(), metavar=_DELAYS, help="How long a failed message waits.")

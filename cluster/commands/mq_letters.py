@@ -51,7 +51,13 @@ def wanted_options(command: _F) -> _F:
                 "--offset", "offsets", type=flag_values.Whole(min=0), multiple=True, help="Only this; may be repeated."
             ),
             click.option(
-                "--from", "start", type=Moment(ends=True), default="first", show_default=True, metavar="first|TIME"
+                "--from",
+                "start",
+                type=Moment(ends=True),
+                default="first",
+                show_default=True,
+                metavar="first|TIME",
+                help="Where to start.",
             ),
             click.option("--until", type=Moment(), default=0, metavar="TIME", help="Only those stored before."),
             click.option("--key", default="", help="Only those with this business key."),

@@ -111,7 +111,7 @@ have an unknown outcome: they may be stored or not. What is sent again meanwhile
 is stored once.""",
 )
 @click.argument("texts", nargs=-1, metavar="[TEXT]… | -")
-@click.option("-t", "--topic", required=True)
+@click.option("-t", "--topic", required=True, help="The topic.")
 @click.option("--tags", help="The tag.")
 @click.option("--keys", help="Business keys to find it by, separated by spaces.")
 @click.option("--queue", type=flag_values.Whole(min=0), help="Send to this queue; default: each in turn.")
@@ -276,7 +276,7 @@ each prints the messages of its own ones, and when one ends, the others take the
 queues of all groups of brokers that have the topic. With --queue or --alone, it reads those queues, or all,
 whatever others read. Without a terminal only the bodies are printed.""",
 )
-@click.option("-t", "--topic", required=True)
+@click.option("-t", "--topic", required=True, help="The topic.")
 @click.option("-g", "--group", default="", help="Consumer group that remembers its position.")
 @click.option("--from", "start", type=Moment(ends=True), metavar="first|last|TIME", help="Where a new group starts.")
 @click.option("--max", "count", type=flag_values.Whole(min=1), metavar="N", help="Stop after this many messages.")

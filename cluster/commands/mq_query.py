@@ -60,9 +60,17 @@ Examples:
   dledger message query-by-key -t orders --unique C0000202B9F818B4AAC24DD5B1B70000""",
 )
 @click.argument("key")
-@click.option("-t", "--topic", required=True)
+@click.option("-t", "--topic", required=True, help="The topic.")
 @click.option("--unique", is_flag=True, help="KEY is the id that the producer gave the message.")
-@click.option("--max", "count", type=flag_values.Whole(min=1), default=32, show_default=True, metavar="N")
+@click.option(
+    "--max",
+    "count",
+    type=flag_values.Whole(min=1),
+    default=32,
+    show_default=True,
+    metavar="N",
+    help="Maximum messages.",
+)
 @click.option("--begin", type=Moment(), default=0, metavar="TIME", help="Stored at this time or later.")
 @click.option("--end", type=Moment(), default=0, metavar="TIME", help="Stored at this time or earlier.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per message.")
@@ -138,12 +146,20 @@ Examples:
   dledger message print -t orders --from 1h --tags new --json
   dledger message print -t orders --sql "amount > 10 AND region = 'EU'\"""",
 )
-@click.option("-t", "--topic", required=True)
+@click.option("-t", "--topic", required=True, help="The topic.")
 @click.option("--queue", type=flag_values.Whole(min=0), help="Only this queue; default: all, one after the other.")
 @click.option("--offset", type=flag_values.Whole(min=0), help="With --queue: start here.")
-@click.option("--from", "start", type=Moment(ends=True), default="first", show_default=True, metavar="first|TIME")
+@click.option(
+    "--from",
+    "start",
+    type=Moment(ends=True),
+    default="first",
+    show_default=True,
+    metavar="first|TIME",
+    help="Where to start.",
+)
 @click.option("--max", "count", type=flag_values.Whole(min=1), metavar="N", help="Maximum messages per queue.")
-@click.option("--tags", default="*", show_default=True, metavar="'A || B'")
+@click.option("--tags", default="*", show_default=True, metavar="'A || B'", help="Only messages with these tags.")
 @sql_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per message.")
 @broker_options

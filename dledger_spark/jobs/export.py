@@ -229,7 +229,13 @@ Run it repeatedly, for example from cron: it continues at the last batch's end. 
     metavar="SIZE",
     help="Size of one batch, the most that a killed run must redo.",
 )
-@click.option("--compression", type=click.Choice(COMPRESSIONS), default="zstd", show_default=True)
+@click.option(
+    "--compression",
+    type=click.Choice(COMPRESSIONS),
+    default="zstd",
+    show_default=True,
+    help="Compression of the Parquet files.",
+)
 @click.option("--skip-lost", is_flag=True, help="Continue if the log was trimmed before everything was exported.")
 def command(
     source: LogSource, out: Path, columns: str, batch_bytes: int, compression: str, skip_lost: bool

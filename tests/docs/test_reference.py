@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -16,6 +17,7 @@ from dledger import settings as node_settings
 from dledger.java_names import UNUSED
 from dledger.limits import Range, Unit, out_of_range, size_text
 from rocketstore import settings as broker_settings
+from rocketstore.nameserver import settings as name_server_settings
 from tools.docs_reference import __main__ as program
 from tools.docs_reference import commands, configuration, rocketmq_names
 from tools.docs_reference.records import Field, default_text, fields_of
@@ -81,15 +83,17 @@ def test_every_setting_says_what_it_means() -> None:
 
 
 def test_every_name_that_a_server_reads_is_in_the_reference() -> None:
-    """Own names have a heading, all others stand somewhere in the text."""
+    """A setting is one row, and in the table of name servers another one; all other names stand somewhere."""
     text = configuration.text()
-    headings = {line.removeprefix("### ") for line in text.splitlines() if line.startswith("### ")}
+    general = text[: text.index("\n## Name server\n")]
+    rows = re.findall(r"^\| `(\w+)`", general, re.MULTILINE)
 
     targets = {**node_settings.TARGETS, **broker_settings.TARGETS}
     own = {name for name in targets if name.islower() and targets[name].setting == name}
 
-    assert own - headings == set()
-    assert [name for name in (*targets, *UNUSED) if f"`{name}`" not in text and name not in headings] == []
+    assert len(rows) == len(set(rows))
+    assert own - set(rows) == set()
+    assert [name for name in (*targets, *name_server_settings.TARGETS, *UNUSED) if f"`{name}`" not in text] == []
 
 
 def test_every_setting_is_used_by_the_code_or_said_to_change_nothing() -> None:
@@ -109,35 +113,47 @@ def _attributes_read() -> Iterator[str]:
                     yield node.attr
 
 
-def test_the_table_of_rocketmqs_names_says_for_each_server_what_it_sets_or_why_nothing() -> None:
-    """Used with a link, used by one kind of broker, used by one server only, and not at all."""
+def test_a_row_shows_names_default_limits_readers_and_notes() -> None:
+    """Of a setting that brokers derive from another one, of one that only plain brokers read, of an enumeration."""
     rows = {
-        line.split("|")[1].strip(): line for line in rocketmq_names.section().splitlines() if line.startswith("| `")
+        row.split("`")[1]: [one.strip() for one in row.split("|")[1:-1]]
+        for row in configuration.text().splitlines()
+        if row.startswith("| `")
     }
 
-    cells = {name.strip("`"): [one.strip() for one in row.split("|")[2:-1]] for name, row in rows.items()}
-    nothing = "\N{EN DASH}"
+    assert rows["disk_check_ratio"][:2] == [
+        "`disk_check_ratio` `diskSpaceRatioToCheckExpired` `diskMaxUsedSpaceRatio` (percent, `serve` only)",
+        "0.7",
+    ]
+    assert rows["disk_check_ratio"][2].startswith("above 0 and at most 1; ")
+    assert rows["disk_check_ratio"][3] == "serve, replicated"
+    assert rows["disk_check_ratio"][4].endswith("derived from `disk_max_used_space_ratio`, unless set.")
+    assert rows["store_path_commit_log"][3] == "plain"
+    assert rows["flush_disk_type"][2] == "`SYNC_FLUSH` or `ASYNC_FLUSH`"
 
-    log, of_node = "[flush_disk_type](#flush_disk_type)", "[flush_mode](#flush_mode)"
-    assert cells["flushDiskType"] == [log, of_node, nothing, "of brokers"]
-    assert cells["storePathCommitLog"][:2] == ["[store_path_commit_log](#store_path_commit_log) (plain)", nothing]
-    assert cells["dLegerPeers"][:2] == ["[members](#members) (replicated)", "[members](#members)"]
-    assert cells["kvConfigPath"] == [nothing, nothing, "`kv_config_path`", "of name servers"]
-    assert cells["popPollingSize"] == [nothing, nothing, nothing, "POP consumption"]
-    assert not {name for name in UNUSED if f"`{name}`" not in rows}
+
+def test_names_that_change_nothing_stand_once_with_their_subject_and_reason() -> None:
+    """A name that some server reads is not among them."""
+    rows = [line.split("|") for line in rocketmq_names.section().splitlines() if line.count("|") == 5]
+    names = [name for row in rows for name in row[4].replace("`", "").split()][1:]
+    subjects = {name: row[1].strip() for row in rows for name in row[4].replace("`", "").split()}
+
+    assert subjects["popPollingSize"] == "tuning of pop"
+    used = {*node_settings.TARGETS, *broker_settings.TARGETS, *name_server_settings.TARGETS}
+    assert sorted(one for one in names if one.strip("-")) == sorted(set(UNUSED) - used)
 
 
-def test_every_command_and_option_is_in_the_reference() -> None:
-    """Of all that is not hidden."""
-    text = commands.text()
+def test_every_option_has_help() -> None:
+    """The commands' help is their reference."""
+    silent = [
+        f"{context.command_path} {parameter.opts[-1]}"
+        for command, context in commands.walk()
+        for parameter in command.params
+        if isinstance(parameter, click.Option) and not parameter.hidden and not parameter.help
+    ]
+    unexplained = [context.command_path for command, context in commands.walk() if not command.help]
 
-    for command, context in commands.walk():
-        if context.parent is None:
-            continue
-        assert f"\n## {context.command_path}\n" in text
-        for parameter in command.params:
-            if isinstance(parameter, click.Option) and not parameter.hidden:
-                assert f"`{parameter.opts[-1]}`" in text
+    assert (silent, unexplained) == ([], [])
 
 
 def test_a_stale_document_is_named_and_written_again(

@@ -6,12 +6,11 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from tools.docs_reference import commands, configuration, metrics, requests
+from tools.docs_reference import configuration, metrics, requests
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
 DOCUMENTS: Final = {
     "configuration.md": configuration.text,
-    "cli.md": commands.text,
     "metrics.md": metrics.text,
     "rocketmq.md": requests.text,
 }

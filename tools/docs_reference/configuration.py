@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -23,6 +23,7 @@ from rocketstore.settings import DLEDGER_ONLY, PLAIN_ONLY, SERVE_ONLY, WITHOUT_E
 from tools.docs_reference import commands, name_server, rocketmq_names
 from tools.docs_reference.records import Field, default_text, fields_of
 
+_TABLE: Final = "| setting | default | limits | read by | meaning |\n|---|---|---|---|---|\n"
 _HEAD: Final = """# Settings
 
 <!-- generated from the code by `make docs`; do not edit -->
@@ -31,8 +32,8 @@ Every setting of `dledger serve` (one node of a replicated log) and of `dledger 
 replicated), with its default, limits and aliases.
 
 **Sources**, in order of precedence: flags (`--set NAME=VALUE` accepts any name below, and the most common settings have
-their own flag), environment variables (`DLEDGER_` and any of the names in capitals), a properties file (`-c FILE`;
-RocketMQ's `broker.conf` works unchanged), the default.
+their own flag), environment variables (`DLEDGER_` and the first name in capitals, such as `DLEDGER_NODE_ID`), a
+properties file (`-c FILE`; RocketMQ's `broker.conf` works unchanged), the default.
 
 **Values.** A *size* is a number of bytes, or `64k`, `16MiB`, `1g` (powers of 1024). A time in ms is a number, or
 `500ms`, `30s`, `5m`, `2h`, `1d`. A *switch* is `true` or `false` (or `yes`, `on`, `1`; `no`, `off`, `0`). Lists are
@@ -44,12 +45,14 @@ RocketMQ or DLedger uses is a warning: [which, and what that means](#names-that-
 
 **RocketMQ's files** are Java properties (`=`, `:` or a blank between name and value, `#` or `!` before a comment, `\\`
 at the end of a line that continues, `\\uXXXX`), in UTF-8 or ISO-8859-1; `<!-- … -->`, with which some of RocketMQ 5
-begin, is a comment. What RocketMQ takes without a word for something else than is written is corrected with a warning:
-an empty number counts as not set, of two lines with one name the last counts, `diskMaxUsedSpaceRatio` is limited to 10
-to 95 and by `diskSpaceCleanForciblyRatio`, this one by `diskSpaceWarningLevelRatio`, and `registerNameServerPeriod` to
-10 to 60 s. Blanks at the end of a value are dropped, and `yes`, `on` and `1` are true; RocketMQ takes these for false.
+begin, is a comment. Values that RocketMQ silently reinterprets are reinterpreted here too, with a warning: an empty
+number counts as not set, the last of two lines with one name counts, `diskMaxUsedSpaceRatio` is limited to 10 to 95 and
+by `diskSpaceCleanForciblyRatio`, which is limited by `diskSpaceWarningLevelRatio`, and `registerNameServerPeriod` is
+limited to 10 to 60 s. Blanks at the end of a value are dropped, and `yes`, `on` and `1` are true; RocketMQ reads these
+as false.
 
-An alias marked *percent* takes its value in percent.
+**Columns.** The first names a setting, then its other names; *percent* marks a name that takes its value in percent.
+*Read by* says who reads it: `serve`, every `broker`, or only a *plain* or a *replicated* one.
 
 """
 
@@ -198,9 +201,9 @@ def text() -> str:
     front = {"TLS", "Access", "Metrics and logs", "More settings"}
     groups = [one for one in groups if one[0].title not in front] + [one for one in groups if one[0].title in front]
     groups = [one for one in groups if one[1]]
-    parts = [_HEAD, *_index(groups)]
+    parts = [_HEAD]
     for group, chosen in groups:
-        parts += [f"\n## {group.title}\n\n{group.words}\n", *map(_section, chosen)]
+        parts += [f"## {group.title}\n\n{group.words}\n\n{_TABLE}", *map(_row, chosen), "\n"]
     parts += [name_server.section(), _variables(), rocketmq_names.section()]
     return "".join(parts)
 
@@ -210,42 +213,31 @@ def _fits(group: _Group, one: SettingEntry) -> bool:
     return in_record and re.fullmatch(group.names, one.name) is not None
 
 
-def _index(groups: Iterable[tuple[_Group, list[SettingEntry]]]) -> Iterator[str]:
-    yield "| group | settings |\n|---|---|\n"
-    for group, chosen in groups:
-        links = " ".join(f"[{one.name}](#{one.name})" for one in chosen)
-        anchor = re.sub(r"[^\w-]", "", group.title.lower().replace(" ", "-"))
-        yield f"| [{group.title}](#{anchor}) | {links} |\n"
-    yield f"| [{name_server.TITLE}](#name-server) | a table |\n"
-    yield "| | [variables of the command line](#variables-of-the-command-line) |\n"
-    yield "| | [names that change nothing](#names-that-change-nothing) |\n"
-
-
 # --- one setting -----------------------------------------------------------------------------------------------------
 
 
 def _node_entry(field: Field, follows: Mapping[str, list[str]]) -> SettingEntry:
     in_broker = broker_settings.TARGETS.get(field.name)
-    readers = ["`serve`"]
+    readers = ["serve"]
     notes: list[str] = []
     if field.name in SERVE_ONLY:
         notes.append("A broker ignores it, with a warning: it serves its log at its own ports.")
     elif in_broker is not None and in_broker.setting == field.name:
-        readers.append("replicated `broker`" if field.name in DLEDGER_ONLY else "`broker`")
+        readers.append("replicated" if field.name in DLEDGER_ONLY else "broker")
     elif in_broker is not None:
-        notes.append(f"For `broker` this name means [{in_broker.setting}](#{in_broker.setting}).")
+        notes.append(f"For `broker` this name means `{in_broker.setting}`.")
     if field.name in follows and field.name not in SERVE_ONLY:
-        origin = " and ".join(f"[{one}](#{one})" for one in follows[field.name])
+        origin = " and ".join(f"`{one}`" for one in follows[field.name])
         unless = ", unless set" if len(readers) > 1 else ""
         notes.append(f"In a replicated broker it is derived from {origin}{unless}.")
     return SettingEntry(field, _names(field, node_settings.TARGETS), tuple(readers), tuple(notes))
 
 
 def _broker_entry(field: Field) -> SettingEntry:
-    reader = "`broker`"
+    reader = "broker"
     notes: list[str] = []
     if field.name in PLAIN_ONLY:
-        reader = "plain `broker`"
+        reader = "plain"
         notes.append("A replicated broker ignores it, with a warning.")
     if field.name in WITHOUT_EFFECT:
         notes.append(f"**Changes nothing**: {WITHOUT_EFFECT[field.name]}.")
@@ -253,7 +245,6 @@ def _broker_entry(field: Field) -> SettingEntry:
 
 
 def _names(field: Field, targets: Mapping[str, SettingTarget]) -> tuple[str, ...]:
-    own = targets.get(field.name)
     found = []
     for name, target in targets.items():
         if target.setting == field.name and name != field.name:
@@ -261,7 +252,7 @@ def _names(field: Field, targets: Mapping[str, SettingTarget]) -> tuple[str, ...
             if targets is node_settings.TARGETS and broker_settings.TARGETS[name].setting != field.name:
                 notes.append("`serve` only")
             found.append(f"`{name}`" + (f" ({', '.join(notes)})" if notes else ""))
-    return (*found, f"`DLEDGER_{field.name.upper()}`") if own is not None else tuple(found)
+    return tuple(found)
 
 
 def _unit(field: Field) -> str:
@@ -270,43 +261,19 @@ def _unit(field: Field) -> str:
     return "size" if field.unit is Unit.BYTES else field.unit or ""
 
 
-_KINDS: Final = {
-    "int": "whole number",
-    "int | None": "whole number",
-    "float": "number",
-    "str": "text",
-    "NodeId": "text",
-    "bytes": "text",
-    "TlsServerMode | None": "`disabled`, `permissive` or `enforcing`",
-    "Path": "directory",
-    "Path | None": "file",
-    "tuple[Path, ...]": "directories",
-    "tuple[NodeId, ...]": "ids",
-    "tuple[int, ...]": "whole numbers",
-    "tuple[Member, ...]": "members",
-    "bool": "switch",
-}
-
-
-def _section(entry: SettingEntry) -> str:
+def _row(entry: SettingEntry) -> str:
     field = entry.field
-    unit = _unit(field)
-    kind = unit if unit in ("size", "switch") else _KINDS.get(field.kind, field.kind)
+    limits = [_limit(entry.name, one) for one in field.limits]
     if isinstance(field.default, Enum):
-        kind = " or ".join(f"`{one.value}`" for one in type(field.default))
-    default = default_text(field, unit)
-    shown = default if default in ("none", "empty") else f"**{default}**"
-    meaning = field.meaning.replace("``", "`")
-    lines = [
-        f"\n### {entry.name}\n",
-        f"{meaning}\n",
-        f"- {kind}, default {shown}, read by {' and '.join(entry.readers)}",
-    ]
-    lines.append(f"- also {' '.join(entry.names)}")
-    if field.limits:
-        lines.append("- limits: " + "; ".join(_limit(entry.name, one) for one in field.limits))
-    lines += [f"- {one}" for one in entry.notes]
-    return "\n".join(lines) + "\n"
+        limits.insert(0, " or ".join(f"`{one.value}`" for one in type(field.default)))
+    cells = (
+        " ".join((f"`{entry.name}`", *entry.names)),
+        default_text(field, _unit(field)),
+        "; ".join(limits),
+        ", ".join(entry.readers),
+        " ".join((field.meaning.replace("``", "`"), *entry.notes)),
+    )
+    return f"| {' | '.join(one.replace('|', chr(92) + '|') for one in cells)} |\n"
 
 
 def _limit(name: str, sentence: str) -> str:
@@ -375,20 +342,20 @@ def _differences(one: object, other: object) -> Iterator[str]:
 # --- the rest --------------------------------------------------------------------------------------------------------
 
 
+def _without_variable(words: str) -> str:
+    return re.sub(r" \(also DLEDGER_\w+\)", "", re.sub(r"\(also DLEDGER_\w+; ", "(", words))
+
+
 def _variables() -> str:
-    seen: dict[str, list[str]] = {}
     words: dict[str, str] = {}
-    for command, context in commands.walk():
+    for command, _ in commands.walk():
         for parameter in command.params:
             if isinstance(parameter, click.Option) and isinstance(parameter.envvar, str) and not parameter.hidden:
-                seen.setdefault(parameter.envvar, []).append(context.command_path.removeprefix("dledger "))
                 words.setdefault(
-                    parameter.envvar, f"the same as `{parameter.opts[-1]}`: {parameter.help or 'see there'}"
+                    parameter.envvar, f"`{parameter.opts[-1]}` | {_without_variable(parameter.help or '')}"
                 )
-    rows = "".join(
-        f"| `{name}` | {words[name]} | {', '.join(f'`{one}`' for one in seen[name])} |\n" for name in sorted(seen)
-    )
+    rows = "".join(f"| `{name}` | {words[name]} |\n" for name in sorted(words))
     return (
-        "\n## Variables of the command line\n\nThese are read by the command line itself ([cli.md](cli.md)), and are "
-        f"not settings:\n\n| variable | | commands |\n|---|---|---|\n{rows}"
+        "\n## Variables of the command line\n\nThese stand for options of commands, and are not settings of a server:"
+        f"\n\n| variable | option | meaning |\n|---|---|---|\n{rows}"
     )

@@ -14,8 +14,8 @@ TITLE: Final = "Name server"
 _HEAD: Final = """
 ## Name server
 
-Settings of `dledger nameserver` ([nameserver.md](nameserver.md)), from the same sources as the others. With them it has
-[tls_cert_path](#tls_cert_path) and what else is under [TLS](#tls), `tls_client_trust_cert_path` included.
+Settings of `dledger nameserver` ([nameserver.md](nameserver.md)), from the same sources as the others, with
+the settings under [TLS](#tls).
 
 | setting | default | limits | meaning |
 |---|---|---|---|

@@ -31,8 +31,8 @@ def test_an_unsupported_subject_is_a_line_with_its_places_and_what_to_do() -> No
     (line,) = notices(given(popPollingSize="1", reviveQueueNum="8"))
 
     assert line == (
-        "POP consumption: not supported: popPollingSize, reviveQueueNum (/b.conf:1,2). Consumers pull, or are members "
-        "of a group that divides the queues"
+        "tuning of pop: not supported: popPollingSize, reviveQueueNum (/b.conf:1,2). Pop is always available, and its "
+        "state is in the log; mqadmin setConsumeMode switches a group to it"
     )
 
 
@@ -53,7 +53,7 @@ def test_protection_that_is_not_given_is_an_alarm_with_value_and_place(name: str
     found = notices([*given(popPollingSize="1"), Given(name, "true", "flag x")])
 
     assert found[0].startswith(f"{ALARMS[name].risk.upper()}: {name}=true (flag x) ")
-    assert found[1].startswith("POP consumption")
+    assert found[1].startswith("tuning of pop")
     assert len(found) == 2
 
 
