@@ -31,6 +31,10 @@ class BrokenRecordError(PipelineError):
     """Raised for bytes that are not a complete, undamaged record; names the segment and the offset in it."""
 
 
+class BadBodyError(PipelineError):
+    """Raised for a body that does not fit its schema, with ``badBodies=fail``."""
+
+
 class DataLossError(PipelineError):
     """Raised if a requested part of the log no longer exists, unless ``failOnDataLoss=false``."""
 

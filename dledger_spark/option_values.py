@@ -11,6 +11,7 @@ from dledger.values import split
 
 EARLIEST: Final = -2
 """``startingOffsets=earliest``, with Kafka's number."""
+SCHEMA_BYTES_MAX: Final = 1 << 20
 LATEST: Final = -1
 """``latest``, with Kafka's number."""
 
@@ -36,6 +37,28 @@ def names_value(text: str) -> tuple[str, ...]:
     if not names:
         raise ValueError("name at least one topic")
     return names
+
+
+def schema_value(text: str) -> bytes:
+    """A schema, or ``@`` and the file that holds it. Raises ``ValueError``."""
+    if not text.startswith("@"):
+        return text.encode()
+    try:
+        with open(text[1:], "rb") as file:
+            found = file.read(SCHEMA_BYTES_MAX + 1)
+    except OSError as error:
+        raise ValueError(f"cannot read {text[1:]}: {error.strerror}") from error
+    if len(found) > SCHEMA_BYTES_MAX:
+        raise ValueError(f"{text[1:]} has more than {SCHEMA_BYTES_MAX >> 20} MiB, so it is not a schema")
+    return found
+
+
+def delimiter_value(text: str) -> str:
+    """One character, or ``\\t``. Raises ``ValueError``."""
+    found = "\t" if text == "\\t" else text
+    if len(found) != 1 or found in '"\r\n':
+        raise ValueError(f"invalid delimiter {text!r}: use one character, such as ; or \\t")
+    return found
 
 
 def pattern_value(text: str) -> str:

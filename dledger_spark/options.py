@@ -24,10 +24,12 @@ from dledger_spark.option_values import (
     EARLIEST,
     LATEST,
     choice_value,
+    delimiter_value,
     names_value,
     offsets_value,
     path_value,
     pattern_value,
+    schema_value,
     text_value,
 )
 
@@ -51,6 +53,8 @@ RecordFormat = Literal["auto", "message", "entry"]
 SchemaStyle = Literal["default", "kafka"]
 ReadFrom = Literal["leader", "follower", "any"]
 PropertiesFormat = Literal["map", "raw"]
+BodyFormatName = Literal["", "json", "csv"]
+BadBodies = Literal["column", "fail"]
 Partitioner = Literal["roundrobin", "keys"]
 
 SPLIT_BYTES_DEFAULT: Final = 256 * MIB
@@ -59,6 +63,7 @@ SPLIT_BYTES_MAX: Final = 1024 * MIB
 """Offsets within a split are 32 bits wide."""
 SPLITS_MAX: Final = 4096
 """For one read, more tasks than this cost more than they gain."""
+_OF_BODIES: Final = frozenset(("body_schema", "body_delimiter", "bad_bodies"))
 GROUP_DEFAULT: Final = "default"
 BATCH_BYTES_DEFAULT: Final = MIB
 _BATCH_BYTES_MAX: Final = 16 * MIB
@@ -137,6 +142,10 @@ class ReadOptions:
     properties_format: PropertiesFormat = "map"
     include_headers: bool = False
     decompressed: bool = False
+    body_format: BodyFormatName = ""
+    body_schema: bytes = b""
+    body_delimiter: str = ","
+    bad_bodies: BadBodies = "column"
     allow_uncommitted: bool = False
     consumer_group: str = ""
     security: SecurityOptions = field(default_factory=lambda: SecurityOptions())
@@ -154,6 +163,7 @@ class ReadOptions:
             problems.append("give either path (a directory) or bootstrap.servers (a running group), not both")
         elif not values.get("path") and not values.get("servers"):
             problems.append(NOTHING_NAMED)
+        problems += _problems_of_bodies(values)
         if values.get("topics") and values.get("topic_pattern"):
             problems.append("give either subscribe or subscribePattern, not both")
         for one, other in (("starting", "starting_ms"), ("ending", "ending_ms")):
@@ -259,6 +269,16 @@ def unknown_option(key: str, names: Mapping[str, str]) -> str:
     meant = list(dict.fromkeys(names[one] for one in near))
     hint = f"did you mean {' or '.join(meant)}?" if meant else f"there are: {', '.join(dict.fromkeys(names.values()))}"
     return f"option {key} is unknown: {hint}"
+
+
+def _problems_of_bodies(values: Mapping[str, Any]) -> list[str]:
+    if "body_format" not in values:
+        given = [one.name for one in READ_OPTIONS if one.attribute in _OF_BODIES and one.attribute in values]
+        return [f"option {', '.join(given)} needs bodyFormat"] if given else []
+    problems = [] if "body_schema" in values else ["option bodySchema is missing: the columns of the bodies"]
+    if "body_delimiter" in values and values["body_format"] != "csv":
+        problems.append("option bodyDelimiter applies to bodyFormat=csv only")
+    return problems
 
 
 def _raise_if(problems: list[str]) -> None:
@@ -450,6 +470,28 @@ READ_OPTIONS: Final = (
         parse_boolean,
         "false",
         "bodies as they were before their producers compressed them (zlib, LZ4, Zstandard); null if damaged",
+    ),
+    Option(
+        "bodyFormat",
+        "body_format",
+        choice_value("json", "csv"),
+        "",
+        "what bodies are: `json` or `csv`; their columns are read instead of `body`",
+    ),
+    Option(
+        "bodySchema",
+        "body_schema",
+        schema_value,
+        "",
+        "their columns, in DDL; or `@` and a file that holds it",
+    ),
+    Option("bodyDelimiter", "body_delimiter", delimiter_value, ",", "between the fields of `csv`"),
+    Option(
+        "badBodies",
+        "bad_bodies",
+        choice_value("column", "fail"),
+        "column",
+        "a body that does not fit the schema: null with the reason in `badBody`, or `fail` the query",
     ),
     Option(
         "allowUncommitted",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from dledger_spark.body_types import ddl_type, quoted
 from dledger_spark.errors import SchemaError
 from dledger_spark.options import PropertiesFormat, SchemaStyle
 
@@ -37,6 +38,8 @@ class SchemaColumn:
     virtual: bool = False
     source: str = ""
     """For a Kafka-style column: the corresponding column of ours."""
+    of_body: bool = False
+    """Whether its values are in the bodies (``bodyFormat``)."""
 
     def __hash__(self) -> int:
         """By name: Arrow types are slow to hash, and schemas are looked up by their columns for every batch."""
@@ -82,17 +85,30 @@ KAFKA_COLUMNS: Final = (
 )
 RAW_PROPERTIES: Final = SchemaColumn("properties", "string", pa.string())
 COLUMN_NAMES: Final = tuple(one.name for one in COLUMNS)
+BAD_BODY: Final = SchemaColumn("badBody", "string", pa.string(), of_body=True)
+"""Why a body is not of its format; null if it is."""
 BIG_COLUMNS: Final = frozenset({"body", "raw", "value"})
 """Columns that make a row about as large as its record."""
 
 
+def body_columns(types: pa.StructType) -> tuple[SchemaColumn, ...]:
+    """The columns of bodies of these types, and ``badBody``."""
+    return (*(SchemaColumn(one.name, ddl_type(one.type), one.type, of_body=True) for one in types), BAD_BODY)
+
+
 def columns_of(style: SchemaStyle, properties: PropertiesFormat = "map") -> tuple[SchemaColumn, ...]:
-    """Every column available in this style."""
+    """Every column available in this style, without those of bodies."""
     if style == "kafka":
         return KAFKA_COLUMNS + tuple(one for one in COLUMNS if one.name != "topic")
     if properties == "raw":
         return tuple(RAW_PROPERTIES if one.name == "properties" else one for one in COLUMNS)
     return COLUMNS
+
+
+def beside(bodies: Sequence[SchemaColumn], columns: Sequence[SchemaColumn]) -> tuple[SchemaColumn, ...]:
+    """The columns of bodies, then those of the log, of which they hide any with the same name."""
+    hidden = {one.name.lower() for one in bodies}
+    return (*bodies, *(one for one in columns if one.name.lower() not in hidden))
 
 
 def default_columns(
@@ -110,7 +126,12 @@ def default_columns(
 
 def ddl_of(columns: Sequence[SchemaColumn]) -> str:
     """The columns in Spark's DDL."""
-    return ", ".join(f"`{one.name}` {one.ddl}" for one in columns)
+    return ", ".join(ddl_parts(columns))
+
+
+def ddl_parts(columns: Sequence[SchemaColumn]) -> list[str]:
+    """Each of the columns in Spark's DDL."""
+    return [f"{quoted(one.name)} {one.ddl}" for one in columns]
 
 
 def arrow_schema(columns: Sequence[SchemaColumn]) -> pa.Schema:
@@ -131,12 +152,17 @@ class Projection:
         return tuple(one.name for one in self.columns)
 
 
-def projection_of(schema: StructType, style: SchemaStyle, properties: PropertiesFormat = "map") -> Projection:
+def projection_of(
+    schema: StructType, style: SchemaStyle, properties: PropertiesFormat = "map", bodies: Sequence[SchemaColumn] = ()
+) -> Projection:
     """The projection for a schema; names are case-insensitive, as in SQL.
 
-    Raises ``SchemaError`` for an unknown column or wrong type; ``properties string`` means the stored string.
+    ``bodies``: the columns of bodies, if they are parsed. ``properties string`` means the stored string. Raises
+    ``SchemaError`` for an unknown column or wrong type.
     """
-    known = {one.name.lower(): one for one in columns_of(style, properties)}
+    from pyspark.sql.pandas.types import to_arrow_type  # needs no pandas
+
+    known = {one.name.lower(): one for one in beside(bodies, columns_of(style, properties))}
     columns: list[SchemaColumn] = []
     fields: list[pa.Field] = []
     problems: list[str] = []
@@ -146,9 +172,12 @@ def projection_of(schema: StructType, style: SchemaStyle, properties: Properties
             problems.append(_unknown(wanted.name, known))
             continue
         kind = wanted.dataType.simpleString()
-        if column.name == "properties" and kind == RAW_PROPERTIES.ddl:
+        if column.name == "properties" and not column.of_body and kind == RAW_PROPERTIES.ddl:
             column = RAW_PROPERTIES
-        if kind != column.ddl:
+        differs = (
+            to_arrow_type(wanted.dataType, timezone="UTC") != column.arrow if column.of_body else kind != column.ddl
+        )
+        if differs:
             problems.append(f"column {wanted.name} is {column.ddl}, not {kind}: read it as {column.ddl} and cast it")
         columns.append(column)
         fields.append(pa.field(wanted.name, column.arrow, nullable=wanted.nullable))

@@ -27,7 +27,7 @@ _PROBLEMS: Final = {WalkEnd.CUT: "a record extends beyond the data", WalkEnd.ZER
 
 def batch_bytes_for(columns: Sequence[SchemaColumn]) -> int:
     """How many log bytes one batch of these columns should cover."""
-    return BATCH_BYTES if any(one.name in BIG_COLUMNS for one in columns) else SLIM_BATCH_BYTES
+    return BATCH_BYTES if any(one.of_body or one.name in BIG_COLUMNS for one in columns) else SLIM_BATCH_BYTES
 
 
 def batches(

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dledger.errors import invariant
+from dledger.errors import InvariantError, invariant
 from dledger_spark.decode.bodies import decompressed
 from dledger_spark.decode.hosts import ipv4_texts, ipv6_texts
 from dledger_spark.decode.layout import MESSAGE, Ints
 from dledger_spark.decode.properties import KEYS, TAGS, as_maps, named
 from dledger_spark.decode.records import Records
 from dledger_spark.decode.slices import as_text, slices
+from dledger_spark.decode.typed_bodies import typed
 from dledger_spark.schema import HEADERS, TIMESTAMP, SchemaColumn
 
 _US_PER_MS: Final = 1000
@@ -24,12 +26,21 @@ _LOG_APPEND_TIME: Final = 1
 """Kafka's timestamp type LogAppendTime."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Shared:
     """The records from which the columns of one batch are computed."""
 
     records: Records
     crc_ok: pa.Array | None
+
+    @cached_property
+    def typed(self) -> dict[str, pa.Array]:
+        """The columns in bodies, by name. Raises ``BadBodyError``, ``OptionError``."""
+        records, wanted = self.records, self.records.context.bodies
+        if wanted is None:
+            raise InvariantError("columns in bodies need the bodies' format")
+        flags = records.field("sys_flag") if records.context.content == "message" else None
+        return typed(_stored_body(self), flags, records.positions, wanted)
 
 
 def _long(name: str) -> Callable[[Shared], pa.Array]:
@@ -75,9 +86,12 @@ def _topic(shared: Shared) -> pa.Array:
     return as_text(slices(records.buffer, records.tails.topic_begins, records.tails.topic_ends))
 
 
+def _stored_body(shared: Shared) -> pa.Array:
+    return slices(shared.records.buffer, shared.records.body_begins, shared.records.body_ends)
+
+
 def _body(shared: Shared) -> pa.Array:
-    records = shared.records
-    found = slices(records.buffer, records.body_begins, records.body_ends)
+    records, found = shared.records, _stored_body(shared)
     if not records.context.decompressed or records.context.content != "message":
         return found
     return decompressed(found, records.field("sys_flag"))
@@ -156,7 +170,9 @@ TAIL: Final = frozenset(("topic", "keys", "tags", "tagsCode", "properties", "pro
 
 
 def computed_by(column: SchemaColumn) -> str:
-    """The name under which a column's function is registered here."""
+    """The name under which a column's function is registered here: that of bodies for what is in them."""
+    if column.of_body:
+        return "body"
     if column.name in ("key", "headers"):  # their types differ from those of their source columns
         return column.name
     name = column.source or column.name
@@ -165,6 +181,8 @@ def computed_by(column: SchemaColumn) -> str:
 
 def array_of(column: SchemaColumn, shared: Shared) -> pa.Array:
     """The array of this column; nulls for records that do not have it."""
+    if column.of_body:
+        return shared.typed[column.name]
     name, context = computed_by(column), shared.records.context
     compute = ALWAYS.get(name)
     if compute is None and context.framing == "entry":

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from dledger_spark.decode.typed_bodies import TypedBodyFormat
 from dledger_spark.options import PropertiesFormat, SchemaStyle, VerifyCrc
 from rocketstore.message.walk import Framing
 
@@ -60,3 +61,5 @@ class DecodeContext:
     filters: tuple[RowFilter, ...] = ()
     decompressed: bool = False
     """Whether bodies are given as their producers had them before they compressed them."""
+    bodies: TypedBodyFormat | None = None
+    """How the columns in bodies are parsed; None if none is read."""

@@ -111,7 +111,7 @@ def _batch(records: Records, columns: Sequence[SchemaColumn], crc_ok: Mask | Non
     everything = Shared(records, None if crc_ok is None else pa.array(crc_ok))
     whole = Shared(records.select(~broken), None)
     arrays = [
-        array_of(one, everything) if one.name in _NOT_IN_BROKEN else with_nulls(array_of(one, whole), ~broken)
+        array_of(one, everything) if computed_by(one) in _NOT_IN_BROKEN else with_nulls(array_of(one, whole), ~broken)
         for one in columns
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from dledger_spark.decode import Content, DecodeContext, RowFilter
+from dledger_spark.decode.typed_bodies import body_format
 from dledger_spark.directory import Split, SplitSizes, open_directory, plan_splits, range_of, read_split
 from dledger_spark.errors import OptionError
 from dledger_spark.options import ReadOptions
@@ -85,6 +86,7 @@ def decode_context(
         properties_format="raw" if is_raw else "map",
         filters=filters,
         decompressed=options.decompressed,
+        bodies=body_format(options) if any(one.of_body for one in projection.columns) else None,
     )
 
 

@@ -10,8 +10,18 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSource
 
+from dledger_spark.decode.typed_bodies import body_format
 from dledger_spark.options import ReadOptions, WriteOptions
-from dledger_spark.schema import Projection, ddl_of, default_columns, projection_of
+from dledger_spark.schema import (
+    BAD_BODY,
+    Projection,
+    SchemaColumn,
+    beside,
+    body_columns,
+    ddl_parts,
+    default_columns,
+    projection_of,
+)
 from dledger_spark.source.table_options import for_reads, for_writes, options_in, options_of_table, with_options
 
 if TYPE_CHECKING:
@@ -41,7 +51,12 @@ class DLedgerDataSource(DataSource):
         columns = default_columns(
             options.schema_style, options.properties_format, headers=options.include_headers, crc_column=crc_column
         )
-        return ddl_of(columns) if of_table is None else with_options(ddl_of(columns), of_table)
+        if bodies := _body_columns(options):
+            columns = beside(bodies, [one for one in columns if (one.source or one.name) != "body"])
+            if options.bad_bodies == "fail":
+                columns = tuple(one for one in columns if one != BAD_BODY)
+        parts = ddl_parts(columns)
+        return ", ".join(parts) if of_table is None else with_options(parts, of_table)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options, projection = self._read(schema)
@@ -71,8 +86,14 @@ class DLedgerDataSource(DataSource):
     def _read(self, schema: StructType) -> tuple[ReadOptions, Projection]:
         """The parsed options and projection. Raises ``OptionError``, ``SchemaError``."""
         options = ReadOptions.parse(for_reads(options_in(schema), self.options))
-        return options, projection_of(schema, options.schema_style, options.properties_format)
+        return options, projection_of(schema, options.schema_style, options.properties_format, _body_columns(options))
 
     def _write_options(self, schema: StructType) -> WriteOptions:
         given = {name: text for name, text in self.options.items() if name.lower() not in _SPARKS_OWN}
         return WriteOptions.parse(for_writes(options_in(schema), given))
+
+
+def _body_columns(options: ReadOptions) -> tuple[SchemaColumn, ...]:
+    """The columns of bodies. Raises ``SchemaError``."""
+    bodies = body_format(options)
+    return () if bodies is None else body_columns(bodies.columns)

@@ -109,7 +109,7 @@ def pushed(found: spark.Filter, projection: Projection) -> PushedFilter | None:
         return None
     names = dict(zip(projection.schema.names, projection.columns, strict=True))
     column = names.get(attribute[0])
-    name = (column.source or column.name) if column is not None else ""
+    name = (column.source or column.name) if column is not None and not column.of_body else ""
     arrow = _TYPES.get(name)
     if column is None or arrow is None or arrow != column.arrow or not _is_plain(arrow):
         return None

@@ -8,7 +8,7 @@ of its first column, which ``DESCRIBE`` also shows. Secrets are refused: a comme
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from dledger_spark.errors import OptionError
@@ -42,11 +42,11 @@ def options_of_table(options: Mapping[str, str]) -> dict[str, str] | None:
     return own
 
 
-def with_options(ddl: str, options: Mapping[str, str]) -> str:
-    """A schema in Spark's DDL, one line per column, that contains the options."""
+def with_options(columns: Sequence[str], options: Mapping[str, str]) -> str:
+    """A schema in Spark's DDL, of these columns, that contains the options."""
     comment = _BEGIN + json.dumps(dict(options), sort_keys=True)
     quoted = comment.replace("\\", "\\\\").replace("'", "\\'")
-    first, *others = ddl.split(", ", 1)
+    first, *others = columns
     return ", ".join([f"{first} COMMENT '{quoted}'", *others])
 
 
