@@ -103,9 +103,11 @@ SWITCHED_OFF: Final = frozenset({"", "false", "no", "off", "0", "default", "defa
 ALARMS: Final = {
     **dict.fromkeys(
         ("authenticationEnabled", "authorizationEnabled"),
-        Alarm(Risk.SECURITY, "protects nothing: list the accounts in acl_file and set aclEnable=true (docs/access.md)"),
+        Alarm(
+            Risk.SECURITY, "protects nothing: list the accounts in acl_file and set aclEnable=true (docs/security.md)"
+        ),
     ),
-    "kerberosEnable": Alarm(Risk.SECURITY, "protects nothing: use aclEnable=true or certificates (docs/access.md)"),
+    "kerberosEnable": Alarm(Risk.SECURITY, "protects nothing: use aclEnable=true or certificates (docs/security.md)"),
     "useTLS": Alarm(
         Risk.SECURITY,
         "encrypts nothing: set namesrv_tls=true for name servers, and tls_cert_path and the others for clients",

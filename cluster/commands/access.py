@@ -22,7 +22,7 @@ Examples:
   dledger access check /etc/dledger/plain_acl.yml""",
 )
 def access() -> None:
-    """Accounts and permissions for clients, in the format of RocketMQ's plain_acl.yml. See docs/access.md."""
+    """Accounts and permissions for clients, in the format of RocketMQ's plain_acl.yml. See docs/security.md."""
 
 
 @access.command(

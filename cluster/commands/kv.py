@@ -51,7 +51,7 @@ Examples:
   dledger kv watch --prefix config/
   dledger kv lock nightly -- ./run.sh           one at a time, in the whole group
 
-It shows what a state machine on the log can do, in the words of etcd: see docs/statemachine.md for your own.""",
+It shows what a state machine on the log can do, in the words of etcd: see docs/guarantees.md for your own.""",
 )
 def kv() -> None:
     """A linearizable map with compare-and-swap, leases and watches, kept by a group of nodes of its own."""

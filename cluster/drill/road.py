@@ -1,6 +1,6 @@
 """The road from a master and its slave to a group and back to a plain broker, on the same directories and under load.
 
-The brokers are stopped twice on the way; the producer pauses for that, as docs/master-slave.md says, and the consumer
+The brokers are stopped twice on the way; the producer pauses for that, as docs/brokers.md says, and the consumer
 goes on trying. At every station, everything is read back from every broker before it is stopped.
 """
 

@@ -1,6 +1,6 @@
 """Every metric: its name, kind, labels and meaning, and its name in DLedger and RocketMQ 5.
 
-Collectors can only emit metrics listed here (``families`` looks them up), and the table in ``docs/metrics.md`` is
+Collectors can only emit metrics listed here (``families`` looks them up), and the table in ``docs/monitoring.md`` is
 generated from it. Names follow Prometheus: base units, ``_total`` for counters.
 """
 

@@ -1,7 +1,7 @@
 """``dledger pipeline replay``: replays part of a log, or Parquet, into a topic, each row exactly once.
 
 Rows go through a fixed number of named writers. The target log remembers how many rows of each writer it has (see
-``docs/idempotence.md``), so a replay that was killed, or is run again, adds what is missing. This requires that a
+``docs/messages.md``), so a replay that was killed, or is run again, adds what is missing. This requires that a
 writer always gets the same rows in the same order: rows are assigned to writers by their place in the log, in chunks,
 and sorted by it. If the range has grown meanwhile, rows are only added at each writer's end.
 

@@ -19,7 +19,7 @@ One side that does (``rocketstore.broker``) drives it, on one thread, and nothin
 ``now_ms`` is wall-clock time, ms since 1970, that never goes back and does not jump while the engine lives: the time
 when it was made, plus what has passed by a monotonic clock. Other members must agree with it to within ``SKEW_MS``.
 
-The rules are P1 to P13 of docs/pop.md.
+The rules are P1 to P13 of docs/messages.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The pictures of docs/console.md, from a real group in a real browser: ``make screenshots``.
+"""The pictures of docs/monitoring.md, from a real group in a real browser: ``make screenshots``.
 
 What they show is what happened while they were taken: a minute of load, a leader handed over, a leader killed.
 """

@@ -43,7 +43,7 @@ def running(line: str, directory: Path, ready: str) -> Iterator[str]:
 @pytest.mark.slow
 def test_a_name_server_knows_the_brokers_as_shown(tmp_path: Path) -> None:
     """Terms, numbers of slaves and rates differ."""
-    start, ready, listing, *shown = block((ROOT / "docs" / "nameserver.md").read_text(), "$ dledger nameserver &")
+    start, ready, listing, *shown = block((ROOT / "docs" / "brokers.md").read_text(), "$ dledger nameserver &")
     (port,) = free_ports(1)
     address = f"127.0.0.1:{port}"
     listing = listing[2:].replace("127.0.0.1:9876", address)

@@ -1,4 +1,4 @@
-"""``docs/threads.md`` against running servers: their threads are those of the tables."""
+"""The section on threads of ``ARCHITECTURE.md`` against running servers: their threads are those of the tables."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.unit.rocketstore.nameserver.wire import calling, config_in, running
 
 pytestmark = pytest.mark.lane("processes")  # real ones, which want a small machine for themselves
 
-THREADS: Final = ROOT / "docs" / "threads.md"
+THREADS: Final = ROOT / "ARCHITECTURE.md"
 _OF_GRPC: Final = re.compile(r"Thread-\d+ \((_serve|_run|_poll_wrapper)\)")
 _SMALL: Final = {"mapped_file_size_commit_log": "1m", "max_hash_slot_num": "100", "max_index_num": "1000"}
 
@@ -78,7 +78,7 @@ def _member_servers(directory: Path) -> Iterator[DLedgerServer]:
 @pytest.mark.slow
 def test_the_threads_of_a_node_are_those_of_the_table(tmp_path: Path, before: set[threading.Thread]) -> None:
     """A group of three, after an append and a read."""
-    rows = _rows("Of a node")
+    rows = _rows("Threads of a node")
     always = {name for name, there in rows.items() if there in ("always", "not in a broker")}
     with ExitStack() as stack:
         servers = list(_member_servers(tmp_path))
@@ -99,7 +99,7 @@ def test_the_threads_of_a_state_machine_are_there_with_one_only(tmp_path: Path, 
     """No thread and no cost without a machine."""
     own = {"dledger-apply-NODE", "dledger-snapshot-NODE", "dledger-fetch-NODE", "dledger-query-NODE_N"}
     for machine in (None, History()):
-        rows = _rows("Of a node")
+        rows = _rows("Threads of a node")
         (port,) = free_ports(1)
         store = StoreConfig(base_dir=tmp_path, segment_bytes=1 << 20, index_segment_bytes=1 << 19)
         config = ServerConfig(members=(Member(NodeId("n0"), "127.0.0.1", port),), client_port=0, store=store)
@@ -130,7 +130,7 @@ def test_the_threads_of_a_broker_are_those_of_the_table(
 ) -> None:
     """Of each kind, after a message."""
     replicated = kind == "replicated broker"
-    rows = _rows("Of a broker")
+    rows = _rows("Threads of a broker")
     modes = {"always", kind, kind.partition(",")[0]}
     if kind.startswith("with"):
         modes |= {"plain broker", "plain broker, ASYNC_FLUSH"}
@@ -139,7 +139,7 @@ def test_the_threads_of_a_broker_are_those_of_the_table(
     if replicated:
         port, listen_port = free_ports(2)
         flags = flags | {"members": f"n0-127.0.0.1:{port}", "listen_port": str(listen_port)}
-        node = _rows("Of a node")
+        node = _rows("Threads of a node")
         always |= {name for name, there in node.items() if there == "always" and "PEER" not in name}
         possible |= {name for name, there in node.items() if there != "not in a broker"}
     settings = {"listen_port": "0", "vip_port": "0", "store_path_root_dir": str(tmp_path), **_SMALL, **flags}
@@ -161,7 +161,7 @@ def _of_the_client() -> set[str]:
 @pytest.mark.slow
 def test_the_threads_of_a_name_server_are_those_of_the_table(tmp_path: Path, before: set[threading.Thread]) -> None:
     """One that has written a value."""
-    rows = _rows("Of a name server")
+    rows = _rows("Threads of a name server")
     always = {name for name, there in rows.items() if there == "always"}
     with running(config_in(tmp_path)) as server, calling(server) as caller:
         caller.ask(RequestCode.PUT_KV_CONFIG, namespace="n", key="k", value="v")
@@ -174,7 +174,7 @@ def test_the_names_of_all_other_threads_stand_in_the_code() -> None:
         path.read_text() for package in ("dledger", "rocketstore", "cluster") for path in (ROOT / package).rglob("*.py")
     )
 
-    for heading in ("Of a node", "Of a broker", "Of a name server", "Of the process"):
+    for heading in ("Threads of a node", "Threads of a broker", "Threads of a name server", "Threads of the process"):
         for name in _rows(heading):
             stem = re.sub(r"(-PEER)?-NODE|_N|dledger-(?=dispatcher)", "", name)
             assert name == "MainThread" or stem in sources, name

@@ -1,4 +1,4 @@
-"""Random worlds keep the rules of pop (docs/pop.md); every planted bug of tests/mutants about them breaks one."""
+"""Random worlds keep the rules of pop (docs/messages.md); every planted bug of tests/mutants about them breaks one."""
 
 from __future__ import annotations
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Final
 
 from tools.docs_reference import configuration, metrics, requests
+from tools.docs_reference.sections import DOCS
 
-DOCS: Final = Path(__file__).parents[2] / "docs"
 DOCUMENTS: Final = {
     "configuration.md": configuration.text,
-    "metrics.md": metrics.text,
+    "monitoring.md": metrics.text,
     "rocketmq.md": requests.text,
 }
 

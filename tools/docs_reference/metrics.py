@@ -1,4 +1,4 @@
-"""``docs/metrics.md``: every metric, from the catalog that the endpoint itself is made from."""
+"""The tables of metrics in ``docs/monitoring.md``, from the catalog that the endpoint itself is made from."""
 
 from __future__ import annotations
 
@@ -8,46 +8,7 @@ from typing import Final
 from cluster.metrics.catalog import BROKER_LABELS, BROKER_SPECS, NAME_SERVER_SPECS, NODE_LABELS, NODE_SPECS, Spec
 from cluster.metrics.histogram import LATENCY_BOUNDS_S
 from dledger.core.outbox import RoleReason
-
-_HEAD: Final = """\
-# Metrics
-
-_Generated from the code by `make docs`: change `cluster/metrics/catalog.py` or `tools/docs_reference/metrics.py`._
-
-Off by default. Give a node, broker or name server a port, and it serves metrics to Prometheus:
-
-```
-dledger serve -c n0.conf --set metrics_port=5557
-DLEDGER_METRICS_PORT=5557 DLEDGER_METRICS_HOST=0.0.0.0 dledger broker -c broker-n0.conf
-curl http://127.0.0.1:5557/metrics
-```
-
-| path | response |
-|---|---|
-| `/metrics` | everything below, in Prometheus's text format |
-| `/healthz` | 200 while the process is alive and has not failed (also during recovery) |
-| `/readyz` | 200 once it knows a leader; a broker must also know what is committed; a name server answers. Else 503 |
-
-RocketMQ's names `metricsPromExporterPort` and `metricsPromExporterHost` also work; `metricsExporterType` has no
-effect here: setting the port enables metrics. The endpoint is read-only, has neither encryption nor access control, and
-listens on loopback unless `metrics_host` is set: do not expose it to other networks.
-
-- A Prometheus configuration and alert rules: [cluster/deploy/prometheus](../cluster/deploy/prometheus);
-  what each alert means: [alerts.md](alerts.md).
-- A Grafana dashboard: [cluster/deploy/grafana](../cluster/deploy/grafana).
-
-**Cost.** Gauges and most counters are read from the node's state when Prometheus scrapes them. Only histograms are
-updated as the node works, once per batch, push or flush, never per entry. Without a port, nothing is measured.
-
-**Cardinality.** The first `metrics_topics_max` (200) topics, and pairs of group and topic, have their own series and
-keep them, so that no counter decreases; all others share the series `(others)`. Lags of groups beyond the
-limit are omitted, and `rocketmq_consumer_lags_left_out` counts them.
-
-**Histograms of seconds** have these buckets: {buckets}.
-
-**Also exported**: `process_cpu_seconds_total`, `process_resident_memory_bytes`, `process_open_fds` and the other
-process metrics of the Prometheus client library.
-"""
+from tools.docs_reference.sections import replaced
 
 _REASONS: Final = {
     RoleReason.ELECTION_TIMEOUT: "it heard no leader for an election timeout, or is alone in its group",
@@ -68,23 +29,28 @@ _REASONS: Final = {
 
 
 def text() -> str:
-    """The whole document."""
+    """The whole document. Raises ``ValueError`` if it has no place for the tables."""
+    return replaced("monitoring.md", "metrics", tables())
+
+
+def tables() -> str:
+    """Every metric, by the kind of server."""
     buckets = ", ".join(f"{bound:g}" for bound in LATENCY_BOUNDS_S)
     reasons = "".join(f"| `{reason}` | {_REASONS[reason]} |\n" for reason in RoleReason)
     return "".join(
         [
-            _HEAD.replace("{buckets}", buckets),
-            "\n## Every node\n\n",
+            f"Histograms of seconds have these buckets: {buckets}.\n",
+            "\n### Metrics of every node\n\n",
             f"All have the labels {_names(NODE_LABELS)}. The last column is DLedger's name, if any (its values are "
             "in microseconds, although it says milliseconds; ours are in seconds).\n\n",
             _table(NODE_SPECS),
             "\n`reason` of `dledger_role_changes_total` and of the log's `role_change` lines:\n\n",
             f"| reason | the node's role, term or leader changed because |\n|---|---|\n{reasons}",
-            "\n## Brokers\n\n",
+            "\n### Metrics of brokers\n\n",
             f"All have the labels {_names(BROKER_LABELS)}. The last column is the name in RocketMQ 5 (4.9 has no "
             "Prometheus endpoint; where its runtime info contains the value, that is named).\n\n",
             _table(BROKER_SPECS),
-            "\n## Name servers\n\n",
+            "\n### Metrics of name servers\n\n",
             "Java's have none. `request` is a name of [the table of requests](rocketmq.md#requests), or `unknown`; "
             "`code` is RocketMQ's.\n\n",
             _table(NAME_SERVER_SPECS),

@@ -14,7 +14,7 @@ TITLE: Final = "Name server"
 _HEAD: Final = """
 ## Name server
 
-Settings of `dledger nameserver` ([nameserver.md](nameserver.md)), from the same sources as the others, with
+Settings of `dledger nameserver` ([brokers.md](brokers.md#name-servers)), from the same sources as the others, with
 the settings under [TLS](#tls).
 
 | setting | default | limits | meaning |

@@ -1,24 +1,14 @@
-"""The table of RocketMQ's requests in ``docs/rocketmq.md``, whose other text is written by people."""
+"""The table of RocketMQ's requests in ``docs/rocketmq.md``."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Final
-
+from tools.docs_reference.sections import replaced
 from tools.docs_reference.supported import CODES
-
-DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "rocketmq.md"
-BEGIN: Final = "<!-- requests: generated from tools/docs_reference/supported.py by `make docs` -->\n"
-END: Final = "<!-- end of the requests -->\n"
 
 
 def text() -> str:
-    """The document with the table as it should be. Raises ``ValueError`` if the document has no place for it."""
-    before, begin, rest = DOCUMENT.read_text("utf-8").partition(BEGIN)
-    _old, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{DOCUMENT} must contain the lines {BEGIN!r} and {END!r}")
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    """The whole document. Raises ``ValueError`` if it has no place for the table."""
+    return replaced("rocketmq.md", "requests", table())
 
 
 def table() -> str:

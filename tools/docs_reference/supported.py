@@ -61,7 +61,7 @@ def _not(note: str, receiver: AnsweredBy = AnsweredBy.BROKER) -> Supported:
 
 
 _AT_MASTER: Final = "a slave passes it on to the master"
-_ACL: Final = "code 3: access rules are a file on each broker ([access.md](access.md))"
+_ACL: Final = "code 3: access rules are a file on each broker ([security.md](security.md#access-keys-and-limits))"
 _OWN_GROUP: Final = "a broker tells of its own group only, which RocketMQ's brokers do not"
 _QUEUES: Final = "about 20,000 queues at most"
 
@@ -94,11 +94,12 @@ CODES: Final[Mapping[Code, Supported]] = {
     Code.HEART_BEAT: _by_broker(),
     Code.UNREGISTER_CLIENT: _by_broker(),
     Code.CONSUMER_SEND_MSG_BACK: _by_broker(_AT_MASTER),
-    Code.END_TRANSACTION: _by_broker(f"{_AT_MASTER}; ends a transaction once ([transactions.md](transactions.md))"),
+    Code.END_TRANSACTION: _by_broker(
+        f"{_AT_MASTER}; ends a transaction once ([messages.md](messages.md#transactions))"
+    ),
     Code.GET_CONSUMER_LIST_BY_GROUP: _by_broker(),
     Code.CHECK_TRANSACTION_STATE: _to_client(
-        "to who prepared the message, else one producer of the group, in turn "
-        "([transactions.md](transactions.md#checks))"
+        "to who prepared the message, else one producer of the group, in turn ([messages.md](messages.md#checks))"
     ),
     Code.NOTIFY_CONSUMER_IDS_CHANGED: _to_client(),
     Code.LOCK_BATCH_MQ: _by_broker(_AT_MASTER),

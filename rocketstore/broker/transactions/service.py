@@ -3,7 +3,7 @@
 **Exactly as the producer said.** What has ended is what the log says: the commit, or the op message. A commit is
 written before its op, in one batch. A master that takes over reads the log first, and finishes what lacks only its op.
 From then on it knows every open transaction, marks one before its end goes to the log, and forgets it when the log
-shows its op; so of two requests to end it, or two answers to a check, only one is written. See docs/transactions.md.
+shows its op; so of two requests to end it, or two answers to a check, only one is written. See docs/messages.md.
 """
 
 from __future__ import annotations

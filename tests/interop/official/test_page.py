@@ -1,4 +1,4 @@
-"""The programs of ``docs/rocketmq5.md``, as they are but for the address: each sends a message and receives it."""
+"""The programs of ``docs/rocketmq.md``, as they are but for the address: each sends a message and receives it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.interop.rocketmq import class_path
 
 pytestmark = pytest.mark.interop
 
-PAGE: Final = PROJECT / "docs" / "rocketmq5.md"
+PAGE: Final = PROJECT / "docs" / "rocketmq.md"
 IN_PAGE: Final = "127.0.0.1:8081"
 
 

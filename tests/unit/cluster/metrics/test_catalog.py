@@ -27,7 +27,7 @@ def test_a_name_says_unit_and_kind(spec: Spec) -> None:
 
 
 def test_nothing_that_is_not_in_the_catalog_can_be_told() -> None:
-    """Else the table in docs/metrics.md would lack it; nor can a metric be told as another kind."""
+    """Else the table in docs/monitoring.md would lack it; nor can a metric be told as another kind."""
     families = Families("g", "n0")
 
     with pytest.raises(KeyError):
