@@ -78,8 +78,9 @@ class CommandSender:
 
     async def close(self) -> None:
         """What is not answered fails, as unknown if it was sent."""
-        for one in self._taken(len(self._waiting)):
-            _fail(one, UnavailableError("the client was closed before the command was sent"))
+        while taken := self._taken(len(self._waiting)):  # as much as one request holds
+            for one in taken:
+                _fail(one, UnavailableError("the client was closed before the command was sent"))
         if self._sending is not None:
             self._sending.cancel()
             await asyncio.wait((self._sending,))
@@ -125,13 +126,24 @@ class CommandSender:
     async def _results(self, batch: list[_Waiting]) -> tuple[bytes, ...]:
         deadline = max((one.deadline for one in batch), key=lambda one: one.remaining_s)
         commands = [one.command for one in batch]
-        sent = 0
+        try:
+            return await self._asked(commands, deadline)
+        except UnknownProducerError as error:
+            if error.outcome == "unknown":
+                raise
+        self._begin_anew()  # it was idle for so long that it was forgotten
+        return await self._asked(commands, deadline)
+
+    async def _asked(self, commands: list[bytes], deadline: TimeLimit) -> tuple[bytes, ...]:
+        """Ask until there is an answer. What the last error says is of the last attempt, which may not have come so
+        far as one before it: the outcome is unknown if that of any of them is.
+        """
+        may_be_applied = False
+        producer = ProducerBatch(self._producer, self._sequence)
+        request = machine_codec.encode_commands(Commands(self._group, commands, producer))
 
         async def ask(address: str, until: TimeLimit) -> tuple[bytes, ...]:
-            nonlocal sent
-            sent += 1
-            producer = ProducerBatch(self._producer, self._sequence)
-            request = machine_codec.encode_commands(Commands(self._group, commands, producer))
+            nonlocal may_be_applied
             try:
                 answer = await self._connections.call(address, LogCode.COMMAND, request, until, changes=True)
                 return machine_codec.decode_results(answer)
@@ -139,21 +151,16 @@ class CommandSender:
                 raise
             except DLedgerError as error:
                 if error.outcome == "unknown":  # repeated under the same numbers, it is applied once
+                    may_be_applied = True
                     raise RequestTimeoutError(str(error)) from error
                 raise
 
         try:
             return await self._calls.at_leader(ask, deadline)
-        except UnknownProducerError as error:
-            if sent > 1:  # an attempt before may have been applied
-                error.outcome = "unknown"
-                raise
         except DLedgerError as error:
-            if sent > 1:
+            if may_be_applied:
                 error.outcome = "unknown"
             raise
-        self._begin_anew()  # it was idle for so long that it was forgotten
-        return await self._calls.at_leader(ask, deadline)
 
     def _begin_anew(self) -> None:
         self._producer, self._sequence = new_producer_name(), 0
