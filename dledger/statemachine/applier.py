@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import replace
 from itertools import repeat
 from time import monotonic
@@ -198,9 +199,12 @@ class Applier:
         late: Callable[[DLedgerError | None], None],
     ) -> None:
         """Call ``then`` on the applier's thread once ``index`` is applied; ``late`` when it is not by ``due_ms``
-        (monotonic), with None, or if that cannot be any more, with the error. Raises ``PendingFullError``.
+        (monotonic), with None, or if that cannot be any more, with the error. Raises ``PendingFullError``, and
+        ``ShutdownError`` after a stop.
         """
         with self._lock:
+            if self._stopping:
+                raise ShutdownError("this node has stopped: ask another one")
             if len(self._waits) >= self._config.replication.pending_entries_max:
                 raise PendingFullError(f"{len(self._waits)} queries already wait: retry shortly (pending_entries_max)")
             self._waits.append(_Wait(index, due_ms, then, late))
@@ -218,7 +222,7 @@ class Applier:
 
         try:
             self.when_applied(index, due_ms, lambda: batch.applied(self._duplicates), late)
-        except PendingFullError as error:
+        except (PendingFullError, ShutdownError) as error:
             batch.failed(error)
 
     def query(self, request: bytes) -> tuple[bytes, LogIndex]:
@@ -231,11 +235,9 @@ class Applier:
         return nullcontext() if self.machine.queries_are_concurrent else self._machine_lock
 
     def _fail_all(self, error: DLedgerError) -> None:
-        if (collecting := self._collecting) is not None:
-            self._collecting = None
-            collecting.failed(error)
-        for batch in self.waiters.take_all():
-            batch.failed(error)
+        of_commands = copy(error)  # which are written: whatever it is, the others may apply them
+        of_commands.outcome = "unknown"
+        self._fail_commands(of_commands)
         with self._lock:
             waits, self._waits, self._next_due_ms = self._waits, [], None
         for wait in waits:
@@ -244,8 +246,7 @@ class Applier:
     # -- the thread ----------------------------------------------------------------------------------------------
 
     def _step(self) -> int | None:
-        if (refusal := self._fenced()) is not None:
-            self._fail_all(refusal)
+        if self._is_fenced():
             return None
         self._gathers = False  # before the commit index is read: a later commit wakes this thread
         self._install()
@@ -266,8 +267,7 @@ class Applier:
             self._apply(entries)
             self._settle()
             self._after()
-            if (refusal := self._fenced()) is not None:
-                self._fail_all(refusal)
+            if self._is_fenced():
                 return None
         self._settle()
         dues = [one for one in (self._after(), self._next_due_ms) if one is not None]
@@ -275,6 +275,14 @@ class Applier:
             self._gathers = True
             dues.append(self._clock.monotonic_ms() + _GATHER_MS)
         return min(dues, default=None)
+
+    def _is_fenced(self) -> bool:
+        """Whether nothing may be applied or told (S11); who waits is told so."""
+        if (refusal := self._fenced()) is None:
+            return False
+        self._fail_all(refusal)
+        self._after()
+        return True
 
     def _install(self) -> None:
         while self._installs and not self._stopping:
@@ -288,7 +296,10 @@ class Applier:
 
     def _fail_all_below(self, index: LogIndex) -> None:
         """Results of entries that a snapshot replaces will never be known here."""
-        error = StateMachineError(f"the command's result is not known here: a snapshot of entry {index} replaced it")
+        told = f"the command's result is not known here: a snapshot of entry {index} replaced it"
+        self._fail_commands(StateMachineError(told))
+
+    def _fail_commands(self, error: DLedgerError) -> None:
         if (collecting := self._collecting) is not None:
             self._collecting = None
             collecting.failed(error)

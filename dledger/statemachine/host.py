@@ -111,7 +111,8 @@ class MachineHost:
         self._load_newest()
         self._saved_at = self.applier.at
         self._wanted = False
-        self._lock = threading.Lock()  # guards _wanted_by and _running; a leaf
+        self._lock = threading.Lock()  # guards _stopped, _wanted_by and _running; a leaf
+        self._stopped = False
         self._wanted_by: list[tuple[LogIndex, SnapshotDone]] = []
         self._blocked: tuple[LogIndex, int] | None = None
         """Up to where retention may remove entries, and since when (monotonic ms) it wants to remove more."""
@@ -170,6 +171,8 @@ class MachineHost:
         if graceful and ended and self._supervisor.fatal is None and self._fenced() is None:
             self._save_last()
         self._creation.stop(JOIN_TIMEOUT_S)
+        with self._lock:
+            self._stopped = True
         self._tell_wanted(RequestTimeoutError("the node has stopped before the snapshot was written"))
 
     def _end_queries(self) -> None:
@@ -226,14 +229,17 @@ class MachineHost:
     def request_snapshot(self, done: SnapshotDone | None = None) -> None:
         """Write a snapshot that includes what is applied by now; ``done`` gets it, or one that is there and does."""
         if done is not None:
+            refusal: DLedgerError | None = None
             with self._lock:
-                is_full = len(self._wanted_by) >= SNAPSHOT_REQUESTS_MAX
-                if not is_full:
+                if self._stopped:
+                    refusal = ShutdownError("this node has stopped: ask another one")
+                elif len(self._wanted_by) >= SNAPSHOT_REQUESTS_MAX:
+                    told = f"{SNAPSHOT_REQUESTS_MAX} requests wait for a snapshot: retry when it is written"
+                    refusal = PendingFullError(told)
+                else:
                     self._wanted_by.append((self.applied_index, done))
-            if is_full:
-                done(
-                    PendingFullError(f"{SNAPSHOT_REQUESTS_MAX} requests wait for a snapshot: retry when it is written")
-                )
+            if refusal is not None:
+                done(refusal)
                 return
         self._wanted = True
         self.applier.wake()
@@ -247,6 +253,9 @@ class MachineHost:
 
     def _save_if_due(self) -> int | None:
         """On the applier's thread, after each range; returns when to come again, if one is due and too early."""
+        if (refusal := self._fenced()) is not None:
+            self._tell_wanted(refusal)
+            return None
         if not (self._wanted or self._is_due()) or self._creation.is_busy:
             return None
         not_before_ms = self._creation.not_before_ms
@@ -401,7 +410,7 @@ class MachineHost:
             return
         try:
             self.applier.when_applied(index, self._clock.monotonic_ms() + wait_ms, ask, late)
-        except PendingFullError as error:
+        except (PendingFullError, ShutdownError) as error:
             finish(error)
 
     def _has_run(self, query: Future[None]) -> None:

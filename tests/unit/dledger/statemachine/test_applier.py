@@ -247,7 +247,9 @@ def test_a_fence_ends_it_between_two_ranges(tmp_path: Path) -> None:
     applier._step()
 
     assert len(machine.bodies) == 1
-    assert [type(one) for one in answers] == [FencedError]
+    (told,) = answers
+    assert isinstance(told, FencedError)
+    assert told.outcome == "unknown"  # it is written, and the others may have committed it
 
 
 def test_a_snapshot_holds_what_the_no_ops_say_and_is_loaded_with_it(tmp_path: Path) -> None:

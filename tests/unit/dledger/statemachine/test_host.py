@@ -19,6 +19,8 @@ from dledger.config import Member, ServerConfig, SnapshotConfig, StoreConfig
 from dledger.errors import (
     DamagedSnapshotError,
     DiskError,
+    DLedgerError,
+    FencedError,
     InvalidRequestError,
     LeaderNotReadyError,
     NoStateMachineError,
@@ -282,6 +284,20 @@ def test_a_stop_waits_for_queries_in_progress(tmp_path: Path) -> None:
 
         assert [type(one) for one in answers] == [QueryAnswer]
         assert server.fatal is None
+
+
+def test_a_node_that_has_stopped_lets_nobody_wait(tmp_path: Path) -> None:
+    """N1: its process may go on with other groups, and the port that its clients ask."""
+    with running(config_in(tmp_path), History()) as server:
+        command(server, b"a")
+    questions: list[Callable[[Callable[[object], None]], None]] = [
+        lambda done: server.submit_query(b"", done, linearizable=False, after=LogIndex(1 << 40), wait_ms=50),
+        lambda done: server.submit_query(b"", done, linearizable=False),
+        lambda done: server.submit_query(b"", done),
+        lambda done: server.submit_commands([b"b"], done),
+        server.submit_snapshot,
+    ]
+    assert all(isinstance(ask(question), DLedgerError) for question in questions)
 
 
 def test_a_linearizable_query_is_never_asked_too_early(tmp_path: Path) -> None:
@@ -552,6 +568,21 @@ class HeldWrite(History):
                 saved.write(writer)
 
         return Held(b"")
+
+
+def test_a_fenced_node_lets_nobody_wait(tmp_path: Path) -> None:
+    """S11: nothing will be applied or written there before somebody looks after it."""
+    machine = HeldWrite()
+    with running(config_in(tmp_path), machine) as server:
+        command(server, b"a")
+        asked: Future[object] = Future()
+        server.submit_snapshot(lambda _done: None)
+        wait_until(machine.writing.is_set, "a snapshot is being written")
+        server.submit_snapshot(asked.set_result)
+        server._fence("as if its history differed")
+        assert isinstance(asked.result(20), FencedError)
+        assert isinstance(ask(server.submit_snapshot), FencedError)
+        machine.go.set()
 
 
 def test_a_snapshot_on_demand_includes_what_was_applied_when_it_was_asked_for(
