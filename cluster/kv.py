@@ -78,7 +78,7 @@ class KeyValueMap(StateMachine):
         for entry in entries:
             self._expire(entry)
             try:
-                result = self._command(entry, json.loads(entry.body))
+                result = self._command(entry, json.loads(entry.body, object_pairs_hook=_flat))
             except _RefusedError as refusal:
                 result = {"error": str(refusal)}
             except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
@@ -223,6 +223,15 @@ class _Saved(Snapshot):
         for key in sorted(self._items):
             one = self._items[key]
             writer.write(json.dumps([key, one.value, one.revision, one.created, one.expires_ms]).encode() + b"\n")
+
+
+def _flat(fields: Sequence[tuple[str, object]]) -> _Json:
+    """The fields of a command. None is nested: at which depth a parser gives up differs between versions of Python, and
+    a command that only some members can read would make their maps differ.
+    """
+    if any(isinstance(value, list | dict) for _, value in fields):
+        raise ValueError("a nested field")
+    return dict(fields)
 
 
 def _shown(item: Item) -> dict[str, object]:
