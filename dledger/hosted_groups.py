@@ -148,24 +148,25 @@ class HostedGroups(Generic[MemberT]):
             self._ended.set()
             return
         ending = threading.Thread(target=self._end, args=(group, error), name=f"dledger-end-{group}")
-        with self._lock:
+        with self._lock:  # a stop joins those that it finds
+            ending.start()
             self._endings.append(ending)
-        ending.start()
 
     def _end(self, group: str, error: BaseException) -> None:
         """Close what a failed member holds, so that its peers elect another leader, and tell of it."""
-        others = [server for name, server in self.servers.items() if name not in self.failures]
+        opened, failed = list(self.servers.items()), self.failures  # others may be opened meanwhile
+        others = [server for name, server in opened if name not in failed]
         text = "group %s stops in this process: %s. %d other groups go on; start the process again once that is mended"
         with speaks_for(group):
             _log.critical(text, group, error, len(others), extra={"event": "group_failed"})
         told = f"its member in this process has failed: {error}. Mend that, and start the process again"
-        for server in self.servers.values():
+        for _, server in opened:
             server.conditions.set(ConditionKind.GROUP_FAILED, told, subject=group)
         self._stop(group, graceful=False)
 
     def _host_failed(self, error: BaseException) -> None:
         """A part that all groups need is gone."""
-        for server in self.servers.values():
+        for server in list(self.servers.values()):
             server.fail(error)
         self._ended.set()
 

@@ -191,6 +191,21 @@ def test_the_process_ends_when_no_group_is_left(server: GroupsServer) -> None:
     assert str(server.fatal) == "its disk broke, too"
 
 
+def test_a_stop_meets_no_thread_that_is_not_started(server: GroupsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It joins those that end failed members, and would fail half-way: with ports open, and a process that waits."""
+    seen: list[bool] = []
+    start = threading.Thread.start
+
+    def watched(thread: threading.Thread) -> None:
+        if thread.name == "dledger-end-a":
+            seen.append(thread not in server._endings or server._lock.locked())
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", watched)
+    server.servers["a"].fail(OSError("its disk broke"))
+    assert seen == [True]
+
+
 def test_the_process_ends_with_the_first_group_if_set_so(named: Named) -> None:
     """N1: ``exit_with_any_group``."""
     server = GroupsServer([(name, replace(config, exit_with_any_group=True)) for name, config in named])
@@ -327,20 +342,32 @@ def test_a_group_whose_vote_is_not_saved_delays_no_other_one_s_election(
         server.stop(graceful=False)
 
 
-def test_a_member_that_fails_while_others_are_opened_ends_nobody_else(named: Named) -> None:
-    """Those that are open already are not all."""
+def test_a_member_that_fails_while_others_are_opened_ends_nobody_else(
+    named: Named, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are open already are not all; and they become more while those are told."""
     configs, ended = [config for _, config in named], []
+    telling, opened = threading.Event(), threading.Event()
+
+    def tell(*_: object, **__: object) -> None:
+        telling.set()
+        assert opened.wait(20)
 
     def make(number: int, host: Host) -> DLedgerServer:
-        if number == 1:
+        made = DLedgerServer(configs[number], host=host)
+        if number == 0:
+            monkeypatch.setattr(made.conditions, "set", tell)
+        else:
             host.failed("a", OSError("its disk broke"))
             ended.append(server_of(host))
-        return DLedgerServer(configs[number], host=host)
+            assert telling.wait(20)
+        return made
 
     def server_of(host: Host) -> bool:
         return HostedGroups.fatal.fget(host.failed.__self__) is not None  # type: ignore[attr-defined]  # its own method
 
     server = HostedGroups(configs, make, Clock())
+    opened.set()
     server.stop(graceful=False)
 
     assert ended == [False]
