@@ -169,11 +169,17 @@ class Copies:
         return CopyResult.NOT_STORED
 
     def _put(self, message: Message) -> asyncio.Future[PutResult]:
-        """Store it together with others of this turn of the loop: when a consumer is killed, thousands come at once."""
+        """Store it together with others of this turn of the loop: when a consumer is killed, thousands come at once.
+
+        A large one goes by itself: what the log refuses because of one message, it refuses as a whole.
+        """
         loop = asyncio.get_running_loop()
+        stored: asyncio.Future[PutResult] = loop.create_future()
+        if len(message.body) >= TOGETHER_BYTES:
+            self._send([(message, stored)], len(message.body))
+            return stored
         if not self._gathered:
             loop.call_soon(self._send_gathered)
-        stored: asyncio.Future[PutResult] = loop.create_future()
         self._gathered.append((message, stored))
         self._gathered_bytes += len(message.body)
         if self._gathered_bytes >= TOGETHER_BYTES:
@@ -183,18 +189,19 @@ class Copies:
     def _send_gathered(self) -> None:
         gathered = [one for one in self._gathered if not one[1].done()]  # the others were dropped
         size, self._gathered, self._gathered_bytes = self._gathered_bytes, [], 0
-        if not gathered:
-            return
+        if gathered:
+            self._send(gathered, size)
 
+    def _send(self, copies: Sequence[tuple[Message, asyncio.Future[PutResult]]], size: int) -> None:
         def done(results: Sequence[PutResult]) -> None:
-            for (_, stored), result in zip(gathered, results, strict=True):
+            for (_, stored), result in zip(copies, results, strict=True):
                 if not stored.done():
                     stored.set_result(result)
 
         try:
-            self._sending.submit(None, SendBatch([message for message, _ in gathered], size, again=True), done)
+            self._sending.submit(None, SendBatch([message for message, _ in copies], size, again=True), done)
         except (DLedgerError, Refusal) as error:
-            for _, stored in gathered:
+            for _, stored in copies:
                 stored.set_exception(error)
 
     async def _original(self, origin: Origin) -> Message | None:

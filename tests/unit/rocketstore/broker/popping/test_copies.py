@@ -15,6 +15,7 @@ from tests.unit.rocketstore.broker.popping.harness import PopBroker, bodies
 
 COUNT = 60
 REFUSED = PutResult(PutMessageStatus.FLOW_CONTROL, outcome="not_applied", reason="as if the broker were busy")
+TOO_LARGE = PutResult(PutMessageStatus.MESSAGE_ILLEGAL, outcome="not_applied", reason="as if it fitted into no entry")
 
 
 @pytest.fixture
@@ -64,3 +65,28 @@ def test_large_copies_are_stored_by_themselves(
     monkeypatch.setattr(copies, "TOGETHER_BYTES", 1)
     assert again(tmp_path) == sorted(b"%d" % number for number in range(COUNT))
     assert batches == [1] * COUNT
+
+
+def test_a_large_copy_that_is_refused_keeps_no_other_one_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log refuses what is stored together as a whole: a message that is too large now that maxMessageSize is lower
+    would have all whose leases end with it tried again and again.
+    """
+    monkeypatch.setattr(copies, "TOGETHER_BYTES", 1000)
+    large, refused, submit = bytes(1000), set[bytes](), Sending.submit
+
+    def refusing(self: Sending, caller: MessageSource | None, batch: SendBatch, done: SendDone) -> None:
+        if batch.again and any(one.body == large for one in batch.messages):
+            refused.update(one.body for one in batch.messages)
+            done([TOO_LARGE] * len(batch.messages))
+            return
+        submit(self, caller, batch, done)
+
+    monkeypatch.setattr(Sending, "submit", refusing)
+    small = [b"%d" % number for number in range(COUNT)]
+    with PopBroker(tmp_path) as pop:
+        pop.send([*small[:10], large, *small[10:]])
+        pop.receive_all(COUNT + 1, invisible_ms=1000)
+        found = bodies(pop.receive_all(COUNT, invisible_ms=60_000))
+
+    assert sorted(found) == sorted(small)
+    assert refused == {large}
