@@ -53,7 +53,7 @@ RecordFormat = Literal["auto", "message", "entry"]
 SchemaStyle = Literal["default", "kafka"]
 ReadFrom = Literal["leader", "follower", "any"]
 PropertiesFormat = Literal["map", "raw"]
-BodyFormatName = Literal["", "json", "csv"]
+BodyFormatName = Literal["", "json", "csv", "avro", "protobuf"]
 BadBodies = Literal["column", "fail"]
 Partitioner = Literal["roundrobin", "keys"]
 
@@ -63,7 +63,7 @@ SPLIT_BYTES_MAX: Final = 1024 * MIB
 """Offsets within a split are 32 bits wide."""
 SPLITS_MAX: Final = 4096
 """For one read, more tasks than this cost more than they gain."""
-_OF_BODIES: Final = frozenset(("body_schema", "body_delimiter", "bad_bodies"))
+_OF_BODIES: Final = frozenset(("body_schema", "body_message", "body_delimiter", "bad_bodies"))
 GROUP_DEFAULT: Final = "default"
 BATCH_BYTES_DEFAULT: Final = MIB
 _BATCH_BYTES_MAX: Final = 16 * MIB
@@ -144,6 +144,7 @@ class ReadOptions:
     decompressed: bool = False
     body_format: BodyFormatName = ""
     body_schema: bytes = b""
+    body_message: str = ""
     body_delimiter: str = ","
     bad_bodies: BadBodies = "column"
     allow_uncommitted: bool = False
@@ -276,6 +277,8 @@ def _problems_of_bodies(values: Mapping[str, Any]) -> list[str]:
         given = [one.name for one in READ_OPTIONS if one.attribute in _OF_BODIES and one.attribute in values]
         return [f"option {', '.join(given)} needs bodyFormat"] if given else []
     problems = [] if "body_schema" in values else ["option bodySchema is missing: the columns of the bodies"]
+    if (values["body_format"] == "protobuf") != ("body_message" in values):
+        problems.append("option bodyMessage: required for bodyFormat=protobuf, and for no other")
     if "body_delimiter" in values and values["body_format"] != "csv":
         problems.append("option bodyDelimiter applies to bodyFormat=csv only")
     return problems
@@ -474,17 +477,18 @@ READ_OPTIONS: Final = (
     Option(
         "bodyFormat",
         "body_format",
-        choice_value("json", "csv"),
+        choice_value("json", "csv", "avro", "protobuf"),
         "",
-        "what bodies are: `json` or `csv`; their columns are read instead of `body`",
+        "what bodies are: `json`, `csv`, `avro` or `protobuf`; their columns are read instead of `body`",
     ),
     Option(
         "bodySchema",
         "body_schema",
         schema_value,
         "",
-        "their columns, in DDL; or `@` and a file that holds it",
+        "their columns in DDL, Avro's schema in JSON, or a descriptor set in Base64; or `@` and a file that holds it",
     ),
+    Option("bodyMessage", "body_message", text_value, "", "with `protobuf`: the full name of the message"),
     Option("bodyDelimiter", "body_delimiter", delimiter_value, ",", "between the fields of `csv`"),
     Option(
         "badBodies",

@@ -25,7 +25,7 @@ BAD_BODY: Final = "badBody"
 ROWS_AT_ONCE: Final = 1024
 """How many bodies are held as Python objects."""
 REASON_CHARS_MAX: Final = 300
-_BAD: Final = (ValueError, ArithmeticError, EOFError, LookupError, TypeError, *BAD_TEXT)
+_BAD: Final = (ValueError, ArithmeticError, TypeError, *BAD_TEXT)
 _NOT_ARROW: Final = (pa.ArrowException, OverflowError, TypeError, ValueError)
 _UNREADABLE: Final = "cannot be decompressed"
 
@@ -36,6 +36,7 @@ class TypedBodyFormat:
 
     name: str
     schema: bytes
+    message: str = ""
     delimiter: str = ","
     fails: bool = False
     """Whether a bad body is an error."""
@@ -52,6 +53,14 @@ class TypedBodyFormat:
 
 @lru_cache(maxsize=8)
 def _compiled(wanted: TypedBodyFormat) -> tuple[pa.StructType, Parser]:
+    if wanted.name == "avro":
+        from dledger_spark.decode.avro_bodies import avro_format  # as below: few queries need what it loads
+
+        return avro_format(wanted.schema)
+    if wanted.name == "protobuf":
+        from dledger_spark.decode.protobuf_bodies import protobuf_format
+
+        return protobuf_format(wanted.schema, wanted.message)
     columns = parse_ddl(_text(wanted.schema))
     return columns, csv_parser(columns, wanted.delimiter) if wanted.name == "csv" else json_parser(columns)
 
@@ -68,7 +77,11 @@ def body_format(options: ReadOptions) -> TypedBodyFormat | None:
     if not options.body_format:
         return None
     found = TypedBodyFormat(
-        options.body_format, options.body_schema, options.body_delimiter, options.bad_bodies == "fail"
+        options.body_format,
+        options.body_schema,
+        options.body_message,
+        options.body_delimiter,
+        fails=options.bad_bodies == "fail",
     )
     assert_readable(found)
     return found

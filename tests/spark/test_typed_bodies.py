@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import fastavro
 import pytest
+from google.protobuf import descriptor_pb2, wrappers_pb2
 
 from rocketstore.client.blocking import Producer
 from rocketstore.message.message import Message
@@ -132,6 +135,38 @@ def test_a_schema_chooses_columns_of_both_kinds(spark: SparkSession, disk_log: D
         reader.schema("total double").load(str(disk_log.directory)).count()
     with pytest.raises(Exception, match="there is no column totl: did you mean total"):
         reader.schema("totl double").load(str(disk_log.directory)).count()
+
+
+def test_avro_and_protobuf_are_read_with_schemas_in_files(spark: SparkSession, tmp_path: Path) -> None:
+    """The driver reads the files; the tasks get what is in them."""
+    avro_schema = {"type": "record", "name": "R", "fields": [{"name": "n", "type": {"type": "map", "values": "long"}}]}
+    (tmp_path / "r.avsc").write_text(json.dumps(avro_schema))
+    file = descriptor_pb2.FileDescriptorProto.FromString(wrappers_pb2.DESCRIPTOR.serialized_pb)
+    (tmp_path / "r.pb").write_bytes(descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString())
+    body = io.BytesIO()
+    fastavro.schemaless_writer(body, fastavro.parse_schema(avro_schema), {"n": {"k": 5}})
+    log = write_disk_log(
+        tmp_path / "log",
+        [
+            Message("avro", body.getvalue()),
+            Message("avro", b""),
+            Message("proto", wrappers_pb2.UInt64Value(value=5).SerializeToString()),
+            Message("proto", b"\xff"),
+        ],
+    )
+
+    def rows(topic: str, **options: str) -> list[tuple[object, ...]]:
+        frame = spark.read.format("dledger").options(subscribe=topic, **options).load(str(log.directory))
+        return [tuple(row.values()) for row in frame.select(frame.columns[0], "badBody").toArrow().to_pylist()]
+
+    avro = rows("avro", bodyFormat="avro", bodySchema=f"@{tmp_path}/r.avsc")
+    proto = rows(
+        "proto", bodyFormat="protobuf", bodySchema=f"@{tmp_path}/r.pb", bodyMessage="google.protobuf.UInt64Value"
+    )
+    assert (avro[0], avro[1][0]) == (([("k", 5)], None), None)
+    assert (proto[0], proto[1][0]) == ((5, None), None)
+    assert avro[1][1]
+    assert proto[1][1]
 
 
 def test_a_bad_body_fails_the_query_only_if_it_shall(spark: SparkSession, disk_log: DiskLog) -> None:

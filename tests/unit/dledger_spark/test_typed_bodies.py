@@ -43,7 +43,7 @@ def in_json(schema: str, *bodies: bytes) -> list[dict[str, Any]]:
 
 
 def in_csv(schema: str, *bodies: bytes, delimiter: str = ",") -> list[dict[str, Any]]:
-    return rows_of(TypedBodyFormat("csv", schema.encode(), delimiter), bodies)
+    return rows_of(TypedBodyFormat("csv", schema.encode(), delimiter=delimiter), bodies)
 
 
 def test_a_json_object_is_its_members() -> None:
@@ -190,6 +190,8 @@ def test_mistakes_in_the_options_are_told_on_the_driver() -> None:
         ({"bodyFormat": "json"}, "option bodySchema is missing"),
         ({"bodyFormat": "json", "bodySchema": "id int", "bodyDelimiter": ";"}, "applies to bodyFormat=csv only"),
         ({"bodyFormat": "csv", "bodySchema": "id int", "bodyDelimiter": ";;"}, "invalid delimiter ';;'"),
+        ({"bodyFormat": "protobuf", "bodySchema": "CgA="}, "bodyMessage: required for bodyFormat=protobuf"),
+        ({"bodyFormat": "json", "bodySchema": "id int", "bodyMessage": "a.B"}, "bodyMessage: .* for no other"),
         ({"bodyFormat": "xml", "bodySchema": "id int"}, "invalid value 'xml'"),
         ({"bodyFormat": "json", "bodySchema": "@/none"}, "cannot read /none: No such file"),
     ):
