@@ -9,5 +9,5 @@ from __future__ import annotations
 
 from typing import Final
 
-JOBS: Final[tuple[str, ...]] = ("audit", "rebuild", "export", "stats", "retention", "replay", "follow")
+JOBS: Final[tuple[str, ...]] = ("audit", "rebuild", "export", "stats", "retention", "replay", "follow", "table")
 """Names of the jobs; each is a module of this package."""

@@ -104,32 +104,34 @@ def open_batches(path: Path, about: Mapping[str, Any]) -> Iterator[BatchDirector
     ``about`` identifies its contents. Raises ``JobBusyError`` while another run writes, ``ConfigError`` if the
     directory has other contents or is not a directory of batches.
     """
-    _refuse_uri(path)
+    refuse_uri(path)
     path = path.absolute()
     state = path / STATE
     if path.is_dir() and not state.is_dir() and any(not one.name.startswith(".") for one in path.iterdir()):
         raise ConfigError([f"{path} is not empty and was not written by such a job: name another directory"])
     state.mkdir(parents=True, exist_ok=True)
-    with _locked(state / "lock", path):
+    with locked(state / "lock", path):
         _check_about(state / "about.json", about, path)
         for left in state.glob(f"{_STAGING}*"):
             shutil.rmtree(left)
         yield BatchDirectory(path)
 
 
-def _refuse_uri(path: Path) -> None:
+def refuse_uri(path: Path) -> None:
+    """Raises ``ConfigError`` for an address of an object store, where files cannot be synced and renamed."""
     found = _SCHEME.match(str(path).replace(":/", "://", 1))
     if found:
         raise ConfigError(
             [
-                f"{path}: {found[1]} is not a mounted file system, so batches cannot be renamed into place "
-                "atomically: write to a directory that all workers share, and copy the batches from there"
+                f"{path}: {found[1]} is not a mounted file system: write to a directory that all workers share, and "
+                "copy it from there"
             ]
         )
 
 
 @contextmanager
-def _locked(file: Path, path: Path) -> Iterator[None]:
+def locked(file: Path, path: Path) -> Iterator[None]:
+    """Hold the lock ``file`` of the directory ``path``. Raises ``JobBusyError`` while another run does."""
     handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:

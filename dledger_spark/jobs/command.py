@@ -41,11 +41,10 @@ if TYPE_CHECKING:
 EXIT_USAGE = 2
 PROGRESS_BAR = "spark.ui.showConsoleProgress"
 NOT_REMOTE = {
-    "follow": "follow does not support Spark Connect: its batches would be counted on the server, where the counts are "
-    "not visible. Name a cluster (--master spark://…) or this machine (--master 'local[*]'), and unset "
-    "SPARK_REMOTE"
+    "follow": "its batches would be counted on the server, where the counts are not visible",
+    "table": "its tasks write files, for which Spark Connect has no call",
 }
-"""Jobs that cannot run on Spark Connect, and the alternative."""
+"""Jobs that cannot run on Spark Connect, and why."""
 _SHUFFLE = "spark.sql.shuffle.partitions"
 
 P = ParamSpec("P")
@@ -157,7 +156,10 @@ def job_session(frame: JobFrame) -> Iterator[SparkSession]:
         spark = open_session(frame.master, "dledger", frame.conf, defaults)
     try:
         if is_remote(spark) and frame.job in NOT_REMOTE:
-            raise JobError(NOT_REMOTE[frame.job])
+            raise JobError(
+                f"{frame.job} does not support Spark Connect: {NOT_REMOTE[frame.job]}. Name a cluster (--master "
+                "spark://…) or this machine (--master 'local[*]'), and unset SPARK_REMOTE"
+            )
         with spark_errors_in_a_sentence():
             _suit_machine(spark)
         yield spark

@@ -1,0 +1,204 @@
+"""A Delta table that holds a log's messages, and, in the same transactions, how far it holds them.
+
+The protocol's application transactions are the position: their id names the log, their version is the index of the
+first entry that is not in the table. Rows and position become visible together, so nothing else has to be kept in step
+with the table: a run without any memory of its own continues exactly where the last commit ended. A commit is refused
+if the same application has committed since the table was opened; so of two runs at the same time, one is stopped, and
+no row is there twice.
+
+What the table is of is one of its properties (``dledger.rows``); a log or selection that differs is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+
+from dledger.errors import ConfigError
+from dledger_spark.jobs.errors import JobBusyError, JobError
+
+if TYPE_CHECKING:
+    from dledger_spark.jobs.delta_files import DataFile
+
+LOG: Final = "_delta_log"
+ROWS: Final = "dledger.rows"
+_PROPERTIES: Final = {
+    "delta.enableChangeDataFeed": "true",  # for those who follow the table's changes
+    "delta.logRetentionDuration": "interval 7 days",  # a follower commits often: Delta's 30 days are millions of files
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TableOrigin:
+    """What a table is of. ``cluster`` and ``group`` name the log; ``rows``: the settings that select its rows."""
+
+    cluster: str
+    group: str
+    rows: Mapping[str, object]
+
+    @property
+    def application(self) -> str:
+        """The id of the table's transactions."""
+        return f"dledger/{self.cluster}/{self.group}"
+
+    @property
+    def text(self) -> str:
+        """As it is kept in the table."""
+        return json.dumps({"cluster": self.cluster, "group": self.group, **self.rows}, sort_keys=True)
+
+
+class LogTable:
+    """An open table, as of its newest version. Created by ``open_table``; used by one thread."""
+
+    def __init__(self, path: Path, table: DeltaTable, origin: TableOrigin) -> None:
+        self.path = path
+        self.origin = origin
+        self._table = table
+
+    @property
+    def version(self) -> int:
+        """The table's version, which each commit raises."""
+        return self._table.version()
+
+    @property
+    def position(self) -> int | None:
+        """The index of the first entry that is not in the table; None if nothing was committed yet."""
+        return self._table.transaction_version(self.origin.application)
+
+    def append(self, files: Sequence[DataFile], first: int, end: int) -> None:
+        """Add files that hold the entries from ``first`` up to ``end`` (exclusive): all of them, or none.
+
+        Raises ``JobBusyError`` if another run has committed since this one opened the table.
+        """
+        self._check_position(first, end)
+        actions: list[AddAction | RemoveAction] = [
+            AddAction(one.path, one.size_bytes, {}, one.modified_ms, True, one.stats) for one in files
+        ]
+        try:
+            self._table.create_write_transaction(
+                actions, "append", self._table.schema(), commit_properties=self._commit_of(first, end)
+            )
+        except CommitFailedError as error:
+            raise self._busy(error) from error
+        self._table.update_incremental()
+        if self.position != end:
+            raise self._busy(f"it holds the entries before {self.position} now")
+        self._sync()
+
+    def _check_position(self, first: int, end: int) -> None:
+        there = self.position
+        if (there is not None and first < there) or end <= first:
+            raise JobError(
+                f"{self.path} already holds the entries before {there}: entries {first} to {end - 1} would be there "
+                "twice. The log is shorter than the table says: it was replaced by another or older one; follow it "
+                "into a new directory"
+            )
+
+    def _commit_of(self, first: int, end: int) -> CommitProperties:
+        return CommitProperties(
+            custom_metadata={"dledger.first": str(first), "dledger.end": str(end)},
+            app_transactions=[Transaction(self.origin.application, end)],
+        )
+
+    def _busy(self, reason: object) -> JobBusyError:
+        return JobBusyError(
+            f"{self.path} was changed by another run while this one wrote to it ({reason}). No row is there "
+            "twice; let only one run write to a table, and start it again"
+        )
+
+    def _sync(self) -> None:
+        """Make the newest commit durable: the library leaves that to the operating system."""
+        log = self.path / LOG
+        for path in (log / f"{self.version:020d}.json", log):
+            try:
+                handle = os.open(path, os.O_RDONLY)
+            except FileNotFoundError:  # a checkpoint, which is synced with the directory's next commit, replaced it
+                continue
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+
+def open_table(path: Path, schema: pa.Schema, origin: TableOrigin) -> LogTable:
+    """Open a table, or create it; columns that it lacks are added, with nulls in the rows that it has.
+
+    Raises ``ConfigError`` if the directory holds something else, or a column has another type there.
+    """
+    path = path.absolute()
+    table = _existing(path)
+    if table is None:
+        table = _created(path, schema, origin)
+    _check_origin(path, table, origin)
+    missing = _missing(path, pa.schema(table.schema().to_arrow()), schema)
+    if missing:
+        table.alter.add_columns(missing)
+    return LogTable(path, table, origin)
+
+
+def _existing(path: Path) -> DeltaTable | None:
+    try:
+        return DeltaTable(path)
+    except TableNotFoundError:
+        if path.is_dir() and any(not one.name.startswith((".", "_")) for one in path.iterdir()):
+            raise ConfigError([f"{path} is not empty, and not a Delta table: name another directory"]) from None
+        return None
+    except DeltaError as error:
+        raise JobError(f"{path} cannot be opened as a Delta table: {error}") from error
+
+
+def _created(path: Path, schema: pa.Schema, origin: TableOrigin) -> DeltaTable:
+    try:
+        return DeltaTable.create(
+            path,
+            Schema.from_arrow(schema),
+            configuration={**_PROPERTIES, ROWS: origin.text},
+            raise_if_key_not_exists=False,
+        )
+    except DeltaError as error:
+        table = _existing(path)  # another run was faster
+        if table is None:
+            raise JobError(f"{path}: the table cannot be created: {error}") from error
+        return table
+
+
+def _check_origin(path: Path, table: DeltaTable, origin: TableOrigin) -> None:
+    kept = table.metadata().configuration.get(ROWS)
+    if kept is None:
+        raise ConfigError([f"{path} is a table that was not written from a log: name another directory"])
+    there: dict[str, Any] = json.loads(kept)  # Any: a JSON document
+    wanted = json.loads(origin.text)
+    differing = [name for name in sorted({*there, *wanted}) if there.get(name) != wanted.get(name)]
+    if differing:
+        said = "; ".join(f"{name} was {there.get(name)!r}, is {wanted.get(name)!r}" for name in differing)
+        raise ConfigError([f"{path} holds something else ({said}): name another directory"])
+
+
+def _missing(path: Path, there: pa.Schema, wanted: pa.Schema) -> list[Field]:
+    """The columns to add. Raises ``ConfigError`` for those of another type."""
+    known = {field.name: field.type for field in there}
+    # As Delta keeps them: its types are fewer than Arrow's.
+    columns = pa.schema(Schema.from_arrow(wanted).to_arrow())
+    wrong = [one for one in columns if one.name in known and not _same(known[one.name], one.type)]
+    if wrong:
+        said = "; ".join(f"column {one.name} is {known[one.name]} there, and {one.type} now" for one in wrong)
+        raise ConfigError([f"{path}: {said}: a type cannot change; leave the column out, or write to a new directory"])
+    return [field for field in Schema.from_arrow(wanted).fields if field.name not in known]
+
+
+def _same(one: pa.DataType, other: pa.DataType) -> bool:
+    """Whether types are equal but for the names that libraries give to the parts of a list or map."""
+    if pa.types.is_map(one) and pa.types.is_map(other):
+        return _same(one.key_type, other.key_type) and _same(one.item_type, other.item_type)
+    if pa.types.is_list(one) and pa.types.is_list(other):
+        return _same(one.value_type, other.value_type)
+    return bool(one.equals(other))
