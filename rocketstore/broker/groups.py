@@ -20,9 +20,9 @@ from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.retries import Retries, retry_topic
 from rocketstore.broker.state_changes import StateChanges
 from rocketstore.broker.topics import TopicNews
+from rocketstore.state.attributes import TopicRequestMode
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import GroupConfig, check_group
-from rocketstore.state.request_modes import TopicRequestMode
 from rocketstore.types import MessageModel, QueueKey
 
 _LOG: Final = logging.getLogger("rocketstore")

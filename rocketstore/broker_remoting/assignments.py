@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from rocketstore.broker.pop_types import ANY_QUEUE
-from rocketstore.state.request_modes import TopicRequestMode
+from rocketstore.state.attributes import TopicRequestMode
 from rocketstore.types import RequestMode
 
 AVERAGELY: Final = "AVG"

@@ -16,9 +16,8 @@ from rocketstore.remoting.bodies.groups import (
 from rocketstore.remoting.bodies.pop import RequestModesBody, SetRequestModeBody
 from rocketstore.remoting.bodies.topics import DataVersion
 from rocketstore.remoting.headers import DeleteGroupHeader, GroupConfigHeader, read_header
+from rocketstore.state.attributes import TopicRequestMode, body_of_policy, policy_of_body
 from rocketstore.state.changes import GroupConfig
-from rocketstore.state.request_modes import TopicRequestMode
-from rocketstore.state.retry_policies import body_of_policy, policy_of_body
 
 
 class GroupAdministration:

@@ -32,9 +32,8 @@ from rocketstore.broker_remoting.access import RemotingAccess
 from rocketstore.broker_remoting.assignments import AVERAGELY, RULES, shares
 from rocketstore.broker_remoting.waiting import WaitingTasks
 from rocketstore.filter.filters import TAG
-from rocketstore.message.added_property import with_property
 from rocketstore.message.broker_properties import PROPERTY_CHECK_POINT
-from rocketstore.message.record import PHYSICAL_OFFSET, PHYSICAL_OFFSET_AT, QueuePlace
+from rocketstore.message.record import PHYSICAL_OFFSET, PHYSICAL_OFFSET_AT, QueuePlace, with_property
 from rocketstore.pop.tables import retry_topic_of
 from rocketstore.remoting.bodies.pop import (
     ACKS_MAX,
@@ -65,7 +64,7 @@ from rocketstore.remoting.pop import (
     order_counts,
     start_offsets,
 )
-from rocketstore.state.request_modes import TopicRequestMode
+from rocketstore.state.attributes import TopicRequestMode
 from rocketstore.types import MessageModel, RequestMode
 
 RETRIES: Final = ("1", "2")

@@ -25,6 +25,7 @@ from rocketstore.broker_remoting.access import OriginOf, RemotingAccess
 from rocketstore.broker_remoting.refusals import CODES, told_outcome
 from rocketstore.commit_log.replicated import status_of
 from rocketstore.message.batch import CorruptBatchError, expand_batch
+from rocketstore.message.checks import SEQUENCE_MAX, check_producer_name
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import (
     PROPERTY_DELAY,
@@ -38,7 +39,6 @@ from rocketstore.message.message import (
     HostAddress,
     Message,
 )
-from rocketstore.message.producer_names import SEQUENCE_MAX, check_producer_name
 from rocketstore.message.properties import decode_properties
 from rocketstore.remoting.codes import OwnCode, RequestCode
 from rocketstore.remoting.headers import SendAnswer, SendHeader, write_header

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from enum import Enum, auto
+from typing import Any, Final, NamedTuple
+
+from google.protobuf.message import Message
 
 from dledger.access.guard import Caller
 from dledger.access.quota import Quota
@@ -122,3 +125,27 @@ def name_of(resource: pb.Resource) -> str:
             f"the namespace {resource.resource_namespace[:64]!r}: this broker has none, leave it empty",
         )
     return resource.name
+
+
+class CallPlace(Enum):
+    """Where a call is carried out."""
+
+    HERE = auto()
+    LEADER = auto()
+    BOTH = auto()
+    """Here, and the leader hears of it."""
+    PASSED = auto()
+    """Here; only other members call it."""
+
+
+class Method(NamedTuple):
+    """One method of the service, besides its stream of commands. ``Any``: each has messages of its own."""
+
+    request: type[Message]
+    answer: type[Message]
+    """Of which an error is the field ``status``."""
+    handle: Callable[[GatewayCall, Any], Awaitable[Any]]
+    """Returns an answer; with ``streams`` a sequence of them. Raises ``codes.ANSWERED``."""
+    place: CallPlace = CallPlace.LEADER
+    needs: Callable[[Any], Sequence[Need]] = lambda _: NO_NEEDS
+    streams: bool = False

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+from dledger.access.addresses import parse_address as parse_ip
+from dledger.values import address_text, parse_address
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.topics import SeenTopic
 from rocketstore.broker_config import PERMISSION_READ, PERMISSION_WRITE
 from rocketstore.grpc.calls import GatewayCall, name_of
 from rocketstore.grpc.codes import OK, RejectedError
-from rocketstore.grpc.endpoints import AccessPoints, endpoints_of
 from rocketstore.grpc.other_groups import OtherGroups
 from rocketstore.message.checks import check_client_topic
 from rocketstore.pb import definition_pb2 as pb
@@ -26,6 +28,10 @@ _TYPES: Final = {
     MessageType.TRANSACTION: (pb.TRANSACTION,),
     MessageType.PRIORITY: (pb.PRIORITY,),
 }
+ADDRESSES_MAX: Final = 64
+"""Of one access point."""
+HOST_CHARS_MAX: Final = 255
+"""A route names its hosts once for each queue."""
 
 
 class RouteCalls:
@@ -96,3 +102,47 @@ class RouteCalls:
             broker=broker,
             accept_message_types=_TYPES.get(topic.message_type, ALL_TYPES),
         )
+
+
+class AccessPoints:
+    """The addresses in routes: the client's own access point, in its order, as a client names a connection by them.
+
+    On the loop. ``members``: the addresses for gRPC of members that serve; ``down``: of those that do not.
+    """
+
+    def __init__(self, members: Callable[[], Mapping[str, str]], down: Callable[[], frozenset[str]]) -> None:
+        self._members = members
+        self._down = down
+
+    def of(self, given: pb.Endpoints) -> pb.Endpoints:
+        """Where a client shall make its calls: at its own addresses, without members that are down; without any
+        address of its own, at all members. Any member serves any call, and the order does not change with the leader:
+        each change costs a client its connections. Raises ``RejectedError``.
+        """
+        if not given.addresses:
+            return endpoints_of(sorted(self._members().values()))
+        addresses = given.addresses[:ADDRESSES_MAX]
+        if any(len(one.host) > HOST_CHARS_MAX for one in addresses):
+            why = f"a host in the request's endpoints has more than {HOST_CHARS_MAX} characters"
+            raise RejectedError(pb.ILLEGAL_ACCESS_POINT, why)
+        down = self._down()
+        kept = [one for one in addresses if address_text(one.host, one.port) not in down]
+        return pb.Endpoints(scheme=given.scheme, addresses=kept or addresses)
+
+
+def endpoints_of(addresses: Iterable[str]) -> pb.Endpoints:
+    """These addresses (``host:port``); of names only the first, because some clients take one name and no more."""
+    places = [parse_address(one) for one in addresses][:ADDRESSES_MAX]
+    found = pb.Endpoints(scheme=pb.IPv4 if not places else scheme_of(places[0][0]))
+    alike = [(host, port) for host, port in places if scheme_of(host) == found.scheme]
+    for host, port in alike[:1] if found.scheme == pb.DOMAIN_NAME else alike:
+        found.addresses.add(host=host, port=port)
+    return found
+
+
+def scheme_of(host: str) -> pb.AddressScheme:
+    """Whether it is an address of version 4 or 6, or a name."""
+    try:
+        return pb.IPv4 if parse_ip(host).version == 4 else pb.IPv6
+    except ValueError:
+        return pb.DOMAIN_NAME

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple
 
 from dledger.errors import CorruptLogError, InvalidRequestError, ShutdownError, told
@@ -13,7 +13,8 @@ from rocketstore.broker.duplicates import DuplicateWindow
 from rocketstore.broker.refusal import Refusal, RefusalKind, kind_of
 from rocketstore.broker.sending import MessageSource, SendBatch
 from rocketstore.grpc import messages
-from rocketstore.grpc.calls import GatewayCall
+from rocketstore.grpc.calls import GatewayCall, name_of
+from rocketstore.grpc.checks import check_topic_name
 from rocketstore.grpc.codes import OK, RejectedError, status_of
 from rocketstore.grpc.registry import Registry
 from rocketstore.message.message import PROPERTY_UNIQUE_KEY, Message
@@ -33,6 +34,10 @@ _STATUSES: Final = {
     PutMessageStatus.FLUSH_SLAVE_TIMEOUT: pb.SLAVE_PERSISTENCE_TIMEOUT,
     PutMessageStatus.SLAVE_NOT_AVAILABLE: pb.HA_NOT_AVAILABLE,
 }
+Recall = Callable[[str, str], Awaitable[str]]
+"""Have a message (by topic and recall handle) not delivered; returns its id. Raises ``Refusal``: ``NO_MESSAGE`` for one
+that was delivered or recalled, ``INVALID`` for no handle of the broker's.
+"""
 
 
 class _First(NamedTuple):
@@ -243,3 +248,22 @@ def parse_transaction_id(text: str) -> tuple[int, int]:
     if min(found) < 0 or max(found) >= 1 << 62:
         raise RejectedError(pb.INVALID_TRANSACTION_ID, f"no transaction has the id {text[:64]!r}")
     return found
+
+
+class Recalls:
+    """On the loop."""
+
+    def __init__(self, recall: Recall) -> None:
+        self._recall = recall
+
+    async def recall(self, call: GatewayCall, request: pbs.RecallMessageRequest) -> pbs.RecallMessageResponse:
+        """RecallMessage. That there is no such message says nothing if a leader that was lost may have recalled it."""
+        topic = check_topic_name(name_of(request.topic))
+        try:
+            message_id = await self._recall(topic, request.recall_handle)
+        except Refusal as error:
+            if error.kind is not RefusalKind.NO_MESSAGE or not call.may_be_repeated:
+                raise
+            told = f"the leader before this one may have recalled the message, for this very call: {error}"
+            raise RejectedError(pb.SLAVE_PERSISTENCE_TIMEOUT, told) from None
+        return pbs.RecallMessageResponse(status=OK, message_id=message_id)

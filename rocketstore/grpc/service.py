@@ -29,18 +29,15 @@ from rocketstore.broker.measurements import ServiceCounters
 from rocketstore.broker.permissions import Need, Operation, has, needs
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.grpc.access import GatewayAccess
-from rocketstore.grpc.calls import SPARE_S, CallHeaders, GatewayCall
+from rocketstore.grpc.calls import SPARE_S, CallHeaders, CallPlace, GatewayCall, Method
 from rocketstore.grpc.codes import ANSWERED, RejectedError, is_limit, status_of
-from rocketstore.grpc.endpoints import AccessPoints
-from rocketstore.grpc.methods import CallPlace, Method
 from rocketstore.grpc.other_groups import OtherGroups
 from rocketstore.grpc.presence import Presence
-from rocketstore.grpc.recalls import Recalls
 from rocketstore.grpc.receives import Receives, consuming, receive_needs, returned
 from rocketstore.grpc.registry import Registry
 from rocketstore.grpc.relay import LOOK_INTERVAL_S, MovedError, PassedCall, Relay
-from rocketstore.grpc.routes import RouteCalls
-from rocketstore.grpc.sends import Sends
+from rocketstore.grpc.routes import AccessPoints, RouteCalls
+from rocketstore.grpc.sends import Recalls, Sends
 from rocketstore.grpc.telemetry import Telemetry
 from rocketstore.grpc.transactions import TransactionCalls
 from rocketstore.pb import definition_pb2 as pb

@@ -70,6 +70,10 @@ KEYS_BYTES_MAX: Final = 8 * KIB
 _KEYS: Final = PROPERTY_KEYS.encode() + b"\x01"
 
 _good_topics: set[str] = set()
+PRODUCER_CHARS_MAX: Final = 128
+SEQUENCE_MAX: Final = (1 << 63) - 1 - (1 << 32)
+"""Leaves room for the number of messages without overflow."""
+_NAME: Final = re.compile(rf"[A-Za-z0-9._/:-]{{1,{PRODUCER_CHARS_MAX}}}")
 
 
 def check_topic(topic: str) -> str:
@@ -230,3 +234,13 @@ def _properties_too_long(text: str, properties_bytes: int) -> PutResult:
 
 def _illegal(reason: str) -> PutResult:
     return PutResult(PutMessageStatus.MESSAGE_ILLEGAL, outcome="not_applied", reason=reason)
+
+
+def check_producer_name(name: str) -> None:
+    """Raises ``InvalidRequestError`` for an invalid producer name."""
+    if _NAME.fullmatch(name) is None:
+        shown = name if len(name) <= PRODUCER_CHARS_MAX else f"{name[:PRODUCER_CHARS_MAX]}..."
+        raise InvalidRequestError(
+            f"a producer's name must be 1 to {PRODUCER_CHARS_MAX} characters from A-Z, a-z, 0-9 and ._/:-, not "
+            f"{shown!r}"
+        )

@@ -15,7 +15,7 @@ A blank, ``[what remains of the file i32][magic]``, ends a file.
 from __future__ import annotations
 
 from collections.abc import Callable
-from struct import error
+from struct import Struct, error
 from typing import TYPE_CHECKING, Final, NamedTuple
 from zlib import crc32
 
@@ -46,6 +46,8 @@ BLANK_MAGIC: Final = -875_286_124
 
 IPV4_BYTES: Final = 4
 IPV6_BYTES: Final = 16
+_SIZE: Final = Struct(">i")
+_LENGTH: Final = Struct(">H")
 
 
 def _layout(flags: int) -> RecordLayout:
@@ -401,4 +403,24 @@ def decode_record(record: bytes, *, check_crc: bool = True) -> Message:
         physical_offset,
         size,
         crc,
+    )
+
+
+def with_property(record: bytes, name: str, value: str) -> bytes:
+    """The record with one more property, behind the others; the record itself if it would have too many bytes of them.
+
+    Decoders take the last of several properties of one name. Raises ``CorruptRecordError``.
+    """
+    before = len(properties_of(record))
+    end = len(record)
+    separator = b"\x02" if before and record[end - 1] != 0x02 else b""
+    added = b"%b%b\x01%b\x02" % (separator, name.encode(), value.encode())
+    if before + len(added) > PROPERTIES_BYTES_MAX:
+        return record
+    (size,) = _SIZE.unpack_from(record)
+    if size != end:
+        raise CorruptRecordError(f"a record of {end} bytes says that it has {size}")
+    at = end - before - _LENGTH.size
+    return b"".join(
+        (_SIZE.pack(end + len(added)), record[4:at], _LENGTH.pack(before + len(added)), record[end - before :], added)
     )

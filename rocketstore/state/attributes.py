@@ -13,7 +13,9 @@ from typing import Any, Final, NamedTuple, Self
 
 from dledger.errors import InvalidRequestError
 from dledger.values import parse_duration_ms
-from rocketstore.types import MessageType
+from rocketstore.message.checks import check_group_name, check_topic
+from rocketstore.remoting.bodies.groups import CustomizedRetryPolicy, ExponentialRetryPolicy, GroupRetryPolicy
+from rocketstore.types import MessageType, RequestMode
 
 MESSAGE_TYPE: Final = "message.type"
 RETENTION: Final = "retention"
@@ -31,6 +33,9 @@ CHANGES_CHARS_MAX: Final = 4096
 DELAYS_MAX: Final = 64
 DELAY_MS_MAX: Final = 40 * 86_400_000
 MULTIPLIER_MAX: Final = 1000
+REQUEST_MODES_MAX: Final = 16_384
+"""Pairs of topic and group that have one."""
+_SHARE_MAX: Final = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,3 +228,58 @@ def message_type_of(value: object) -> MessageType:
 def _check(value: object, what: str, least: int, most: int) -> None:
     if type(value) is not int or not least <= value <= most:
         raise InvalidRequestError(f"{what}: {value!r:.64} is no whole number from {least} to {most}")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRequestMode:
+    """The mode of one topic for one group.
+
+    ``share_queues`` (RocketMQ's ``popShareQueueNum``): anyone who pops shares its queues with so many of the consumers
+    that follow it; 0 and below: everyone pops from all queues.
+    """
+
+    topic: str
+    group: str
+    mode: RequestMode
+    share_queues: int = 0
+
+    def __post_init__(self) -> None:
+        if problem := check_topic(self.topic) or check_group_name(self.group):
+            raise InvalidRequestError(problem)
+        if type(self.share_queues) is not int or not -1 <= self.share_queues <= _SHARE_MAX:
+            raise InvalidRequestError(f"popShareQueueNum {self.share_queues!r:.64}: a whole number, -1 or more")
+
+
+def mode_json(one: TopicRequestMode) -> dict[str, object]:
+    """Its fields in a state message."""
+    return {"topic": one.topic, "group": one.group, "mode": one.mode.name, "share": one.share_queues}
+
+
+def mode_from_json(fields: Mapping[str, Any]) -> TopicRequestMode:
+    """The same the other way round. Raises ``InvalidRequestError``."""
+    name = fields["mode"]
+    if not isinstance(name, str) or name not in RequestMode.__members__:
+        raise InvalidRequestError(f"request mode {name!r:.64}: use PULL or POP")
+    return TopicRequestMode(fields["topic"], fields["group"], RequestMode[name], fields["share"])
+
+
+def policy_of_body(body: GroupRetryPolicy | None) -> RetryPolicy | None:
+    """The delays; None: the broker's delay levels. Raises ``InvalidRequestError``."""
+    if body is None:
+        return None
+    if body.type == "EXPONENTIAL":
+        found = body.exponential_retry_policy
+        return None if found is None else ExponentialRetryDelays(found.initial, found.max, found.multiplier)
+    if body.type != "CUSTOMIZED":
+        raise InvalidRequestError(f"groupRetryPolicy: type {body.type[:64]!r}: use CUSTOMIZED or EXPONENTIAL")
+    return None if body.customized_retry_policy is None else FixedRetryDelays(body.customized_retry_policy.next)
+
+
+def body_of_policy(policy: RetryPolicy | None) -> GroupRetryPolicy | None:
+    """The same the other way round."""
+    if policy is None:
+        return None
+    if isinstance(policy, FixedRetryDelays):
+        return GroupRetryPolicy(customized_retry_policy=CustomizedRetryPolicy(policy.delays_ms))
+    delays = ExponentialRetryPolicy(policy.initial_ms, policy.max_ms, policy.multiplier)
+    return GroupRetryPolicy("EXPONENTIAL", exponential_retry_policy=delays)

@@ -30,6 +30,7 @@ from dledger.runtime.worker import Worker
 from dledger.store.fs import FileSystem
 from rocketstore.message.columns import topics_of
 from rocketstore.state.applier import StateApplier
+from rocketstore.state.attributes import REQUEST_MODES_MAX, TopicRequestMode
 from rocketstore.state.changes import (
     Change,
     CommitOffsets,
@@ -52,9 +53,8 @@ from rocketstore.state.full_states import RETRY_MS, FullStates, is_past
 from rocketstore.state.limits import LimitChecks, LimitReachedError, StateLimits
 from rocketstore.state.pop_state import PopState
 from rocketstore.state.publisher import StateDone, StatePublisher
-from rocketstore.state.request_modes import REQUEST_MODES_MAX, TopicRequestMode
 from rocketstore.store.message_store import MessageStore
-from rocketstore.timer.progress import TimedProgress
+from rocketstore.timer.entries import TimedProgress
 from rocketstore.types import (
     BROKER_STATE_TOPIC,
     CHECKED_TOO_OFTEN_TOPIC,

@@ -27,12 +27,14 @@ from rocketstore.state.attributes import (
     RETENTION_MS_MAX,
     RetryPolicy,
     TopicAttributes,
+    TopicRequestMode,
     message_type_of,
+    mode_from_json,
+    mode_json,
     policy_from_json,
     policy_json,
 )
-from rocketstore.state.request_modes import TopicRequestMode, mode_from_json, mode_json
-from rocketstore.timer.progress import TimedProgress
+from rocketstore.timer.entries import TimedProgress
 from rocketstore.types import MessageType
 
 _T = TypeVar("_T")

@@ -16,6 +16,7 @@ from typing import Final, assert_never
 
 from rocketstore.pop.rows import ROWS_MAX
 from rocketstore.pop.tables import PopPlace, PopTables
+from rocketstore.state.attributes import TopicRequestMode
 from rocketstore.state.changes import (
     OFFSETS_MAX,
     Change,
@@ -33,8 +34,7 @@ from rocketstore.state.changes import (
     SetTimedProgress,
     TopicConfig,
 )
-from rocketstore.state.request_modes import TopicRequestMode
-from rocketstore.timer.progress import NOTHING_DELIVERED, TimedProgress
+from rocketstore.timer.entries import NOTHING_DELIVERED, TimedProgress
 from rocketstore.types import SCHEDULE_TOPIC, TIMED_TOPIC
 
 _ROWS_AT_ONCE: Final = min(32, ROWS_MAX)

@@ -26,7 +26,7 @@ from dledger.errors import CorruptLogError, DiskError, DLedgerError, ShutdownErr
 from dledger.store.fs import FileSystem
 from dledger.types import ProducerBatch
 from rocketstore.commit_log.port import CommitLog, PutDone, SequenceDone
-from rocketstore.commit_log.put_waiter import PutWaiter
+from rocketstore.commit_log.put import PutWaiter
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.checks import check_message
 from rocketstore.message.message import Message
@@ -40,8 +40,8 @@ from rocketstore.store.reads import RecordFilter, StoreReader, TagFilter
 from rocketstore.store.recovery import RecoveryPlan
 from rocketstore.store.rounds import LogKeeper, StoreRounds
 from rocketstore.store.stats import StoreStats, bytes_text
+from rocketstore.timer.entries import TimedProgress
 from rocketstore.timer.files import TimerFiles
-from rocketstore.timer.progress import TimedProgress
 from rocketstore.types import (
     BrokerRole,
     GetMessageStatus,

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from dledger.clock import Clock
 from dledger.conditions import REMOVED_EARLY_TOLD_MS, ConditionKind
 from dledger.errors import DiskError
 from dledger.runtime.supervisor import Supervisor
@@ -23,7 +24,6 @@ from rocketstore.store.derived import Derived
 from rocketstore.store.dispatch import DispatchService
 from rocketstore.store.durability import Durability
 from rocketstore.store.flags import Obstacle, PutGate
-from rocketstore.store.periodic import Periodic
 from rocketstore.store.stats import StoreStats
 from rocketstore.store.upkeep import Upkeep
 from rocketstore.types import BrokerRole
@@ -191,3 +191,41 @@ class StoreRounds:
             subject=_DISK_OF_STORE,
             for_ms=REMOVED_EARLY_TOLD_MS,
         )
+
+
+class Periodic:
+    """Calls ``action`` every ``interval_ms``, first one interval after ``start``."""
+
+    def __init__(
+        self, name: str, interval_ms: int, action: Callable[[], None], *, clock: Clock, supervisor: Supervisor
+    ) -> None:
+        self._interval_ms = interval_ms
+        self._action = action
+        self._clock = clock
+        self._due_ms: int | None = None
+        self._requested = False
+        self._worker = Worker(name, self._step, clock, supervisor)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._worker.start()
+
+    def request(self) -> None:
+        """Run the action as soon as possible."""
+        self._requested = True
+        self._worker.wake()
+
+    def stop(self, timeout_s: float) -> bool:
+        """End the thread; False if it did not end in time."""
+        return self._worker.stop(timeout_s)
+
+    def _step(self) -> int:
+        now_ms = self._clock.monotonic_ms()
+        if self._requested or (self._due_ms is not None and now_ms >= self._due_ms):
+            self._requested = False
+            self._action()
+            now_ms = self._clock.monotonic_ms()
+            self._due_ms = now_ms + self._interval_ms
+        elif self._due_ms is None:
+            self._due_ms = now_ms + self._interval_ms
+        return self._due_ms

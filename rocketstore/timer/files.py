@@ -28,9 +28,11 @@ from dledger.store.fs import FileSystem, make_dirs_durably, read_whole, replace_
 from rocketstore.timer.entries import (
     ENTRY,
     HOUR_MS,
+    NOTHING_DELIVERED,
     Entries,
     EntryKind,
     TimedEntry,
+    TimedProgress,
     decode_entries,
     entry_of,
     still_open,
@@ -41,13 +43,14 @@ from rocketstore.timer.hours import (
     SECONDS,
     HourFile,
     HourMark,
+    HourRepair,
+    RecallIndex,
     count_hour,
     decode_hours,
     encode_hours,
     hour_of,
     hour_path,
 )
-from rocketstore.timer.progress import NOTHING_DELIVERED, TimedProgress
 from rocketstore.timer.reading import (
     ADVICE,
     CHANGED,
@@ -59,8 +62,6 @@ from rocketstore.timer.reading import (
     length,
     read_rest,
 )
-from rocketstore.timer.recalls import RecallIndex
-from rocketstore.timer.repair import HourRepair
 from rocketstore.types import RecordHead
 
 _T = TypeVar("_T")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
@@ -24,6 +24,8 @@ _HOUR: Final = Struct(">qqI")
 _CRC: Final = Struct(">I")
 NEVER_NEEDED: Final = 1 << 62
 """A position and a time that no record has."""
+INDEXED_MAX: Final = 250_000
+"""Recalls known by heart, of all hours; about 100 bytes each."""
 
 
 class HourMark(NamedTuple):
@@ -148,3 +150,69 @@ class HourFile:
             self.is_inexact = False
         if entries == self.entries or counted.oldest != NEVER_NEEDED:
             self.oldest, self.oldest_ms = counted.oldest, counted.oldest_ms
+
+
+class RecallIndex:
+    """Which messages were recalled, by hour, in memory, so that a recall need not read the file of its hour. Pure.
+
+    Bounded: an hour whose recalls would be too many is not known from then on, and its file must be read.
+    """
+
+    def __init__(self, indexed_max: int = INDEXED_MAX) -> None:
+        self._indexed_max = indexed_max
+        self._size = 0
+        self._known: dict[int, set[int]] = {}
+        self._overflown: set[int] = set()
+
+    def __len__(self) -> int:
+        return self._size
+
+    def add(self, hour: int, origin: int) -> None:
+        """A message of this hour was recalled."""
+        if hour in self._overflown:
+            return
+        known = self._known.setdefault(hour, set())
+        if origin in known:
+            return
+        if self._size >= self._indexed_max:
+            self.forget(hour)
+            self._overflown.add(hour)
+            return
+        known.add(origin)
+        self._size += 1
+
+    def replace(self, hour: int, origins: Iterable[int]) -> None:
+        """These are all recalls of an hour."""
+        self.forget(hour)
+        for origin in origins:
+            self.add(hour, origin)
+
+    def forget(self, hour: int) -> None:
+        """An hour is over."""
+        self._size -= len(self._known.pop(hour, ()))
+        self._overflown.discard(hour)
+
+    def is_recalled(self, hour: int, origin: int) -> bool | None:
+        """None: the file of the hour knows."""
+        return None if hour in self._overflown else origin in self._known.get(hour, ())
+
+
+class HourRepair:
+    """One hour's file of timed messages while it is built again from the log, because it was damaged. Pure.
+
+    ``known`` gets the entries of records before ``until`` (a queue offset), ``added`` those that come meanwhile.
+
+    The caller serializes: one thread adds to ``known``, dispatch to ``added`` under the files' lock.
+    """
+
+    def __init__(self, hour: int, until: int) -> None:
+        self.hour: Final = hour
+        self.until: Final = until
+        self.known = bytearray()
+        self.added: list[TimedEntry] = []
+
+    def take(self, entries: Iterable[TimedEntry]) -> None:
+        """Entries of the log, in its order; those of other hours are left out."""
+        for entry in entries:
+            if entry.hour == self.hour and entry.queue_offset < self.until:
+                self.known += entry.encode()

@@ -7,9 +7,8 @@ from typing import NamedTuple
 from zlib import crc32
 
 from dledger.store.fs import read_whole
-from rocketstore.timer.entries import ENTRY, Entries, decode_entries
+from rocketstore.timer.entries import ENTRY, Entries, TimedProgress, decode_entries
 from rocketstore.timer.hours import HOURS_FILE, decode_hours, hour_path
-from rocketstore.timer.progress import TimedProgress
 from rocketstore.verification.compare import Bounds
 
 

@@ -41,8 +41,8 @@ from dledger_spark.option_values import offsets_value
 from rocketstore.client.aio.received import split_records
 from rocketstore.consume_queue.ends import QUEUE_ENDS_FILE, QueueEnd, read_ends, write_ends
 from rocketstore.consume_queue.units import parse_units
+from rocketstore.filter.filters import TagFilter
 from rocketstore.filter.sql import SqlCondition
-from rocketstore.filter.tags import TagFilter
 from rocketstore.index.chains import IndexHeader
 from rocketstore.index.sums import IndexSums, decode_sums, slot_blocks
 from rocketstore.message import batch

@@ -29,7 +29,7 @@ from rocketstore.message.record import encode_record
 from rocketstore.message.tags import tags_code
 from rocketstore.store.dispatch import Pace
 from rocketstore.store.message_store import MessageStore
-from rocketstore.timer.progress import TimedProgress
+from rocketstore.timer.entries import TimedProgress
 from rocketstore.types import (
     SCHEDULE_TOPIC,
     BrokerRole,

@@ -29,8 +29,7 @@ from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import QueueOffset
 from rocketstore.store.message_store import MessageStore
 from rocketstore.timer.due import DueRound, DueTable
-from rocketstore.timer.entries import HOUR_MS, EntryKind, TimedEntry, decode_entries
-from rocketstore.timer.progress import TimedProgress
+from rocketstore.timer.entries import HOUR_MS, EntryKind, TimedEntry, TimedProgress, decode_entries
 from rocketstore.types import TIMED_TOPIC, BrokerRole, PutMessageStatus, PutResult
 
 BATCH: Final = 128

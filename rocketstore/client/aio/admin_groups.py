@@ -41,7 +41,7 @@ from rocketstore.remoting.headers import (
     ResetClientOffsetHeader,
     UpdateOffsetHeader,
 )
-from rocketstore.state.retry_policies import body_of_policy, policy_of_body
+from rocketstore.state.attributes import body_of_policy, policy_of_body
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

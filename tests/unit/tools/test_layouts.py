@@ -24,7 +24,7 @@ HOMES: Final = {
     "rocketstore/ha/wire.py": "numbers and frames between masters and slaves; nothing stored",
     "rocketstore/index/chains.py": "index files: header, entry, slot, and keys on their way there",
     "rocketstore/index/sums.py": "the files of sums beside index files",
-    "rocketstore/message/added_property.py": "two numbers of a record, changed for its reader; nothing stored",
+    "rocketstore/message/record.py": "two numbers of a record, changed for its reader; nothing stored",
     "rocketstore/message/batch.py": "batches, as clients send them",
     "rocketstore/message/ids.py": "message ids",
     "rocketstore/pop/handles.py": "handles, which clients send back",

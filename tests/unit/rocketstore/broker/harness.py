@@ -26,10 +26,10 @@ from rocketstore.message.message import HostAddress
 from rocketstore.message.record import decode_record
 from rocketstore.pop.operations import PopRules
 from rocketstore.pop.tables import LeaseWindow, PopPlace, PopRow, PopTables
+from rocketstore.state.attributes import TopicRequestMode
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import GroupConfig, QueueOffset, TopicConfig
 from rocketstore.state.pop_state import PopState
-from rocketstore.state.request_modes import TopicRequestMode
 from rocketstore.store.message_store import IndexEnd, MessageStore
 from rocketstore.store.stats import StoreStats
 from rocketstore.types import BrokerRole, PutMessageStatus, PutResult, QueueUnit, ScannedRecords

@@ -45,8 +45,8 @@ from rocketstore.remoting.bodies.topics import TopicConfigTable
 from rocketstore.remoting.codes import OwnCode, RequestCode
 from rocketstore.remoting.group_offsets import CommitGroupOffsets, CommitPosition, FetchOffsets
 from rocketstore.remoting.numbered_sends import NumberedMessage, NumberedSend, encode_name
+from rocketstore.state.attributes import TopicRequestMode
 from rocketstore.state.changes import GroupConfig, TopicConfig
-from rocketstore.state.request_modes import TopicRequestMode
 from rocketstore.types import SCHEDULE_TOPIC, RequestMode
 from tests.support.remoting import RemotingSocket, pull_fields, send_fields
 from tests.support.waiting import wait_until

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from rocketstore.broker_remoting.assignments import RULES, shares
-from rocketstore.state.request_modes import TopicRequestMode
+from rocketstore.state.attributes import TopicRequestMode
 from rocketstore.types import RequestMode
 
 PULL = TopicRequestMode("T", "g", RequestMode.PULL)

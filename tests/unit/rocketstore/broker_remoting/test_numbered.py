@@ -12,7 +12,7 @@ from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame
 from rocketstore.broker.sending import CREATED_MAX
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.message.producer_names import PRODUCER_CHARS_MAX, check_producer_name
+from rocketstore.message.checks import PRODUCER_CHARS_MAX, check_producer_name
 from rocketstore.message.record import decode_record
 from rocketstore.remoting.codes import OwnCode, RequestCode
 from rocketstore.remoting.numbered_sends import (

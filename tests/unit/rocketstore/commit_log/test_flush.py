@@ -22,9 +22,8 @@ from rocketstore.commit_log.flush import (
     flush_all,
 )
 from rocketstore.config import MessageStoreConfig
-from rocketstore.mapped.allocation import AllocationService
+from rocketstore.mapped.allocation import AllocationService, TransientStorePool
 from rocketstore.mapped.queue import MappedFileQueue
-from rocketstore.mapped.transient_pool import TransientStorePool
 from rocketstore.types import FlushDiskType, PutMessageStatus
 from tests.crash.crash_fs import IO_ERROR, FailingFs
 from tests.support.waiting import ManualClock, wait_until

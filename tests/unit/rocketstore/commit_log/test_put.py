@@ -1,10 +1,15 @@
-"""Properties of what is done to a message before it is stored."""
+"""Properties of what is done to a message before it is stored.
+
+Waiting for the answer to a put.
+"""
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
-from rocketstore.commit_log.put import QueueOffsets, prepare
+from rocketstore.commit_log.put import PutWaiter, QueueOffsets, prepare
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import (
     PROPERTY_DELAY,
@@ -15,7 +20,7 @@ from rocketstore.message.message import (
     SYS_FLAG_ROLLED_BACK,
     Message,
 )
-from rocketstore.types import SCHEDULE_TOPIC
+from rocketstore.types import SCHEDULE_TOPIC, PutMessageStatus, PutResult
 
 LEVELS = DelayLevels.parse("1s 5s 10s")
 
@@ -101,3 +106,14 @@ def test_the_table_is_taken_over_as_a_copy() -> None:
     offsets.keep(offsets.assign([Message("t", b"")]))
 
     assert table == {("t", 0): 1}
+
+
+def test_a_put_may_be_waited_for_longer_than_the_machine_can_count() -> None:
+    """A ``syncFlushTimeout`` of thousands of years is one of never."""
+    waiter = PutWaiter()
+    results = (PutResult(PutMessageStatus.PUT_OK),)
+    answer = threading.Timer(0.01, waiter.done, (results,))
+
+    answer.start()
+
+    assert waiter.wait(1e15) == results

@@ -13,9 +13,8 @@ from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame
 from rocketstore.broker.topics import SeenTopic
 from rocketstore.grpc import other_groups
-from rocketstore.grpc.endpoints import endpoints_of
 from rocketstore.grpc.other_groups import OtherGroups, OtherPlace
-from rocketstore.grpc.routes import RouteCalls
+from rocketstore.grpc.routes import RouteCalls, endpoints_of
 from rocketstore.pb import definition_pb2 as pb
 from rocketstore.remoting.bodies.routes import BrokerData, QueueData, TopicRouteData
 from rocketstore.remoting.codes import MemberCode, RequestCode

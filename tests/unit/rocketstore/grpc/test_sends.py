@@ -1,4 +1,7 @@
-"""SendMessage: what is stored of each type, what is refused, and what is recognized as sent again."""
+"""SendMessage: what is stored of each type, what is refused, and what is recognized as sent again.
+
+RecallMessage, as far as it is the gateway's: who recalls is in another part.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,24 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from threading import Thread
+from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc
 import pytest
 
+from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.config import KIB
+from rocketstore.grpc.codes import RejectedError
+from rocketstore.grpc.sends import Recalls
 from rocketstore.message.broker_properties import BROKER_ONLY
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
 from rocketstore.pb import definition_pb2 as pb
+from rocketstore.pb import service_pb2 as pbs
 from rocketstore.state.changes import TopicConfig
+from tests.support.on_loop import on_loop
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.grpc.harness import GatewayClient, GatewayHarness, message
 
@@ -214,3 +224,44 @@ def test_timed_messages_are_bounded_as_they_come() -> None:
 
         assert [send(due_s) for _ in range(3)] == [pb.OK, pb.OK, pb.TOO_MANY_REQUESTS]
         assert [send(due_s + 1) for _ in range(2)] == [pb.OK, pb.TOO_MANY_REQUESTS]
+
+
+def recall(client: GatewayClient, topic: str, handle: str) -> pbs.RecallMessageResponse:
+    request = pbs.RecallMessageRequest(topic=pb.Resource(name=topic), recall_handle=handle)
+    return client.call("RecallMessage", request, pbs.RecallMessageResponse)
+
+
+def test_a_recall_names_the_message_that_it_recalled(broker: GatewayHarness, client: GatewayClient) -> None:
+    """By topic and handle; a message that was delivered is not found, a handle of nobody is a bad request."""
+    asked: list[tuple[str, str]] = []
+
+    async def answer(topic: str, handle: str) -> str:
+        asked.append((topic, handle))
+        if handle == "late":
+            raise Refusal(RefusalKind.NO_MESSAGE, "it was delivered")
+        if handle == "wrong":
+            raise Refusal(RefusalKind.INVALID, "no handle")
+        return "01"
+
+    broker.gateway._recalls._recall = answer
+    found = recall(client, "T", "h")
+    assert (found.status.code, found.message_id) == (pb.OK, "01")
+    assert recall(client, "T", "late").status.code == pb.MESSAGE_NOT_FOUND
+    assert recall(client, "T", "wrong").status.code == pb.BAD_REQUEST
+    assert recall(client, "", "h").status.code == pb.ILLEGAL_TOPIC
+    assert asked == [("T", "h"), ("T", "late"), ("T", "wrong")]
+
+
+@on_loop
+async def test_a_recall_that_a_lost_leader_may_have_done_is_not_said_to_have_come_too_late() -> None:
+    """Its producer would believe that the message was delivered."""
+
+    async def gone(_topic: str, _handle: str) -> str:
+        raise Refusal(RefusalKind.NO_MESSAGE, "there is no such message")
+
+    request = pbs.RecallMessageRequest(topic=pb.Resource(name="T"), recall_handle="h")
+    with pytest.raises(RejectedError, match="may have recalled") as refused:
+        await Recalls(gone).recall(cast(Any, SimpleNamespace(may_be_repeated=True)), request)
+    assert refused.value.code == pb.SLAVE_PERSISTENCE_TIMEOUT
+    with pytest.raises(Refusal, match="no such message"):
+        await Recalls(gone).recall(cast(Any, SimpleNamespace(may_be_repeated=False)), request)

@@ -1,4 +1,7 @@
-"""Properties of making files ahead of need."""
+"""Properties of making files ahead of need.
+
+Properties of the pool of buffers.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,8 @@ import pytest
 from dledger.errors import DiskError
 from dledger.runtime.supervisor import Supervisor
 from dledger.store.format import segment_name
-from rocketstore.mapped.allocation import AllocationService
+from rocketstore.mapped.allocation import AllocationService, TransientStorePool
 from rocketstore.mapped.file import StoreFile
-from rocketstore.mapped.transient_pool import TransientStorePool
 from tests.crash.crash_fs import NO_SPACE, FailingFs
 from tests.support.waiting import wait_until
 
@@ -139,3 +141,19 @@ def test_failing_fast_refuses_a_file_without_a_buffer(tmp_path: Path) -> None:
     assert setup.create(0).buffered
     with pytest.raises(DiskError, match="in use"):
         setup.create(1)
+
+
+def test_no_more_buffers_are_given_than_there_are() -> None:
+    """And one that comes back is given again."""
+    pool = TransientStorePool(2, 4096)
+
+    first, second = pool.borrow(), pool.borrow()
+
+    assert first is not None
+    assert second is not None
+    assert pool.borrow() is None
+    assert pool.available == 0
+    pool.give_back(first)
+    assert pool.available == 1
+    assert pool.borrow() is first
+    assert len(first) == 4096

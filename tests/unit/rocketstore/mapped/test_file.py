@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import DiskError
+from rocketstore.mapped.allocation import TransientStorePool
 from rocketstore.mapped.file import PAGE_BYTES, StoreFile, create_file, create_sparse_file
-from rocketstore.mapped.transient_pool import TransientStorePool
 from tests.crash.crash_fs import IO_ERROR, NO_SPACE, FailingFs
 from tests.support.page_cache import _all_in_memory as _all_in_memory
 

@@ -8,7 +8,7 @@ import pytest
 
 from dledger.errors import InvalidRequestError
 from rocketstore.pop.tables import PopPlace, PopRow
-from rocketstore.state.attributes import ExponentialRetryDelays, FixedRetryDelays
+from rocketstore.state.attributes import ExponentialRetryDelays, FixedRetryDelays, TopicRequestMode
 from rocketstore.state.changes import (
     Change,
     CommitOffsets,
@@ -32,7 +32,6 @@ from rocketstore.state.changes import (
     join_changes,
     split_full,
 )
-from rocketstore.state.request_modes import TopicRequestMode
 from rocketstore.state.tables import Tables
 from rocketstore.types import MessageType, RequestMode
 

@@ -9,8 +9,16 @@ import pytest
 
 from rocketstore.timer import due as due_module
 from rocketstore.timer.due import DueTable
-from rocketstore.timer.entries import ENTRY, EntryKind, TimedEntry, decode_entries, entries_of, open_entries
-from rocketstore.timer.progress import NOTHING_DELIVERED, TimedProgress
+from rocketstore.timer.entries import (
+    ENTRY,
+    NOTHING_DELIVERED,
+    EntryKind,
+    TimedEntry,
+    TimedProgress,
+    decode_entries,
+    entries_of,
+    open_entries,
+)
 from tests.support.sweeps import thinned
 
 HOUR = 3_600_000

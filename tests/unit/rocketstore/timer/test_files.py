@@ -8,7 +8,7 @@ import pytest
 
 from dledger.errors import CorruptLogError, DiskError, DiskFullError
 from rocketstore.timer import reading
-from rocketstore.timer.entries import ENTRY, HOUR_MS, Entries, TimedEntry
+from rocketstore.timer.entries import ENTRY, HOUR_MS, Entries, TimedEntry, TimedProgress
 from rocketstore.timer.files import TimerFiles
 from rocketstore.timer.hours import (
     HOURS_FILE,
@@ -19,7 +19,6 @@ from rocketstore.timer.hours import (
     encode_hours,
     hour_path,
 )
-from rocketstore.timer.progress import TimedProgress
 from rocketstore.timer.reading import HourExtent, read_rest
 from rocketstore.types import TIMED_TOPIC, RecordHead
 from tests.crash.crash_fs import IO_ERROR, NO_SPACE, FailingFs, RecordingFs, crash_states

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rocketstore.timer.entries import ENTRY, HOUR_MS
+from rocketstore.timer.entries import ENTRY, HOUR_MS, NOTHING_DELIVERED, TimedProgress
 from rocketstore.timer.files import TimerFiles
 from rocketstore.timer.hours import HOURS_FILE, hour_path
-from rocketstore.timer.progress import NOTHING_DELIVERED, TimedProgress
 from rocketstore.verification.compare import Bounds
 from rocketstore.verification.timers import TimerProblem, compare_timers
 from tests.unit.rocketstore.heads import STORE_MS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocketstore.timer.recalls import RecallIndex
+from rocketstore.timer.hours import RecallIndex
 
 
 def test_what_was_recalled_is_known_by_hour() -> None:

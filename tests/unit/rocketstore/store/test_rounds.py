@@ -6,7 +6,7 @@ import threading
 
 from dledger.clock import Clock
 from dledger.runtime.supervisor import Supervisor
-from rocketstore.store.periodic import Periodic
+from rocketstore.store.rounds import Periodic
 from tests.support.waiting import wait_until
 
 
