@@ -36,11 +36,10 @@ from rocketstore.broker.broker import Broker, ClientShares, LoopTools, Storage
 from rocketstore.broker.hosts import resolve
 from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.measurements import ServiceCounters
-from rocketstore.broker.ports import GroupView
-from rocketstore.broker.readers import ReadThreads
-from rocketstore.broker.status import group_view
+from rocketstore.broker.ports import GroupView, group_view
+from rocketstore.broker.reading import ReadThreads
 from rocketstore.broker_config import HA_PORT_OFFSET, BrokerConfig
-from rocketstore.broker_remoting.registration import MASTER_ID, NameServerRegistration
+from rocketstore.broker_remoting.registration import NameServerRegistration
 from rocketstore.broker_remoting.service import RemotingService
 from rocketstore.broker_remoting.successor import SuccessorWatch
 from rocketstore.grpc.other_groups import OtherGroups
@@ -49,6 +48,7 @@ from rocketstore.ha.service import HaService
 from rocketstore.ha.slave_sync import SlaveSync
 from rocketstore.pb.pool import POOL
 from rocketstore.remoting.bodies.ha import HA_PORT
+from rocketstore.remoting.bodies.routes import MASTER_ID
 from rocketstore.remoting.bodies.runtime import GRPC_PORT
 from rocketstore.types import BrokerRole
 

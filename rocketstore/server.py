@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 from dledger.access.guard import AccessControl, AccessGuard
@@ -27,19 +28,18 @@ from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
 from dledger.server import DLedgerServer
 from dledger.store.opening import layout_of
 from rocketstore.broker.broker import Storage
-from rocketstore.broker.catch_up import CatchUp
 from rocketstore.broker.clock_watch import ClockWatch
+from rocketstore.broker.mastership import CatchUp
 from rocketstore.broker.measurements import BrokerMeasurements, measure
-from rocketstore.broker.other_mode import refuse_other_mode
-from rocketstore.broker.ports import GroupView
+from rocketstore.broker.ports import GroupView, is_leader
 from rocketstore.broker.role_change import BrokerRoleChange
 from rocketstore.broker.schedule import ScheduleService
-from rocketstore.broker.status import is_leader
 from rocketstore.broker.timed.service import TimedService
 from rocketstore.broker.transactions.service import TransactionService
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.broker_ports import BrokerPorts, Served
 from rocketstore.commit_log.mixed import MixedCommitLog
+from rocketstore.commit_log.old_log import group_has_begun, written_segments
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.port import CommitLog
 from rocketstore.commit_log.replicated import MESSAGES, ReplicatedCommitLog, for_broker
@@ -400,3 +400,32 @@ class BrokerServer:
     def _fail(self, failure: BaseException) -> None:
         self.fail(failure)
         self._stopped.set()
+
+
+def refuse_other_mode(config: BrokerConfig) -> None:
+    """A plain broker must not start on a group member's directory: it would neither see nor continue the group's log.
+
+    The other way round is a road: a group's log continues a plain one (``rocketstore.store.takeover``). Until the group
+    has stored its first entry, a plain broker may still go on.
+
+    Raises ``ConfigError`` if a plain broker's start would hide a group's messages.
+    """
+    if config.dledger is not None:
+        return
+    store = config.store
+    root = store.store_path_root_dir
+    plain = any(map(_holds, (*store.commit_log_dirs, *store.read_only_commit_log_dirs)))
+    for node in sorted(root.glob("dledger-*")):
+        data = node / "data"
+        if group_has_begun(node) if plain else _holds(data):
+            raise ConfigError(
+                [
+                    f"{data} holds the log of a group member, which a plain broker cannot read: its messages would "
+                    "become unreadable. Set enableDLegerCommitLog=true, or give the plain broker another "
+                    "storePathRootDir"
+                ]
+            )
+
+
+def _holds(directory: Path) -> bool:
+    return any(True for _ in written_segments(directory))

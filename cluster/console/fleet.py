@@ -16,8 +16,7 @@ from cluster.console.browse import safe_text
 from cluster.console.facts import figure
 from cluster.console.history import EVENTS_MAX, TEXT_MAX, ConsoleEvent
 from cluster.console.verdicts import Level, MemberView, overall, verdict_of
-from rocketstore.client.aio.routes import MASTER_ID
-from rocketstore.remoting.bodies.routes import BrokerData, ClusterInfo
+from rocketstore.remoting.bodies.routes import MASTER_ID, BrokerData, ClusterInfo
 from rocketstore.remoting.bodies.runtime import RuntimeInfo
 
 BROKERS_MAX: Final = 240

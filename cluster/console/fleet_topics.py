@@ -24,9 +24,9 @@ from dledger.remoting.errors import RequestError
 from rocketstore.client import BrokerUnreachableError, ClientError, NotFoundError
 from rocketstore.client.aio.connections import BrokerConnections
 from rocketstore.client.aio.route_servers import RouteServers
-from rocketstore.client.aio.routes import MASTER_ID, TopicQueues, parts_of
+from rocketstore.client.aio.routes import TopicQueues, parts_of
 from rocketstore.message.checks import is_internal
-from rocketstore.remoting.bodies.routes import BrokerData, TopicRouteData
+from rocketstore.remoting.bodies.routes import MASTER_ID, BrokerData, TopicRouteData
 from rocketstore.remoting.bodies.stats import TopicStatsTable
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import TopicHeader

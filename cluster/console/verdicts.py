@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from rocketstore.client.aio.routes import MASTER_ID
+from rocketstore.remoting.bodies.routes import MASTER_ID
 from rocketstore.remoting.bodies.runtime import RuntimeInfo
 
 _LEADER: Final = "LEADER"

@@ -14,31 +14,27 @@ from dledger.clock import Clock
 from dledger.conditions import Conditions
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.clients.answers import AnswerRoom
-from rocketstore.broker.creation_quota import CreationQuota
 from rocketstore.broker.groups import Groups
+from rocketstore.broker.hosts import MemberHosts
 from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.long_polling import WaitingPulls
 from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.measurements import ServiceCounters
-from rocketstore.broker.member_hosts import MemberHosts
 from rocketstore.broker.offsets import Offsets
 from rocketstore.broker.popping.build import make_popping
 from rocketstore.broker.pull import PullService
-from rocketstore.broker.readers import ReadThreads, RecordReader
-from rocketstore.broker.reading import QueueReading
+from rocketstore.broker.reading import QueueReading, ReadThreads, RecordReader, SubscriptionFilters
 from rocketstore.broker.retention import TopicRetention
 from rocketstore.broker.retries import Retries
 from rocketstore.broker.schedule import ScheduleService
 from rocketstore.broker.sending import Sending
 from rocketstore.broker.state_changes import StateChanges
 from rocketstore.broker.stats import Stats
-from rocketstore.broker.subscriptions import SubscriptionFilters
 from rocketstore.broker.timed.sends import TimedSends
 from rocketstore.broker.timed.service import TimedService
-from rocketstore.broker.topics import Topics
+from rocketstore.broker.topics import CreationQuota, Topics
 from rocketstore.broker.transactions.asking import ProducerChecks
-from rocketstore.broker.transactions.begins import HalfMessages
-from rocketstore.broker.transactions.ends import TransactionEnds
+from rocketstore.broker.transactions.begins import HalfMessages, TransactionEnds
 from rocketstore.broker.transactions.service import TransactionService
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.message import HostAddress

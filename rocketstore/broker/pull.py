@@ -10,8 +10,7 @@ from dledger.clock import Clock
 from dledger.rpc.clients.answers import Leases
 from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.long_polling import WaitingPulls
-from rocketstore.broker.reading import QueueReading, ReadLimits
-from rocketstore.broker.subscriptions import ALL, SubscriptionFilters
+from rocketstore.broker.reading import ALL, QueueReading, ReadLimits, SubscriptionFilters
 from rocketstore.broker.topics import Topics
 from rocketstore.config import MIB
 from rocketstore.filter.filters import TAG, MessageFilter

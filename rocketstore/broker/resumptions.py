@@ -8,7 +8,7 @@ from typing import Final
 
 from dledger.rpc.bridge import LoopBridge, LoopCallback
 from rocketstore.broker.mastership import Mastership
-from rocketstore.broker.readers import ReadThreads
+from rocketstore.broker.reading import ReadThreads
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.transactions.messages import resumed
 from rocketstore.message.ids import parse_offset_message_id

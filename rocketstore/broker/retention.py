@@ -16,7 +16,7 @@ from typing import Final
 from dledger.clock import Clock
 from dledger.errors import DLedgerError
 from rocketstore.broker.mastership import Mastership
-from rocketstore.broker.readers import ReadThreads
+from rocketstore.broker.reading import ReadThreads
 from rocketstore.broker.refusal import Refusal
 from rocketstore.broker.state_changes import StateChanges
 from rocketstore.state.broker_state import BrokerState

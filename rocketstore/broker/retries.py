@@ -16,7 +16,7 @@ from dledger.access.quota import Quota
 from dledger.access.rules import DEAD_PREFIX, RETRY_PREFIX
 from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.mastership import Mastership
-from rocketstore.broker.readers import RecordReader
+from rocketstore.broker.reading import RecordReader
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.sending import MessageSource, SendBatch, Sending
 from rocketstore.broker.topics import Topics

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from dledger.clock import Clock
 from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.measurements import first_groups, first_topics
-from rocketstore.broker.readers import ReadThreads
+from rocketstore.broker.reading import ReadThreads
 from rocketstore.broker.retries import Retries
 from rocketstore.store.message_store import MessageStore
 

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
 from dledger.errors import InvalidRequestError
-from rocketstore.broker.creation_quota import CreationQuota
 from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.state_changes import StateChanges
-from rocketstore.broker.system_topics import INHERIT, system_topics
-from rocketstore.broker_config import PERMISSION_READ, PERMISSION_WRITE
+from rocketstore.broker_config import PERMISSION_READ, PERMISSION_WRITE, BrokerConfig
 from rocketstore.message.checks import check_client_topic
+from rocketstore.message.delay import DelayLevels
 from rocketstore.message.record import CorruptRecordError, decode_record
 from rocketstore.state.attributes import TopicAttributes, format_retention
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import TopicConfig
-from rocketstore.types import HIDDEN_TOPICS, SCHEDULE_TOPIC, MessageType, PutMessageStatus, PutResult
+from rocketstore.state.limits import LimitReachedError
+from rocketstore.types import HALF_TOPIC, HIDDEN_TOPICS, SCHEDULE_TOPIC, MessageType, PutMessageStatus, PutResult
 
 CURSORS_MAX: Final = 65_536
 """Topics for which the round-robin position is remembered."""
@@ -29,6 +30,17 @@ FAILURES_MAX: Final = 1024
 """How many topics that could not be created are remembered, with the reason."""
 _HOUR_MS: Final = 3_600_000
 _ILLEGAL: Final = frozenset({PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIES_SIZE_EXCEEDED})
+OWNERS_MAX: Final = 10_000
+"""How many clients are remembered; beyond that, the least recently active one is forgotten."""
+DEFAULT_TOPIC: Final = "TBW102"
+"""Producers look up the route of this topic if theirs is unknown: brokers that have it create topics."""
+SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
+OFFSET_MOVED_EVENT: Final = "OFFSET_MOVED_EVENT"
+REPLY_TOPIC_SUFFIX: Final = "REPLY_TOPIC"
+INHERIT: Final = 1
+"""Permission bit: topics may be created from this one."""
+_CLUSTER_QUEUES: Final = 16
+_READ_WRITE: Final = 6
 
 
 class SeenTopic(NamedTuple):
@@ -266,3 +278,70 @@ class Topics:
             if len(self._not_created) >= FAILURES_MAX:
                 self._not_created.clear()
             self._not_created[name] = task.result()
+
+
+class CreationQuota:
+    """Limits how many topics and groups, which persist, one client can create, to leave room for others.
+
+    Counts only in this broker's memory, since its start; ``rocketstore.state.limits`` has the limits on totals.
+
+    Lives on the event loop. Only names for which ``exists`` is still true count.
+    """
+
+    def __init__(self, what: str, setting: str, most: int, exists: Callable[[str], bool]) -> None:
+        self._what = what
+        self._setting = setting
+        self._most = max(1, most)
+        self._exists = exists
+        self._made: OrderedDict[str, dict[str, int]] = OrderedDict()
+
+    def take(self, owner: str, name: str, amount: int) -> None:
+        """Record that ``owner`` creates this now. Raises ``LimitReachedError``."""
+        made = self._made.setdefault(owner, {})
+        self._made.move_to_end(owner)
+        if len(self._made) > OWNERS_MAX:
+            self._made.popitem(last=False)
+        if sum(made.values()) + amount > self._most:
+            for gone in [one for one in made if one != name and not self._exists(one)]:
+                del made[gone]
+        have = sum(made.values()) - made.get(name, 0)
+        if have + amount > self._most:
+            raise LimitReachedError(
+                f"{owner} has made {have} {self._what} since this broker started, the limit per account or "
+                f"address is {self._most} ({self._setting}, account_share_percent): delete some, or raise the "
+                "settings"
+            )
+        made[name] = amount
+
+
+class SystemTopic(NamedTuple):
+    """Topics that every broker has without storing them; a stored one of the same name takes precedence.
+
+    How many queues it has, and RocketMQ's bits of its permission. Its name may be none that a client may use.
+    """
+
+    queues: int
+    permission: int = _READ_WRITE
+
+
+def system_topics(config: BrokerConfig) -> dict[str, SystemTopic]:
+    """By name."""
+    levels = DelayLevels.parse(config.store.message_delay_level).level_max
+    found = {
+        SELF_TEST_TOPIC: SystemTopic(1),
+        config.cluster_name: SystemTopic(_CLUSTER_QUEUES, _READ_WRITE | INHERIT),
+        config.name: SystemTopic(1, _READ_WRITE | INHERIT),
+        OFFSET_MOVED_EVENT: SystemTopic(1),
+        SCHEDULE_TOPIC: SystemTopic(levels),
+        HALF_TOPIC: SystemTopic(1),
+        f"{config.cluster_name}_{REPLY_TOPIC_SUFFIX}": SystemTopic(1),
+    }
+    if config.auto_create_topic_enable:
+        found[DEFAULT_TOPIC] = SystemTopic(config.default_topic_queue_nums, _READ_WRITE | INHERIT)
+    return found
+
+
+def sendable_system_topic(config: BrokerConfig, name: str) -> TopicConfig | None:
+    """Such a topic as it is stored once a message is sent to it; None if it is none, or not for clients."""
+    one = None if check_client_topic(name) else system_topics(config).get(name)
+    return None if one is None else TopicConfig(name, one.queues, one.queues, one.permission)

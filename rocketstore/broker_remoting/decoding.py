@@ -12,10 +12,16 @@ from functools import partial
 from typing import Final, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from dledger.access.quota import TooManyWaitsError
+from dledger.errors import DLedgerError
+from dledger.errors import Outcome as TheirOutcome
+from dledger.remoting.codes import AnswerCode
 from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import Frame
-from dledger.remoting.server import Answer, Handler
-from rocketstore.broker.readers import ReadThreads
+from dledger.remoting.server import Answer, Handler, Refused
+from rocketstore.broker.reading import ReadThreads
+from rocketstore.broker.refusal import Refusal, RefusalKind
+from rocketstore.types import Outcome
 
 AT_ONCE_BYTES_MAX: Final = 16 * 1024
 """Larger bodies are decoded by a thread: about eighty subscriptions."""
@@ -24,6 +30,25 @@ REST: Final = 3
 REST_S_MAX: Final = 1.0
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+CODES: Final = {  # the broker's refusals as RocketMQ's response codes
+    RefusalKind.INVALID: AnswerCode.SYSTEM_ERROR,
+    RefusalKind.ILLEGAL_MESSAGE: AnswerCode.MESSAGE_ILLEGAL,
+    RefusalKind.WRONG_MESSAGE_TYPE: AnswerCode.MESSAGE_ILLEGAL,
+    RefusalKind.WRONG_FILTER: AnswerCode.SUBSCRIPTION_PARSE_FAILED,
+    RefusalKind.NO_TOPIC: AnswerCode.TOPIC_NOT_EXIST,
+    RefusalKind.NO_QUEUE: AnswerCode.SYSTEM_ERROR,
+    RefusalKind.NO_GROUP: AnswerCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+    RefusalKind.NO_MESSAGE: AnswerCode.SYSTEM_ERROR,
+    RefusalKind.NO_OFFSET: AnswerCode.QUERY_NOT_FOUND,
+    RefusalKind.NO_CLIENT: AnswerCode.CONSUMER_NOT_ONLINE,
+    RefusalKind.NOT_PERMITTED: AnswerCode.NO_PERMISSION,
+    RefusalKind.TOO_MANY: AnswerCode.SYSTEM_BUSY,
+    RefusalKind.BUSY: AnswerCode.SYSTEM_ERROR,
+    RefusalKind.UNAVAILABLE: AnswerCode.SERVICE_NOT_AVAILABLE,
+    RefusalKind.TOO_LATE: AnswerCode.SYSTEM_ERROR,
+    RefusalKind.FAILED: AnswerCode.SYSTEM_ERROR,
+}
+"""By kind. Java's clients try another broker for 1, 14, 16 and 17, and none for 2 and 13."""
 
 
 class BodyDecoder:
@@ -78,3 +103,17 @@ def _timed(spent_s: list[float], decode: Callable[[], _T]) -> _T:
         return decode()
     finally:
         spent_s.append(time.thread_time() - began)
+
+
+def told_outcome(outcome: Outcome) -> TheirOutcome:
+    """The outcome as callers are told it."""
+    return "not_applied" if outcome == "not_applied" else "unknown"
+
+
+def refusal_of(error: Exception) -> Refused | None:
+    """The answer to what the broker refuses; None: it is no refusal."""
+    if isinstance(error, Refusal):
+        return Refused(CODES[error.kind], told_outcome(error.outcome))
+    if isinstance(error, TooManyWaitsError):
+        return Refused(AnswerCode.SYSTEM_BUSY, error.outcome)
+    return Refused(AnswerCode.SYSTEM_ERROR, error.outcome) if isinstance(error, DLedgerError) else None

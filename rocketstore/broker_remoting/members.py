@@ -11,7 +11,7 @@ from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
 from rocketstore.broker.clients import ConsumerGroup, ConsumingClient, Heartbeat, Subscription
 from rocketstore.broker.groups import LOCKED_AT_ONCE, Groups
-from rocketstore.broker.readers import ReadThreads
+from rocketstore.broker.reading import ReadThreads
 from rocketstore.broker_remoting.access import QuotaOf
 from rocketstore.broker_remoting.decoding import BodyDecoder
 from rocketstore.broker_remoting.links import RemotingLink

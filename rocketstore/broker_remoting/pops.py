@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
@@ -29,8 +29,7 @@ from rocketstore.broker.pop_types import (
 from rocketstore.broker.popping.copies import origin_of_retry
 from rocketstore.broker.popping.service import ACKED_AT_ONCE, Popping
 from rocketstore.broker_remoting.access import RemotingAccess
-from rocketstore.broker_remoting.assignments import AVERAGELY, RULES, shares
-from rocketstore.broker_remoting.waiting import WaitingTasks
+from rocketstore.broker_remoting.pulls import WaitingTasks
 from rocketstore.filter.filters import TAG
 from rocketstore.message.broker_properties import PROPERTY_CHECK_POINT
 from rocketstore.message.record import PHYSICAL_OFFSET, PHYSICAL_OFFSET_AT, QueuePlace, with_property
@@ -71,6 +70,9 @@ RETRIES: Final = ("1", "2")
 """Of an acknowledgement: the message is in the group's retry topic, which RocketMQ 5 names in two ways."""
 FOUND: Final = "FOUND"
 NOT_FOUND: Final = "NO_MESSAGE_IN_QUEUE"
+AVERAGELY: Final = "AVG"
+Rule = Callable[[Sequence[int], int, int], Sequence[int]]
+"""The queues of one member: of all queues, its place among the members, and their number."""
 
 
 class RemotingPops:
@@ -322,3 +324,36 @@ def _answered(frame: Frame, results: Sequence[PopResult]) -> Frame:
     of_many = f"{invalid} of {len(results)} messages: " if len(results) > 1 else ""
     reason = f"{of_many}it was acknowledged before, or its time is over and it was given out again"
     return frame.answer(AnswerCode.NO_MESSAGE, reason)
+
+
+def averagely(queues: Sequence[int], place: int, members: int) -> Sequence[int]:
+    """RocketMQ's ``AllocateMessageQueueAveragely``: each member gets a run of queues, the first ones one more."""
+    least, larger = divmod(len(queues), members)
+    begin = place * least + min(place, larger)
+    return queues[begin : begin + least + (place < larger)]
+
+
+def by_circle(queues: Sequence[int], place: int, members: int) -> Sequence[int]:
+    """RocketMQ's ``AllocateMessageQueueAveragelyByCircle``: each member gets one queue in turn."""
+    return queues[place::members]
+
+
+RULES: Final[dict[str, Rule]] = {AVERAGELY: averagely, "AVG_BY_CIRCLE": by_circle}
+"""By the names that clients send."""
+
+
+def shares(mode: TopicRequestMode, rule: Rule, queues: Sequence[int], ids: Sequence[str], me: str) -> list[int]:
+    """The queues that client ``me`` shall pull or pop; ``ids``: of the group's clients, in order.
+
+    Who pops from all queues gets ``ANY_QUEUE``, whether or not the broker knows it. With ``share_queues`` it also pops
+    from the queues of so many clients behind it, in a circle; if there are more clients than queues, from its own only.
+    """
+    is_pop, count = mode.mode is RequestMode.POP, len(ids)
+    if is_pop and not 0 < mode.share_queues < count - 1:
+        return [ANY_QUEUE]
+    if me not in ids:
+        return []
+    more = mode.share_queues if is_pop and count <= len(queues) else 0
+    place = ids.index(me)
+    found = [one for step in range(more + 1) for one in rule(queues, (place + step) % count, count)]
+    return list(dict.fromkeys(found))

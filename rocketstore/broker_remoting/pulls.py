@@ -22,8 +22,7 @@ from rocketstore.broker.pull import Pull
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker_remoting.access import RemotingAccess
 from rocketstore.broker_remoting.links import RemotingLink
-from rocketstore.broker_remoting.registration import MASTER_ID
-from rocketstore.broker_remoting.waiting import WaitingTasks
+from rocketstore.remoting.bodies.routes import MASTER_ID
 from rocketstore.remoting.headers import PullAnswer, PullHeader, write_header
 from rocketstore.remoting.pull_frames import found_head, read_pull
 from rocketstore.state.changes import GroupConfig
@@ -205,3 +204,29 @@ def _code(result: GetResult, asked: int) -> AnswerCode:
     if result.status in _EMPTY:
         return AnswerCode.PULL_NOT_FOUND if asked == 0 else AnswerCode.PULL_OFFSET_MOVED
     return _CODES[result.status]
+
+
+class WaitingTasks:
+    """Requests that wait for messages, and end with their connection. On the loop."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[RemotingConnection, set[asyncio.Task[None]]] = {}
+
+    @contextmanager
+    def cancelled_with(self, connection: RemotingConnection) -> Iterator[None]:
+        """While this runs, the end of the connection cancels the current task."""
+        task = asyncio.current_task()
+        assert task is not None
+        waiting = self._tasks.setdefault(connection, set())
+        waiting.add(task)
+        try:
+            yield
+        finally:
+            waiting.discard(task)
+            if not waiting:
+                self._tasks.pop(connection, None)
+
+    def closed(self, connection: RemotingConnection) -> None:
+        """Cancel what waits on a closed connection."""
+        for task in tuple(self._tasks.get(connection, ())):
+            task.cancel()

@@ -23,8 +23,8 @@ from dledger.remoting.errors import FrameError, RequestError
 from dledger.remoting.frame import Frame
 from dledger.values import parse_address
 from rocketstore.broker.broker import Broker
-from rocketstore.broker_remoting.topic_table import TopicTable
-from rocketstore.remoting.bodies.routes import ClusterInfo
+from rocketstore.broker_remoting.topics import TopicTable
+from rocketstore.remoting.bodies.routes import MASTER_ID, ClusterInfo
 from rocketstore.remoting.bodies.topics import RegisterBrokerBody, TopicConfigTable, body_crc32
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import (
@@ -52,7 +52,6 @@ CONFIG_BYTES_MAX: Final = 64 * 1024
 """Of a name server's settings."""
 REMARK_CHARS_MAX: Final = 256
 """Of what a name server answers, in logs."""
-MASTER_ID: Final = 0
 ADDRESSES_MAX: Final = 16
 """Of one name server's name."""
 MASTER_LOOK_S: Final = 2.0

@@ -18,8 +18,8 @@ from dledger.remoting.frame import Frame
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.hosts import host_text
 from rocketstore.broker.live_config import FixedSettingError
+from rocketstore.broker.ports import broker_id
 from rocketstore.broker.statistics import Statistics
-from rocketstore.broker.status import broker_id
 from rocketstore.broker_remoting.administration import READS_WAITING_MAX, Administration
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.ha import proof

@@ -20,9 +20,10 @@ from dledger.types import ProducerBatch
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.hosts import host_address
 from rocketstore.broker.refusal import Refusal, kind_of
+from rocketstore.broker.resumptions import Resumptions
 from rocketstore.broker.sending import MessageSource, SendBatch
 from rocketstore.broker_remoting.access import OriginOf, RemotingAccess
-from rocketstore.broker_remoting.refusals import CODES, told_outcome
+from rocketstore.broker_remoting.decoding import CODES, told_outcome
 from rocketstore.commit_log.replicated import status_of
 from rocketstore.message.batch import CorruptBatchError, expand_batch
 from rocketstore.message.checks import SEQUENCE_MAX, check_producer_name
@@ -41,7 +42,14 @@ from rocketstore.message.message import (
 )
 from rocketstore.message.properties import decode_properties
 from rocketstore.remoting.codes import OwnCode, RequestCode
-from rocketstore.remoting.headers import SendAnswer, SendHeader, write_header
+from rocketstore.remoting.headers import (
+    EndTransactionHeader,
+    ResumeCheckHeader,
+    SendAnswer,
+    SendHeader,
+    read_header,
+    write_header,
+)
 from rocketstore.remoting.numbered_sends import NumberedSend, decode_name, encode_next, encode_stored
 from rocketstore.remoting.send_frames import StoredAnswers, read_send
 from rocketstore.types import PutMessageStatus, PutResult, StoredPlace
@@ -80,6 +88,9 @@ _LATE: Final = (
     "store it twice"
 )
 _NO_TOPIC: Final = frozenset({PutMessageStatus.TOPIC_NOT_FOUND, PutMessageStatus.TOPIC_NOT_CREATED})
+COMMIT: Final = 8
+ROLLBACK: Final = 12
+UNKNOWN: Final = 0
 
 
 class _Send:
@@ -338,3 +349,35 @@ def usual_properties(text: str) -> str | None:
 @lru_cache(maxsize=1024)
 def _host_of(place: Place) -> HostAddress:
     return host_address(place.host, place.port)
+
+
+class RemotingTransactions:
+    """END_TRANSACTION and RESUME_CHECK_HALF_MESSAGE. On the loop."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._ends = broker.ends
+        self._mastership = broker.mastership
+        self._resumptions = Resumptions(
+            broker.store, broker.state, broker.loop.bridge, broker.loop.readers, broker.mastership, broker.store_host
+        )
+
+    async def end(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """END_TRANSACTION. It is oneway: what a producer does not hear of, a check will ask again."""
+        header = read_header(EndTransactionHeader, frame.fields)
+        if header.commit_or_rollback not in (COMMIT, ROLLBACK, UNKNOWN):
+            raise RequestError(f"a transaction cannot end with {header.commit_or_rollback}")
+        if header.commit_or_rollback == UNKNOWN:
+            self._mastership.require()
+        else:
+            await self._ends.end(
+                header.tran_state_table_offset,
+                header.commit_log_offset,
+                header.producer_group,
+                commit=header.commit_or_rollback == COMMIT,
+            )
+        return frame.answer()
+
+    async def resume(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """RESUME_CHECK_HALF_MESSAGE: begin a transaction again that was given up, once for each master."""
+        await self._resumptions.resume(read_header(ResumeCheckHeader, frame.fields).msg_id)
+        return frame.answer()

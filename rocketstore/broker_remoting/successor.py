@@ -20,10 +20,10 @@ from dledger.remoting.errors import FrameError
 from dledger.remoting.frame import Frame
 from dledger.rpc.bridge import Report, supervise
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.broker_remoting.registration import FAILURES, MASTER_ID
+from rocketstore.broker_remoting.registration import FAILURES
 from rocketstore.ha.proof import PROOF, PROVE, ReadableLog, challenge, is_empty, possible_ends
 from rocketstore.remoting.bodies.ha import HaFacts
-from rocketstore.remoting.bodies.routes import ClusterInfo, KVTable
+from rocketstore.remoting.bodies.routes import MASTER_ID, ClusterInfo, KVTable
 from rocketstore.remoting.bodies.runtime import RuntimeInfo
 from rocketstore.remoting.codes import RequestCode
 

@@ -20,12 +20,11 @@ from typing import Final, NamedTuple
 
 from dledger.records import record
 from dledger.remoting.errors import RequestError
-from rocketstore.remoting.bodies.routes import BrokerData, QueueData, TopicRouteData
+from rocketstore.remoting.bodies.routes import MASTER_ID, BrokerData, QueueData, TopicRouteData
 from rocketstore.remoting.bodies.topics import DataVersion
 
 SILENCE_MS: Final = 120_000
 """RocketMQ's: a broker that has not registered for this time is removed."""
-MASTER_ID: Final = 0
 PERMISSION_WRITE: Final = 2
 SYS_FLAG_UNIT: Final = 1
 SYS_FLAG_UNIT_SUB: Final = 2

@@ -9,7 +9,7 @@ of them:
 4. The node opens its own log, whose first entry goes where the old one ends (``dledger.store.opening``).
 
 Once the group's log has entries, only the record counts. A plain broker must not write any more then: see
-``rocketstore.broker.other_mode``. What RocketMQ took over is recognized by the start of its log's first segment.
+``rocketstore.server``. What RocketMQ took over is recognized by the start of its log's first segment.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import pytest
 
 from dledger.errors import DLedgerError
 from dledger.remoting.codes import AnswerCode
-from rocketstore.broker_remoting.transactions import ROLLBACK as ROLLED_BACK
+from rocketstore.broker_remoting.sends import ROLLBACK as ROLLED_BACK
 from rocketstore.client import Message, PreparedMessage, Producer, TransactionState
 from rocketstore.message.ids import parse_offset_message_id
 from rocketstore.remoting.codes import RequestCode

@@ -9,7 +9,7 @@ from typing import Any, Self
 from dledger.conditions import Conditions
 from dledger.config import ServerConfig
 from dledger.server import DLedgerServer
-from rocketstore.broker.catch_up import CatchUp
+from rocketstore.broker.mastership import CatchUp
 from rocketstore.broker.role_change import BrokerRoleChange, MasterService
 from rocketstore.broker.schedule import ScheduleService
 from rocketstore.broker.transactions.service import TransactionService

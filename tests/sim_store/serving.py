@@ -11,9 +11,9 @@ from dledger.errors import DLedgerError
 from dledger.rpc.bridge import LoopBridge, LoopThread
 from rocketstore.broker.broker import Broker, ClientShares, LoopTools, Storage
 from rocketstore.broker.mastership import Mastership
-from rocketstore.broker.readers import ReadThreads
+from rocketstore.broker.ports import group_view
+from rocketstore.broker.reading import ReadThreads
 from rocketstore.broker.refusal import Refusal
-from rocketstore.broker.status import group_view
 from rocketstore.broker.timed.service import TimedService
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.message import LOOPBACK

@@ -18,9 +18,8 @@ from rocketstore.broker.popping.receiving import Receiving
 from rocketstore.broker.popping.service import Popping
 from rocketstore.broker.popping.use import GroupUse
 from rocketstore.broker.popping.waiting import WaitingReceives
-from rocketstore.broker.reading import QueueReading
+from rocketstore.broker.reading import QueueReading, SubscriptionFilters
 from rocketstore.broker.sending import Sending
-from rocketstore.broker.subscriptions import SubscriptionFilters
 from rocketstore.broker.topics import Topics
 from rocketstore.message.message import HostAddress
 from rocketstore.state.broker_state import BrokerState

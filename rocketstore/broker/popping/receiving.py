@@ -16,9 +16,8 @@ from rocketstore.broker.popping.loading import END, Start, TopicLoader
 from rocketstore.broker.popping.waiting import Subscribed, WaitingReceives
 from rocketstore.broker.ports import QueueKey
 from rocketstore.broker.pull import PULL_BYTES_DEFAULT
-from rocketstore.broker.reading import QueueReading, ReadLimits
+from rocketstore.broker.reading import QueueReading, ReadLimits, SubscriptionFilters
 from rocketstore.broker.refusal import Refusal, RefusalKind
-from rocketstore.broker.subscriptions import SubscriptionFilters
 from rocketstore.broker.topics import Topics
 from rocketstore.filter.filters import MessageFilter
 from rocketstore.message.record import QueuePlace, queue_offset_of, reconsume_times_of

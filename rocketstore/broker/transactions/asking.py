@@ -14,7 +14,7 @@ from dledger.rpc.bridge import LoopBridge
 from dledger.values import host_of
 from rocketstore.broker.clients import Client, ClientTables, HalfCheck
 from rocketstore.broker.hosts import host_text
-from rocketstore.broker.readers import ReadThreads
+from rocketstore.broker.reading import ReadThreads
 from rocketstore.broker.transactions.checks import AskedDone, Check
 from rocketstore.broker.transactions.messages import check_record
 from rocketstore.broker.transactions.service import TransactionService

@@ -31,9 +31,9 @@ from rocketstore.client.aio.errors import (
 )
 from rocketstore.client.aio.expressions import ALL, Expression
 from rocketstore.client.aio.offsets import read_answer
-from rocketstore.client.aio.routes import MASTER_ID
 from rocketstore.message.record import is_same_message
 from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.remoting.bodies.routes import MASTER_ID
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import (
     OffsetAnswer,

@@ -24,8 +24,7 @@ from rocketstore.client.aio.errors import (
     refusal_of,
 )
 from rocketstore.client.aio.group_addresses import GroupAddresses
-from rocketstore.client.aio.routes import MASTER_ID
-from rocketstore.remoting.bodies.routes import BrokerData, ClusterInfo, TopicList, TopicRouteData
+from rocketstore.remoting.bodies.routes import MASTER_ID, BrokerData, ClusterInfo, TopicList, TopicRouteData
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import RouteHeader, write_header
 

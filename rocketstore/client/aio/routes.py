@@ -15,9 +15,8 @@ from typing import Final, Protocol
 from dledger.records import record
 from rocketstore.client.aio.errors import ClientError, NotFoundError
 from rocketstore.remoting.bodies.queues import MessageQueue
-from rocketstore.remoting.bodies.routes import BrokerData, ClusterInfo, QueueData, TopicRouteData
+from rocketstore.remoting.bodies.routes import MASTER_ID, BrokerData, ClusterInfo, QueueData, TopicRouteData
 
-MASTER_ID: Final = 0
 PERMISSION_READ: Final = 4
 PERMISSION_WRITE: Final = 2
 REFRESH_S: Final = 30.0

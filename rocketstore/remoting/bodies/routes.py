@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
+from typing import Final
 
 from dledger.records import record
 from rocketstore.remoting.body import Body, NullableText
 from rocketstore.remoting.headers import Int32, Int64
+
+MASTER_ID: Final = 0
+"""The broker id of a master; those of its slaves are larger."""
 
 
 @record(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from rocketstore.broker.broker import Broker, ClientShares, LoopTools, Storage
 from rocketstore.broker.groups import Groups
 from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.ports import GroupView, StateDone
-from rocketstore.broker.readers import ReadThreads
+from rocketstore.broker.reading import ReadThreads
 from rocketstore.broker.schedule import ScheduleService
 from rocketstore.broker.timed.service import TimedService
 from rocketstore.broker.transactions.service import TransactionService

@@ -10,9 +10,8 @@ from dledger.members import MemberRole
 from dledger.rpc.ports import MemberStatus
 from dledger.types import NodeId
 from rocketstore.broker.mastership import Mastership
-from rocketstore.broker.ports import GroupView
+from rocketstore.broker.ports import GroupView, broker_id, group_view
 from rocketstore.broker.refusal import Refusal, RefusalKind
-from rocketstore.broker.status import broker_id, group_view
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.types import BrokerRole, PutMessageStatus
 from tests.support.fake_node import FakeNode

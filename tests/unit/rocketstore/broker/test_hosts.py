@@ -1,14 +1,21 @@
-"""Host addresses of records."""
+"""Host addresses of records.
+
+Whose word is believed about where a request came from.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import socket
 
 import pytest
 
 from rocketstore.broker import hosts
-from rocketstore.broker.hosts import host_address, resolve
+from rocketstore.broker.hosts import MemberHosts, host_address, resolve
+from rocketstore.broker.ports import GroupView
 from rocketstore.message.message import LOOPBACK, HostAddress
+from tests.support.waiting import wait_until
+from tests.unit.rocketstore.broker.harness import Harness
 
 V6_LOOPBACK = b"\0" * 15 + b"\1"
 
@@ -52,3 +59,41 @@ def test_a_name_that_is_known_a_little_later_is_found(monkeypatch: pytest.Monkey
     monkeypatch.setattr(hosts, "PAUSE_S", 0)
     monkeypatch.setattr(socket, "getaddrinfo", ask)
     assert resolve("late.example", 5) == HostAddress(b"\x0a\0\0\7", 5)
+
+
+def test_a_defect_in_looking_up_members_does_not_end_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A member that moves would never be believed again. What is known stays."""
+    monkeypatch.setattr(hosts, "LOOK_UP_INTERVAL_S", 0.01)
+    with Harness() as broker:
+        broker.view = GroupView(members={"n0": "192.0.2.1:1"})
+        members = broker.broker.member_hosts
+        look_up, fails = members._addresses_of_members, True
+
+        async def sometimes() -> frozenset[str]:
+            if fails:
+                raise RuntimeError("a defect")
+            return await look_up() | {"192.0.2.7"}
+
+        monkeypatch.setattr(members, "_addresses_of_members", sometimes)
+        members.known = frozenset({"192.0.2.1"})
+        broker.on_loop(members.start)
+        wait_until(lambda: any("looked up" in one.message for one in caplog.records), "it has failed")
+        assert members.known == {"192.0.2.1"}
+        fails = False
+        wait_until(lambda: "192.0.2.7" in members.known, "it goes on")
+
+
+def test_a_start_is_one_task_however_often() -> None:
+    """Requests are passed on by two protocols: each starts it."""
+    with Harness() as broker:
+        broker.view = GroupView(members={"n0": "192.0.2.1:1"})
+
+        async def started(hosts: MemberHosts) -> int:
+            before = len(asyncio.all_tasks())
+            hosts.start()
+            hosts.start()
+            return len(asyncio.all_tasks()) - before
+
+        assert broker.bridge.run(started(broker.broker.member_hosts)) == 1

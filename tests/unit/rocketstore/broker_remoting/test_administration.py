@@ -14,7 +14,7 @@ from dledger.remoting.codes import AnswerCode
 from dledger.rpc import loops
 from rocketstore.broker import stats
 from rocketstore.broker.broker import Broker
-from rocketstore.broker.readers import ReadThreads
+from rocketstore.broker.reading import ReadThreads
 from rocketstore.broker.refusal import Refusal
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.broker_remoting import administration

@@ -9,7 +9,7 @@ import pytest
 
 from dledger.remoting.codes import AnswerCode
 from rocketstore.broker.clients import HEARTBEAT_SUBSCRIPTIONS_MAX
-from rocketstore.broker.readers import ReadThreads
+from rocketstore.broker.reading import ReadThreads
 from rocketstore.broker_remoting import decoding
 from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData, LockQueuesBody, SubscriptionData
 from rocketstore.remoting.bodies.queues import MessageQueue

@@ -1,9 +1,13 @@
-"""RocketMQ 5's pop over remoting, as its Java client asks and reads it."""
+"""RocketMQ 5's pop over remoting, as its Java client asks and reads it.
+
+A broker divides queues as RocketMQ 5 does: every queue has somebody, and nobody has one that is not theirs.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,19 +16,23 @@ import pytest
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
+from rocketstore.broker_remoting.pops import RULES, shares
 from rocketstore.client.aio.received import ReceivedMessage, split_records
 from rocketstore.remoting.bodies.pop import ACKED_MAX, ACKS_MAX
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.bodies.stats import ConsumeStats
 from rocketstore.remoting.codes import POLLING_FULL, RequestCode
 from rocketstore.remoting.pop import CheckPoint
+from rocketstore.state.attributes import TopicRequestMode
 from rocketstore.state.changes import GroupConfig, TopicConfig
+from rocketstore.types import RequestMode
 from tests.support.remoting import RemotingSocket, pull_fields
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker.popping.harness import GROUP, TOPIC, PopBroker
 
 CODE = RequestCode
 NAMES = {"consumerGroup": GROUP, "topic": TOPIC}
+PULL = TopicRequestMode("T", "g", RequestMode.PULL)
 
 
 @pytest.fixture
@@ -338,3 +346,47 @@ def test_what_was_given_out_is_in_flight(broker: PopBroker, client: RemotingSock
     answer = client.ask(CODE.GET_CONSUME_STATS, {"consumerGroup": GROUP})
     place = ConsumeStats.decode(answer.body).offset_table[MessageQueue(TOPIC, broker.broker.config.name, 1)]
     assert (place.broker_offset, place.consumer_offset, place.pull_offset) == (3, 1, 2)
+
+
+def popping_mode(share: int) -> TopicRequestMode:
+    return TopicRequestMode("T", "g", RequestMode.POP, share)
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("queues", [1, 2, 7, 8])
+@pytest.mark.parametrize("members", [1, 2, 3, 9])
+def test_each_queue_is_pulled_by_one(name: str, queues: int, members: int) -> None:
+    ids = [f"c{number}" for number in range(members)]
+    found = [shares(PULL, RULES[name], range(queues), ids, me) for me in ids]
+    assert sorted(one for each in found for one in each) == list(range(queues))
+    assert max(map(len, found)) - min(map(len, found)) <= 1
+
+
+def test_the_rules_are_rocketmqs() -> None:
+    """AllocateMessageQueueAveragely: runs, the first ones longer; by circle: one each in turn."""
+    ids = ["a", "b", "c"]
+    assert [shares(PULL, RULES["AVG"], range(8), ids, me) for me in ids] == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    assert [shares(PULL, RULES["AVG_BY_CIRCLE"], range(8), ids, me) for me in ids] == [[0, 3, 6], [1, 4, 7], [2, 5]]
+
+
+@pytest.mark.parametrize("share", [-1, 0, 3, 9])
+def test_without_a_share_or_with_one_for_all_everyone_pops_from_all(share: int) -> None:
+    ids = ["a", "b", "c", "d"]
+    assert shares(popping_mode(share), RULES["AVG"], range(8), ids, "a") == [-1]
+    assert shares(popping_mode(share), RULES["AVG"], range(8), ids, "unknown") == [-1]
+
+
+def test_a_share_adds_the_queues_of_those_behind() -> None:
+    """In a circle: each queue is popped from by one more than the share says."""
+    ids = ["a", "b", "c", "d"]
+    found = {me: shares(popping_mode(1), RULES["AVG"], range(8), ids, me) for me in ids}
+    assert found["a"] == [0, 1, 2, 3]
+    assert found["d"] == [6, 7, 0, 1]
+    assert set(Counter(one for each in found.values() for one in each).values()) == {2}
+    assert shares(popping_mode(1), RULES["AVG"], range(8), ids, "unknown") == []
+
+
+def test_more_consumers_than_queues_share_nothing() -> None:
+    """As in RocketMQ: each has its own, if there is one."""
+    ids = ["a", "b", "c", "d"]
+    assert [shares(popping_mode(1), RULES["AVG"], range(3), ids, me) for me in ids] == [[0], [1], [2], []]

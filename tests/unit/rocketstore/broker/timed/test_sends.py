@@ -1,4 +1,7 @@
-"""How many timed messages a broker takes in, and what a client is told that sends more."""
+"""How many timed messages a broker takes in, and what a client is told that sends more.
+
+How many timed messages an owner has waiting, as the broker counts them.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,15 @@ import pytest
 
 from dledger.rpc.bridge import LoopBridge
 from rocketstore.broker.refusal import Refusal, RefusalKind
-from rocketstore.broker.timed.sends import TimedSends
+from rocketstore.broker.timed import sends as sends_module
+from rocketstore.broker.timed.sends import HOUR_MS, MINUTE_MS, TimedSends, TimedShares
 from rocketstore.client import ClientError, Message, Producer
 from rocketstore.types import PutMessageStatus, PutResult
 from tests.support.on_loop import on_loop
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.test_server import plain, running
 
-HOUR_MS = 3_600_000
+NOW_MS = 1_000 * HOUR_MS
 
 
 def until_refused(producer: Producer, due_ms: int, words: str) -> None:
@@ -121,3 +125,43 @@ async def test_a_master_that_was_replaced_does_not_say_that_there_is_no_such_mes
     with pytest.raises(Refusal) as refused:
         await recalls(replaced, RefusalKind.INVALID).recall("T", "handle")
     assert refused.value.kind is RefusalKind.INVALID
+
+
+def test_a_message_counts_for_its_owner_until_it_is_due_and_hardly_longer() -> None:
+    """Else a stream of short delays would fill a share that is meant for those that wait."""
+    shares = TimedShares()
+    for due_ms in (NOW_MS + 1, NOW_MS + 30 * MINUTE_MS, NOW_MS + 30 * HOUR_MS):
+        shares.add("a", due_ms, NOW_MS)
+    shares.add("b", NOW_MS + HOUR_MS, NOW_MS)
+
+    def waiting(after_ms: int) -> tuple[int, int]:
+        now_ms = NOW_MS + after_ms
+        return shares.waiting("a", now_ms), shares.waiting("b", now_ms)
+
+    assert waiting(0) == (3, 1)
+    assert waiting(MINUTE_MS) == (2, 1)
+    assert waiting(30 * MINUTE_MS) == (2, 1)
+    assert waiting(31 * MINUTE_MS) == (1, 1)
+    assert waiting(61 * MINUTE_MS) == (1, 0)
+    assert waiting(30 * HOUR_MS) == (1, 0)
+    assert waiting(31 * HOUR_MS) == (0, 0)
+
+
+def test_a_later_message_does_not_keep_an_earlier_one_counted() -> None:
+    """Whichever of them came first."""
+    shares = TimedShares()
+    for due_ms in (NOW_MS + 30 * HOUR_MS, NOW_MS + 1):
+        shares.add("a", due_ms, NOW_MS)
+    assert shares.waiting("a", NOW_MS + MINUTE_MS) == 1
+
+
+def test_owners_and_times_without_end_take_no_more_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes then counts for a period that is there; what is due makes room."""
+    monkeypatch.setattr(sends_module, "PERIODS_MAX", 3)
+    shares = TimedShares()
+    for hours in range(5):
+        shares.add("a", NOW_MS + hours * HOUR_MS, NOW_MS)
+    assert shares.waiting("a", NOW_MS) == 5
+    assert shares.periods == 3
+    assert shares.waiting("a", NOW_MS + 4 * HOUR_MS) == 0
+    assert shares.periods == 0

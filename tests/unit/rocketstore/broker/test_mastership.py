@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from dledger.remoting.codes import AnswerCode
-from rocketstore.broker.catch_up import CatchUp
+from rocketstore.broker.mastership import CatchUp
 from rocketstore.broker_remoting.pulls import SUBSCRIPTION
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.types import BrokerRole

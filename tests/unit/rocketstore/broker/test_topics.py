@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rocketstore.broker import creation_quota
-from rocketstore.broker.creation_quota import CreationQuota
+from rocketstore.broker import topics
+from rocketstore.broker.topics import CreationQuota
 from rocketstore.state.limits import LimitReachedError
 
 
@@ -26,7 +26,7 @@ def test_each_client_has_its_own_share() -> None:
 
 def test_clients_are_remembered_as_long_as_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that made nothing for longest is forgotten."""
-    monkeypatch.setattr(creation_quota, "OWNERS_MAX", 2)
+    monkeypatch.setattr(topics, "OWNERS_MAX", 2)
     shares = CreationQuota("groups", "groups_max", 1, lambda _name: True)
     for owner in ("a", "b", "a", "c"):
         shares.take(owner, owner, 1)
