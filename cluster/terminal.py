@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from types import FrameType
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 import click
 
@@ -27,6 +27,7 @@ from dledger.escapes import escaped, escaped_json
 
 Advance = Callable[[int], None]
 """Advances a progress bar by a number of steps."""
+_T = TypeVar("_T")
 
 
 def on_terminal() -> bool:
@@ -206,3 +207,21 @@ def progress(title: str, total: int | None) -> Iterator[Advance]:
 
 def _no_advance(_steps: int) -> None:
     """Does nothing."""
+
+
+def print_broker_tables(
+    columns: Sequence[str],
+    found: Sequence[tuple[str, Sequence[_T]]],
+    row: Callable[[_T], tuple[str, ...]],
+    *,
+    least: Sequence[str] = (),
+) -> None:
+    """Print the answers of several groups of brokers, each row with its group's name; without names for a single one.
+
+    Columns of ``least`` are left out where there is no room.
+    """
+    if len(found) > 1:
+        rows = [(broker, *row(one)) for broker, ones in found for one in ones]
+        print_table(("broker", *columns), rows, least=least)
+    else:
+        print_table(columns, [row(one) for _, ones in found for one in ones], least=least)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import stats
-from cluster.local.tls import client_security
+from cluster.local.group import client_security
 from dledger.client import AppendFuture, DLedgerClient
 from dledger.client.aio import DLedgerClient as AsyncClient
 from dledger.remoting.client import DisconnectedError, RemotingClient, UnreachableError

@@ -13,10 +13,10 @@ import click
 
 from cluster import terminal
 from cluster.broker_target import BrokerTarget, broker_options
-from cluster.commands import by_broker
 from cluster.commands.mq_group import set_settings, settings
 from cluster.moments import Moment, start_of
 from cluster.reporting import ErrorReportingGroup
+from cluster.terminal import print_broker_tables
 from dledger import flag_values
 from dledger.conditions import Condition, ConditionKind
 
@@ -76,9 +76,7 @@ def progress(group: str | None, topic: str, as_json: bool, target: BrokerTarget)
         terminal.print_json([_progress_json(row) for row in rows])
         return
     found = [(name, [row for row in rows if row.queue.broker_name == name]) for name in names]
-    by_broker.print_table(
-        ("topic", "queue", "committed", "min offset", "max offset", "lag", "behind"), found, _queue_row
-    )
+    print_broker_tables(("topic", "queue", "committed", "min offset", "max offset", "lag", "behind"), found, _queue_row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,9 +260,9 @@ def reset_offset(  # noqa: PLR0913  # one parameter per option
         terminal.print_json(shown if len(shown) > 1 else next(iter(shown.values())))
     elif dry_run:
         changes = [(name, [(one.queue_id, before.get(one, -1), at) for one, at in rows]) for name, rows in found]
-        by_broker.print_table(("queue", "from", "to"), changes, _change_row)
+        print_broker_tables(("queue", "from", "to"), changes, _change_row)
     else:
-        by_broker.print_table(("queue", "offset"), found, lambda row: (str(row[0].queue_id), str(row[1])))
+        print_broker_tables(("queue", "offset"), found, lambda row: (str(row[0].queue_id), str(row[1])))
 
 
 def _queues_of(brokers: ChosenBrokers, topic: str, queue: int | None) -> list[MessageQueue]:

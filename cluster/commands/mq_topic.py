@@ -10,9 +10,9 @@ import click
 
 from cluster import terminal
 from cluster.broker_target import BrokerTarget, broker_options
-from cluster.commands import by_broker
 from cluster.moments import time_text
 from cluster.reporting import ErrorReportingGroup
+from cluster.terminal import print_broker_tables
 from dledger import flag_values
 from dledger.errors import DLedgerError
 
@@ -157,7 +157,7 @@ def list_topics(as_json: bool, target: BrokerTarget) -> None:
     if as_json:
         terminal.print_json([dataclasses.asdict(one) for _, ones in found for one in ones])
     else:
-        by_broker.print_table(("topic", "write queues", "read queues", "permission", "type", "retention"), found, _row)
+        print_broker_tables(("topic", "write queues", "read queues", "permission", "type", "retention"), found, _row)
 
 
 @topic.command(
@@ -182,7 +182,7 @@ def status(name: str, as_json: bool, target: BrokerTarget) -> None:
     def row(one: QueueRange) -> tuple[str, ...]:
         return (str(one.queue.queue_id), str(one.min_offset), str(one.max_offset), time_text(one.last_update_ms))
 
-    by_broker.print_table(("queue", "min offset", "max offset", "last update"), found, row, least=("last update",))
+    print_broker_tables(("queue", "min offset", "max offset", "last update"), found, row, least=("last update",))
 
 
 def _range_json(one: QueueRange) -> dict[str, object]:

@@ -14,7 +14,7 @@ from cluster.console.browse import QUEUES_MAX, rows_of, safe_text
 from dledger.access.rules import RETRY_PREFIX
 from dledger.remoting.codes import Language
 from rocketstore.client import MessageQueue, NotFoundError
-from rocketstore.client.aio.allocation import in_java_order_of_queues, owners
+from rocketstore.client.aio.rebalancer import in_java_order_of_queues, owners
 from rocketstore.client.aio.routes import PERMISSION_READ
 from rocketstore.message.checks import check_topic
 from rocketstore.types import MessageModel

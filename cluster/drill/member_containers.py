@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cluster.drill.containers import GROUP, PEER_PORT, ContainerTarget
-from cluster.drill.member_changes import SPARES, change_members
+from cluster.drill.target import SPARES, change_members
 from dledger.types import NodeId
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cluster.drill.member_changes import SPARES, change_members
 from cluster.drill.processes import DetouredBrokers, ProcessTarget, told
+from cluster.drill.target import SPARES, change_members
 from cluster.local.group import HOST
 from dledger.types import NodeId
 

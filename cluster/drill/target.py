@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final, Protocol, runtime_checkable
 
@@ -29,6 +33,8 @@ TOOL_TIMEOUT_S: Final = 300.0
 """For comparing, aligning or exporting what a drill has stored."""
 SMALL_DISK_MIB: Final = 96
 """Size of each broker's disk if one is to be filled."""
+SPARES: Final = 2
+"""Nodes that are no members at first."""
 
 
 class Direction(StrEnum):
@@ -172,3 +178,17 @@ class RoadTarget(DrillTarget, Protocol):
 
     def run_tool(self, *words: str) -> tuple[int, str]:
         """Run ``dledger`` with these arguments where all directories can be seen; returns exit code and output."""
+
+
+def change_members(addresses: Iterable[str], group: str, *words: str) -> None:
+    """Run ``dledger member`` with these words; returns when the change is complete. Raises ``DrillError``."""
+    command = [sys.executable, "-m", "cluster.entry", "member", *words, "-b", ",".join(addresses), "-g", group]
+    environment = {**os.environ, "DLEDGER_INSECURE": "true"}  # on networks inside this host
+    try:
+        done = subprocess.run(
+            command, check=False, capture_output=True, text=True, timeout=TOOL_TIMEOUT_S, env=environment
+        )
+    except subprocess.TimeoutExpired as error:
+        raise DrillError(f"member {' '.join(words)} did not end within {TOOL_TIMEOUT_S:g} s") from error
+    if done.returncode:
+        raise DrillError(f"member {' '.join(words)}: {done.stderr.strip()}")

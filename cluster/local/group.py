@@ -14,14 +14,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Final, Protocol, Self
 
-from cluster.local.tls import LocalTls
 from dledger.errors import DLedgerError
 from dledger.types import NodeId, Role
 from dledger.values import GRPC_PORT_OFFSET
@@ -475,3 +474,35 @@ def _ephemeral_start() -> int:
         return max(11_000, int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0]))
     except (OSError, ValueError, IndexError):
         return 32_768
+
+
+class LocalTls:
+    """A CA, a certificate for each node, and one for clients."""
+
+    def __init__(self, directory: Path, nodes: Iterable[NodeId]) -> None:
+        from cluster import certs  # here: it needs an optional package
+
+        self.directory = directory
+        certs.make_authority(directory)
+        for node in nodes:
+            certs.make_node(directory, node)
+        certs.make_client(directory, "client")
+
+    def settings(self, node: NodeId) -> dict[str, str]:
+        """The TLS settings of a node."""
+        return {
+            "tls_cert_path": str(self.directory / f"{node}.crt"),
+            "tls_key_path": str(self.directory / f"{node}.key"),
+            "tls_trust_cert_path": str(self.directory / "ca.crt"),
+        }
+
+    def client(self, name: str = "client") -> ClientSecurity:
+        """The TLS settings of a client."""
+        return client_security(self.directory, name)
+
+
+def client_security(directory: Path, name: str = "client") -> ClientSecurity:
+    """Client settings for a certificate in a directory made by ``dledger certs``."""
+    from dledger.client.security import ClientSecurity, TlsFiles  # here, so that --help does not load gRPC
+
+    return ClientSecurity(TlsFiles(directory / "ca.crt", directory / f"{name}.crt", directory / f"{name}.key"))

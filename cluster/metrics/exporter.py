@@ -16,7 +16,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.process_collector import ProcessCollector
 
 from cluster.metrics.broker_metrics import BrokerMetrics
-from cluster.metrics.collection import Collection, MetricsSource
+from cluster.metrics.families import Collection, MetricsSource
 from cluster.metrics.http import MetricsPort, text_page
 from cluster.metrics.name_server_metrics import NameServerMetrics
 from cluster.metrics.node_metrics import NodeMetrics

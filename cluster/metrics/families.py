@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Protocol, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from cluster.metrics.catalog import SPECS
 from cluster.metrics.histogram import Histogram
@@ -62,3 +63,28 @@ class Families:
         if not isinstance(found, make) or found.type != SPECS[name].kind:
             raise TypeError(f"{name} is a {SPECS[name].kind}, not a {found.type}")
         return found
+
+
+class MetricsSource(Protocol):
+    """A node or broker."""
+
+    def add_to(self, families: Families) -> None:
+        """Add all its metrics as of now."""
+
+
+class Collection(Collector):
+    """The metrics of all ``sources``, which are asked for at each scrape."""
+
+    def __init__(self, sources: Callable[[], Iterable[MetricsSource]]) -> None:
+        self._sources = sources
+
+    def describe(self) -> Iterable[Metric]:
+        """Empty: registration needs nothing."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """All metrics as of now."""
+        found = Families()
+        for source in self._sources():
+            source.add_to(found)
+        return found.all()

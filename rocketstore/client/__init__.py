@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         QueueRange,
         TopicInfo,
     )
-    from rocketstore.client.aio.consumed_message import ConsumedMessage
     from rocketstore.client.aio.consumer_options import ConsumerOptions
     from rocketstore.client.aio.errors import (
         BadAnswerError,
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from rocketstore.client.aio.pending import PipelineLimits
     from rocketstore.client.aio.popped import PoppedMessage
     from rocketstore.client.aio.producer import ProducerOptions
+    from rocketstore.client.aio.received import ConsumedMessage
     from rocketstore.client.aio.results import (
         PreparedMessage,
         SendResult,
@@ -137,7 +137,7 @@ __getattr__ = late_names(
         "ConfigError": "dledger.errors",
         "ConnectionEndedError": "rocketstore.client.aio.errors",
         "ConsumeMode": "rocketstore.client.aio.admin_records",
-        "ConsumedMessage": "rocketstore.client.aio.consumed_message",
+        "ConsumedMessage": "rocketstore.client.aio.received",
         "Consumer": "rocketstore.client.blocking_consumer",
         "ConsumerOptions": "rocketstore.client.aio.consumer_options",
         "DLedgerError": "dledger.errors",

@@ -19,11 +19,11 @@ from rocketstore.client.loop_thread import SHARED, BlockingClient
 if TYPE_CHECKING:
     from dledger.client.security import ClientSecurity
     from rocketstore.client.aio.assignment import Delivery
-    from rocketstore.client.aio.consumed_message import ConsumedMessage
     from rocketstore.client.aio.consumer_options import ConsumerOptions, ConsumerSettings
     from rocketstore.client.aio.expressions import Topics
     from rocketstore.client.aio.offsets import Start
     from rocketstore.client.aio.rebalancer import Assign
+    from rocketstore.client.aio.received import ConsumedMessage
     from rocketstore.remoting.bodies.queues import MessageQueue
 
 AHEAD_MAX: Final = 64

@@ -14,10 +14,10 @@ import pytest
 from rocketstore.client.aio.admin import Admin
 from rocketstore.client.aio.admin_records import TopicInfo
 from rocketstore.client.aio.cluster import Cluster
-from rocketstore.client.aio.consumed_message import ConsumedMessage
 from rocketstore.client.aio.consumer import Consumer
 from rocketstore.client.aio.errors import ClientError
 from rocketstore.client.aio.producer import Producer
+from rocketstore.client.aio.received import ConsumedMessage
 from rocketstore.message.message import Message
 from tests.interop import java, rocketmq, rocketmq5
 from tests.interop.rocketmq import broker_port

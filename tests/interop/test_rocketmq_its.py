@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 from cluster.local.brokers import LocalBrokers
-from cluster.local.tls import LocalTls
+from cluster.local.group import LocalTls
 from dledger.config import ClientAuth, SecurityConfig
 from dledger.types import NodeId, TlsServerMode
 from rocketstore.nameserver.server import NameServer

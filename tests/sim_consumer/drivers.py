@@ -12,8 +12,8 @@ from typing import Any, Final
 import pytest
 
 from dledger.errors import DLedgerError
-from rocketstore.client.aio.consumed_message import ConsumedMessage
 from rocketstore.client.aio.consumer import Consumer
+from rocketstore.client.aio.received import ConsumedMessage
 from tests.sim_consumer.broker import ModelBroker
 from tests.sim_consumer.remoting import ModelPort, ServerLoop
 

@@ -14,7 +14,7 @@ from dledger.client import DLedgerClient
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.server import DLedgerServer
 from dledger.types import NodeId, Role, Term
-from rocketstore.client.aio.consumed_message import ConsumedMessage
+from rocketstore.client.aio.received import ConsumedMessage
 from rocketstore.client.blocking import Producer
 from rocketstore.client.blocking_consumer import Consumer
 from rocketstore.message.message import Message

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Final
+from ipaddress import ip_address
+from typing import Final, Protocol
 
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame
-from rocketstore.client.aio.admin_answers import broker_of, decoded, header_of, parsed_id
+from rocketstore.client.aio.admin_answers import body_of, broker_of, decoded, header_of, parsed_id, settings_of
 from rocketstore.client.aio.admin_records import DelayLevelStatus, QueuePart, QueueRange, Traced
 from rocketstore.client.aio.admin_requests import AdminRequests
-from rocketstore.client.aio.admin_traces import steps_of
 from rocketstore.client.aio.cluster import at_once
 from rocketstore.client.aio.connections import ATTEMPT_S_MAX, Deadline
-from rocketstore.client.aio.consumed_message import split_pulled
-from rocketstore.client.aio.delayed import read_levels
 from rocketstore.client.aio.errors import (
     BrokerFailedError,
     ClientError,
@@ -26,10 +26,14 @@ from rocketstore.client.aio.errors import (
 )
 from rocketstore.client.aio.expressions import ALL, Expression, Sql
 from rocketstore.client.aio.newest import PAGE_MAX, Page, QueueSpan, read_page, span_of
+from rocketstore.client.aio.received import plain_body, split_pulled
 from rocketstore.client.aio.timed import TimedMessages, list_timed, recall
-from rocketstore.message.message import Message
-from rocketstore.message.trace import TRACE_TOPIC
+from rocketstore.message.delay import DelayLevels
+from rocketstore.message.message import HostAddress, Message
+from rocketstore.message.trace import TRACE_TOPIC, ConsumedTrace, EndedTrace, ReceivedTrace, SentTrace, decode_traces
+from rocketstore.remoting.bodies.groups import DelayOffsetTable
 from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.remoting.bodies.stats import TopicOffset, TopicStatsTable
 from rocketstore.remoting.codes import RequestCode as Code
 from rocketstore.remoting.headers import (
     PullAnswer,
@@ -37,6 +41,7 @@ from rocketstore.remoting.headers import (
     QueryMessageHeader,
     ResumeCheckHeader,
     SendBackHeader,
+    TopicHeader,
     ViewMessageHeader,
     write_header,
 )
@@ -53,6 +58,8 @@ _UNIQUE_QUERY: Final = "_UNIQUE_KEY_QUERY"
 _NOTHING_THERE: Final = frozenset(
     {AnswerCode.PULL_NOT_FOUND, AnswerCode.PULL_RETRY_IMMEDIATELY, AnswerCode.PULL_OFFSET_MOVED}
 )
+Pull = Callable[[int, int, int], Awaitable[list[Message]]]
+"""Messages of a level, from an offset on, at most so many."""
 
 
 class MessageAdmin(AdminRequests):
@@ -306,3 +313,65 @@ def _pull(topic: str, queue_id: int, offset: int, count: int, wanted: Expression
         _TOOLS_GROUP, topic, queue_id, offset, count, _SUBSCRIPTION_FLAG, 0, 0, 0, wanted.text, wanted.kind
     )
     return Frame(Code.PULL_MESSAGE, 0, write_header(header))
+
+
+def steps_of(message_id: str, messages: Iterable[Message]) -> list[Traced]:
+    """The events of it in these messages of traces, by time. A client's address is the one that sent the trace."""
+    steps: list[Traced] = []
+    begun: dict[str, Traced] = {}
+    ended: dict[str, ConsumedTrace] = {}
+    for message in messages:
+        body, _ = plain_body(message)
+        host = _text(message.born_host)
+        for one in decode_traces(body):
+            if one.message_id != message_id:
+                continue
+            match one:
+                case SentTrace():
+                    steps.append(Traced("sent", one.time_ms, one.cost_ms, one.ok, one.group, host, one.store_host))
+                case EndedTrace():
+                    steps.append(Traced("ended", one.time_ms, -1, True, one.group, host, one.state))
+                case ReceivedTrace():
+                    begun[one.request_id] = Traced(
+                        "consumed", one.time_ms, -1, True, one.group, host, retries=one.retries
+                    )
+                case ConsumedTrace():
+                    ended[one.request_id] = one
+                    if one.request_id not in begun:  # as long as its begin is not read, or was never written
+                        began_ms = max(one.time_ms - one.cost_ms, 0)
+                        begun[one.request_id] = Traced("consumed", began_ms, -1, True, one.group, host)
+    for request_id, step in begun.items():
+        end = ended.get(request_id)
+        steps.append(step if end is None else replace(step, cost_ms=end.cost_ms, ok=end.ok))
+    return sorted(steps, key=lambda one: one.time_ms)
+
+
+def _text(host: HostAddress) -> str:
+    return str(ip_address(host.ip))
+
+
+class Ask(Protocol):
+    """A request to the broker, and its successful answer."""
+
+    def __call__(self, code: int, header: TopicHeader | None = None) -> Awaitable[Frame]: ...
+
+
+async def read_levels(broker: str, ask: Ask, pull: Pull) -> list[DelayLevelStatus]:
+    """Every level, with the time when its next message is due. Raises ``ClientError``."""
+    settings, delivered, stats = await asyncio.gather(
+        ask(Code.GET_BROKER_CONFIG),
+        ask(Code.GET_ALL_DELAY_OFFSET),
+        ask(Code.GET_TOPIC_STATS_INFO, TopicHeader(SCHEDULE_TOPIC)),
+    )
+    delays = DelayLevels.parse(settings_of(settings, broker)["messageDelayLevel"])
+    offsets = body_of(DelayOffsetTable, delivered, broker).offset_table
+    ends = {one.queue_id: of for one, of in body_of(TopicStatsTable, stats, broker).offset_table.items()}
+
+    async def status(level: int) -> DelayLevelStatus:
+        end = ends.get(level - 1, TopicOffset())
+        following = min(max(offsets.get(level, 0), end.min_offset, 0), end.max_offset)
+        waiting = await pull(level, following, 1) if following < end.max_offset else []
+        due_ms = delays.due_ms(level, waiting[0].store_timestamp) if waiting else -1
+        return DelayLevelStatus(level, delays.delay_ms(level), following, end.max_offset, due_ms)
+
+    return await asyncio.gather(*map(status, range(1, delays.level_max + 1)))

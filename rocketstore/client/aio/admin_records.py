@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rocketstore.client.aio.consumed_message import ConsumedMessage
+from rocketstore.client.aio.received import ConsumedMessage
 from rocketstore.client.aio.routes import PERMISSION_READ, PERMISSION_WRITE
 from rocketstore.remoting.bodies.clients import ClientConnection
 from rocketstore.remoting.bodies.queues import MessageQueue

@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, Protocol
 
-from rocketstore.client.aio.consumed_message import ConsumedMessage
 from rocketstore.client.aio.errors import ForbiddenError
 from rocketstore.client.aio.queue_reader import QueueReader
+from rocketstore.client.aio.received import ConsumedMessage
 from rocketstore.remoting.bodies.queues import MessageQueue
 
 LOCKED_PAUSE_S: Final = 1.0

@@ -16,7 +16,6 @@ from dledger.errors import ConfigError, DLedgerError
 from rocketstore.client.aio.assignment import Assignment, Delivery, DeliveryQueue
 from rocketstore.client.aio.broker_session import Subscriptions
 from rocketstore.client.aio.cluster import Cluster
-from rocketstore.client.aio.consumed_message import ConsumedMessage
 from rocketstore.client.aio.consumer_options import ConsumerOptions, ConsumerSettings
 from rocketstore.client.aio.consumer_requests import ConsumerRequests
 from rocketstore.client.aio.errors import (
@@ -32,6 +31,7 @@ from rocketstore.client.aio.heartbeats import Heartbeats
 from rocketstore.client.aio.offsets import BrokerOffsets, LocalOffsets, OffsetStore, Start, StartOffsets
 from rocketstore.client.aio.producer import Producer, ProducerOptions
 from rocketstore.client.aio.rebalancer import Assign, Rebalancer
+from rocketstore.client.aio.received import ConsumedMessage
 from rocketstore.client.aio.routes import TopicRoute
 from rocketstore.client.aio.spans import ConsumeSpans, OpenTelemetry
 from rocketstore.client.aio.subscription_check import check_conditions, warn_of_others

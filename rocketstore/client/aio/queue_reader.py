@@ -19,7 +19,6 @@ from dledger.backoff import Backoff
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame
 from rocketstore.client.aio.cluster import Cluster
-from rocketstore.client.aio.consumed_message import ConsumedMessage, split_pulled
 from rocketstore.client.aio.errors import (
     BadAnswerError,
     BrokerFailedError,
@@ -31,6 +30,7 @@ from rocketstore.client.aio.errors import (
 )
 from rocketstore.client.aio.expressions import ALL, Expression
 from rocketstore.client.aio.offsets import read_answer
+from rocketstore.client.aio.received import ConsumedMessage, split_pulled
 from rocketstore.message.record import is_same_message
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.bodies.routes import MASTER_ID

@@ -6,10 +6,11 @@ import zlib
 from collections.abc import Sequence
 from typing import Final, TypeVar, overload
 
+from dledger.errors import DLedgerError
 from rocketstore.client.aio.errors import BadAnswerError, UnreadableBodyError
 from rocketstore.message import compression
 from rocketstore.message.ids import offset_message_id
-from rocketstore.message.message import PROPERTY_UNIQUE_KEY, SYS_FLAG_COMPRESSED, Message
+from rocketstore.message.message import PROPERTY_RETRY_TOPIC, PROPERTY_UNIQUE_KEY, SYS_FLAG_COMPRESSED, Message
 from rocketstore.message.properties import find_property
 from rocketstore.message.record import (
     CRC_MASK,
@@ -23,6 +24,7 @@ from rocketstore.message.record import (
     decode_record,
     properties_of,
 )
+from rocketstore.remoting.bodies.queues import MessageQueue
 
 _HEAD: Final = HEAD_V4.struct("size", "magic", "crc", "queue_id", "queue_offset", "sys_flag", "body_length")
 DECOMPRESSED_BYTES_MAX: Final = 64 << 20
@@ -171,3 +173,39 @@ def decompress(body: bytes, sys_flag: int, bytes_max: int = DECOMPRESSED_BYTES_M
         raise UnreadableBodyError(f"{error}, or use raw_body") from error
     except compression.WrongBodyError as error:
         raise BadAnswerError(str(error)) from None
+
+
+class ConsumedMessage(ReceivedMessage):
+    """Messages as consumers get them: the stored record, decoded on demand, and the queue that it came from.
+
+    One message of a queue; read-only.
+    """
+
+    __slots__ = ("queue", "tries_here")
+
+    queue: MessageQueue
+    """Where it came from: topic, broker, number. For a message that comes again, that is the retry topic's."""
+    tries_here: int
+    """How often this consumer has tried it before and kept it."""
+
+    @property
+    def topic(self) -> str:
+        """The topic that it was sent to, also if it comes again."""
+        return self.property(PROPERTY_RETRY_TOPIC) or self.queue.topic
+
+    @property
+    def attempts(self) -> int:
+        """How often it was delivered before, and sent back or failed."""
+        return self.decode().reconsume_times + self.tries_here
+
+
+def split_pulled(records: bytes, queue: MessageQueue) -> list[ConsumedMessage]:
+    """The messages in the answer to a pull. Raises ``BadAnswerError`` for anything but whole, undamaged records."""
+    try:
+        messages = split_records(records, kind=ConsumedMessage)
+    except DLedgerError as error:
+        raise BadAnswerError(str(error)) from error
+    for one in messages:
+        one.queue = queue
+        one.tries_here = 0
+    return messages

@@ -32,9 +32,9 @@ from rocketstore.message.trace import (
 
 if TYPE_CHECKING:
     from rocketstore.client.aio.assignment import Delivery
-    from rocketstore.client.aio.consumed_message import ConsumedMessage
     from rocketstore.client.aio.errors import ClientError
     from rocketstore.client.aio.outgoing import OutgoingMessage
+    from rocketstore.client.aio.received import ConsumedMessage
 
 _log = logging.getLogger(__name__)
 TRACE_LIMITS: Final = PipelineLimits(pending_bytes_max=2 * 1024 * 1024, pending_messages_max=512, requests_max=4)

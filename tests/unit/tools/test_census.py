@@ -9,10 +9,10 @@ from typing import Final
 from tools.tidy.census import size_of, take_census
 
 MOST: Final = {
-    "files of fewer than 60 lines": 142,
+    "files of fewer than 60 lines": 100,
     "files of more than 600 lines": 8,
-    "docstrings of at most 3 words": 637,
-    "names with words of our own": 114,
+    "docstrings of at most 3 words": 631,
+    "names with words of our own": 111,
     "class names in more than one module": 34,
     "classes of too many attributes or arguments": 57,
 }

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from rocketstore.client.aio.admin_records import TopicInfo
-from rocketstore.client.aio.consumed_message import ConsumedMessage
 from rocketstore.client.aio.errors import ClientClosedError
+from rocketstore.client.aio.received import ConsumedMessage
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.client.blocking_consumer import Consumer
 from rocketstore.message.message import Message

@@ -6,8 +6,8 @@ from collections import deque
 from typing import cast
 
 from rocketstore.client.aio.assignment import Assignment, DeliveryQueue
-from rocketstore.client.aio.consumed_message import split_pulled
 from rocketstore.client.aio.queue_reader import PulledBatch, QueueReader
+from rocketstore.client.aio.received import split_pulled
 from rocketstore.message.message import Message
 from rocketstore.message.record import encode_record
 from rocketstore.remoting.bodies.queues import MessageQueue

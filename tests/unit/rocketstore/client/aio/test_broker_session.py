@@ -12,10 +12,10 @@ from dledger.remoting.frame import Frame
 from rocketstore.client.aio import broker_session
 from rocketstore.client.aio.assignment import Assignment, DeliveryQueue
 from rocketstore.client.aio.broker_session import BrokerSession, SessionPlan, Subscriptions
-from rocketstore.client.aio.consumed_message import split_pulled
 from rocketstore.client.aio.consumer_options import ConsumerOptions
 from rocketstore.client.aio.offsets import Fetched, StartOffsets
 from rocketstore.client.aio.queue_reader import QueueReader
+from rocketstore.client.aio.received import split_pulled
 from rocketstore.message.message import Message
 from rocketstore.message.record import encode_record
 from rocketstore.remoting.bodies.clients import LockedQueuesBody, LockQueuesBody

@@ -14,10 +14,10 @@ from dledger.client.security import ClientSecurity
 from dledger.config import AccessConfig
 from dledger.errors import ConfigError
 from rocketstore.client.aio import errors
-from rocketstore.client.aio.consumed_message import ConsumedMessage
 from rocketstore.client.aio.consumer import Consumer
 from rocketstore.client.aio.errors import ClientClosedError, NotFoundError, OffsetOutOfRangeError
 from rocketstore.client.aio.producer import Producer
+from rocketstore.client.aio.received import ConsumedMessage
 from rocketstore.message.message import Message
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.server import BrokerServer

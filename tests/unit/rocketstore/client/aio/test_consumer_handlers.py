@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import ConfigError
-from rocketstore.client.aio.consumed_message import ConsumedMessage
 from rocketstore.client.aio.consumer import Consumer
 from rocketstore.client.aio.errors import ClientClosedError
+from rocketstore.client.aio.received import ConsumedMessage
 from rocketstore.server import BrokerServer
 from tests.support.on_loop import on_loop
 from tests.unit.rocketstore.client.aio.harness import TOPIC, Sender, bodies, gather, until

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rocketstore.client.aio.consumed_message import split_pulled
 from rocketstore.client.aio.queue_reader import PullSettings, QueueReader, _Shown
+from rocketstore.client.aio.received import split_pulled
 from rocketstore.message.message import Message
 from rocketstore.message.record import encode_record
 from rocketstore.remoting.bodies.queues import MessageQueue

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketstore.client.aio.allocation import allocate, in_java_order_of_queues
+from rocketstore.client.aio.rebalancer import allocate, in_java_order_of_queues
 from rocketstore.remoting.bodies.queues import MessageQueue
 
 
