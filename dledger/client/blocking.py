@@ -26,8 +26,8 @@ from dledger.types import NO_INDEX, BlockDigest, Entry, LogChunk, LogIndex, Node
 from dledger.values import MIB
 
 if TYPE_CHECKING:
+    from dledger.client.aio.append_stream import AppendBatch
     from dledger.client.security import ClientSecurity
-    from dledger.client.shared import AppendBatch
     from dledger.rpc.clients.bulk_codec import LocatedEntries
 
 _T = TypeVar("_T")

@@ -6,12 +6,11 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from typing import Final, overload
+from typing import Final
 
 from dledger.errors import (
     DLedgerError,
     EarlierRequestFailedError,
-    EntryTooLargeError,
     InvalidRequestError,
     LeaderNotReadyError,
     LeaderTransferringError,
@@ -26,8 +25,6 @@ from dledger.errors import (
 from dledger.members import ANY_CONFIGURATION, ChangeKind, MemberChange
 from dledger.records import record
 from dledger.rpc.ports import NodeStatus
-from dledger.sending.batch import OutgoingBatch, WindowRules
-from dledger.sending.window import WindowOptions
 from dledger.types import NO_INDEX, NO_TERM, AppendedBatch, LogIndex, NodeId, Position, StoredRun, Term
 from dledger.values import MIB, parse_address
 
@@ -50,12 +47,6 @@ _RETRIED: Final = (
     UnavailableError,
 )
 _CHANGE_ID_BITS = 62
-INFLIGHT_REQUESTS_MAX: Final = 32
-"""Requests in flight at once: a leader remembers the places of as many, in case they are repeated."""
-DIRECT_APPENDS: Final = WindowOptions(
-    linger_ms=0.0, batch_bytes=MIB, pending_bytes_max=64 * MIB, inflight_requests_max=INFLIGHT_REQUESTS_MAX
-)
-"""For the calls that append and wait. Concurrent appends of many threads share a request."""
 
 
 class ReadFrom(StrEnum):
@@ -210,41 +201,3 @@ def member_change(
         replaces,
         ANY_CONFIGURATION if expected_index is None else LogIndex(expected_index),
     )
-
-
-class AppendedResults(Sequence[AppendResult]):
-    """One result per entry of a batch, built when read."""
-
-    __slots__ = ("_batch",)
-
-    def __init__(self, batch: AppendedBatch) -> None:
-        self._batch = batch
-
-    def __len__(self) -> int:
-        return len(self._batch.positions)
-
-    @overload
-    def __getitem__(self, place: int) -> AppendResult: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[AppendResult]: ...
-    def __getitem__(self, place: int | slice) -> AppendResult | list[AppendResult]:
-        batch = self._batch
-        if isinstance(place, slice):
-            return [self[one] for one in range(*place.indices(len(self)))]
-        return AppendResult(LogIndex(batch.first_index + place), batch.term, Position(batch.positions[place]))
-
-    def __iter__(self) -> Iterator[AppendResult]:
-        return iter(results_of(self._batch))
-
-
-def too_large(why: str) -> EntryTooLargeError:
-    """The error for a batch too large for one request."""
-    return EntryTooLargeError(f"{why}: append smaller entries, or raise max_entry_bytes on every node")
-
-
-AppendBatch = OutgoingBatch[None, AppendResult]
-APPEND_RULES: Final[WindowRules[None, AppendResult]] = WindowRules(
-    is_retried=is_retried,
-    bad_answer=InvalidRequestError,
-    is_final=lambda error: isinstance(error, InvalidRequestError),
-)

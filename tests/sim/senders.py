@@ -12,7 +12,8 @@ from collections import Counter, deque
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from dledger.client.shared import APPEND_RULES, AppendBatch, AppendedResults, AppendResult, results_of
+from dledger.client.aio.append_stream import APPEND_RULES, AppendBatch, AppendedResults
+from dledger.client.shared import AppendResult, results_of
 from dledger.core.node import Node
 from dledger.core.producer_names import MADE_UP_BYTES, made_up_name
 from dledger.errors import (

@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, overload
 
 from dledger.client.aio.connections import NodeConnections, NodeLink
-from dledger.client.shared import AppendedResults, AppendResult, TimeLimit, results_of, too_large
-from dledger.errors import DLedgerError, InvalidRequestError, PendingFullError, RequestTimeoutError, UnavailableError
+from dledger.client.shared import AppendResult, TimeLimit, is_retried, results_of
+from dledger.errors import (
+    DLedgerError,
+    EntryTooLargeError,
+    InvalidRequestError,
+    PendingFullError,
+    RequestTimeoutError,
+    UnavailableError,
+)
 from dledger.remoting.connection import DisconnectedError, TooManyCallsError
 from dledger.remoting.frame import Frame
 from dledger.remoting.log import codec
 from dledger.remoting.log.codec import LogCode, error_of
 from dledger.rpc.clients.codec import Append
 from dledger.sending.aio import OnAnswer, OnEnd
-from dledger.sending.batch import AllStored, OutgoingBatch
-from dledger.types import ProducerBatch
+from dledger.sending.batch import AllStored, OutgoingBatch, WindowRules
+from dledger.sending.window import WindowOptions
+from dledger.types import AppendedBatch, LogIndex, Position, ProducerBatch
+from dledger.values import MIB
 
 AppendBatch = OutgoingBatch[None, AppendResult]
+INFLIGHT_REQUESTS_MAX: Final = 32
+"""Requests in flight at once: a leader remembers the places of as many, in case they are repeated."""
+DIRECT_APPENDS: Final = WindowOptions(
+    linger_ms=0.0, batch_bytes=MIB, pending_bytes_max=64 * MIB, inflight_requests_max=INFLIGHT_REQUESTS_MAX
+)
+"""For the calls that append and wait. Concurrent appends of many threads share a request."""
+APPEND_RULES: Final[WindowRules[None, AppendResult]] = WindowRules(
+    is_retried=is_retried,
+    bad_answer=InvalidRequestError,
+    is_final=lambda error: isinstance(error, InvalidRequestError),
+)
 _STREAM_MASK: Final = (1 << 32) - 1
 
 
@@ -142,3 +163,33 @@ class PipelinedAppends:
             lost = RequestTimeoutError(f"the stream to {self.address} ended before the answer arrived: {why}")
             self._on_answer(self, batch, lost)
         self._on_end(self)
+
+
+class AppendedResults(Sequence[AppendResult]):
+    """One result per entry of a batch, built when read."""
+
+    __slots__ = ("_batch",)
+
+    def __init__(self, batch: AppendedBatch) -> None:
+        self._batch = batch
+
+    def __len__(self) -> int:
+        return len(self._batch.positions)
+
+    @overload
+    def __getitem__(self, place: int) -> AppendResult: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[AppendResult]: ...
+    def __getitem__(self, place: int | slice) -> AppendResult | list[AppendResult]:
+        batch = self._batch
+        if isinstance(place, slice):
+            return [self[one] for one in range(*place.indices(len(self)))]
+        return AppendResult(LogIndex(batch.first_index + place), batch.term, Position(batch.positions[place]))
+
+    def __iter__(self) -> Iterator[AppendResult]:
+        return iter(results_of(self._batch))
+
+
+def too_large(why: str) -> EntryTooLargeError:
+    """The error for a batch too large for one request."""
+    return EntryTooLargeError(f"{why}: append smaller entries, or raise max_entry_bytes on every node")

@@ -9,21 +9,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from dledger.client.aio.append_stream import AppendStreams
-from dledger.client.aio.calls import Calls
-from dledger.client.aio.connections import NodeConnections, NodeLink
-from dledger.client.shared import (
+from dledger.client.aio.append_stream import (
     APPEND_RULES,
     DIRECT_APPENDS,
     INFLIGHT_REQUESTS_MAX,
-    REQUEST_BYTES_MAX,
     AppendBatch,
-    AppendResult,
-    TimeLimit,
-    partly_appended,
-    split,
+    AppendStreams,
     too_large,
 )
+from dledger.client.aio.calls import Calls
+from dledger.client.aio.connections import NodeConnections, NodeLink
+from dledger.client.shared import REQUEST_BYTES_MAX, AppendResult, TimeLimit, partly_appended, split
 from dledger.errors import DLedgerError, EmptyBatchError, UnavailableError
 from dledger.remoting.log import codec
 from dledger.rpc.clients.codec import Append

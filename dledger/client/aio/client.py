@@ -42,11 +42,11 @@ from dledger.types import (
 )
 
 if TYPE_CHECKING:
+    from dledger.client.aio.append_stream import AppendBatch
     from dledger.client.aio.appending import Appending
     from dledger.client.aio.commands import CommandSender
     from dledger.client.aio.large_reads import LargeReads, ReadTarget
     from dledger.client.security import ClientSecurity
-    from dledger.client.shared import AppendBatch
     from dledger.rpc.clients.bulk_codec import LocatedEntries
     from dledger.sending.futures import AsyncSentItem, AsyncSentMany
 

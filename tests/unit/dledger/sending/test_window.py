@@ -6,7 +6,8 @@ import itertools
 
 import pytest
 
-from dledger.client.shared import APPEND_RULES, AppendResult
+from dledger.client.aio.append_stream import APPEND_RULES
+from dledger.client.shared import AppendResult
 from dledger.errors import (
     ConfigError,
     DLedgerError,
