@@ -81,7 +81,8 @@ class MachineFaults:
         if any(one.has_damage for one in others if one.boots) or not files or not self._nemesis.may_forget(node):
             return False
         self._nemesis.note(node)
-        node.damaged_to = node.saved_to
+        indices = [LogIndex(int(path.parent.name)) for path in files if path.parent.name.isdigit()]
+        node.damaged_to = max((node.saved_to, *indices))  # also of the one that is being written
         everything = self._random.random() < 0.5
         for path in files if everything else files[-3:]:
             content = path.read_bytes()
