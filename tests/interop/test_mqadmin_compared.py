@@ -362,6 +362,7 @@ OWN_SETTINGS: Final = frozenset(
     [
         "cleanFileForciblyEnable",
         "dLegerPeers",
+        "enablePropertyFilter",
         "listenPort",
         "maxTransferBytesOnMessageInDisk",
         "maxTransferBytesOnMessageInMemory",
