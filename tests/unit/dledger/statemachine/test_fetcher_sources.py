@@ -105,11 +105,13 @@ class Machine:
     format: int = 1
     applied_index: LogIndex = NO_INDEX
     adopted: list[int] = field(default_factory=list)
+    has_room: bool = True
+    """Whether the log can be reset."""
 
     def adopt(self, meta: SnapshotMeta, ended: Callable[[bool], None]) -> None:
         self.adopted.append(meta.index)
         self.applied_index = meta.index
-        ended(True)
+        ended(self.has_room)
 
 
 @dataclass
@@ -197,6 +199,22 @@ def test_a_wish_ends_when_the_log_gave_what_was_lacking(world: World) -> None:
     world.machine.applied_index = world.log.committed_index = LogIndex(7)
     wait_until(lambda: not world.conditions.holds(ConditionKind.SNAPSHOT_FAILED), "it is over")
     assert world.machine.adopted == []
+
+
+def test_a_log_that_could_not_be_reset_is_when_the_leader_asks_again(world: World) -> None:
+    """S8: what is loaded already is not fetched again, and the log does not stay behind it."""
+    world.members.snapshots = {N1: snapshot(9)}
+    world.machine.has_room = False
+    world.fetcher.want(SnapshotFetch(N1, LogIndex(5)))
+    wait_until(lambda: world.machine.adopted == [9], "it is loaded")
+    world.machine.has_room = True
+
+    def repeated() -> bool:
+        world.fetcher.want(SnapshotFetch(N1, LogIndex(5)))
+        return len(world.machine.adopted) > 1
+
+    wait_until(repeated, "it is adopted again")
+    assert len(world.members.asked) == 1
 
 
 def test_a_wish_that_comes_when_the_one_before_is_over_is_carried_out(

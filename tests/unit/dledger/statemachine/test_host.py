@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -607,6 +608,23 @@ def test_a_snapshot_on_demand_includes_what_was_applied_when_it_was_asked_for(
     assert isinstance(first, SnapshotState)
     assert isinstance(second, SnapshotState)
     assert first.index < wanted <= second.index
+
+
+def test_an_older_snapshot_that_is_adopted_is_not_taken_for_what_is_applied(tmp_path: Path) -> None:
+    """S8: who is elected counts producers from the snapshot on, and would count the entries between twice."""
+    with running(config_in(tmp_path), History()) as server:
+        command(server, b"a", producer=ProducerBatch("p", 0))
+        save(server)
+        machine = server._machine
+        assert machine is not None
+        meta = machine.snapshots.newest
+        assert meta is not None
+        saved = machine.producers
+        command(server, b"b", producer=ProducerBatch("p", 1))
+        assert isinstance(ask(partial(machine.adopt, meta)), bool)
+
+        assert machine.producers == saved
+        assert machine.applier.at.index > meta.index
 
 
 def test_what_is_applied_while_a_snapshot_is_written_counts_for_the_next_one(tmp_path: Path) -> None:
