@@ -37,6 +37,7 @@ from dledger.types import LogIndex, NodeId
 RECEIVE_BYTES_MAX: Final = 16 * FRAME_BYTES_MAX
 """Of all connections together: received, and not done with."""
 UNSENT_BYTES_MAX: Final = 4 * FRAME_BYTES_MAX
+ANSWER_BYTES_MAX: Final = FRAME_BYTES_MAX - options.FRAMING_BYTES
 """Of answers that slow readers leave, besides those that have room of their quota."""
 _Own = Callable[[Admitted, RemotingConnection, Frame], Awaitable[bytes]]
 """Returns the body of the answer. Raises ``DLedgerError``."""
@@ -102,6 +103,9 @@ class LogHandlers:
                 admitted = self._access.admit(connection, frame, operation)
                 body = await handler(admitted, connection, frame)
                 is_applied = operation is LogOperation.COMMAND
+                if len(body) > ANSWER_BYTES_MAX:
+                    told = f"the answer has {len(body)} bytes, and one may have {ANSWER_BYTES_MAX}"
+                    raise InvalidRequestError(f"{told}: ask for less at a time")
                 if len(body) <= SMALL_BYTES:
                     return frame.answer(body=body)
                 with Leases(self._requests.room, admitted.quota) as leases:
@@ -110,7 +114,7 @@ class LogHandlers:
                     del body
                     await connection.taken()
             except DLedgerError as error:
-                if is_applied:  # only the results found no room
+                if is_applied:  # only the results found no room, here or in an answer
                     error.outcome = "unknown"
                 return self._refusal(frame, error)
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from dledger.clock import Clock
 from dledger.conditions import Conditions
 from dledger.config import ReplicationConfig, SnapshotConfig
 from dledger.core.producer_payload import Registration, encode_registration
-from dledger.errors import DLedgerError, ShutdownError
+from dledger.errors import DiskError, DLedgerError, ShutdownError
 from dledger.runtime.supervisor import Supervisor
 from dledger.statemachine import creation
 from dledger.statemachine.creation import SnapshotCreation, SnapshotJob
@@ -125,6 +126,22 @@ def test_a_stop_ends_the_wait_and_the_snapshot(tmp_path: Path, monkeypatch: pyte
     assert [type(one) for one in ended] == [ShutdownError]
     assert SnapshotStore(FileSystem(), tmp_path).newest is None
     assert list((tmp_path / "snapshots").iterdir()) == []
+
+
+def test_one_that_failed_is_not_tried_again_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full would be written to without a pause; after one that succeeded there is none."""
+    before_ms = Clock().monotonic_ms()
+    made, _, ended = write(tmp_path / "good", Time(), 0, monkeypatch)
+    assert ended == [None]
+    assert made.not_before_ms == 0
+
+    def full(_fs: PacedFs, _fd: int, _data: bytes, _offset: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(PacedFs, "write", full)
+    made, _, ended = write(tmp_path / "full", Time(), 0, monkeypatch)
+    assert [type(one) for one in ended] == [DiskError]
+    assert made.not_before_ms >= before_ms + creation.RETRY_MS
 
 
 def _noting(

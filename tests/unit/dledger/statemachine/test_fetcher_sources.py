@@ -175,9 +175,10 @@ def test_another_members_snapshot_needs_the_leaders_chain(world: World, crcs: di
     assert world.fetcher.bytes_received == 0
 
 
-def test_a_former_leaders_word_is_no_proof(world: World) -> None:
+@pytest.mark.parametrize("leader", [None, N2], ids=["nobody", "another"])
+def test_a_former_leaders_word_is_no_proof(world: World, leader: NodeId | None) -> None:
     """Who leads now has not asked yet."""
-    world.members.snapshots, world.leader = {N1: snapshot(9)}, None
+    world.members.snapshots, world.leader = {N1: snapshot(9)}, leader
     world.fetcher.want(SnapshotFetch(N1, LogIndex(5)))
     world.fails("cannot be shown to be of the leader's history")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from cluster.local.group import free_ports
+from dledger.client import DLedgerClient
 from dledger.clock import Clock
 from dledger.conditions import ConditionKind
 from dledger.config import Member, ServerConfig, SnapshotConfig, StoreConfig
@@ -32,15 +33,20 @@ from dledger.errors import (
     SnapshotFormatError,
     StateMachineError,
 )
+from dledger.remoting.log.codec import LogCode, error_of
+from dledger.rpc.clients import machine_codec
 from dledger.server import DLedgerServer
+from dledger.statemachine.applier import RESULT_BYTES_MAX
 from dledger.statemachine.duplicates import RESULTS_KEPT
 from dledger.statemachine.host import QUERIES_MAX
 from dledger.statemachine.ports import Applied, SnapshotWriter
 from dledger.statemachine.snapshots import SnapshotBuilder, SnapshotStore
 from dledger.store.fs import FileSystem
 from dledger.types import AppendedBatch, LogIndex, ProducerBatch, QueryAnswer, SnapshotState
+from dledger.values import MIB
 from tests.support.cluster import N0
 from tests.support.counting import History, Saved
+from tests.support.remoting import RemotingSocket
 from tests.support.waiting import wait_until
 
 
@@ -226,6 +232,29 @@ def test_a_failing_command_stops_the_node_with_its_index(tmp_path: Path) -> None
     finally:
         server.stop()
     assert [type(one) for one in answers] == [ShutdownError]
+
+
+def test_an_answer_that_fits_no_frame_is_refused_with_its_size(tmp_path: Path) -> None:
+    """A query may answer anything; results of up to 1 MiB may be too many together, and are of applied commands."""
+
+    class Large(History):
+        def apply(self, entries: Sequence[Applied]) -> Sequence[bytes]:
+            super().apply(entries)
+            return [bytes(RESULT_BYTES_MAX)] * len(entries)
+
+        def query(self, request: bytes) -> bytes:
+            return bytes(int(request))
+
+    with running(config_in(tmp_path), Large()) as server, DLedgerClient(server.client_address, timeout_s=20) as client:
+        assert len(client.query(b"%d" % (8 * MIB)).result) == 8 * MIB
+        with pytest.raises(InvalidRequestError, match="ask for less at a time"):
+            client.query(b"%d" % (16 * MIB))
+        assert len(client.command(b"a")) == RESULT_BYTES_MAX
+        with RemotingSocket(int(server.client_address.rpartition(":")[2])) as socket:
+            commands = machine_codec.encode_commands(machine_codec.Commands("", [b"b"] * 16))
+            refused = error_of(socket.ask(LogCode.COMMAND, body=commands), "n0")
+        assert isinstance(refused, InvalidRequestError)
+        assert refused.outcome == "unknown"
 
 
 def test_a_failing_query_is_its_callers_alone(tmp_path: Path) -> None:
