@@ -64,7 +64,7 @@ class BrokerTarget:
 
     @contextmanager
     def sending(self, options: ProducerOptions | None = None) -> Iterator[Producer]:
-        """A producer over RocketMQ's protocol; what it has not sent by the end of the block is sent then."""
+        """A producer over RocketMQ's protocol; pending messages are sent at the end of the block."""
         from rocketstore.client.blocking import Producer
 
         with Producer(

@@ -28,7 +28,7 @@ KEY_CHARS_MAX: Final = 1024
 VALUE_BYTES_MAX: Final = 256 * 1024
 """Of a value as JSON, where a character takes up to 12 bytes: an answer, which holds one, must fit 1 MiB."""
 ANSWER_BYTES_MAX: Final = 2 * MIB
-"""Of listed values and of events, plus one of them: what is left out comes with the next question."""
+"""Of listed values and of events, plus one of them: the rest comes with the next request."""
 KEYS_MAX: Final = 1_000_000
 """A view of so many is made within the 20 ms that a snapshot may hold up commands."""
 STATE_BYTES_MAX: Final = 1024 * MIB

@@ -165,7 +165,7 @@ def send_lines(
 ) -> None:
     """Submit every line, and ``tell`` of each that was applied, in order; ``tally`` counts.
 
-    What was submitted is settled before waiting for more lines, so that nobody who writes them one by one waits for an
+    Submitted lines are settled before waiting for more, so that nobody who writes them one by one waits for an
     answer until the next one. After the first failure, and after Ctrl-C, no line is submitted any more, and those in
     flight are awaited; a second Ctrl-C leaves their outcome unknown.
     """

@@ -367,8 +367,8 @@ class ServerConfig:
     node_id: NodeId = _DEFAULT_NODE
     """This node's id, which must be one of the members'; recorded on disk."""
     members: tuple[Member, ...] = (Member(_DEFAULT_NODE, "127.0.0.1", 20911),)
-    """Whom a new group begins with, and where to look for the others: ``id-host:port;id-host:port``, their hosts and
-    ports for peers, including this node's. Once members were changed, the group itself knows them.
+    """Members with which a new group begins, and where to look for the others: ``id-host:port;id-host:port``, their
+    hosts and ports for peers, including this node's. Once members were changed, the group itself knows them.
     """
     bind_host: str = ""
     """Address to listen on, for members and for clients; empty: the host of this node in ``members``.
@@ -524,7 +524,7 @@ def parse_members(text: str) -> tuple[Member, ...]:
     """Read RocketMQ's ``dLegerPeers``: ``id-host:port;id-host:port``.
 
     The id ends at the first ``-`` (so hosts may hold more of them), the port starts after the last ``:`` (so an IPv6
-    host works, in brackets or bare). What is named twice alike counts once. Raises ``ConfigError`` naming every part
+    host works, in brackets or bare). An exact repetition counts once. Raises ``ConfigError`` naming every part
     that does not fit.
     """
     members: list[Member] = []

@@ -15,7 +15,7 @@ INT64_MAX: Final = (1 << 63) - 1
 
 
 class Whole(click.IntRange):
-    """A whole number, at most the largest of 64 bits: what is sent must fit."""
+    """A whole number, at most the largest of 64 bits, to fit the wire."""
 
     name = "number"
 

@@ -1,4 +1,4 @@
-"""What the groups of a process share: ports, event loops, certificates, access rules, and the threads of what is due.
+"""The resources shared by the groups of a process: ports, event loops, certificates, access rules, timer threads.
 
 Each group's member (``dledger.server.DLedgerServer``) has its own directory, lock, flusher, dispatchers and links.
 """

@@ -1,4 +1,4 @@
-"""What the settings of several groups in one process must agree on, and what they must not share."""
+"""Settings in which several groups of one process must agree, and those that must differ."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class MemberWatch:
     def asked_for_vote(self, peer: NodeId, contact_ms: int) -> None:
         """A member asks the leader for its vote, which it had last heard of ``contact_ms`` ago (by an answer to it).
 
-        Who hears its leader asks for no votes; so if that goes on, two processes have this id.
+        A member that hears its leader asks for no votes; so if that goes on, two processes have this id.
         """
         if contact_ms > _IN_CONTACT_MS:
             return

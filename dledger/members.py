@@ -1,4 +1,4 @@
-"""Who belongs to a group: the members of one configuration, and the requests that change it.
+"""Membership of a group: the members of one configuration, and the requests that change it.
 
 A configuration is an entry of the log. Before the first one, the configured ``peers`` are the voters: the *implicit*
 configuration, at index -1. Rules, named M1 to M16: docs/protocol.md, "Membership".

@@ -62,7 +62,8 @@ class Retention:
     def _retire(
         self, now_ms: int, room: Room, keep_from: int | None, held_back: Callable[[int], None]
     ) -> tuple[Path, ...]:
-        """Retire expired segments; what a new leader needs to rebuild the producer table is first written again."""
+        """Retire expired segments; records that a new leader needs to rebuild the producer table are first written
+        again."""
         node, log = self._node, self._log
         blocked = False
 

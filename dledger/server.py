@@ -351,7 +351,7 @@ class DLedgerServer:
         )
 
     def _make_fetcher(self, machine: MachineHost) -> SnapshotFetcher:
-        """What fetches snapshots for the state machine."""
+        """Fetches snapshots for the state machine."""
         node, state = self._node, self._node.state
 
         def proven_leader(_node: Node) -> NodeId | None:

@@ -326,7 +326,8 @@ class Standing(IntEnum):
     DOUBTFUL = 2
     """Its log or its votes may lack what it once stated."""
     BLANK = 3
-    """It began with an empty directory, or lost flushed entries: what an earlier life stated may be nowhere else."""
+    """It began with an empty directory, or lost flushed entries: statements of an earlier life may be recorded nowhere
+    else."""
 
     @property
     def counts(self) -> bool:

@@ -1,7 +1,7 @@
 """The work on a node's log by time: its checkpoint is synced, segments are prepared, and expired ones removed; and the
 conditions that follow from the node's state are shown. Each may wait for the disk, so each has a thread of the process.
 
-What only follows writes is done often while the log changes, and otherwise once per second.
+Tasks that only follow writes run often while the log changes, and otherwise once per second.
 """
 
 from __future__ import annotations

@@ -106,8 +106,8 @@ class MessageStoreConfig:
     """True here; false in RocketMQ, where a crash permanently loses keys older than the start of the replay."""
     derived_scrub_bytes_per_s: BytesOrZero = MIB
     """How fast a running broker continuously verifies its key index and its consume queues with the messages they point
-    to (bytes per second, counting at least 1 KiB per message; 0: never). Whatever is found wrong, here or elsewhere, is
-    rebuilt from the log."""
+    to (bytes per second, counting at least 1 KiB per message; 0: never). Damage found here or elsewhere is rebuilt from
+    the log."""
     max_hash_slot_num: Positive = 5_000_000
     """Hash slots of an index file (4 bytes each)."""
     max_index_num: Positive = 20_000_000

@@ -109,7 +109,7 @@ def _fact_text(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Broker:
-    """One address of a list of brokers, and what the broker there says of itself; otherwise why it does not."""
+    """One address of a list of brokers, and the broker's own report; otherwise why there is none."""
 
     cluster: str
     name: str
@@ -202,7 +202,7 @@ def _broker_at(brokers: ChosenBrokers, address: str) -> _Broker:
 
 
 def _facts(one: _Broker) -> dict[str, object]:
-    """For JSON: RocketMQ's own values are in ``runtime``. What a broker does not tell is 0, or empty."""
+    """For JSON: RocketMQ's own values are in ``runtime``. Values that a broker does not report are 0, or empty."""
     place: dict[str, object] = {
         "address": one.address,
         "cluster": one.cluster,

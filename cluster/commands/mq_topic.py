@@ -84,7 +84,7 @@ def create(  # noqa: PLR0913  # one parameter per option
     yes: bool,
     target: BrokerTarget,
 ) -> None:
-    """Create or change a topic. Of one that exists, what is not given stays as it is.
+    """Create or change a topic. Values not given stay as they are, if the topic exists.
 
     Messages of another type than the topic's are refused. A retention hides messages; their room in the log, which all
     topics share, is free when the log's own time has passed.

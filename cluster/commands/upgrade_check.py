@@ -84,7 +84,7 @@ Exit code 0: they may start as a group; 1: not, for the reasons given; 2: these 
     "--discard",
     multiple=True,
     metavar="DIR",
-    help="With --align: replace all of this directory's log; what it has is kept, renamed. May be repeated.",
+    help="With --align: replace all of this directory's log; the old files are kept, renamed. May be repeated.",
 )
 @click.option(
     "--from",
@@ -255,7 +255,7 @@ def _lock(members: list[OldMember], held: ExitStack) -> dict[str, StoreDirectory
 
 
 def _align(members: list[OldMember], result: _Result, wish: _Wish) -> list[str]:
-    """Make the members equal that can be; returns their names. What cannot be becomes a problem."""
+    """Make the members equal that can be; returns their names. A member that cannot becomes a problem."""
     from dledger.store.fs import FileSystem
     from rocketstore.upgrade.align import align, plan, room_problems
 

@@ -1,6 +1,6 @@
 """Topics and consumer groups of the brokers, looked at every few seconds while a page is open.
 
-What a round may cost is limited: all names are listed, but only for some of them figures are asked. Those that pages
+The cost of a round is limited: all names are listed, but only for some of them figures are asked. Those that pages
 show come first, the others in turn.
 """
 

@@ -1,6 +1,6 @@
 """Changes at brokers for the users of the console's page: to messages, topics, offsets, groups.
 
-It acts with its own account, so brokers refuse what that account may not. Whatever loses something is asked about
+It acts with its own account, so brokers refuse what that account may not. Changes that lose something are asked about
 first: without ``confirmed``, the answer is a question that names what would be lost.
 """
 

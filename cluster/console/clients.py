@@ -1,4 +1,4 @@
-"""Who is connected to a group of brokers: producers, the members of consumer groups, and their queues.
+"""The clients of a group of brokers: producers, the members of consumer groups, and their queues.
 
 Nobody tells which queues a member has: they are computed by the rule that all members follow unless they were
 configured otherwise.
@@ -127,7 +127,7 @@ class ClientLists:
         }
 
     def _owners(self, connected: ConnectedGroup, topic: str) -> dict[tuple[str, int], str]:
-        """Who has each of a topic's queues here: the members divide those of all groups of brokers."""
+        """The owner of each of a topic's queues here: the members divide those of all groups of brokers."""
         here = self._admin.topic(topic)[0]
         places = {here.broker: here}
         if self._everywhere is not None:

@@ -89,7 +89,7 @@ class Listed:
 def list_page(rows: Iterable[RowT], wanted: Wanted, sorts: Mapping[str, SortedBy[RowT]]) -> Listed:
     """The page, or the last one if there are fewer. A search finds parts of names, in capitals or not.
 
-    What is unknown comes last, whichever way the list is sorted; among equals, names decide.
+    Unknown values come last in either direction; among equals, names decide.
     """
     return _page(_found(rows, wanted, sorts), wanted)
 

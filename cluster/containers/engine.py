@@ -217,7 +217,7 @@ def _lay_out_data() -> None:
     """Keep images and containers in memory if there is room, and volumes (brokers' data) always on disk.
 
     Images end with the engine and consist of some ten thousand files, which a disk may take half a minute to remove.
-    What a killed engine left is reused, unless the machine has lost its images in a reboot.
+    The data of a killed engine are reused, unless the machine has lost its images in a reboot.
     """
     layers = DATA_DIR / "overlay2"
     if DATA_DIR.is_mount() or (layers.is_dir() and any(layers.iterdir())):

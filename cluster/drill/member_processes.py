@@ -23,7 +23,7 @@ class MemberBrokers(DetouredBrokers):
         return ";".join(f"{one}-{HOST}:{self.nodes[one].peer_port}" for one in known)
 
     def conf_lines(self, node: NodeId) -> dict[str, str]:
-        """Who is no member yet waits to be added."""
+        """A node that is no member yet waits to be added."""
         lines = super().conf_lines(node)
         return lines if node in self.members else {**lines, "dLegerJoin": "true"}
 

@@ -172,7 +172,7 @@ class _Road:
 
 
 def _document(said: str) -> dict[str, Any]:  # whatever JSON holds
-    """A command's JSON; what it says besides comes before it."""
+    """A command's JSON; other output comes before it."""
     at = said.find("{")
     try:
         found = json.loads(said[at:]) if at >= 0 else {}

@@ -418,7 +418,7 @@ class DLedgerClient:
         return self._runner.run(lambda: self._client.transfer_leadership(target, timeout_s=timeout_s))
 
     def leader_status(self, *, timeout_s: float | None = None) -> NodeStatus:
-        """The leader's metadata: who the members are, and in ``peers`` how far each of the others is."""
+        """The leader's metadata: the members, and in ``peers`` how far each of the others is."""
         return self._runner.run(lambda: self._client.leader_status(timeout_s=timeout_s))
 
     def change_members(self, change: MemberChange, *, timeout_s: float | None = None) -> Configuration:

@@ -262,7 +262,7 @@ class Search:
         }
 
     def conclude(self) -> str | None:
-        """Who leads, after all have been asked; None if no server does for certain.
+        """The leader, after all have been asked; None if no server certainly leads.
 
         Raises ``DLedgerError`` if no server answered: the error that makes asking pointless, or ``UnavailableError``.
         """

@@ -78,7 +78,7 @@ class LoopRunner:
             self._loop.call_soon_threadsafe(self._drain)
 
     def run(self, make: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Run a coroutine on the loop and wait for its result. Who is interrupted meanwhile has it cancelled."""
+        """Run a coroutine on the loop and wait for its result. An interrupt cancels it."""
         if self.is_current:
             raise UnavailableError("a callback of the client must not wait for the client: use another thread")
         waiting = threading.Lock()

@@ -52,7 +52,7 @@ class Candidate:
     repeats_left: int = 0
     """How many rounds may follow soon, because the leader's process is gone; see ``dledger.core.suspicion``."""
     refused: set[NodeId] = field(default_factory=set)
-    """Who refused its vote."""
+    """Members that refused their vote."""
 
 
 @dataclass(slots=True)
@@ -433,7 +433,7 @@ class MemberState:
             self.become_follower(self.term, None, now_ms, RoleReason.STANDING_LOST)
 
     def fence(self, reason: str, now_ms: int) -> None:
-        """Most members have another history: what this one holds must not be read, and counts for nothing.
+        """Most members have another history: this member's log must not be read, and counts for nothing.
 
         Durably: its entries are the same after a restart, when it may not reach any member.
         """

@@ -143,7 +143,7 @@ class Membership:
     def commit(self, index: LogIndex) -> bool:
         """The log is committed up to ``index``; returns whether a newer configuration is known to be committed now.
 
-        Who is not in it any more is leaving until it is released (M9).
+        A member that is no longer in it is leaving until it is released (M9).
         """
         if any(one.index <= index for one in self._unsure):
             self._history[1:] = sorted([*self._unsure, *self._history[1:]], key=lambda one: one.index)

@@ -27,7 +27,7 @@ class Turns:
     """On the loop."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, _BY_CONNECTION] = {}  # by host; who is first has the next turn
+        self._waiting: dict[str, _BY_CONNECTION] = {}  # by host; the first has the next turn
         self._count = 0
         self._is_running = False
         self._cost_s = _COST_S_MIN  # about what one start takes

@@ -42,7 +42,7 @@ class Arrival:
         return self.link
 
     def end(self) -> None:
-        """Close it unless it was taken: what is unread is read first, or the client would see a reset."""
+        """Close it unless it was taken: unread data are read first, or the client would see a reset."""
         if not self._is_taken:
             with suppress(OSError):  # nothing has arrived, or the client is gone
                 self.link.recv(FIRST_BYTES_MAX)

@@ -1,6 +1,6 @@
 """The event loop of servers, and of clients that have none: uvloop's.
 
-It runs the same code as asyncio's own loop in less processor time; what it does otherwise is in docs/decisions.md.
+It runs the same code as asyncio's own loop in less processor time; differences are in docs/decisions.md.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class OfferedSnapshot(Protocol):
 
     @property
     def description(self) -> bytes:
-        """What its ``meta.json`` holds."""
+        """The content of its ``meta.json``."""
 
     def piece(self, file: str, offset: int, bytes_max: int) -> bytes:
         """Bytes of one of its files; none at the end. Raises ``DamagedSnapshotError``."""

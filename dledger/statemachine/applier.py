@@ -277,7 +277,7 @@ class Applier:
         return min(dues, default=None)
 
     def _is_fenced(self) -> bool:
-        """Whether nothing may be applied or told (S11); who waits is told so."""
+        """Whether nothing may be applied or reported (S11); waiting callers are told so."""
         if (refusal := self._fenced()) is None:
             return False
         self._fail_all(refusal)

@@ -25,7 +25,7 @@ RETRY_MS: Final = 60_000
 
 @record(frozen=True, slots=True)
 class SnapshotJob:
-    """What to write: a view of the state and of the producers, both of ``meta.index``; ``meta`` lacks its files."""
+    """A snapshot to write: a view of state and producers, both of ``meta.index``; ``meta`` lacks its files."""
 
     state: Snapshot
     producers: DuplicatesView
@@ -65,7 +65,7 @@ class SnapshotCreation:
         self._worker.start()
 
     def stop(self, timeout_s: float) -> None:
-        """End it; what is being written is given up."""
+        """End it; a snapshot being written is given up."""
         self._stopping = True
         self._hurry.set()
         self._worker.stop(timeout_s)

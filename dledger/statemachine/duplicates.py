@@ -136,7 +136,7 @@ class Duplicates:
     # -- snapshots -----------------------------------------------------------------------------------------------
 
     def view(self, time_ms: int) -> DuplicatesView:
-        """What is there now: later changes do not change it."""
+        """A copy of the present content."""
         results = tuple((slot, tuple(kept)) for slot, kept in self._results.items())
         return DuplicatesView(self._table.copy(time_ms), results)
 

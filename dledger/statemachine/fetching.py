@@ -1,6 +1,6 @@
 """Fetches a snapshot from another member, when this one's log cannot give the state machine what it lacks (S8 to S10).
 
-In this order: the files become durable, what arrived is checked, the directory counts, the state machine loads it, the
+In this order: the files become durable, they are checked, the directory counts, the state machine loads it, the
 log is reset to its last entry, and the leader compares again. So a crash leaves the old log and a newer snapshot, to
 which the next start resets the log, or both new.
 """
@@ -41,7 +41,7 @@ _log = logging.getLogger("dledger")
 
 
 class _Machine(Protocol):
-    """What ``MachineHost`` is here."""
+    """The part of ``MachineHost`` that is used here."""
 
     @property
     def applied_index(self) -> LogIndex: ...
@@ -91,7 +91,7 @@ class SnapshotFetcher:
         self._stopping = False
         self._partial: tuple[SnapshotMeta, SnapshotBuilder] | None = None
         self._doubted: dict[NodeId, LogIndex] = {}
-        """What arrived damaged, by its sender, which is told with the next request; at most one."""
+        """Pieces that arrived damaged, by sender, which is told with the next request; at most one."""
         self.bytes_received = 0
         """Of pieces, in the life of this process."""
 
@@ -102,7 +102,7 @@ class SnapshotFetcher:
         self._worker.start()
 
     def stop(self, timeout_s: float) -> None:
-        """End it; what has arrived of a snapshot is given up."""
+        """End it; a partly received snapshot is given up."""
         self._stopping = True
         self._client.close()
         if self._worker.stop(timeout_s):

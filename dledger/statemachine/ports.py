@@ -1,7 +1,7 @@
 """The interface between a node and the state machine that an application puts on its log.
 
 A state machine is a deterministic function of the log: members that have applied the same entries hold the same state.
-So ``apply`` may use nothing but the entries it is given; what time it is says ``Applied.time_ms``.
+So ``apply`` may use nothing but the entries it is given; the time is ``Applied.time_ms``.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Snapshot(Protocol):
 
 
 class StateMachine(ABC):
-    """What an application implements. ``apply``, ``save`` and ``load`` are called on one thread.
+    """Implemented by the application. ``apply``, ``save`` and ``load`` are called on one thread.
 
     An exception in any method but ``query`` stops the node, and every member alike, since all apply the same entries: a
     command that cannot be carried out must be answered with a result that says so.
@@ -75,7 +75,7 @@ class StateMachine(ABC):
 
     @abstractmethod
     def query(self, request: bytes) -> bytes:
-        """Answer a read, and change nothing. What it raises is the caller's answer."""
+        """Answer a read, and change nothing. The caller gets the exception that it raises."""
 
     @abstractmethod
     def save(self) -> Snapshot:

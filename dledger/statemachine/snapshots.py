@@ -63,7 +63,7 @@ class SnapshotFile:
 
 @record(frozen=True, slots=True)
 class SnapshotMeta:
-    """What a snapshot is of, and what its files must be.
+    """The content of a snapshot, and the sizes and checksums of its files.
 
     ``boundary`` is that of a log which begins after the snapshot's last entry: its index, term and chain CRC, and where
     the next entry goes. ``configuration``: the newest one up to that entry; None while the configured members are.
@@ -141,7 +141,7 @@ class SnapshotStore:
     def needed_from(self) -> LogIndex:
         """Entries after this index must stay in the log (S7): the newest one's index, or that of an older pinned one.
 
-        Who receives the pinned one needs them to go on from it. ``NO_INDEX``: all must stay.
+        A member that receives the pinned one needs them to go on from it. ``NO_INDEX``: all must stay.
         """
         with self._lock:
             return min((self.newest_index, *self._pins))
@@ -309,7 +309,7 @@ class SnapshotBuilder:
             self._synced[name] = file.length
 
     def files(self) -> Mapping[str, SnapshotFile]:
-        """What was written so far, for the meta of an own snapshot."""
+        """The files written so far, for the meta of an own snapshot."""
         return dict(self._files)
 
     def commit(self, meta: SnapshotMeta) -> None:

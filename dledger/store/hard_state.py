@@ -5,7 +5,7 @@ one sync, because a vote waits for it. So:
 
 - while one pair is being written, the other one holds the state before, durably: no torn write loses that;
 - once ``save`` has returned, two slots hold the state: one bad slot cannot bring back an older vote;
-- a pair without a readable slot may have held a newer state: what the other one says is then in doubt, and the member
+- a pair without a readable slot may have held a newer state: the other one is then in doubt, and the member
   has no vote until it has regained its standing. (Or a power cut tore both sectors of one save: then the doubt costs no
   more than that.)
 

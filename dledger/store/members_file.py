@@ -91,8 +91,8 @@ class MembersFile:
     def vouch(self) -> None:
         """A person confirms that this memory is that of the member, whatever uid the group knows: so it has none.
 
-        ``recall`` gives it that one, once the log tells it. What is remembered of others is forgotten: they may be
-        those for whom the same is confirmed. Raises ``OSError``.
+        ``recall`` gives it that one, once the log tells it. Records of others are dropped: they may be the ones for
+        which the same is confirmed. Raises ``OSError``.
         """
         with self._lock:
             self._put(replace(self._saved, uid=0, remembered={}))

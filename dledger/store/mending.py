@@ -235,7 +235,7 @@ class Mender:
         return MappedFile(fs, path, base, size, writable=True)
 
     def _prove(self, file: MappedFile, place: ScrubPlace, end: Mark) -> None:
-        """Verify fetched bytes. What fills a segment up behind its last record cannot be verified: it is zeroed."""
+        """Verify fetched bytes. The rest of a segment behind its last record cannot be verified: it is zeroed."""
         ends = [place.position]
         try:
             verify_file(

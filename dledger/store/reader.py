@@ -247,7 +247,7 @@ class LogReader:
                 if self._stable(lambda index=following: self._size_of(index)) > max_bytes - used:  # type: ignore[misc]
                     break
                 more = self._read_slice(following, last_index, max_bytes - used)
-            except CorruptLogError:  # a read that starts there reports it; what precedes it is intact
+            except CorruptLogError:  # a read that starts there reports it; everything before it is intact
                 break
             used += sum(len(entry.body) + HEADER.size for entry in more)
             entries += more

@@ -1,6 +1,6 @@
 """Sets a damaged log aside, so that a follower can fetch it again from its leader.
 
-Nothing is deleted: data, index and checkpoint move to ``damaged-<n>/``. What remains is an empty log of a node that
+Nothing is deleted: data, index and checkpoint move to ``damaged-<n>/``. That leaves an empty log of a node that
 knows its term and vote but may not vote until it has caught up (an emptied log must not elect anyone, nor begin a group
 anew: that would hide what all its members have set aside).
 """

@@ -1,7 +1,7 @@
 """Verifies a stopped node's whole directory: log, index, checkpoint, term and vote, identity; and compares directories.
 
 Reads only and takes no lock. ``inspect`` reads the records and index units; its findings are checked here against the
-evidence beside the log. What an unclean stop may leave behind the durable mark is not damage: the next start cuts it.
+evidence beside the log. Remains of an unclean stop behind the durable mark are not damage: the next start cuts it.
 
 Directories of one group are compared by their chains: an entry's ``chainCrc`` vouches for every entry before it, so two
 intact logs are equal up to an entry if they agree there, and if they differ, they differ from the first differing

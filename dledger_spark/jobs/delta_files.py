@@ -43,7 +43,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class FileWriter:
-    """What every task of a batch does. Pickled by Spark."""
+    """The work of every task of a batch. Pickled by Spark."""
 
     directory: str
     reader: LogStreamReader

@@ -6,7 +6,7 @@ with the table: a run without any memory of its own continues exactly where the 
 if the same application has committed since the table was opened; so of two runs at the same time, one is stopped, and
 no row is there twice.
 
-What the table is of is one of its properties (``dledger.rows``); a log or selection that differs is refused.
+The table's source is one of its properties (``dledger.rows``); a log or selection that differs is refused.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PROPERTIES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TableOrigin:
-    """What a table is of. ``cluster`` and ``group`` name the log; ``rows``: the settings that select its rows."""
+    """The source of a table. ``cluster`` and ``group`` name the log; ``rows``: the settings that select its rows."""
 
     cluster: str
     group: str

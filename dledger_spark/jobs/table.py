@@ -4,7 +4,7 @@ Batch by batch, Spark's tasks read ranges of the log and write data files (``del
 together with the position they reach (``delta_table``). The table is the only memory: there is no checkpoint to lose.
 A run that is killed leaves a table that ends with a whole batch, and the next one continues there.
 
-What a batch may read is decided by the stream reader of the format ``dledger``: committed entries only, whichever
+The stream reader of the format ``dledger`` decides the range of a batch: committed entries only, whichever
 member leads, within ``maxOffsetsPerTrigger`` and ``maxBytesPerTrigger``.
 """
 
@@ -63,7 +63,7 @@ class TableOptions:
 
 @dataclass(slots=True)
 class TableProgress:
-    """What a run has done so far."""
+    """The progress of a run."""
 
     batches: int = 0
     rows: int = 0
@@ -149,7 +149,7 @@ def projection_of(columns: tuple[SchemaColumn, ...]) -> Projection:
 
 
 def origin_of(options: TableOptions, cluster: str, group: str) -> TableOrigin:
-    """What must be the same in every run into one table."""
+    """Settings that must be the same in every run into one table."""
     from dledger_spark.jobs.delta_table import TableOrigin
 
     chosen = options.source.chosen()

@@ -1,6 +1,6 @@
 """Derives what a broker's dispatch derives from records: units of consume queues, and keys with their hashes.
 
-Whatever would stop dispatch is an error here, too: an inconsistent record is not skipped.
+Anything that would stop dispatch is an error here, too: an inconsistent record is not skipped.
 """
 
 from __future__ import annotations

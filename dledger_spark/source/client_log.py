@@ -145,7 +145,7 @@ class ClientLog:
     def chunks(self, first: int, end: int) -> Iterator[LogChunk]:
         """The stored entries from ``first`` up to ``end`` (exclusive), all of them. Raises ``TrimmedError``.
 
-        Whatever is lost on the way is fetched again, from another member if there is one.
+        Losses on the way are fetched again, from another member if there is one.
         """
         failures = 0
         while first < end:

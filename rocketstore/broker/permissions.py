@@ -24,7 +24,7 @@ SUB, PUB = Permission.SUB, Permission.PUB
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 """Clients write here what they did with their messages: every key may."""
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"
-"""Who reads for no group pulls in the name of this one, as RocketMQ's tools do: every key may."""
+"""A reader without a group pulls in the name of this one, as RocketMQ's tools do: every key may."""
 NAME_CHARS_MAX: Final = 255
 """Names are quoted in the audit log, and no topic or group has a longer one."""
 _GROUP_TOPICS: Final = (RETRY_PREFIX, DEAD_PREFIX)
@@ -46,7 +46,7 @@ class Operation(Enum):
     JOIN = auto()
     LEAVE = auto()
     MEMBERS = auto()
-    """Who is in a group, and what its members do."""
+    """The members of a group, and their state."""
     LOCK = auto()
     OFFSETS = auto()
     """Of a group: to read and to commit them, backwards only as a consumer that seeks does."""

@@ -86,7 +86,7 @@ class Receive(NamedTuple):
     ``ATTEMPT_ID_MAX`` characters.
     """
     client_id: str = ""
-    """Who asks, up to ``CLIENT_ID_MAX`` characters: limits count by it, and ``client_gone`` names it."""
+    """The client's id, up to ``CLIENT_ID_MAX`` characters: limits count by it, and ``client_gone`` names it."""
     from_first: bool = False
     """A group that is new to the topic begins with its first messages, not at its end (P9)."""
     since_ms: int = 0

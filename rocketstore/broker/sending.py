@@ -62,7 +62,7 @@ SendDone = Callable[[Sequence[PutResult]], None]
 
 
 class MessageSource(NamedTuple):
-    """Who sends: what it occupies, and the topics that access control denies it, with the refusal of each message."""
+    """The sender: its quota, and the topics that access control denies it, with the refusal of each message."""
 
     quota: Quota
     denied: Mapping[str, PutResult] = NOTHING_DENIED
@@ -454,7 +454,7 @@ class Sending:
         self._store_allowed(sends)
 
     def _store_allowed(self, sends: Sequence[_Send]) -> None:
-        """The store accepts or refuses its input as a whole: what it refuses is then left out.
+        """The store accepts or refuses its input as a whole: refused messages are then left out.
 
         It decides before ``submit`` returns, so a later request cannot overtake the rest of this one.
         """
@@ -489,7 +489,7 @@ class Sending:
         return found
 
     def _landed(self, sends: Sequence[_Send], results: Sequence[PutResult]) -> None:
-        """On the loop: the store has answered. What the requests took up is free again, counted once for each quota."""
+        """On the loop: the store has answered. Frees the room that the requests took, once for each quota."""
         self._gathered.landed()
         freed: dict[Quota, list[int]] = {}
         at, is_one = 0, len(sends) == 1

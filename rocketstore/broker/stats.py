@@ -163,7 +163,7 @@ class Stats:
         return GroupPosition(topic, queue_id, consumed, end, consumed_ms, given_out)
 
     def _time(self, topic: str, queue_id: int, offset: int) -> int:
-        """When a message was stored; 0 if it does not exist, or is damaged: who reads it is told so."""
+        """When a message was stored; 0 if it does not exist, or is damaged: reading it reports that."""
         if offset < 0:
             return 0
         try:

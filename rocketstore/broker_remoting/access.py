@@ -62,7 +62,7 @@ QuotaOf = Callable[[RemotingConnection, Frame], Quota]
 
 
 class _Known(NamedTuple):
-    """Who asked last on a connection, under which rules."""
+    """The account that asked last on a connection, and the rules that applied."""
 
     rules: AccessRules
     key: str
@@ -152,7 +152,8 @@ class RemotingAccess:
         return name if self._guard is None else own_name(self._caller(self._guard, connection, frame).name, name)
 
     def _caller(self, guard: AccessGuard, connection: RemotingConnection, frame: Frame) -> Caller:
-        """Who asks. Each signature is verified; addresses once per connection, as long as the rules are the same."""
+        """The caller's account. Each signature is verified; addresses once per connection, as long as the rules are the
+        same."""
         fields, rules = frame.fields, guard.rules
         key, is_passed_on = fields.get(ACCESS_KEY, ""), BORN_HOST in fields
         known = self._known.get(connection)

@@ -92,7 +92,7 @@ class ClientCalls:
     async def reset(self, _: RemotingConnection, frame: Frame) -> Frame:
         """INVOKE_BROKER_TO_RESET_OFFSET: the clients of the group go to a time, and commit where that is.
 
-        Nothing changes here: who is not online is told so, and mqadmin commits the offsets itself.
+        Nothing changes here: the answer names clients that are offline, and mqadmin commits the offsets itself.
         """
         header = read_header(ResetClientOffsetHeader, frame.fields)
         self._broker.mastership.require_caught_up()

@@ -97,7 +97,7 @@ class RemotingPops:
         }
 
     def closed(self, connection: RemotingConnection) -> None:
-        """Drop what waits on a closed connection; what was popped by it stays invisible for its time."""
+        """Drop requests that wait on a closed connection; messages popped by it stay invisible for their time."""
         self._waiting.closed(connection)
 
     # -- messages ------------------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ class RemotingPops:
     async def assignment(self, _: RemotingConnection, frame: Frame) -> Frame:
         """QUERY_ASSIGNMENT: this broker's queues for a client that does not divide them with others by itself.
 
-        What consumers send back is pulled, as in RocketMQ; and who wants every message gets every queue.
+        Retry topics are pulled, as in RocketMQ; and a broadcasting consumer gets every queue.
         """
         wanted = QueryAssignmentBody.decode(frame.body)
         rule = RULES.get(wanted.strategy_name or AVERAGELY)
@@ -345,8 +345,9 @@ RULES: Final[dict[str, Rule]] = {AVERAGELY: averagely, "AVG_BY_CIRCLE": by_circl
 def shares(mode: TopicRequestMode, rule: Rule, queues: Sequence[int], ids: Sequence[str], me: str) -> list[int]:
     """The queues that client ``me`` shall pull or pop; ``ids``: of the group's clients, in order.
 
-    Who pops from all queues gets ``ANY_QUEUE``, whether or not the broker knows it. With ``share_queues`` it also pops
-    from the queues of so many clients behind it, in a circle; if there are more clients than queues, from its own only.
+    A client that pops from all queues gets ``ANY_QUEUE``, whether or not the broker knows it. With ``share_queues`` it
+    also pops from the queues of so many clients behind it, in a circle; if there are more clients than queues, from its
+    own only.
     """
     is_pop, count = mode.mode is RequestMode.POP, len(ids)
     if is_pop and not 0 < mode.share_queues < count - 1:

@@ -18,7 +18,7 @@ from rocketstore.remoting.headers import PushReplyHeader, SendAnswer, SendHeader
 PROPERTY_REPLY_TO: Final = "REPLY_TO_CLIENT"
 PROPERTY_PUSHED_AT: Final = "PUSH_REPLY_TIME"
 PUSH_S_MAX: Final = 2.5
-"""Who sends a reply hangs up after 3 s without an answer, and loses what else is under way."""
+"""A client that sends a reply hangs up after 3 s without an answer, and loses what else is under way."""
 _SEPARATOR: Final = "\x02"
 NO_ID: Final = "0"
 """In the place of the message's id, because it is not stored."""

@@ -90,7 +90,7 @@ class RunningBroker:
             "EndTransactionQueueSize": "0",
             "EndTransactionThreadPoolQueueCapacity": "0",
         }
-        # Nothing waits in a queue of its own for a thread: what waits is counted above, but not for how long.
+        # Nothing waits in a queue of its own for a thread: waiting requests are counted above, but not their time.
         here |= dict.fromkeys([f"{kind}ThreadPoolQueueHeadWaitTimeMills" for kind in ("send", "pull", "query")], "0")
         return frame.answer(body=await self._admin.read(self._info, here, frame.fields.get(proof.PROVE, "")))
 

@@ -168,8 +168,8 @@ class RemotingService:
     def _allowed(self, code: int, handler: Handler) -> Handler:
         """With what access control checks besides the header, and passed on by a slave.
 
-        What needs a look at a message is checked by who has it and does it: the master, at the very end. A slave that
-        becomes the master in between would do it unchecked.
+        The master, which carries it out, checks permissions that depend on the message, at the very end: otherwise a
+        slave that becomes the master in between would not check them.
         """
         access, forwarding = self.access, self._forwarding
         if code not in FORWARDED:

@@ -1,7 +1,7 @@
 """An old master that comes back asks whether it has a successor, before it takes messages and then every half minute.
 
 The name servers say who is registered as master of its name, and that broker says how often the log has changed its
-master. RocketMQ's old master takes the route over by registering, and what is sent to it from then on is in no other
+master. RocketMQ's old master takes the route over by registering, and messages sent to it from then on are in no other
 log. One that cannot find out serves: a master must start without its name servers. So does one that hears of a
 successor which does not prove that it has this log (``rocketstore.ha.proof``): anybody may register under its name.
 """
@@ -72,7 +72,7 @@ class SuccessorWatch:
         self._task: asyncio.Task[None] | None = None
         self._told = ""
         self.found = False
-        """Whether there is one. It stays so: what this broker has taken before is not in its log."""
+        """Whether there is one. It stays so: messages that this broker took before are not in its log."""
 
     def start(self, report: Report) -> None:
         """Look regularly; ``report`` is told if that ends by itself."""

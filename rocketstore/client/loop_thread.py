@@ -71,7 +71,7 @@ class ClientThread:
             raise ClientClosedError("this client is closed") from error
 
     def stop(self) -> None:
-        """End the thread once it has nothing to do at once; what runs there is cancelled."""
+        """End the thread once it has nothing to do at once; tasks that run there are cancelled."""
         if threading.get_ident() != self._thread.ident:
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join()
@@ -170,7 +170,7 @@ class SharedLoop:
             thread.post(lambda: self._begin_to_close(client))
 
     def close_all(self) -> None:
-        """At the interpreter's end: what was submitted is sent, for a bounded time."""
+        """At the interpreter's end: submitted messages are sent, for a bounded time."""
         for client in tuple(self._clients):
             try:
                 self.close(client)

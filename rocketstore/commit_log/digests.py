@@ -1,8 +1,8 @@
 """A plain log as its files have it: found, read and verified without opening it, and digested.
 
 Digests say whether two brokers hold the same messages, as ``md5sum`` does in RocketMQ's guide; but they cover records
-alone, each of them verified. What else is in a file (a blank's content, zeros, a torn end) may differ between logs that
-are equal, and a digest of it would not tell a copy that lags from one that differs.
+alone, each of them verified. Other bytes of a file (a blank's content, zeros, a torn end) may differ between equal
+logs, and a digest of it would not tell a copy that lags from one that differs.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def old_log_now(node_directory: Path) -> Prehistory | None:
 class ExpiredFiles:
     """How far a member's old files may have expired, in a file of its own: any other that is not there is missing.
 
-    Its text is a position: what was removed by hand is accepted once its end is written there. It is changed in place,
+    Its text is a position: files removed by hand are accepted once their end is written there. It is changed in place,
     in one sector, because old files must go most of all when the disk has no room for another file.
     """
 

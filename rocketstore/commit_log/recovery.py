@@ -1,9 +1,9 @@
 """Finds the end of a plain commit log at startup, and decides whether the bytes after it may be cut.
 
 A crash may tear the last record, and after a power cut any pages of the unflushed end may be missing. Those are cut
-off. What a crash cannot explain is damage, and is refused without changing anything: a bad record before the durable
-end, or one followed by records two or more files later (a file is durable before the next but one is started); or, if
-the durable end is unknown, one followed by records in any later file.
+off. Anything that a crash cannot explain is damage, and is refused without changing anything: a bad record before the
+durable end, or one followed by records two or more files later (a file is durable before the next but one is started);
+or, if the durable end is unknown, one followed by records in any later file.
 """
 
 from __future__ import annotations

@@ -578,7 +578,7 @@ class ConsumeQueue:
 
         Lost units, or those of another place, break the order somewhere, however many they are. Only then is the log
         asked: about the last unit, since the records of all others precede its record. That may rewrite units
-        correctly. What was examined for an earlier begin of the log is not examined again, so each unit is examined
+        correctly. Units examined for an earlier begin of the log are not examined again, so each unit is examined
         once per run, and the files' expired units once after a start. Bad sectors among these do not prevent removal.
         """
         looked_for, looked = self._looked if physical >= self._looked[0] else (0, 0)

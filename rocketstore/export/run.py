@@ -1,8 +1,8 @@
 """Exports the log of a stopped group member as the directory of a plain broker, ours or RocketMQ's.
 
-Messages keep everything but their physical offsets: queue offsets, timestamps, hosts, properties. What only a group or
-this project needs is left out (no-ops, records of broker state, of queue numbers and of checks of transactions); the
-state goes to RocketMQ's files and into a snapshot.
+Messages keep everything but their physical offsets: queue offsets, timestamps, hosts, properties. Records that only a
+group or this project needs are left out (no-ops, records of broker state, of queue numbers and of checks of
+transactions); the state goes to RocketMQ's files and into a snapshot.
 
 1. The member's directory is verified and locked; a damaged one is refused.
 2. The log is written to ``TARGET.partial``, beside the target: records one after the other, in files that end as

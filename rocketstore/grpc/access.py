@@ -42,7 +42,7 @@ class GatewayAccess:
         self._clock = broker.loop.clock
 
     def admit(self, method: str, headers: CallHeaders, peers: tuple[str, ...]) -> tuple[Caller | None, Quota]:
-        """Who calls (None without access control), and what the caller occupies.
+        """The caller (None without access control), and its quota.
 
         ``peers``: gRPC's names of where the call came from, and of the member that passed it on. Raises
         ``RejectedError``, ``NotAuthenticatedError``.

@@ -100,7 +100,7 @@ class Receives:
     async def _delivered(
         self, wish: Receive, found: Sequence[PoppedRecord], now_ms: int
     ) -> list[pbs.ReceiveMessageResponse]:
-        """As clients can read them: what is compressed not on the loop, and what does not fit then comes again."""
+        """As clients can read them: unpacked off the loop, and those that no longer fit come again."""
         if not any(map(is_compressed, (one.record for one in found))):
             return [_delivered(one, wish.topic, now_ms) for one in found]
         answers: list[pbs.ReceiveMessageResponse] = []

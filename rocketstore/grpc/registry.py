@@ -109,7 +109,7 @@ class CommandStream:
             self._bytes -= len(command)
 
     def finish(self) -> None:
-        """Put nothing more; what is there is still written. Call it once."""
+        """Put nothing more; pending items are still written. Call it once."""
         self._queue.put_nowait(None)
 
 
@@ -123,11 +123,11 @@ class GatewayClient:
         self.settings: pb.Settings | None = None
         """As it gave them last; None as long as it has given none here."""
         self.decided: pb.Settings | None = None
-        """What the leader has decided of them, as it was last told here."""
+        """The leader's decision on these settings, as last reported here."""
         self.is_settled = True
         """Whether the leader has decided of the newest."""
         self.settings_bytes = 0
-        """What they take."""
+        """The room that these settings take."""
         self.topics: OrderedDict[str, None] = OrderedDict()
         """That it publishes to."""
         self.group = ""

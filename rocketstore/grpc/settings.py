@@ -53,7 +53,7 @@ def of_consumer(given: pb.Settings, group: GroupConfig, delays: DelayLevels) -> 
 
 
 def decided(settings: pb.Settings) -> pb.Settings:
-    """What a server has decided of a consumer's settings, alone."""
+    """The part of a consumer's settings that a server decides."""
     found = pb.Settings(backoff_policy=settings.backoff_policy)
     if settings.HasField("subscription"):
         found.subscription.group.CopyFrom(settings.subscription.group)

@@ -352,7 +352,7 @@ class HaMaster:
     def _beyond(self, words: SlaveWords) -> str:
         """For the old master that returns, and for who followed it further than its successor; empty for others.
 
-        Whatever the tails say: a slave has this master's number before it has anything of its log.
+        Independent of the tails: a slave has this master's number before it has anything of its log.
         """
         begin, own = self._identity.begin_offset(), self._identity.epoch()
         if not (0 <= begin < words.end and 0 < words.epoch < own):

@@ -20,7 +20,7 @@ class Loss(StrEnum):
     """The possible losses by a promotion, as they must be named to have it nevertheless."""
 
     TWO_MASTERS = "two-masters"
-    """The old master lives, or another one does: what one of the two takes from now on is lost."""
+    """The old master lives, or another one does: messages that one of the two takes from now on are lost."""
     MISSING_BYTES = "missing-bytes"
     """This slave lacks what its master is known to have."""
     UNKNOWN_BYTES = "unknown-bytes"

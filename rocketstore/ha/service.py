@@ -246,7 +246,7 @@ class HaService:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _warn_of_own_certificate(self) -> None:
-        """Master and slaves often have one kind of certificate: what is wrong with ours is said here first."""
+        """Master and slaves often have one kind of certificate: errors in ours are reported here first."""
         if self._tls is None:
             return
         try:

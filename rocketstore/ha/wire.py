@@ -69,7 +69,7 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class MasterWords(Words):
-    """Who a master is. ``epoch`` counts the starts of masters of this log; offsets are those of its log."""
+    """A master's identity. ``epoch`` counts the starts of masters of this log; offsets are those of its log."""
 
     cluster: str
     broker: str
@@ -81,7 +81,7 @@ class MasterWords(Words):
 
 @dataclass(frozen=True, slots=True)
 class SlaveWords(Words):
-    """Who a slave is, and its log: ``end``, and the CRC-32 of the ``tail_bytes`` before it.
+    """A slave's identity, and its log: ``end``, and the CRC-32 of the ``tail_bytes`` before it.
 
     ``epoch``: the latest that it has followed. ``broker_id``: as the name servers know it.
     """

@@ -10,8 +10,8 @@ is written in the order entries, header, slots. So if only the process dies, no 
 the slots of the last batch are behind. After a power cut, any page may be older or newer than another; ``recover`` goes
 back to what is known to be durable, and rebuilds the slots from that.
 
-Whatever is read is verified by its block's checksum (``rocketstore.index.sums``), or not returned. A file without sums,
-such as RocketMQ's, gets them when it is first used, after it was found to be consistent.
+Everything that is read is verified by its block's checksum (``rocketstore.index.sums``), or not returned. A file
+without sums, such as RocketMQ's, gets them when it is first used, after it was found to be consistent.
 
 One thread writes; any number may call ``select`` meanwhile. Readers see header and sums as a whole; they read the slot
 first, so the header, published before the slots, covers every entry in a slot.

@@ -40,7 +40,7 @@ OF_ONE_DELIVERY: Final = frozenset(
         PROPERTY_DEAD_REASON,
     }
 )
-"""What a message says of how it came to where it is, and no copy of it that goes somewhere else."""
+"""Properties that say how a message came to its place; copies that go elsewhere do not have them."""
 BROKER_ONLY: Final = OF_ONE_DELIVERY | {
     PROPERTY_REAL_TOPIC,
     PROPERTY_REAL_QUEUE_ID,

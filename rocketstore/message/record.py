@@ -6,7 +6,7 @@
     12 queue id i32     40 born timestamp i64    72 reconsume times i32          properties length i16, properties
     16 flag i32
 
-What follows an IPv6 host stands 12 bytes later. Bits 0x10 and 0x20 of the system flag say which host is one. The CRC is
+Fields behind an IPv6 host stand 12 bytes later. Bits 0x10 and 0x20 of the system flag say which host is one. The CRC is
 zlib's over the body as stored, without its top bit, and 0 for an empty body; nothing else of a record is protected.
 
 A blank, ``[what remains of the file i32][magic]``, ends a file.

@@ -1,8 +1,8 @@
 """Messages that are delivered at a time of their own: what producers ask for, and what waits in ``TIMED_TOPIC``.
 
-Producers use RocketMQ 5's properties: ``TIMER_DELIVER_MS`` (Unix time), ``TIMER_DELAY_SEC`` or ``TIMER_DELAY_MS``. What
-waits has ``REAL_TOPIC`` and ``REAL_QID``, and ``TIMER_OUT_MS``: when it is due (ms, Unix time), which it keeps
-afterwards, so that its copies for retries are not delayed again.
+Producers use RocketMQ 5's properties: ``TIMER_DELIVER_MS`` (Unix time), ``TIMER_DELAY_SEC`` or ``TIMER_DELAY_MS``. A
+waiting message has ``REAL_TOPIC`` and ``REAL_QID``, and ``TIMER_OUT_MS``: when it is due (ms, Unix time), which it
+keeps afterwards, so that its copies for retries are not delayed again.
 
 A message that waits for longer than half the log's retention is stored again; ``TIMER_ORIGIN`` of such a copy is the
 queue offset of the first record, by which all copies are known to be one message. A *recall* is a record in the same

@@ -122,7 +122,7 @@ class PopEngine(Windows):
         return PopRead(queue.place, queue.cursor, min(room, delivery.room))
 
     def _unlock(self, queue: Queue) -> bool:
-        """The group is not ordered any more: its batches are ordinary leases, and what was behind them comes again.
+        """The group is not ordered any more: its batches are ordinary leases, and the messages behind them come again.
 
         Not yet (False) if some of them are long, and there is no room to park these.
         """
@@ -152,8 +152,8 @@ class PopEngine(Windows):
         """Take the messages found at the place of ``next_read`` that pass the filter, in order.
 
         All others from there to ``next_offset`` do not pass it, or are not there any more, and are settled for the
-        group; so are all before ``begin``, the queue's first message. What was read after ``count_max`` messages must
-        not be told. ``end``: after the queue's last message, about.
+        group; so are all before ``begin``, the queue's first message. Messages read beyond ``count_max`` must not be
+        delivered. ``end``: after the queue's last message, about.
         """
         self._now_ms = now_ms
         read, delivery.reading = delivery.reading, None
@@ -397,7 +397,8 @@ class PopEngine(Windows):
     def give_back(self, group: str, topic: str, handles: Sequence[str], now_ms: int) -> None:
         """These deliveries did not reach their client: the messages are soon visible again, and that was no attempt.
 
-        What is not loaded, settled or given out anew is passed over; the handles stay valid until then.
+        Messages that are not loaded, are settled or have been given out again are passed over; the handles stay valid
+        until then.
         """
         self._now_ms = now_ms
         for handle in handles:

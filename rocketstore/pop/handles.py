@@ -7,7 +7,7 @@ opaque: base64url, without padding, of
     length of the group u8, group | length of the topic u8, topic | CRC-32C of all of it u32
 
 Flag 1: the message is in the group's retry topic of ``topic``. The checksum finds damage, and texts that are no
-handles; it is no signature, and what a client may settle is decided by its rights to the group.
+handles; it is no signature: a client's permissions on the group decide whether it may settle a message.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which queues have something to write, what is being written, and which operations wait for that.
 
-One tick is under way at a time. What happens meanwhile goes with the next one, so there are few, however many clients
+One tick is under way at a time. Later changes go with the next one, so there are few, however many clients
 there are, and the rows of one queue are applied in the order in which they were made.
 """
 

@@ -107,7 +107,7 @@ class LeaseBook:
                 yield queue, offset, lease
 
     def leave(self, client_id: str) -> None:
-        """A client is gone; what it gets from now on, if it comes back, is apart from what it has."""
+        """A client is gone; if it comes back, its new messages are kept apart from the old ones."""
         leases = self._clients.pop(client_id, None)
         if leases:
             self._left.append(leases)

@@ -1,6 +1,6 @@
 """Pulls that find messages, read and answered without the general machinery: a busy consumer sends thousands a second.
 
-What does not look as usual is left to that.
+Frames of any other shape are left to that.
 """
 
 from __future__ import annotations

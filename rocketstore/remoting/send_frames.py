@@ -1,6 +1,6 @@
 """Frames of sends, read and answered without the general machinery: there is one for every message.
 
-What does not look as usual is left to that.
+Frames of any other shape are left to that.
 """
 
 from __future__ import annotations

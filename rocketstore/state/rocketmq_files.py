@@ -342,7 +342,7 @@ def _groups(content: _Content, skip: _Skip) -> Iterator[Change]:
 
 
 def group_of_rocketmq(name: str, found: _Content) -> GroupConfig:
-    """A group's settings as RocketMQ's JSON says them; what is missing has its default."""
+    """A group's settings from RocketMQ's JSON; missing ones have their defaults."""
     values = {**_NEW_GROUP, **found}
     return GroupConfig(
         name,

@@ -10,7 +10,7 @@ them. ``plan`` answers it from facts, ``recover`` carries it out. The possible c
    queue; lost tails of the others are never rebuilt (its issues 1397, 7355).
 3. *The log lost its tail* in a power cut. Queues and index are cut at its end, so that messages stored there later are
    found. In a replicated log this is the end of what the member has, not the commit position, which it may have
-   forgotten: what its queues contain was committed once, and still is.
+   forgotten: messages in its queues were committed once, and still are.
 4. *Some or all of the queue files were removed, or replaced* by other queues' or older ones. The last unit of every
    queue must be its own message at that offset; a queue for which it is not starts over. So no queue counts more
    messages than it has, and if all together do not count fewer than at the checkpoint, none lacks any. Otherwise

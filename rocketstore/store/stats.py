@@ -2,8 +2,8 @@
 
 Puts are counted when they are answered: everything but ``PUT_OK`` and soft time-outs is a failure, including a quorum
 that did not respond (which RocketMQ counts as success, because the message was appended). Messages per topic are
-counted at dispatch, in bulk, so also on slaves, and only those really in the log. What arrives in the broker's hidden
-topics, or is read from them, is in no total and no rate.
+counted at dispatch, in bulk, so also on slaves, and only those really in the log. Totals and rates leave out the
+broker's hidden topics.
 """
 
 from __future__ import annotations

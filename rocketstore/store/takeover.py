@@ -9,7 +9,7 @@ of them:
 4. The node opens its own log, whose first entry goes where the old one ends (``dledger.store.opening``).
 
 Once the group's log has entries, only the record counts. A plain broker must not write any more then: see
-``rocketstore.server``. What RocketMQ took over is recognized by the start of its log's first segment.
+``rocketstore.server``. A log that RocketMQ took over is recognized by the start of its first segment.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class _TakeOver:
                 )
 
     def _begin(self, known: Prehistory | None) -> Prehistory | None:
-        """Take over the plain log; what a start before this one recorded counts if the files have expired since."""
+        """Take over the plain log; the record of an earlier start counts if the files have expired since."""
         first = next(self._plain_files(), None)
         if first is None:  # unless all has expired but the file that says where the log goes on
             first = next((one for one in self._plain_files(blank=True) if one.base), None)

@@ -154,7 +154,7 @@ class DueTable:
     def begin_round(self, by_ms: int, until: int) -> DueRound | None:
         """The messages due by a time, up to which everything must be loaded; None if that is nothing.
 
-        What was stored when others were delivered that are due later comes at once, also if the clock was set back.
+        Messages that were stored when later ones were already delivered come at once, also if the clock was set back.
         ``until``: every entry before this queue offset was loaded or added, and no other was. ``end_round`` must follow
         before the next one begins.
         """

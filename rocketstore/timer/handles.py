@@ -1,4 +1,4 @@
-"""Recall handles: what names a timed message until it is due. In RocketMQ 5's form, because its clients read them.
+"""Recall handles, which name a timed message until it is due. In RocketMQ 5's form, because its clients read them.
 
 Base64 (for URLs) of ``v1 topic broker due id origin``: ``due`` is the time of delivery (ms, Unix time), ``id`` the
 message's unique key, and ``origin`` its first record's queue offset, which RocketMQ's handles lack.

@@ -1,7 +1,7 @@
 """Brings the logs of a group's future members to the end of the master's, verified record by record.
 
 A member that is *behind* gets the missing end: the rest of its last file, then whole files. One that has no log, or
-whose log was named to be given up, gets a copy of everything. Nothing is deleted: what is given up is renamed, beside
+whose log was named to be given up, gets a copy of everything. Nothing is deleted: a discarded log is renamed, beside
 itself.
 
 Killed at any time, this leaves a log that is a whole record's prefix of the master's, or a torn end behind one: a file
@@ -373,7 +373,7 @@ def _keep_time(source: Path, path: Path) -> None:
 
 
 def _copy_state(source: OldMember, member: OldMember, fs: FileSystem) -> None:
-    """Replace topics, groups and offsets by the master's; what was there before is their backup, as RocketMQ has it."""
+    """Replace topics, groups and offsets by the master's; the old ones are their backup, as in RocketMQ."""
     for name in STATE_FILES:
         with suppress(FileNotFoundError):
             content = read_whole(source.config_dir / name)

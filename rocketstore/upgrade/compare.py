@@ -4,7 +4,7 @@ In DLedger mode the members of a group continue the logs they had as plain broke
 and a new message must get the same offset everywhere; so the old logs must hold the same records. A log that ends
 earlier than another is *behind*; one that holds something else *differs*, and no one but a person can say which is
 right. One that begins later lacks what others still have, and would not serve it: a group does not start with that
-either. What only one of two logs has is not compared.
+either. Messages that only one of two logs has are not compared.
 """
 
 from __future__ import annotations

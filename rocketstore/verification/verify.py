@@ -173,7 +173,7 @@ def _outcomes(
 ) -> Iterator[RecordScanOutcome]:
     """The log's records in order, up to its end or to damage, which is reported.
 
-    What the files of an ``old`` log hold must be what they held when the group took them over.
+    The files of an ``old`` log must hold the same as when the group took them over.
     """
     levels = DelayLevels.parse(store.message_delay_level)
     crcs: Counter[int] = Counter()

@@ -1,4 +1,4 @@
-"""The client for asyncio, over remoting: ``DLedgerClient``. What it takes and raises is in ``dledger.client``."""
+"""The client for asyncio, over remoting: ``DLedgerClient``. Its arguments and errors are in ``dledger.client``."""
 
 from __future__ import annotations
 

@@ -469,7 +469,7 @@ class DLedgerClient:
         return leader
 
     async def leader_status(self, *, timeout_s: float | None = None) -> NodeStatus:
-        """The leader's metadata: who the members are, and in ``peers`` how far each of the others is."""
+        """The leader's metadata: the members, and in ``peers`` how far each of the others is."""
         return await self._calls.at_leader(self._leading, self._deadline(timeout_s))
 
     async def change_members(self, change: MemberChange, *, timeout_s: float | None = None) -> Configuration:
@@ -506,7 +506,7 @@ class DLedgerClient:
     def _deadline(self, timeout_s: float | None) -> TimeLimit:
         return TimeLimit(self._timeout_s(timeout_s))
 
-    # What only some programs need is loaded with the first use: a command that asks for the status costs half of it.
+    # Modules that only some programs need are loaded at first use, which halves the cost of a status command.
 
     @property
     def _appends(self) -> Appending:

@@ -77,7 +77,7 @@ class CommandSender:
             raise error from None
 
     async def close(self) -> None:
-        """What is not answered fails, as unknown if it was sent."""
+        """Unanswered commands fail, with an unknown outcome if they were sent."""
         while taken := self._taken(len(self._waiting)):  # as much as one request holds
             for one in taken:
                 _fail(one, UnavailableError("the client was closed before the command was sent"))
@@ -135,8 +135,8 @@ class CommandSender:
         return await self._asked(commands, deadline)
 
     async def _asked(self, commands: list[bytes], deadline: TimeLimit) -> tuple[bytes, ...]:
-        """Ask until there is an answer. What the last error says is of the last attempt, which may not have come so
-        far as one before it: the outcome is unknown if that of any of them is.
+        """Ask until there is an answer. The last error is about the last attempt, which may not have come as far as an
+        earlier one: the outcome is unknown if that of any attempt is.
         """
         may_be_applied = False
         producer = ProducerBatch(self._producer, self._sequence)

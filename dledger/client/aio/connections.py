@@ -1,9 +1,9 @@
 """A client's remoting connections to nodes: one for each address, opened when it is needed. On the loop.
 
 A connection begins with DLedger's METADATA: its answer says whether the node knows our request codes, and how large an
-append may be. What may leave this machine is decided here: without TLS only loopback addresses are dialled, unless
-``ClientSecurity.insecure`` is set, also those that other nodes name. Nor does a signature go to such an address without
-TLS (``dledger.client.security.signed_for``).
+append may be. Plaintext leaves this machine only if that is safe: without TLS only loopback addresses are dialled,
+unless ``ClientSecurity.insecure`` is set, also those that other nodes name. Nor does a signature go to such an address
+without TLS (``dledger.client.security.signed_for``).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ or answer can stop replication for good (dledger #331). INSTALL restarts a follo
 expired here.
 
 ``epoch`` numbers the dispatcher's attempts; an answer to an earlier attempt changes no state. Watermarks are taken from
-every answer of the current term and the follower's current process (``boot_id``): what was once durable stays durable.
+every answer of the current term and the follower's current process (``boot_id``): entries once durable stay durable.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ class EntryDispatcher:
             self._commit_sent = NO_INDEX
         if self._commit_sent >= self._state.commit_index:
             self._commit_due_ms = None
-            # What is in flight will soon be committed: checking then by itself saves the thread a wake-up per commit.
+            # Pushes in flight will soon be committed: checking then by itself saves the thread a wake-up per commit.
             return now_ms + self._config.commit_push_delay_ms if self._in_flight else None
         if self._commit_due_ms is None:
             self._commit_due_ms = now_ms + self._config.commit_push_delay_ms

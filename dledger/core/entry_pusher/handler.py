@@ -461,8 +461,8 @@ class EntryHandler:
 def _configurations(checked: CheckedRun, held: LogIndex) -> tuple[Configuration, ...]:
     """The configurations in those entries of a run that follow ``held``.
 
-    Raises ``UnreadablePayloadError`` for one of a later version of this program: who cannot know the members must not
-    take part.
+    Raises ``UnreadablePayloadError`` for one of a later version of this program: a node that cannot know the members
+    must not take part.
     """
     found = []
     for index in checked.noops:

@@ -1,4 +1,4 @@
-"""Who asks, and what may be asked, on remoting connections to a log: nothing is done with a request before that.
+"""Authenticates and authorizes every request on remoting connections to a log, before anything else.
 
 Each request is checked anew, by the current rules. Remembered are only who asked last on a connection, until the rules
 change, and whom to hang up on when its key is revoked.
@@ -26,7 +26,7 @@ class Admitted(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """Who asked last on a connection, under which rules."""
+    """The account that asked last on a connection, and the rules that applied."""
 
     rules: AccessRules
     key: str

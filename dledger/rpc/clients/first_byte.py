@@ -68,7 +68,7 @@ class FirstByteRelay:
 
 
 class _Side(asyncio.Protocol):
-    """One of the two connections: what it receives goes to the other one, as fast as that takes it."""
+    """One of the two connections: received data go to the other one, as fast as that takes them."""
 
     def __init__(self) -> None:
         self.other: asyncio.Transport | None = None

@@ -83,14 +83,14 @@ NEEDED: Final = {
     LogOperation.LOCATE: Permission.SUB,
     LogOperation.DIGESTS: Permission.SUB,
 }
-"""Permissions on the topic named like the group; other operations need an account, but no permission. What changes
-the group is for administrators only, and so are reads of an application's log, which mixes all its users' entries.
+"""Permissions on the topic named like the group; other operations need an account, but no permission. Changes of the
+group are for administrators only, and so are reads of an application's log, which mixes all its users' entries.
 """
 _OF_THE_GROUP: Final = (LogOperation.TRANSFER, LogOperation.CHANGE_MEMBERS, LogOperation.SNAPSHOT)
 
 
 class ClientRoom(NamedTuple):
-    """What clients may occupy, of all logs of a process together."""
+    """Limits for clients, of all logs of a process together."""
 
     quotas: Quotas
     room: AnswerRoom

@@ -1,7 +1,8 @@
 """Where this member reaches the others: as configured, as the group's configuration says, and as others say of it.
 
-What others say is for connecting alone, so that a member that is behind, or has yet to join, can ask a leader that it
-does not know whether it leads (``dledger.core.entry_pusher.belief``). Who counts is decided by the log (M12).
+Statements of others are used for connecting only, so that a member that is behind, or has yet to join, can ask a leader
+that it does not know whether it leads (``dledger.core.entry_pusher.belief``). The log decides which members count
+(M12).
 """
 
 from __future__ import annotations

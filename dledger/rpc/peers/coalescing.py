@@ -1,11 +1,11 @@
 """Heartbeats of several groups between two processes, sent together: an idle group costs a wake-up for each of its
 messages on either side, ten groups ten.
 
-Each group has a control connection to the peer's member. What such a connection carries for other groups are
-heartbeats that repeat an answered one (``ControlQueue.next_repetition``), as an idle group's do: the peer has accepted
-the group's handshake, and they change nothing, so that they wait for no disk. They are answered with one message at
-once, in which a group that is not there, or busy, has no answer: its next heartbeat goes alone, on its own connection.
-So a group that is stuck looks stuck, and delays no other one.
+Each group has a control connection to the peer's member. For other groups, such a connection carries heartbeats that
+repeat an answered one (``ControlQueue.next_repetition``), as an idle group's do: the peer has accepted the group's
+handshake, and they change nothing, so that they wait for no disk. They are answered with one message at once, in which
+a group that is not there, or busy, has no answer: its next heartbeat goes alone, on its own connection. So a group that
+is stuck looks stuck, and delays no other one.
 """
 
 from __future__ import annotations

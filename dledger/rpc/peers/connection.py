@@ -20,7 +20,7 @@ from dledger.rpc.tls_stream import READ_BYTES, TlsStream
 from dledger.types import NodeId
 
 _SMALL_BYTES: Final = 16 * 1024
-"""How much is read at a time without TLS; what a large frame has beyond it is received into its place."""
+"""How much is read at a time without TLS; the rest of a large frame is received into its place."""
 
 
 class PeerConnection:

@@ -1,4 +1,4 @@
-"""Calls a peer: a connection that this member makes, from TCP or TLS to the handshake. What follows is the subclass's.
+"""Calls a peer: a connection that this member makes, from TCP or TLS to the handshake. The subclass does the rest.
 
 Each connection begins with a handshake. A handshake for pushes alone would not be enough:
 
@@ -128,7 +128,7 @@ class DialledConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def write(self, kind: FrameKind, *payload: bytes) -> None:
-        """Send a frame; what the socket does not accept is buffered, and ``writable`` says when to pause."""
+        """Send a frame; bytes that the socket does not accept are buffered, and ``writable`` says when to pause."""
         for piece in frames.sealed(self._tls, kind, *payload):
             self._send(piece)
 

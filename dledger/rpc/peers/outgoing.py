@@ -1,7 +1,7 @@
 """Messages to a peer that wait to be sent, or were sent and are not answered: one queue per connection's purpose.
 
-The queues have limits, because a peer may be down, stopped or slow for any time. What a limit drops is counted; nothing
-is repeated, because the protocol repeats itself. Thread-safe.
+The queues have limits, because a peer may be down, stopped or slow for any time. Messages dropped by a limit are
+counted; nothing is repeated, because the protocol repeats itself. Thread-safe.
 """
 
 from __future__ import annotations

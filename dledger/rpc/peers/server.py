@@ -189,7 +189,7 @@ class PeerServer:
     def _forget(self, connection: PeerConnection, caller: PeerCaller) -> None:
         """A connection is over; if nothing is left on which its peer could be heard, look whether the peer is there.
 
-        A killed process leaves all its connections; what it sent on one may arrive after the end of another one.
+        A killed process leaves all its connections; data sent on one may arrive after the end of another one.
         """
         with self._lock:
             self._threads.pop(connection, None)

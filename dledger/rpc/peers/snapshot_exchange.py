@@ -1,7 +1,7 @@
 """Snapshots of state machines for members whose log cannot be continued any more (S8).
 
 A transfer has a connection and threads of its own: gigabytes delay neither votes nor pushes. The receiver asks for each
-piece, and for the next one before it writes one, so that disks and network work at the same time; what is in flight is
+piece, and for the next one before it writes one, so that disks and network work at the same time; pieces in flight are
 one piece, and a broken transfer goes on where it ended. Nothing is believed: the receiver verifies all of it before it
 counts.
 """
@@ -106,7 +106,7 @@ class SnapshotTransfer:
         self._questions = questions
         self._connection = connection
         self.description: Final = description
-        """What the peer says of it: the content of its ``meta.json``."""
+        """The content of its ``meta.json``, from the peer."""
 
     def pieces(self, file: str, offset: int, length: int) -> Iterator[bytes]:
         """The bytes of a file from ``offset`` to ``length``, in parts of at most ``PIECE_BYTES``; at most one pass."""

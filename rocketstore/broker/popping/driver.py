@@ -126,7 +126,7 @@ class EngineDriver:
             raise Refusal.of(self._mastership.refusal()._replace(outcome="unknown"))
 
     def end(self) -> None:
-        """End the leadership, if there is one: who waits is refused."""
+        """End the leadership, if there is one: waiting callers are refused."""
         ended, self._now = self._now, None
         if self._timer is not None:
             self._timer.cancel()

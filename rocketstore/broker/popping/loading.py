@@ -69,7 +69,7 @@ class TopicLoader:
         return found
 
     async def _start(self, topic: str, queue_id: int, begin: int, end: int, start: Start) -> int:
-        """``end`` was read before the search: what has come since is found, too."""
+        """``end`` was read before the search: messages that came since are found, too."""
         if start.from_first:
             return begin
         if not start.since_ms or begin == end:

@@ -171,7 +171,7 @@ class Popping:
     # -- life ----------------------------------------------------------------------------------------------------------
 
     def role_changed(self) -> None:
-        """The store's role may have changed: who waits at a slave is told so."""
+        """The store's role may have changed: callers that wait at a slave are told so."""
         self._driver.role_changed()
 
     def stop_waiting(self) -> None:

@@ -34,7 +34,7 @@ class GroupUse:
     def pulled(self, group: str, topic: str) -> None:
         """A consumer pulls. Raises ``Refusal`` if others of its group pop."""
         if not group or group == TOOLS_GROUP or topic == f"{RETRY_PREFIX}{group}":
-            return  # it moves nothing; and what was sent back is always pulled
+            return  # it moves nothing; and retry topics are always pulled
         now = asyncio.get_running_loop().time()
         if self._pulled.get(group, now - 2 * RECENT_S) <= now - RECENT_S:
             self._begin_to_pull(group, now)

@@ -1,6 +1,6 @@
 """Finds the message that a recall names, while it waits for an hour that is not loaded yet.
 
-As long as the message's first record is in the log, that says when it is due, and what was recalled is known by heart;
+As long as the message's first record is in the log, that says when it is due, and recalls are in memory;
 so nothing is read but that record. Later, or if recalls are too many, the file of its hour is searched.
 """
 

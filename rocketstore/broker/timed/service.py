@@ -129,7 +129,7 @@ class TimedService:
         return self.tally["dropped"]
 
     def counts(self) -> TimedCounts:
-        """On any member; what only a master knows is 0 elsewhere."""
+        """On any member; values that only a master knows are 0 elsewhere."""
         now_ms = self._clock.wall_ms()
         after_ms = max(self._state.timed_progress.due_ms, now_ms - 1000) if self._run else now_ms
         found, size = self._store.timers.open_count(after_ms)

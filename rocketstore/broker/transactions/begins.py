@@ -86,7 +86,7 @@ class HalfMessages:
         return None
 
     def _problem(self, message: Message) -> str:
-        """Why a half message does not do. What it may become must fit into a record, too: its commit, whose topic may
+        """Why a half message does not do. Its later forms must fit into a record, too: its commit, whose topic may
         be longer, and what producers are asked about, with the number of checks.
         """
         probe = replace(message, queue_id=max(message.queue_id, 0))

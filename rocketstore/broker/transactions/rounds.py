@@ -2,9 +2,9 @@
 
 RocketMQ stores a half message again for every check, with its count. Here the log holds only when the last rounds of
 checks were, one small message for each round, and which producer groups were asked about all that was due. So the next
-master counts on. A round in which nobody of a group could be asked does not count: its producers may be down. What
-a master knows of single transactions, of which only some were asked in a round, its successor does not: it asks more
-often.
+master counts on. A round in which nobody of a group could be asked does not count: its producers may be down. A
+successor does not know which single transactions its predecessor asked about in a round that reached only some: it asks
+more often.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ LOCK_VALID_S: Final = 30.0
 
 @record(frozen=True, slots=True)
 class Subscriptions:
-    """Who consumes what: tag expressions or conditions by topic.
+    """Subscriptions: tag expressions or conditions by topic.
 
     ``group``: empty for a consumer that commits nothing.
     """

@@ -1,6 +1,6 @@
 """Connections to brokers and name servers: one per address, signed requests, answers or errors of this client.
 
-What may leave this machine is decided here: without TLS only loopback addresses are dialled, unless
+Plaintext leaves this machine only if that is safe: without TLS only loopback addresses are dialled, unless
 ``ClientSecurity.insecure`` is set; that holds for addresses that brokers and name servers tell, too. Nor does a
 signature go to such an address without TLS (``dledger.client.security.signed_for``).
 """

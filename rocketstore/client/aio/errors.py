@@ -231,8 +231,8 @@ _ELSEWHERE: Final = (NotFoundError, ForbiddenError, BrokerFailedError)
 def may_repeat(error: BaseException, *, harmless: bool = False) -> bool:
     """Whether asking the same again, perhaps of a new master, may help and can do no harm.
 
-    ``harmless``: carrying the request out twice is the same as once (reads, settings, offsets). What a broker answers
-    with SYSTEM_ERROR is final: RocketMQ says so of whatever does not exist.
+    ``harmless``: carrying the request out twice is the same as once (reads, settings, offsets). SYSTEM_ERROR is final:
+    RocketMQ also answers it for names that do not exist.
     """
     return isinstance(error, (*_PASSING, *_UNCLEAR)) and (harmless or error.outcome == "not_applied")
 

@@ -21,8 +21,8 @@ class Sql:
     """Messages whose properties fulfil a condition, instead of tags: ``Sql("amount > 10 AND region = 'EU'")``.
 
     Brokers evaluate it (Apache's if ``enablePropertyFilter`` is true there). Only TRUE delivers, and a comparison with
-    an absent property is unknown; ``NOT`` binds more tightly than comparisons. What takes it raises ``ConfigError`` for
-    a wrong one, with the place.
+    an absent property is unknown; ``NOT`` binds more tightly than comparisons. Consumers raise ``ConfigError`` for a
+    wrong one, with the place.
     """
 
     expression: str

@@ -1,8 +1,8 @@
 """Futures of messages that other threads have submitted, made and settled many at a time.
 
 A ``concurrent.futures.Future`` costs a lock and two lists when it is made, and a notification when it has its outcome.
-Here those that are handed over together share the lock, and the lists are made for anyone who asks for them. What is
-documented of futures holds, and ``concurrent.futures.wait`` and ``as_completed`` take them.
+Here those that are handed over together share the lock, and the lists are made for anyone who asks for them. The
+documented behaviour of futures holds, and ``concurrent.futures.wait`` and ``as_completed`` take them.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ from rocketstore.remoting.bodies.runtime import RuntimeInfo
 from rocketstore.remoting.codes import RequestCode
 
 WAIT_S: Final = 2.0
-"""How long a route waits at most for brokers to say who they are; what they say later counts for the next route."""
+"""How long a route waits at most for brokers to identify themselves; later answers count for the next route."""
 KNOWN_WAIT_S: Final = 0.2
-"""The same if all have said it before, over other connections: who is silent now was probably there."""
+"""The same if all have done so before, over other connections: a silent one was probably there."""
 LEARNT_MAX: Final = 32
 """Addresses of other brokers that are asked for routes, besides those given."""
 

@@ -148,7 +148,7 @@ class NumberedSender:
             self._send_added()
 
     async def close(self) -> None:
-        """End; what has no outcome yet gets one. Idempotent."""
+        """End; pending messages get an outcome. Idempotent."""
         await self._sender.abandon(TimedOutError("the producer was closed", outcome="not_applied"))
         self._send_added()
 

@@ -257,7 +257,7 @@ class StartOffsets:
             await store.commit(surveyed.offsets, surveyed.incarnation)
 
     async def of(self, queues: Collection[MessageQueue]) -> Fetched:
-        """Where to read these queues from; what was not stored before is stored first. Raises ``ClientError``.
+        """Where to read these queues from; new positions are stored first. Raises ``ClientError``.
 
         Queues that do not exist are left out.
         """

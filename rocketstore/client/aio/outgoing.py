@@ -1,4 +1,4 @@
-"""Messages on their way out: what is refused before it is sent, and the requests that carry them."""
+"""Messages on their way out: refusals before sending, and the requests that carry them."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def request_of(messages: Sequence[OutgoingMessage], queue: MessageQueue, group: 
 
 
 def fit_together(one: OutgoingMessage, other: OutgoingMessage) -> bool:
-    """Whether two messages of a topic may be in one batch: what is not their own must be the same."""
+    """Whether two messages of a topic may be in one batch: the batch's own properties must be the same."""
     return not other.alone and (
         one.sys_flag == other.sys_flag and one.message.reconsume_times == other.message.reconsume_times
     )

@@ -271,7 +271,7 @@ class SendPipeline:
     def _place_anew(self, messages: Sequence[OutgoingMessage], why: ClientError) -> None:
         """Choose queues anew for messages whose queues are gone, unless their callers chose them.
 
-        What comes for their topic meanwhile waits behind them, so that each key keeps its order.
+        Later messages for their topic wait behind them, so that each key keeps its order.
         """
         now = self._loop.time()
         anew = [one for one in messages if one.wanted is None and one.deadline > now and not self._has_ended]
@@ -290,7 +290,7 @@ class SendPipeline:
             replaced.settle(some)
 
     def _replace(self, topic: str, why: ClientError) -> _Replaced:
-        """From now on, what comes for this topic waits for what is under way."""
+        """From now on, messages for this topic wait for those under way."""
         replaced = self._replaced[topic] = _Replaced(why)
         self._unplaced[topic] = []
         self._start(self._place_replaced(topic, replaced))

@@ -198,7 +198,7 @@ class QueueReader:
 
     def _begin_at(self, offset: int, incarnation: int) -> None:
         self._offset = offset
-        # What the broker of this incarnation is known to have as it was read, in front of the offset:
+        # The messages in front of the offset that this incarnation's broker is known to have as they were read:
         self._incarnation = incarnation
         self._last: ConsumedMessage | None = None  # the last message that came
         self._learn_at = offset - 1  # the message to ask for in its place, -1: none
@@ -483,7 +483,7 @@ class QueueReader:
         place = last.queue_offset
         try:
             shown = await self._message_at(place, LOOK_BACK_S)
-        except BrokerFailedError as error:  # it was read before: what follows is not held up
+        except BrokerFailedError as error:  # it was read before: the next messages are not held up
             _log.warning("%s: the last message is unreadable now: %s", self._named, error)
             self._incarnation = incarnation
             return True

@@ -1,7 +1,7 @@
 """Sends messages by RocketMQ's own requests: in batches, many requests at a time, in order within each queue.
 
 Messages for one queue (a sharding key, or a given queue) wait for each other: a queue has one request in progress, and
-what comes meanwhile goes in the next one, so that neither a retry nor a broker's threads can change their order.
+later messages go in the next one, so that neither a retry nor a broker's threads can change their order.
 Messages for any queue are spread over the queues in turn. A message that was certainly not stored is sent again until
 its deadline, elsewhere if it may go anywhere; one that may be stored is not, unless duplicates are allowed.
 """

@@ -14,7 +14,7 @@ from rocketstore.message.message import Message
 
 
 class SendStatus(StrEnum):
-    """How safely a message is stored; RocketMQ's names. Whatever the status, it is stored: do not send it again."""
+    """How safely a message is stored; RocketMQ's names. The message is stored in every case: do not send it again."""
 
     SEND_OK = "SEND_OK"
     """As safely as the broker is set to store messages."""

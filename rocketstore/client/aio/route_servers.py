@@ -99,7 +99,8 @@ class RouteServers:
     async def _reachable(self, brokers: Sequence[BrokerData]) -> tuple[BrokerData, ...]:
         """The brokers by the addresses to use.
 
-        Who knows of no master may be cut off from those that have elected one: another server is asked next time.
+        A server that knows of no master may be cut off from those that have elected one: another server is asked next
+        time.
         """
         if not all(MASTER_ID in one.broker_addrs for one in brokers):
             self.distrust()

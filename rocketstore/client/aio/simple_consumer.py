@@ -313,7 +313,7 @@ class SimpleConsumer:
     async def close(self) -> None:
         """Wait for handlers, give back what was not handed out, and leave the group. Idempotent.
 
-        What was received and not acknowledged comes again when its time is over.
+        Received messages that were not acknowledged come again when their time is over.
         """
         if self._is_closed:
             return

@@ -134,7 +134,7 @@ class ConsumeSpans:
         return found
 
     def ended(self, delivery: Delivery, *, ok: bool) -> None:
-        """It is done with them, or has failed: what is said first counts."""
+        """It is done with them, or has failed: the first report counts."""
         span, delivery.span = delivery.span, None
         if span is None:
             return

@@ -230,7 +230,7 @@ class ConsumeTraces:
         )
 
     def ended(self, delivery: Delivery, *, ok: bool) -> None:
-        """It is done with them, or has failed: what is said first counts."""
+        """It is done with them, or has failed: the first report counts."""
         traced, delivery.traced = delivery.traced, None
         if traced is None:
             return

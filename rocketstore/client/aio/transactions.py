@@ -303,7 +303,7 @@ def _named(message: Message, transaction_id: str) -> Message:
 
 
 def _plain(prepared: PreparedMessage) -> PreparedMessage:
-    """With its body decompressed, once its turn has come: what waits is as small as it was sent."""
+    """With its body decompressed, once its turn has come: until then it is as small as it was sent."""
     message = prepared.message
     with suppress(DLedgerError):  # by a method that is not installed: the application gets it as it is
         body = decompress(message.body, message.sys_flag)

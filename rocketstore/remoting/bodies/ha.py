@@ -37,7 +37,7 @@ class FollowerFacts:
 
 @record(frozen=True, slots=True)
 class HaFacts:
-    """One broker's side. Offsets are physical; what only one role has is empty or 0 at the other."""
+    """One broker's side. Offsets are physical; values of the other role are empty or 0."""
 
     is_slave: bool
     epoch: int = 0

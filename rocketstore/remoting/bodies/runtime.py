@@ -77,7 +77,7 @@ class RuntimeInfo:
 
     @classmethod
     def decode(cls, body: bytes) -> Self:
-        """Raises ``RequestError``. What cannot be understood counts as not told; texts and members are bounded."""
+        """Raises ``RequestError``. Values that cannot be understood count as absent; texts and members are bounded."""
         table = KVTable.decode(body).table
         text = {name: value[:TEXT_MAX] for name, value in table.items() if name != _MEMBERS}
         term = text.get(_TERM, "")
