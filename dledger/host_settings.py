@@ -10,7 +10,7 @@ from typing import Final
 
 from dledger.config import AccessConfig, ConnectionLimits, SecurityConfig, ServerConfig
 from dledger.errors import ConfigError
-from dledger.store.opening import layout_of
+from dledger.store.identity import layout_of
 
 _OF_THE_PROCESS: Final[Mapping[str, Callable[[ServerConfig], object]]] = {
     "the peer address": lambda config: f"{config.bind_host or config.self_member.host}:{config.self_member.port}",

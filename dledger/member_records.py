@@ -12,8 +12,8 @@ from dledger.core.node import Node
 from dledger.errors import CorruptLogError
 from dledger.members import Configuration
 from dledger.store.file_store import FileStore
+from dledger.store.identity import layout_of
 from dledger.store.members_file import read_members
-from dledger.store.opening import layout_of
 from dledger.types import NO_INDEX, EntryId, LogIndex, NodeId
 
 

@@ -85,9 +85,8 @@ from dledger.statemachine.ports import StateMachine
 from dledger.statemachine.snapshots import SnapshotMeta
 from dledger.store.bulk_reader import StoreTime
 from dledger.store.file_store import FileStore
-from dledger.store.identity import IDENTITY_FILE, read_identity
-from dledger.store.opening import layout_of
-from dledger.store.repair import set_aside_damaged
+from dledger.store.identity import IDENTITY_FILE, layout_of, read_identity
+from dledger.store.quarantine import set_aside_damaged
 from dledger.types import (
     NO_INDEX,
     AppendedBatch,
@@ -102,7 +101,7 @@ from dledger.types import (
     Term,
 )
 from dledger.upkeep import LogUpkeep
-from dledger.watch import LogWatch, WatchedStore, WatchSettings
+from dledger.watch import LogWatch, ScrubbedStore, WatchSettings
 
 _log = logging.getLogger("dledger")
 
@@ -337,7 +336,7 @@ class DLedgerServer:
     def _make_watch(self, peers: PeerLogClient) -> LogWatch:
         """The log's background verification and repair."""
         settings = WatchSettings(self._config.store.scrub_bytes_per_s, self._config.store.auto_repair)
-        name, log = self._config.node_id, WatchedStore(self.log)
+        name, log = self._config.node_id, ScrubbedStore(self.log)
         return LogWatch(
             name,
             log,

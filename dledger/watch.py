@@ -35,7 +35,7 @@ from dledger.errors import (
 from dledger.rpc.peers.log_exchange import PeerLogClient
 from dledger.store.file_store import FileStore
 from dledger.store.format import parse_segment_name
-from dledger.store.mending import ReadSegment, Repaired
+from dledger.store.repair import ReadSegment, Repaired
 from dledger.store.scrub import ScrubStep
 from dledger.types import LogIndex, NodeId
 
@@ -76,7 +76,7 @@ class LogWatch:
     def __init__(  # noqa: PLR0913  # one parameter per neighbour
         self,
         name: NodeId,
-        log: WatchedStore,
+        log: ScrubbedStore,
         peers: PeerLogClient,
         settings: WatchSettings,
         conditions: Conditions,
@@ -228,7 +228,7 @@ class LogWatch:
         with self._lock:
             gone = {one: self._damaged.pop(one) for one in (base, *repaired.bases) if one in self._damaged}
         if repaired.bases:
-            kept = f"; the old content is kept in {repaired.aside}" if repaired.aside is not None else ""
+            kept = f"; the old content is kept in {repaired.quarantine}" if repaired.quarantine is not None else ""
             text = "%s: repaired %s with data from %s%s"
             extra = {"event": "repair", "file": str(damage.path), "from": peer}
             _log.warning(text, self._name, damage.path, peer, kept, extra=extra)
@@ -300,7 +300,7 @@ def _where(error: CorruptLogError) -> str:
     return f"damaged at offset {error.offset}{entry}: {error.reason}"
 
 
-class WatchedStore:
+class ScrubbedStore:
     """A file store as ``dledger.watch`` sees it: verified, repaired and compared in the background.
 
     The node's own log for ``LogWatch``. Used by its thread only, except ``base_of``.
@@ -309,19 +309,19 @@ class WatchedStore:
     def __init__(self, store: FileStore) -> None:
         self._store = store
         self._scrub = store.scrub()
-        self._mender = store.mender()
+        self._segment_repair = store.segment_repair()
 
     def verify(self, max_bytes: int) -> ScrubStep:
         """See ``Scrub.step``."""
         return self._scrub.step(max_bytes)
 
     def repair(self, base: int, read: ReadSegment, pause: Callable[[], None]) -> Repaired:
-        """See ``Mender.repair``."""
-        return self._mender.repair(base, read, pause)
+        """See ``SegmentRepair.repair``."""
+        return self._segment_repair.repair(base, read, pause)
 
     def find(self, base: int, pause: Callable[[], None]) -> CorruptLogError | None:
-        """See ``Mender.find``."""
-        return self._mender.find(base, pause)
+        """See ``SegmentRepair.find``."""
+        return self._segment_repair.find(base, pause)
 
     def base_of(self, path: Path) -> int | None:
         """The segment that a data file holds; None for any other file."""

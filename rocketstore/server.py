@@ -26,7 +26,7 @@ from dledger.rpc.bridge import LoopBridge, LoopThread
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
 from dledger.server import DLedgerServer
-from dledger.store.opening import layout_of
+from dledger.store.identity import layout_of
 from rocketstore.broker.broker import Storage
 from rocketstore.broker.clock_watch import ClockWatch
 from rocketstore.broker.mastership import CatchUp

@@ -3,7 +3,7 @@
 Locks, outermost first:
 - the node's lock (not ours): all writers.
 - ``_remove_lock``: removing the files of retired segments; taken without the node's lock.
-- ``LogState.shape_lock``: truncation, reset, retirement, which take entries out of the log; mending its index.
+- ``LogState.shape_lock``: truncation, reset, retirement, which take entries out of the log; repairs of its index.
 - ``_flush_lock``: one flush at a time; held during ``fdatasync``.
 - the checkpoint file's locks.
 - ``LogState.lock``: never held during I/O.
@@ -11,7 +11,7 @@ Locks, outermost first:
 Every failed write or sync but ENOSPC poisons the store for good. Two operations wait for syncs although they run under
 the node's lock: truncation and ``reset``. Both must lower the durable mark before they touch the bytes it covers, or a
 power cut would look like damage. The same would happen if truncated sectors reappeared among those written in their
-place (``torn``), so the zeros are made durable first.
+place (``recovery.is_torn``), so the zeros are made durable first.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from dledger.store.identity import StoreIdentity
 from dledger.store.log_files import Write, warm_step
 from dledger.store.log_state import LogState
 from dledger.store.members_file import MembersFile
-from dledger.store.mending import Mender
 from dledger.store.mmap_file import MappedFile
 from dledger.store.opening import Opened, RecoveryReport, open_directory
 from dledger.store.reader import LogReader
+from dledger.store.repair import SegmentRepair
 from dledger.store.scrub import Scrub
 from dledger.types import (
     AppendedBatch,
@@ -115,7 +115,7 @@ class FileStore(LogReader):
     ) -> FileStore:
         """Open or create ``<base_dir>/dledger-<node_id>``, recovering its log.
 
-        With ``mend`` a member that others can complete opens although its log is damaged (``damaged_start``).
+        With ``mend`` a member that others can complete opens although its log is damaged (``DamagedStart``).
         ``first_position``: where the first entry of an empty log goes, if the log continues an older one.
 
         Raises ``DirectoryLockedError``, ``IdentityError``, ``CorruptLogError``, ``ConfigError``, ``DiskError``,
@@ -229,9 +229,11 @@ class FileStore(LogReader):
 
         return Scrub(self._files, self._state, mend, unchecked=self._unchecked)
 
-    def mender(self) -> Mender:
+    def segment_repair(self) -> SegmentRepair:
         """Repairs of this log with what peers have, for a background thread."""
-        return Mender(self._files, self._state, self._fs, self.directory, self.mark_at, unchecked=self._unchecked)
+        return SegmentRepair(
+            self._files, self._state, self._fs, self.directory, self.mark_at, unchecked=self._unchecked
+        )
 
     def add_batch_hook(self, hook: BatchHook) -> None:
         """Have ``hook`` called for what is appended as leader with magic 1, in order of registration."""

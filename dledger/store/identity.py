@@ -1,4 +1,4 @@
-"""The identity of a directory, and the lock that only one process can hold on it."""
+"""A node's directory: its paths, its identity, and the lock that only one process can hold on it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from dledger.errors import CorruptLogError, DirectoryLockedError, DiskError, IdentityError
+from dledger.config import StoreConfig
+from dledger.errors import ConfigError, CorruptLogError, DirectoryLockedError, DiskError, IdentityError
 from dledger.store.fs import FileSystem, read_whole, replace_durably
 
 FORMAT_VERSION: Final = 1
 IDENTITY_FILE: Final = "identity"
 LOCK_FILE: Final = "lock"
+CHECKPOINT_FILE: Final = "checkpoint"
+SNAPSHOTS_DIRECTORY: Final = "snapshots"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,30 @@ class StoreIdentity:
     segment_bytes: int
     index_segment_bytes: int
     format_version: int = FORMAT_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The places of a node's files."""
+
+    directory: Path
+    data: tuple[Path, ...]
+    read_only: tuple[Path, ...]
+    index: Path
+
+    @property
+    def checkpoint(self) -> Path:
+        """The checkpoint file."""
+        return self.directory / CHECKPOINT_FILE
+
+
+def layout_of(config: StoreConfig, node_id: str) -> Layout:
+    """The paths of a configuration. Raises ``ConfigError`` if no data directory is writable."""
+    directory = config.base_dir / f"dledger-{node_id}"
+    data = config.data_dirs or (directory / "data",)
+    if not set(data) - set(config.read_only_data_dirs):
+        raise ConfigError(["every data directory is read-only: name at least one writable one in data_dirs"])
+    return Layout(directory, data, config.read_only_data_dirs, directory / "index")
 
 
 def read_identity(directory: Path) -> StoreIdentity | None:

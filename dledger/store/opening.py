@@ -11,6 +11,7 @@ from dledger.clock import Clock
 from dledger.config import StoreConfig
 from dledger.errors import ConfigError, CorruptLogError, DiskError, DiskFullError, IdentityError
 from dledger.layout import INDEX_UNIT_BYTES
+from dledger.store.boot_record import boot_record_of, last_life, write_boot_record
 from dledger.store.checkpoint import (
     REPAIR_ADVICE,
     LogCheckpoint,
@@ -20,16 +21,18 @@ from dledger.store.checkpoint import (
     mark_of,
     read_checkpoint,
 )
-from dledger.store.damaged_start import DamagedStart
 from dledger.store.format import HEADER, EntryHeader
 from dledger.store.fs import FileSystem, keep_private, make_dirs_durably, non_zero_end
 from dledger.store.hard_state import HARD_STATE_FILE, FileHardState, create_hard_state
 from dledger.store.identity import (
+    CHECKPOINT_FILE,
     IDENTITY_FILE,
     DirectoryLock,
+    Layout,
     StoreIdentity,
     as_text,
     check_identity,
+    layout_of,
     read_identity,
     write_identity,
 )
@@ -48,13 +51,11 @@ from dledger.store.log_files import LogFiles
 from dledger.store.members_file import MembersFile, create_members
 from dledger.store.mmap_file import MappedFile
 from dledger.store.mmap_file_list import Found, FoundFile, MappedFileList, Placement, list_segments
+from dledger.store.quarantine import DamagedStart
 from dledger.store.recovery import Cut, Plan, Refuse, doubt, plan
 from dledger.store.scan import LogScanOutcome, ScanSettings, ScanWalk, scan_log, walk
-from dledger.store.traces import last_life, traces_of, write_traces
 from dledger.types import GENESIS, NO_INDEX, NO_TERM, Boundary, EntryId, HardState, LogIndex, Position, Standing, Term
 
-CHECKPOINT_FILE = "checkpoint"
-SNAPSHOTS_DIRECTORY = "snapshots"
 """Of a state machine on the log (``dledger.statemachine.snapshots``)."""
 _OWN_FILES = (IDENTITY_FILE, HARD_STATE_FILE, CHECKPOINT_FILE)
 """Created once and written in place from then on."""
@@ -94,30 +95,6 @@ class RecoveryReport:
         if self.last_index < 0 and not self.clean_stop:
             stop = ""  # a new node has never been stopped
         return f"recovered in {self.duration_ms} ms{stop}: {'; '.join((entry, *filter(None, more)))}"
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """The places of a node's files."""
-
-    directory: Path
-    data: tuple[Path, ...]
-    read_only: tuple[Path, ...]
-    index: Path
-
-    @property
-    def checkpoint(self) -> Path:
-        """The checkpoint file."""
-        return self.directory / CHECKPOINT_FILE
-
-
-def layout_of(config: StoreConfig, node_id: str) -> Layout:
-    """The paths of a configuration. Raises ``ConfigError`` if no data directory is writable."""
-    directory = config.base_dir / f"dledger-{node_id}"
-    data = config.data_dirs or (directory / "data",)
-    if not set(data) - set(config.read_only_data_dirs):
-        raise ConfigError(["every data directory is read-only: name at least one writable one in data_dirs"])
-    return Layout(directory, data, config.read_only_data_dirs, directory / "index")
 
 
 @dataclass(slots=True)
@@ -250,7 +227,7 @@ class _Opener:
             if newest != known:
                 hard_state.save(newest)
             forget_java(self._fs, layout.directory)
-        write_traces(self._fs, layout.directory, traces_of(layout.directory, _OWN_FILES, config.flush_mode))
+        write_boot_record(self._fs, layout.directory, boot_record_of(layout.directory, _OWN_FILES, config.flush_mode))
         report = replace(self._report(outcome, decision, checkpoint, end), doubt=doubted)
         foreign = (*data.foreign, *index.foreign)
         file = LogCheckpointFile(self._fs, layout.checkpoint)

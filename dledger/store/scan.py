@@ -32,8 +32,7 @@ from dledger.store.format import (
 from dledger.store.log_files import LogFiles
 from dledger.store.mmap_file import MappedFile, UnreadableError
 from dledger.store.mmap_file_list import FoundFile
-from dledger.store.recovery import Damage, ScanFacts
-from dledger.store.torn import is_torn
+from dledger.store.recovery import Damage, ScanFacts, is_torn
 from dledger.types import Boundary
 
 _CHUNK_ENTRIES = 16 * 1024

@@ -19,8 +19,8 @@ from dledger.prehistory import DIGESTS_MAX, Prehistory
 from dledger.store.checkpoint import read_checkpoint
 from dledger.store.format import parse_segment_name
 from dledger.store.fs import FileSystem, make_dirs_durably, read_whole, replace_durably
+from dledger.store.identity import CHECKPOINT_FILE
 from dledger.store.inspect import ProblemItem
-from dledger.store.opening import CHECKPOINT_FILE
 from dledger.types import NO_INDEX
 from rocketstore.commit_log.digests import FileEnding, PlainFiles, digest_log
 

@@ -25,8 +25,8 @@ from dledger.clock import Clock
 from dledger.errors import ConfigError, DiskError
 from dledger.prehistory import Prehistory, why_apart
 from dledger.store.fs import FileSystem, non_zero_end
+from dledger.store.identity import Layout
 from dledger.store.mmap_file_list import FoundFile, list_segments
-from dledger.store.opening import Layout
 from rocketstore.commit_log.old_log import ExpiredFiles, describe, read_old_log, write_old_log
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.config import MessageStoreConfig

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from dledger.store.boot_record import BOOT_RECORD_FILE
 from dledger.store.file_store import FileStore
 from dledger.store.hard_state import FileHardState, create_hard_state
-from dledger.store.traces import TRACES_FILE
 from dledger.types import Boundary, HardState, LogIndex, NodeId, Position, Standing, Term
 from tests.crash.crash_fs import Change, RecordingFs, crash_states, sectors_lost
 from tests.support.damage import turn
@@ -272,7 +272,7 @@ def test_every_crash_of_a_repair_leaves_a_log_that_can_be_repaired(number: int, 
     inode = fs.inode(path)
     fs.changes += [Change("write", path, inode, 70, path.read_bytes()[70:71]), Change("sync", path, inode)]
     start = len(fs.changes)
-    assert store.mender().repair(number * 512, peer.copy_committed).bases == (number * 512,)
+    assert store.segment_repair().repair(number * 512, peer.copy_committed).bases == (number * 512,)
     store.sync_checkpoint()
 
     seen: set[bytes] = set()
@@ -285,8 +285,8 @@ def test_every_crash_of_a_repair_leaves_a_log_that_can_be_repaired(number: int, 
             state.write_to(base, disk)
             found = open_store(small_config(disk, **sizes), mend=True)
             for damage in found.damage_at_start:
-                found.mender().repair(int(damage.path.name), peer.copy_committed)
-            found.mender().repair(number * 512, peer.copy_committed)  # what a start does not look at
+                found.segment_repair().repair(int(damage.path.name), peer.copy_committed)
+            found.segment_repair().repair(number * 512, peer.copy_committed)  # what a start does not look at
             last = found.last.index
             assert last >= committed
             assert bodies_of(found) == bodies[: last + 1]
@@ -322,7 +322,7 @@ def test_a_power_cut_after_a_truncation_is_no_reason_for_doubt(*, flushed: bool,
         for _ in range(fewer(30)):
             disk = tmp_path / "disk"
             sectors_lost(fs.changes, at, store.data_directories[0] / f"{0:020d}", dice).write_to(base, disk)
-            (disk / "dledger-n0" / TRACES_FILE).unlink(missing_ok=True)  # of files that were not copied
+            (disk / "dledger-n0" / BOOT_RECORD_FILE).unlink(missing_ok=True)  # of files that were not copied
             found = open_store(small_config(disk))
             assert found.hard_state.load().doubt == ""
             assert found.last.index >= kept - 1

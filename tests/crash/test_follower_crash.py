@@ -17,9 +17,9 @@ import pytest
 
 from dledger.config import Member, ServerConfig
 from dledger.rpc.ports import CommitEvent, NodeEvent
+from dledger.store.boot_record import BOOT_RECORD_FILE
 from dledger.store.file_store import FileStore
 from dledger.store.fs import FileSystem
-from dledger.store.traces import TRACES_FILE
 from dledger.types import LogIndex
 from rocketstore.commit_log.replicated import MESSAGES, ReplicatedCommitLog
 from rocketstore.config import MessageStoreConfig
@@ -291,7 +291,7 @@ def check_all(tmp_path: Path, sources: Sources, kind: str, *, thorough: bool) ->
 
 def _check(state: CrashState, live: Path, disk: Path, members: tuple[Member, ...], truth: Truth) -> None:
     state.write_to(live, disk)
-    (disk / "dledger-n0" / TRACES_FILE).unlink(missing_ok=True)  # of files that were copied
+    (disk / "dledger-n0" / BOOT_RECORD_FILE).unlink(missing_ok=True)  # of files that were copied
     try:
         with _following(*_settings(disk, members), UnsyncedFs()) as (member, store):
             truth.look(member, store)

@@ -19,7 +19,7 @@ from dledger.clock import Clock
 from dledger.config import StoreConfig
 from dledger.store.file_store import FileStore
 from dledger.store.fs import FileSystem
-from dledger.store.opening import layout_of
+from dledger.store.identity import layout_of
 from dledger.types import LogIndex, Term
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.config import KIB, MessageStoreConfig

@@ -18,7 +18,7 @@ from hypothesis import event, given
 
 from cluster.cli import main as command_line
 from dledger.errors import DLedgerError
-from dledger.store.traces import TRACES_FILE
+from dledger.store.boot_record import BOOT_RECORD_FILE
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
 from rocketstore.server import BrokerServer
@@ -83,7 +83,7 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         broker.stop()
     if end == "stopped":
         shutil.copytree(live, root)
-    (root / "dledger-n0" / TRACES_FILE).unlink(missing_ok=True)  # it names the files that were copied
+    (root / "dledger-n0" / BOOT_RECORD_FILE).unlink(missing_ok=True)  # it names the files that were copied
     return made
 
 

@@ -31,11 +31,11 @@ from dledger.rpc.clients import bulk_codec
 from dledger.rpc.clients import codec as client_codec
 from dledger.rpc.peers import codec, frames, pushes
 from dledger.store import checkpoint, hard_state, slots
+from dledger.store.boot_record import BOOT_RECORD_FILE, boot_record_of, last_life, write_boot_record
 from dledger.store.format import encode_record, scan_run
 from dledger.store.fs import FileSystem
 from dledger.store.identity import IDENTITY_FILE, StoreIdentity, read_identity, write_identity
 from dledger.store.members_file import MEMBERS_FILE, SavedMembers, read_members, write_members
-from dledger.store.traces import TRACES_FILE, last_life, traces_of, write_traces
 from dledger.types import EntryId, EntryRun, HardState, LogIndex, NodeId, Position, Term
 from dledger_spark.option_values import offsets_value
 from rocketstore.client.aio.received import split_records
@@ -294,7 +294,7 @@ def _sound_files(directory: Path) -> dict[str, Callable[[], object]]:
     write_members(
         fs, directory, SavedMembers(6, configuration, LogIndex(4), {NodeId("n1"): EntryId(Term(1), LogIndex(2))})
     )
-    write_traces(fs, directory, traces_of(directory, (IDENTITY_FILE,), FlushMode.SYNC))
+    write_boot_record(fs, directory, boot_record_of(directory, (IDENTITY_FILE,), FlushMode.SYNC))
     changes = (PutTopic(TopicConfig("T")), CommitOffsets("g", (QueueOffset("T", 0, 5),)), SetDelayOffsets(((1, 2),)))
     RocketmqFiles(fs, directory).write(Tables(changes), 1)
     for name in ROCKETMQ_FILES:
@@ -307,7 +307,7 @@ def _sound_files(directory: Path) -> dict[str, Callable[[], object]]:
     return {
         IDENTITY_FILE: lambda: read_identity(directory),
         MEMBERS_FILE: lambda: read_members(directory),
-        TRACES_FILE: lambda: last_life(directory),
+        BOOT_RECORD_FILE: lambda: last_life(directory),
         SNAPSHOT_FILE: lambda: read_snapshot(directory),
         QUEUE_ENDS_FILE: lambda: read_ends(directory / QUEUE_ENDS_FILE, (1, 2)),
         DELETED_FILE: lambda: DeletedQueues(fs, directory / DELETED_FILE).load(),
@@ -317,7 +317,7 @@ def _sound_files(directory: Path) -> dict[str, Callable[[], object]]:
 
 ROCKETMQ_FILES = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
 TEXT_FILES = (
-    IDENTITY_FILE, MEMBERS_FILE, TRACES_FILE, SNAPSHOT_FILE, QUEUE_ENDS_FILE, DELETED_FILE, *ROCKETMQ_FILES,
+    IDENTITY_FILE, MEMBERS_FILE, BOOT_RECORD_FILE, SNAPSHOT_FILE, QUEUE_ENDS_FILE, DELETED_FILE, *ROCKETMQ_FILES,
 )  # fmt: skip
 
 

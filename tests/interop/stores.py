@@ -10,7 +10,7 @@ from cluster.local.group import free_ports
 from dledger.clock import Clock
 from dledger.config import ElectionConfig, FlushMode, Member, ServerConfig, StoreConfig
 from dledger.server import DLedgerServer
-from dledger.store.opening import layout_of
+from dledger.store.identity import layout_of
 from dledger.types import NodeId, Role
 from rocketstore.commit_log.mixed import MixedCommitLog
 from rocketstore.commit_log.plain import PlainCommitLog

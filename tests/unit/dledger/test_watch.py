@@ -23,7 +23,7 @@ from dledger.errors import (
     WrongBytesError,
 )
 from dledger.rpc.peers.log_exchange import PeerLogClient
-from dledger.store.mending import ReadSegment, Repaired
+from dledger.store.repair import ReadSegment, Repaired
 from dledger.store.scrub import ScrubStep
 from dledger.types import NO_INDEX, Boundary, LogIndex, NodeId, Position, Term
 from dledger.watch import (
@@ -32,7 +32,7 @@ from dledger.watch import (
     RETRY_MS_MAX,
     RETRY_MS_MIN,
     LogWatch,
-    WatchedStore,
+    ScrubbedStore,
     WatchSettings,
 )
 from tests.unit.dledger.store.support import fill, open_store, small_config
@@ -53,7 +53,7 @@ class StillClock(Clock):
 
 
 @dataclass
-class Log(WatchedStore):
+class Log(ScrubbedStore):
     """The own log."""
 
     steps: list[ScrubStep] = field(default_factory=list)
@@ -543,7 +543,7 @@ def test_only_what_is_committed_and_kept_is_compared(tmp_path: Path) -> None:
     store.flush()
     store.set_committed(LogIndex(15))
 
-    found = WatchedStore(store).chain_crcs([LogIndex(index) for index in range(40)])
+    found = ScrubbedStore(store).chain_crcs([LogIndex(index) for index in range(40)])
 
     assert found == {LogIndex(index): store.chain_crc_at(LogIndex(index)) for index in range(9, 16)}
     store.close()

@@ -15,7 +15,7 @@ from dledger.members import ClusterMember, Configuration, MemberRole
 from dledger.store.fs import FileSystem
 from dledger.store.identity import IDENTITY_FILE
 from dledger.store.members_file import MEMBERS_FILE, MembersFile, SavedMembers, create_members, read_members
-from dledger.store.repair import set_aside_damaged
+from dledger.store.quarantine import set_aside_damaged
 from dledger.types import NO_INDEX, Boundary, EntryId, HardState, LogIndex, NodeId, Position, Standing, Term
 from tests.crash.crash_fs import IO_ERROR, NO_SPACE, FailingFs, RecordingFs, crash_states
 from tests.unit.dledger.store.support import fill, open_store, small_config

@@ -11,12 +11,11 @@ from crc32c import crc32c
 from dledger.config import StoreConfig
 from dledger.errors import ConfigError, CorruptLogError, DirectoryLockedError, IdentityError
 from dledger.store import format as records
-from dledger.store.aside import ASIDE_LOGS_MAX
 from dledger.store.file_store import FileStore
 from dledger.store.hard_state import decode_hard_state, encode_hard_state, read_hard_state
 from dledger.store.inspect import problems
 from dledger.store.java_files import IMPORTED_FILE
-from dledger.store.repair import set_aside_damaged
+from dledger.store.quarantine import QUARANTINED_LOGS_MAX, set_aside_damaged
 from dledger.types import HardState, LogIndex, NodeId, Standing, Term
 from tests.unit.dledger.store.support import (
     FakeClock,
@@ -430,7 +429,7 @@ def test_no_more_logs_are_set_aside_than_people_have_looked_at(config: StoreConf
     """Each may hold what nobody else has any more: beyond a number none is moved, and none removed."""
     fill(store := open_store(config), 5)
     store.close()
-    for number in range(1, ASIDE_LOGS_MAX + 1):
+    for number in range(1, QUARANTINED_LOGS_MAX + 1):
         assert set_aside_damaged(config, "n0").name == f"damaged-{number}"
     fill(store := open_store(config), 5)
     store.close()
@@ -440,7 +439,7 @@ def test_no_more_logs_are_set_aside_than_people_have_looked_at(config: StoreConf
 
     store = open_store(config)
     assert store.last.index == 4
-    assert len(list(store.directory.glob("damaged-*"))) == ASIDE_LOGS_MAX
+    assert len(list(store.directory.glob("damaged-*"))) == QUARANTINED_LOGS_MAX
     store.close()
 
 

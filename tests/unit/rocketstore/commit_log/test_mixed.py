@@ -18,7 +18,7 @@ from dledger.errors import ConfigError, CorruptLogError
 from dledger.prehistory import why_apart
 from dledger.server import DLedgerServer
 from dledger.store.fs import FileSystem
-from dledger.store.opening import layout_of
+from dledger.store.identity import layout_of
 from rocketstore.commit_log import old_log
 from rocketstore.commit_log.mixed import MixedCommitLog
 from rocketstore.commit_log.old_log import OLD_LOG_FILE

@@ -11,7 +11,7 @@ import pytest
 
 from dledger.errors import DLedgerError, LeaderHint
 from dledger.server import DLedgerServer
-from dledger.store.repair import set_aside_damaged
+from dledger.store.quarantine import set_aside_damaged
 from dledger.types import Role
 from rocketstore.broker.role_change import BrokerRoleChange
 from rocketstore.broker.schedule import ScheduleService

@@ -23,7 +23,7 @@ from typing import Final
 from dledger.config import FlushMode
 from dledger.store.fs import FileSystem, read_whole, replace_durably
 
-TRACES_FILE: Final = "traces"
+BOOT_RECORD_FILE: Final = "traces"
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _GET_GENERATION: Final = 0x80087601
 """``FS_IOC_GETVERSION`` of 64-bit machines."""
@@ -44,7 +44,7 @@ class Inode:
 
 
 @dataclass(frozen=True, slots=True)
-class Traces:
+class BootRecord:
     """The record of a start."""
 
     boot_id: str
@@ -72,23 +72,23 @@ def kernel_boot_id() -> str:
         return ""
 
 
-def traces_of(directory: Path, names: tuple[str, ...], flush_mode: FlushMode) -> Traces:
+def boot_record_of(directory: Path, names: tuple[str, ...], flush_mode: FlushMode) -> BootRecord:
     """The traces of this start. Raises ``OSError``."""
-    return Traces(kernel_boot_id(), flush_mode.value, {name: _inode(directory / name) for name in names})
+    return BootRecord(kernel_boot_id(), flush_mode.value, {name: _inode(directory / name) for name in names})
 
 
-def write_traces(fs: FileSystem, directory: Path, traces: Traces) -> None:
+def write_boot_record(fs: FileSystem, directory: Path, traces: BootRecord) -> None:
     """Write them durably, unless they are already there. Raises ``OSError``."""
     if _read(directory) == traces:
         return
     inodes = {name: [inode.number, inode.generation] for name, inode in traces.inodes.items()}
     text = json.dumps({"boot_id": traces.boot_id, "flush_mode": traces.flush_mode, "inodes": inodes}, indent=2)
-    replace_durably(fs, directory / TRACES_FILE, f"{text}\n".encode())
+    replace_durably(fs, directory / BOOT_RECORD_FILE, f"{text}\n".encode())
 
 
 def last_life(directory: Path) -> LastLife:
     """Compare a directory with its traces. Raises ``OSError``."""
-    if not (directory / TRACES_FILE).exists():
+    if not (directory / BOOT_RECORD_FILE).exists():
         return LastLife()
     left = _read(directory)
     if left is None:
@@ -106,11 +106,11 @@ def last_life(directory: Path) -> LastLife:
     )
 
 
-def _read(directory: Path) -> Traces | None:
+def _read(directory: Path) -> BootRecord | None:
     try:
-        found = json.loads(read_whole(directory / TRACES_FILE))
+        found = json.loads(read_whole(directory / BOOT_RECORD_FILE))
         inodes = {str(name): Inode(int(number), int(age)) for name, (number, age) in found["inodes"].items()}
-        return Traces(str(found["boot_id"]), str(found["flush_mode"]), inodes)
+        return BootRecord(str(found["boot_id"]), str(found["flush_mode"]), inodes)
     except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
 

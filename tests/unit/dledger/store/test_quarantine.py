@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import ConfigError, CorruptLogError, DiskFullError
-from dledger.store.aside import ASIDE_LOGS_MAX, ASIDE_MAX, make_aside_near
 from dledger.store.file_store import FileStore
 from dledger.store.fs import TMP_SUFFIX, FileSystem
 from dledger.store.hard_state import read_hard_state
 from dledger.store.mmap_file import MappedFile
+from dledger.store.quarantine import QUARANTINED_LOGS_MAX, QUARANTINED_MAX, make_quarantine_near
 from dledger.types import HardState, LogIndex, NodeId, Standing, Term
 from tests.unit.dledger.store.support import (
     SEGMENT_BYTES,
@@ -167,8 +167,8 @@ def test_what_was_cut_off_is_for_a_person_to_remove(directory: Path) -> None:
     mended(directory, verify=1 << 30).close()
     kept = sorted(directory.glob("damaged-1/**/*"))
 
-    for _ in range(ASIDE_MAX + 1):
-        make_aside_near(FileSystem(), directory, directory / "data")
+    for _ in range(QUARANTINED_MAX + 1):
+        make_quarantine_near(FileSystem(), directory, directory / "data")
 
     assert sorted(directory.glob("damaged-1/**/*")) == kept
     assert "its log was damaged" in (directory / "damaged-1" / "reason.txt").read_text()
@@ -201,8 +201,8 @@ def test_a_crash_at_any_step_of_a_cut_leaves_what_was_cut_off_for_a_person(direc
     with pytest.raises(_Crash):
         mended(directory, verify=1 << 30, fs=_Crashing(at))
     mended(directory, verify=1 << 30).close()
-    for _ in range(ASIDE_MAX + 1):
-        make_aside_near(FileSystem(), directory, directory / "data")
+    for _ in range(QUARANTINED_MAX + 1):
+        make_quarantine_near(FileSystem(), directory, directory / "data")
 
     kept = {path.name: path.read_bytes() for path in directory.glob("damaged-*/data/*")}
     assert kept.items() >= sound.items()
@@ -220,7 +220,7 @@ def test_starts_that_find_no_room_for_a_cut_remove_nothing_and_do_not_count_as_l
 
     with monkeypatch.context() as patch:
         patch.setattr(MappedFile, "salvage", full)
-        for _ in range(ASIDE_MAX + 2):
+        for _ in range(QUARANTINED_MAX + 2):
             with pytest.raises(DiskFullError):
                 mended(directory, verify=1 << 30)
     mended(directory, verify=1 << 30).close()
@@ -269,7 +269,7 @@ def test_what_is_cut_off_on_two_disks_is_put_aside_on_each(
 def test_no_more_logs_are_put_aside_on_another_disk_than_people_have_looked_at(tmp_path: Path) -> None:
     """Each may hold what nobody else has any more: beyond a number the start is refused, and nothing is changed."""
     far = tmp_path / "far"
-    for number in range(ASIDE_LOGS_MAX + 1):
+    for number in range(QUARANTINED_LOGS_MAX + 1):
         store = mended_of(tmp_path, far)
         assert len(list(far.glob("damaged-*"))) == number
         store.hard_state.save(HardState(Term(1), NodeId("n0"), Standing.FULL))

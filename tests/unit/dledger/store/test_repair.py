@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import CorruptLogError, DiskError, DiskFullError, LackingError, WrongBytesError
-from dledger.store import aside
-from dledger.store.aside import ASIDE_MAX
+from dledger.store import quarantine
 from dledger.store.file_store import FileStore
 from dledger.store.format import CHANNEL_OFFSET
 from dledger.store.fs import FileSystem
-from dledger.store.mending import Repaired
 from dledger.store.mmap_file import MappedFile
+from dledger.store.quarantine import QUARANTINED_MAX
+from dledger.store.repair import Repaired
 from dledger.store.scrub import Scrub
 from dledger.types import Boundary, LogIndex, Position, Term
 from tests.unit.dledger.store.support import (
@@ -103,7 +103,7 @@ def scrubbed(scrub: Scrub) -> list[CorruptLogError]:
 
 def repair(store: FileStore, peer: FileStore, number: int) -> Repaired:
     """Repair one segment."""
-    return store.mender().repair(number * SEGMENT_BYTES, Source(peer))
+    return store.segment_repair().repair(number * SEGMENT_BYTES, Source(peer))
 
 
 def test_a_sound_log_is_scrubbed_without_a_finding(store: FileStore) -> None:
@@ -133,8 +133,8 @@ def test_a_damaged_segment_is_found_and_repaired_under_the_readers(
     done = repair(store, peer, number)
 
     assert done.bases == (number * SEGMENT_BYTES,)
-    assert done.aside == store.directory / "damaged-1" / "data"
-    kept = (done.aside / path_of(store, number).name).read_bytes()
+    assert done.quarantine == store.directory / "damaged-1" / "data"
+    kept = (done.quarantine / path_of(store, number).name).read_bytes()
     assert kept == damaged[: len(kept)]
     assert len(kept) > offset
     assert found(store) == []
@@ -159,8 +159,8 @@ def test_a_segment_with_unreadable_sectors_is_repaired(
     done = repair(store, peer, number)
 
     assert done.bases == (number * SEGMENT_BYTES,)
-    assert done.aside is not None
-    assert (done.aside / path_of(store, number).name).read_bytes() == kept
+    assert done.quarantine is not None
+    assert (done.quarantine / path_of(store, number).name).read_bytes() == kept
     assert found(store) == []
     assert bodies_of(store) == sound
 
@@ -188,7 +188,7 @@ def test_an_unreadable_neighbour_keeps_no_segment_from_being_judged(
 ) -> None:
     """The head behind it proves a segment's end; where it cannot be read, the segment is judged by itself."""
     spoil(monkeypatch, path_of(store, number + 1), 0)
-    assert store.mender().find(number * SEGMENT_BYTES) is None
+    assert store.segment_repair().find(number * SEGMENT_BYTES) is None
     flip(store, number, 60)
 
     done = repair(store, peer, number)
@@ -282,15 +282,15 @@ def test_a_segment_that_contradicts_only_the_one_before_is_repaired(
     sound = bodies_of(store)
     flip(store, number, CHANNEL_OFFSET)
     assert found(store) == [(path_of(store, number).name, 0)]
-    met = store.mender().find(number * SEGMENT_BYTES)
+    met = store.segment_repair().find(number * SEGMENT_BYTES)
     assert met is not None
     assert met.path == path_of(store, number)
 
     done = repair(store, peer, number)
 
     assert done.bases == (number * SEGMENT_BYTES,)
-    assert done.aside is not None
-    assert [path.name for path in done.aside.iterdir()] == [path_of(store, number).name]
+    assert done.quarantine is not None
+    assert [path.name for path in done.quarantine.iterdir()] == [path_of(store, number).name]
     assert found(store) == []
     assert bodies_of(store) == sound
     assert path_of(store, number).read_bytes() == path_of(peer, number).read_bytes()
@@ -355,7 +355,7 @@ def test_wrong_bytes_of_a_peer_change_nothing(store: FileStore, peer: FileStore,
 
     for change in (turned, first_turned, lambda _position, data: data[:-1], lambda _position, data: bytes(len(data))):
         with pytest.raises(WrongBytesError):
-            store.mender().repair(number * SEGMENT_BYTES, Source(peer, change))
+            store.segment_repair().repair(number * SEGMENT_BYTES, Source(peer, change))
 
     assert {path: path.read_bytes() for path in (store.directory / "data").iterdir()} == before
     assert list(store.directory.glob("damaged-*")) == []
@@ -372,7 +372,7 @@ def test_another_history_of_a_peer_does_not_get_in(store: FileStore, tmp_path: P
     flip(store, 1, 60)
 
     with pytest.raises(WrongBytesError):
-        store.mender().repair(SEGMENT_BYTES, Source(other))
+        store.segment_repair().repair(SEGMENT_BYTES, Source(other))
     other.close()
 
 
@@ -400,7 +400,7 @@ def test_a_peer_that_lacks_the_segment_says_so(store: FileStore, tmp_path: Path)
     flip(store, 1, 60)
 
     with pytest.raises(LackingError):
-        store.mender().repair(SEGMENT_BYTES, Source(later))
+        store.segment_repair().repair(SEGMENT_BYTES, Source(later))
 
     assert found(store) == [(path_of(store, 1).name, 0)]
     later.close()
@@ -545,7 +545,7 @@ def test_reads_go_on_while_a_segment_is_exchanged(store: FileStore, peer: FileSt
         seen.append(len(store.read_range(LogIndex(60), LogIndex(120), 1 << 20)))
         return data
 
-    store.mender().repair(SEGMENT_BYTES, Source(peer, reading))
+    store.segment_repair().repair(SEGMENT_BYTES, Source(peer, reading))
 
     assert seen
     assert set(seen) == {61}
@@ -556,18 +556,18 @@ def test_nothing_is_done_to_a_sound_segment(store: FileStore, peer: FileStore) -
     """A report that came late, after the repair."""
     source = Source(peer)
 
-    assert store.mender().repair(SEGMENT_BYTES, source) == Repaired((), None)
+    assert store.segment_repair().repair(SEGMENT_BYTES, source) == Repaired((), None)
     assert source.asked == []
 
 
 def test_what_is_kept_of_damage_is_bounded(store: FileStore, peer: FileStore, caplog: pytest.LogCaptureFixture) -> None:
     """A disk that damages again and again does not fill itself with copies: the oldest go, and a line says so."""
-    for _ in range(ASIDE_MAX + 3):
+    for _ in range(QUARANTINED_MAX + 3):
         flip(store, 1, 60)
         repair(store, peer, 1)
 
     kept = sorted(int(path.name.removeprefix("damaged-")) for path in store.directory.glob("damaged-*"))
-    assert kept == list(range(4, ASIDE_MAX + 4))
+    assert kept == list(range(4, QUARANTINED_MAX + 4))
     assert [record.getMessage().split(" (")[0] for record in caplog.records] == [
         f"removed {store.directory / f'damaged-{number}'}" for number in (1, 2, 3)
     ]
@@ -578,7 +578,7 @@ def test_large_evidence_makes_room_earlier_but_never_the_newest_nor_a_whole_log(
     store: FileStore, peer: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A log that a person set aside may hold what nobody else has any more."""
-    monkeypatch.setattr(aside, "ASIDE_BYTES_MAX", 1)
+    monkeypatch.setattr(quarantine, "QUARANTINED_BYTES_MAX", 1)
     whole = store.directory / "damaged-1"
     for name in ("data", "index"):
         (whole / name).mkdir(parents=True)

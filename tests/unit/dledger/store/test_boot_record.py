@@ -13,13 +13,13 @@ import pytest
 
 from dledger.config import FlushMode, StoreConfig
 from dledger.errors import CorruptLogError, DiskError
-from dledger.store import traces
+from dledger.store import boot_record
+from dledger.store.boot_record import BOOT_RECORD_FILE, Inode, last_life
 from dledger.store.checkpoint import LogCheckpoint, LogCheckpointFile
 from dledger.store.file_store import FileStore
 from dledger.store.hard_state import FileHardState
-from dledger.store.repair import set_aside_damaged
-from dledger.store.torn import SECTOR_BYTES
-from dledger.store.traces import TRACES_FILE, Inode, last_life
+from dledger.store.quarantine import set_aside_damaged
+from dledger.store.recovery import SECTOR_BYTES
 from dledger.types import HardState, LogIndex, NodeId, Standing, Term
 from tests.unit.dledger.store.support import abandon, fill, open_store, small_config
 
@@ -97,9 +97,9 @@ def test_a_flush_that_a_truncation_overtakes_leaves_no_mark_above_the_log(tmp_pa
     store = _new(config)
     state = store._state
 
-    def truncated() -> traces.LastLife:
+    def truncated() -> boot_record.LastLife:
         store.truncate(LogIndex(10))
-        return traces.LastLife()
+        return boot_record.LastLife()
 
     fill(store, 1)
     begun = state.begin_flush()
@@ -180,7 +180,7 @@ def test_late_flushes_and_a_new_boot_of_the_machine_are_a_reason_for_doubt(
     else:
         abandon(store)
     if booted:
-        monkeypatch.setattr(traces, "kernel_boot_id", lambda: "another boot")
+        monkeypatch.setattr(boot_record, "kernel_boot_id", lambda: "another boot")
 
     reopened = open_store(replace(config, flush_mode=FlushMode.SYNC))
 
@@ -197,7 +197,7 @@ def test_the_traces_tell_of_the_newest_life(tmp_path: Path, monkeypatch: pytest.
     _new(config).close()
     late = replace(config, flush_mode=FlushMode.ASYNC)
     abandon(open_store(late))
-    monkeypatch.setattr(traces, "kernel_boot_id", lambda: "another boot")
+    monkeypatch.setattr(boot_record, "kernel_boot_id", lambda: "another boot")
 
     standing, doubt = _standing(open_store(late))
 
@@ -322,11 +322,11 @@ def test_a_directory_of_an_earlier_version_is_believed_and_leaves_traces_from_th
     config = small_config(tmp_path)
     store = _new(config)
     store.close()
-    sound = (store.directory / TRACES_FILE).read_bytes()
-    (store.directory / TRACES_FILE).unlink()
+    sound = (store.directory / BOOT_RECORD_FILE).read_bytes()
+    (store.directory / BOOT_RECORD_FILE).unlink()
 
     assert _standing(open_store(config)) == (Standing.FULL, "")
-    assert (store.directory / TRACES_FILE).read_bytes() == sound
+    assert (store.directory / BOOT_RECORD_FILE).read_bytes() == sound
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"inodes": {"identity": 5}}', b"\xff"])
@@ -335,7 +335,7 @@ def test_traces_that_cannot_be_read_are_a_reason_for_doubt(tmp_path: Path, conte
     config = small_config(tmp_path)
     store = _new(config)
     store.close()
-    (store.directory / TRACES_FILE).write_bytes(content)
+    (store.directory / BOOT_RECORD_FILE).write_bytes(content)
 
     standing, doubt = _standing(open_store(config))
 
