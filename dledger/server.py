@@ -355,7 +355,7 @@ class DLedgerServer:
 
         def proven_leader(_node: Node) -> NodeId | None:
             leader = state.leader_id
-            proven = leader is not None and node.handler.belief.is_known(leader, state.term)
+            proven = leader is not None and node.handler.leader_check.is_known(leader, state.term)
             return leader if proven else None
 
         def reset_log(at: Boundary, configuration: Configuration | None) -> bool:

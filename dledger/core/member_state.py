@@ -162,7 +162,7 @@ class MemberState:
         self.flush_mode = config.store.flush_mode
         self.boot_id = run.boot_id
         self.countersign = run.countersign
-        """Known only to members that this one has asked at their own addresses; see ``entry_pusher.belief``."""
+        """Known only to members that this one has asked at their own addresses; see ``entry_pusher.leader_check``."""
         self.outbox = Outbox()
         self.remembered: dict[NodeId, EntryId] = {}
         """The last entry that each member is known to have held durably."""

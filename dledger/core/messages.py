@@ -52,7 +52,7 @@ class VoteRequest:
 
     ``transfer`` marks a campaign started by the leader's own transfer, which a live leader does not block (§4.2.3).
     ``remembered`` is what the sender knows the addressee to have held durably (``NO_ENTRY``: nothing). ``committed``:
-    see ``dledger.core.histories``. ``countersign``: see ``dledger.core.entry_pusher.belief``.
+    see ``dledger.core.histories``. ``countersign``: see ``dledger.core.entry_pusher.leader_check``.
     """
 
     term: Term

@@ -154,15 +154,15 @@ class Node:
                 answer = self.elector.on_vote_request(sender, request, now_ms)
                 return self._tell_who_leads(answer) if answer.pre_vote else answer
             case HeartbeatRequest():
-                belief = self.handler.belief
-                beat = self.elector.on_heartbeat_request(sender, belief.leaders_word(request), now_ms)
-                belief.on_heartbeat(sender, request, now_ms)
+                leader_check = self.handler.leader_check
+                beat = self.elector.on_heartbeat_request(sender, leader_check.checked(request), now_ms)
+                leader_check.on_heartbeat(sender, request, now_ms)
                 return beat
             case _:
                 assert_never(request)
 
     def _tell_who_leads(self, answer: VoteResponse) -> VoteResponse:
-        """Say whether this member leads: followers ask before they accept pushes (``entry_pusher.belief``)."""
+        """Say whether this member leads: followers ask before they accept pushes (``entry_pusher.leader_check``)."""
         leads = isinstance(self.state.role, Leader)
         return replace(answer, leads=leads, begin=self.state.log.begin if leads else None)
 
@@ -212,7 +212,7 @@ class Node:
                 pass
             suspicion.suspect(self.state, leader, term, now_ms)
         elif suspicion.doubt(self.state, leader, term, now_ms):
-            self.handler.belief.ask(leader)
+            self.handler.leader_check.ask(leader)
 
     def flushed(self) -> None:
         """The log became more durable."""

@@ -26,7 +26,7 @@ PASSED_BY: Final = {
     "dledger/backoff.py",
     "dledger/clock.py",
     "dledger/config.py",
-    "dledger/core/entry_pusher/belief.py",
+    "dledger/core/entry_pusher/leader_check.py",
     "dledger/core/node.py",
     "dledger/core/outbox.py",
     "dledger/core/progress.py",

@@ -316,7 +316,7 @@ class Machine:
     def _proven_leader(self) -> NodeId | None:
         core = self._node.core
         leader = core.state.leader_id if core is not None else None
-        proven = core is not None and leader is not None and core.handler.belief.is_known(leader, core.state.term)
+        proven = core is not None and leader is not None and core.handler.leader_check.is_known(leader, core.state.term)
         return leader if proven else None
 
     def _reset_log(self, at: Boundary, configuration: Configuration | None) -> bool:

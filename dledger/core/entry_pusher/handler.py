@@ -2,7 +2,7 @@
 
 Pushes are queued on arrival and judged when they are executed, under the lock: a push of a deposed leader, of another
 term or of an earlier attempt must not touch the log. Nothing at or below the commit index is ever removed. Only durable
-entries are acknowledged; the flusher's ``on_flushed`` releases the answers. ``belief`` decides whose pushes are
+entries are acknowledged; the flusher's ``on_flushed`` releases the answers. ``leader_check`` decides whose pushes are
 accepted at all.
 
 A push that contradicts this log is no reason to stop, nor to drop anything: a mismatch first makes the member verify
@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from dledger.config import FlushMode, ReplicationConfig
-from dledger.core.entry_pusher.belief import Belief
+from dledger.core.entry_pusher.leader_check import LeaderCheck
 from dledger.core.member_state import Follower, Leader, MemberState
 from dledger.core.membership_payload import decode_configuration
 from dledger.core.messages import (
@@ -72,7 +72,7 @@ class EntryHandler:
         self._config = config
         self._segment_bytes = segment_bytes
         self._queue: deque[tuple[NodeId, ReceivedPush, int]] = deque()
-        self.belief = Belief(state)
+        self.leader_check = LeaderCheck(state)
         self._connection = 0
         self._session: tuple[Term, NodeId | None] = (NO_TERM, None)
         self._leader_epoch = 0
@@ -98,7 +98,7 @@ class EntryHandler:
 
     def on_vote_response(self, sender: NodeId, answer: VoteResponse) -> None:
         """Take the answer to the question about a push held back."""
-        released = self.belief.on_answer(sender, answer)
+        released = self.leader_check.on_answer(sender, answer)
         if released is not None:
             self._queue.append((sender, *released))
             self._state.outbox.wake |= Wake.HANDLER
@@ -117,8 +117,8 @@ class EntryHandler:
     def _execute(self, sender: NodeId, push: ReceivedPush, connection: int, now_ms: int) -> None:
         state = self._state
         over = push.term < state.term or (push.term == state.term and state.leader_id not in (None, sender))
-        if not over and not self.belief.is_known(sender, push.term):
-            self.belief.hold(sender, push, connection)
+        if not over and not self.leader_check.is_known(sender, push.term):
+            self.leader_check.hold(sender, push, connection)
             return
         if over or not state.follow(sender, push.term, now_ms):
             self._answer_to(sender, push.epoch, _kind_of(push), ResponseCode.EXPIRED_TERM)
@@ -137,7 +137,7 @@ class EntryHandler:
         try:
             self._apply(push)
         except _OtherHistoryError:
-            self.belief.ask(sender)  # if it states the same when asked, it is this member that is fenced
+            self.leader_check.ask(sender)  # if it states the same when asked, it is this member that is fenced
             self._answer(push.epoch, _kind_of(push), ResponseCode.OTHER_HISTORY)
         except CorruptLogError as damage:
             state.outbox.damage.append(damage)
@@ -280,9 +280,9 @@ class EntryHandler:
             before.index <= log.last.index and log.term_at(before.index) == before.term
         )
         if not held:
-            leader, confirmed = self._session[1], self.belief.judge(push)
+            leader, confirmed = self._session[1], self.leader_check.judge(push)
             if confirmed is None and leader is not None:
-                self.belief.hold(leader, push, self._connection)
+                self.leader_check.hold(leader, push, self._connection)
                 return
             if not confirmed or leader is None:  # the leader's log begins elsewhere, now or always: it answers where
                 self._answer(push.epoch, PushKind.INSTALL, ResponseCode.INCONSISTENT_STATE)

@@ -1,8 +1,8 @@
 """Where this member reaches the others: as configured, as the group's configuration says, and as others say of it.
 
 Statements of others are used for connecting only, so that a member that is behind, or has yet to join, can ask a leader
-that it does not know whether it leads (``dledger.core.entry_pusher.belief``). The log decides which members count
-(M12).
+that it does not know whether it leads (``dledger.core.entry_pusher.leader_check``). The log decides which members
+count (M12).
 """
 
 from __future__ import annotations

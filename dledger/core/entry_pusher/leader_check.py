@@ -31,7 +31,7 @@ class _Held:
     connection: int
 
 
-class Belief:
+class LeaderCheck:
     """One follower's verified knowledge of the leader. Under the node's lock."""
 
     def __init__(self, state: MemberState) -> None:
@@ -56,7 +56,7 @@ class Belief:
         self._held[sender] = _Held(push, connection)
         self.ask(sender)
 
-    def leaders_word(self, heartbeat: HeartbeatRequest) -> HeartbeatRequest:
+    def checked(self, heartbeat: HeartbeatRequest) -> HeartbeatRequest:
         """The heartbeat, stripped of what only the leader may state unless it is proven to come from the leader."""
         if self._is_proven(heartbeat):
             return heartbeat

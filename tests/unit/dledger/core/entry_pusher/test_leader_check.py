@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dledger.core.entry_pusher.belief import Belief
+from dledger.core.entry_pusher.leader_check import LeaderCheck
 from dledger.core.member_state import Follower
 from dledger.core.messages import (
     HeartbeatRequest,
@@ -63,7 +63,7 @@ def test_a_push_of_one_that_does_not_lead_changes_nothing(
 
     assert answers == []
     assert facts(solo) == before
-    assert solo.node.handler.belief.refused == 1
+    assert solo.node.handler.leader_check.refused == 1
     assert [answer.code for answer in solo.push(N1, source.compare(2))] == [ResponseCode.SUCCESS]
 
 
@@ -75,19 +75,19 @@ def test_who_says_that_it_does_not_lead_is_not_believed_whatever_it_hears() -> N
     solo.confirm(N2, 4, leads=False)
 
     assert answers == []
-    assert (solo.state.leader_id, solo.node.handler.belief.refused) == (None, 1)
+    assert (solo.state.leader_id, solo.node.handler.leader_check.refused) == (None, 1)
 
 
 def test_what_was_confirmed_of_one_install_is_not_believed_of_another() -> None:
     """Each would drop the whole log: the leader was asked about the first one only."""
-    belief = Belief(Solo().state)
+    leader_check = LeaderCheck(Solo().state)
     asked, other = (PushInstall(Term(1), 1, EntryId(Term(1), LogIndex(at)), 7, Position(at)) for at in (10, 20))
     confirmed = VoteResponse(Term(1), False, True, leads=True, begin=Boundary(LogIndex(10), Term(1), Position(10), 7))
-    belief.hold(N1, asked, 0)
-    assert belief.on_answer(N1, confirmed) == (asked, 0)
+    leader_check.hold(N1, asked, 0)
+    assert leader_check.on_answer(N1, confirmed) == (asked, 0)
 
-    assert belief.judge(other) is None
-    assert belief.judge(asked) is True
+    assert leader_check.judge(other) is None
+    assert leader_check.judge(asked) is True
 
 
 @pytest.mark.parametrize("term", [FORGED + 1, FORGED - 1, 1])
@@ -101,8 +101,8 @@ def test_leading_another_term_confirms_no_push(term: int) -> None:
 
     assert answers == []
     assert facts(solo) == before
-    assert solo.node.handler.belief.refused == 1
-    assert not solo.node.handler.belief.is_known(N1, FORGED)
+    assert solo.node.handler.leader_check.refused == 1
+    assert not solo.node.handler.leader_check.is_known(N1, FORGED)
 
 
 def test_a_push_is_held_back_until_its_sender_has_confirmed_that_it_leads() -> None:
