@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from dledger.client.whereabouts import AddressBook
+from dledger.client.addresses import AddressBook
 from dledger.errors import (
     AccessDeniedError,
     ConfigError,
@@ -135,7 +135,7 @@ class Directory:
     def __init__(self, addresses: tuple[str, ...], leader_is: str = "leader") -> None:
         self.leader_is: Final = leader_is
         self._lock = threading.Lock()  # guards all fields
-        self._whereabouts = AddressBook(addresses)
+        self._addresses = AddressBook(addresses)
         self._leader: str | None = None
         self._suspect: str | None = None
         self._silent: dict[str, float] = {}  # until when
@@ -155,7 +155,7 @@ class Directory:
     def addresses(self) -> tuple[str, ...]:
         """Every address worth asking: the given ones, then learnt ones of servers that answer at no given one."""
         with self._lock:
-            return self._whereabouts.addresses
+            return self._addresses.addresses
 
     def candidates(self) -> tuple[str, ...]:
         """``addresses`` in the order to ask: the leader, the others in rotation to spread load, silent ones last."""
@@ -177,18 +177,18 @@ class Directory:
         """Take over the report of the server at ``address``."""
         with self._lock:
             if report.node:
-                self._whereabouts.note_answer(address, report.node)
+                self._addresses.record_answer(address, report.node)
             for node, said in report.members.items():
                 if said:
-                    self._whereabouts.note_said(node, said)
+                    self._addresses.record_advertised(node, said)
             hint = report.leader
             if hint is not None and hint.node_id and hint.address:
-                self._whereabouts.note_said(hint.node_id, hint.address)
+                self._addresses.record_advertised(hint.node_id, hint.address)
 
-    def note_tried(self, address: str) -> None:
+    def record_tried(self, address: str) -> None:
         """Record an attempt at ``address``, whatever its outcome."""
         with self._lock:
-            self._whereabouts.note_tried(address)
+            self._addresses.record_tried(address)
 
     def resolve(self, hint: LeaderHint | None) -> str | None:
         """The address of a hinted leader: where that server has answered before, or the one in the hint.
@@ -202,8 +202,8 @@ class Directory:
         if hint is None:
             return None
         if not hint.node_id:  # brokers name it by its address alone
-            return self._whereabouts.find_said(hint.address) if hint.address else None
-        return self._whereabouts.find(hint.node_id, hint.address)
+            return self._addresses.find_advertised(hint.address) if hint.address else None
+        return self._addresses.find(hint.node_id, hint.address)
 
     def set_leader(self, address: str) -> None:
         """Believe that ``address`` leads."""
@@ -213,7 +213,7 @@ class Directory:
     def note_failure(self, address: str, error: DLedgerError) -> None:
         """React to a failed request: follow the hint, or forget a leader that does not answer."""
         with self._lock:
-            self._whereabouts.note_tried(address)
+            self._addresses.record_tried(address)
             if isinstance(error, RequestTimeoutError):
                 self._still_silent()[address] = time.monotonic() + SILENT_S
             hinted = self._resolve(error.leader)
@@ -244,7 +244,7 @@ class Search:
         """Record an answer; returns whether it settles who leads."""
         if isinstance(answer, DLedgerError):
             self._failures[address] = answer
-            self._directory.note_tried(address)
+            self._directory.record_tried(address)
             return False
         self._directory.learn(address, answer)
         self._reports[address] = answer

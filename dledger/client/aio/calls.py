@@ -126,7 +126,7 @@ class Calls:
             async for address, answer in self.ask_all(addresses, deadline):
                 answers.append((address, answer))
                 if isinstance(answer, DLedgerError):
-                    self.directory.note_tried(address)
+                    self.directory.record_tried(address)
                 else:
                     self.directory.learn(address, report_of_node(answer))
         return answers

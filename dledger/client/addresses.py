@@ -39,18 +39,18 @@ class AddressBook:
             known += tuple(address for address in self._hinted if address not in nodes_said)
         return tuple(dict.fromkeys(known))
 
-    def note_answer(self, address: str, node: str) -> None:
+    def record_answer(self, address: str, node: str) -> None:
         """``node`` answered at ``address``."""
         self._untried.discard(address)
         if any(at == address and other != node for other, at in self._met.items()):
             _put_last(self._shared, address, None)
         _put_last(self._met, node, address)
 
-    def note_tried(self, address: str) -> None:
+    def record_tried(self, address: str) -> None:
         """``address`` was tried, whatever the outcome."""
         self._untried.discard(address)
 
-    def note_said(self, node: str, address: str) -> None:
+    def record_advertised(self, node: str, address: str) -> None:
         """``node`` is advertised at ``address``."""
         _put_last(self._said, node, address)
 
@@ -64,7 +64,7 @@ class AddressBook:
             return None
         return said or at
 
-    def find_said(self, said: str) -> str | None:
+    def find_advertised(self, said: str) -> str | None:
         """``find`` for a node known only by its advertised address."""
         for node, address in self._said.items():
             if address == said:
