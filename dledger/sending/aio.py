@@ -15,7 +15,7 @@ from dledger.errors import DLedgerError, PendingFullError, UnavailableError
 from dledger.records import record
 from dledger.sending.batch import Answer, ItemT, OutgoingBatch, ResultT, partly_added
 from dledger.sending.futures import wait_for_batch
-from dledger.sending.window import NEVER, Window, Wish, connect_timeout_s
+from dledger.sending.window import NEVER, Window, WindowActions, connect_timeout_s
 
 SelfT = TypeVar("SelfT", bound="AsyncSender[Any, Any]")
 _log = logging.getLogger(__name__)
@@ -232,20 +232,20 @@ class AsyncSender(Generic[ItemT, ResultT]):
     # --- after each event -------------------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """Send what may be sent, announce outcomes, and grant the window's wish."""
+        """Send what may be sent, announce outcomes, and carry out the window's actions."""
         if self._is_driving:
             return  # called by a callback below: the outer loop handles it
         self._is_driving = True
         try:
             while True:
-                wish = self._window.step(_now_ms())
+                actions = self._window.step(_now_ms())
                 sent = self._send()
-                self._grant(wish)
+                self._carry_out(actions)
                 if not (self._tell() or sent):
                     break
         finally:
             self._is_driving = False
-        self._set_timer(wish.wake_at_ms)
+        self._set_timer(actions.wake_at_ms)
 
     def _send(self) -> bool:
         stream, sent = self._stream, False
@@ -276,13 +276,13 @@ class AsyncSender(Generic[ItemT, ResultT]):
                     future.set_result(None)
         return bool(done)
 
-    def _grant(self, wish: Wish) -> None:
-        if wish.leave and self._stream is not None:
-            self._begin(self._stream.close(wish.leave))
-        if wish.look:
+    def _carry_out(self, actions: WindowActions) -> None:
+        if actions.leave and self._stream is not None:
+            self._begin(self._stream.close(actions.leave))
+        if actions.look:
             self._begin(self._look())
-        if wish.connect_until_ms is not None:
-            self._begin(self._connect(wish.connect_until_ms))
+        if actions.connect_until_ms is not None:
+            self._begin(self._connect(actions.connect_until_ms))
 
     def _begin(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)

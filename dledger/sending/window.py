@@ -79,7 +79,7 @@ class WindowOptions:
 
 
 @record(frozen=True, slots=True)
-class Wish:
+class WindowActions:
     """The driver's tasks besides sending, and when to call ``step`` again (``wake_at_ms``)."""
 
     wake_at_ms: float
@@ -472,7 +472,7 @@ class Window(Generic[ItemT, ResultT]):
 
     # --- time -------------------------------------------------------------------------------------------------------
 
-    def step(self, now_ms: float) -> Wish:
+    def step(self, now_ms: float) -> WindowActions:
         """Do what is due. The driver calls it after every event, and at the time it last returned."""
         if self.open is not None and now_ms >= self._seal_at_ms(self.open):
             self.seal()
@@ -487,7 +487,7 @@ class Window(Generic[ItemT, ResultT]):
         look = now_ms >= self._look_at_ms()
         self._is_looking = self._is_looking or look
         leave, self._end_stream = self._end_stream, ""
-        return Wish(self._wake_at_ms(), leave, look, connect_until_ms)
+        return WindowActions(self._wake_at_ms(), leave, look, connect_until_ms)
 
     def _expire(self, now_ms: float) -> None:
         """Fail the batches whose deadline has passed."""

@@ -158,20 +158,20 @@ class Sender:
 
     def _drive(self) -> None:
         window, stream = self._window, self._stream
-        wish = window.step(self._now_ms)
+        actions = window.step(self._now_ms)
         while stream is not None and (batch := window.next_to_send(self._now_ms)) is not None:
             self._send(stream, batch)
-        if wish.leave and stream is not None:
+        if actions.leave and stream is not None:
             self.later(self.end, stream)
-        if wish.look:
+        if actions.look:
             self.later(self._looked)
-        if wish.connect_until_ms is not None:
+        if actions.connect_until_ms is not None:
             self.later(self._connect)
         done, window.done = window.done, []
         for batch in done:
             batch.announce()
         self._check()
-        self._wake_at(window.step(self._now_ms).wake_at_ms if done else wish.wake_at_ms)
+        self._wake_at(window.step(self._now_ms).wake_at_ms if done else actions.wake_at_ms)
 
     def _wake_at(self, at_ms: float) -> None:
         if at_ms == NEVER:
