@@ -130,8 +130,8 @@ class _Peer:
     def __init__(self, dispatcher: EntryDispatcher, part: _Part, pushes_max: int) -> None:
         self.dispatcher: Final = dispatcher
         self.part: Final = part
-        self.control: EffectLane[Message] = EffectLane()
-        self.pushes: Final = PushLane(pushes_max)
+        self.control: EffectQueue[Message] = EffectQueue()
+        self.pushes: Final = PeerPushes(pushes_max)
 
 
 class NodeDriver:
@@ -170,10 +170,10 @@ class NodeDriver:
         self._peers: Mapping[NodeId, _Peer] = {}  # replaced as a whole, under the lock
         self._ended: list[Worker | Task] = []  # of peers that are gone, to be joined
         self._follow_dispatchers()
-        self._strangers: EffectLane[tuple[NodeId, Message]] = EffectLane()
+        self._strangers: EffectQueue[tuple[NodeId, Message]] = EffectQueue()
         """Answers and questions to senders that are no members here, or not any more."""
-        self._role_changes: EffectLane[RoleChange] = EffectLane()
-        self._members: EffectLane[tuple[Membership, frozenset[NodeId]]] = EffectLane()
+        self._role_changes: EffectQueue[RoleChange] = EffectQueue()
+        self._members: EffectQueue[tuple[Membership, frozenset[NodeId]]] = EffectQueue()
 
     def _timed(self, step: Callable[[int], int | None], timers: TaskThread) -> _Part:
         part = _Part(step)
@@ -322,18 +322,18 @@ class NodeDriver:
             return None, hard_state, version
         # An answer depends on the hard state, too: even without other effects it may have to wait for it.
         effects = outbox.take()
-        self._role_changes.queue.extend(effects.role_changes)
+        self._role_changes.effects.extend(effects.role_changes)
         if effects.membership is not None:
             self._follow_dispatchers()
-            self._members.queue.append((effects.membership, frozenset(self._peers)))
+            self._members.effects.append((effects.membership, frozenset(self._peers)))
         for target, message in effects.messages:
             peer = self._peers.get(target)
             if peer is None:
-                self._strangers.queue.append((target, message))
+                self._strangers.effects.append((target, message))
             elif type(message) in _PUSHES:
                 peer.pushes.put(message)
             else:
-                peer.control.queue.append(message)
+                peer.control.effects.append(message)
         return effects, hard_state, version
 
     def _save_unsaved(self) -> None:
@@ -419,19 +419,19 @@ class NodeDriver:
                 self._effects.save(hard_state)
                 self._durable_version = version
 
-    def _drain(self, lane: EffectLane[Effect], act: Callable[[Effect], None]) -> None:
+    def _drain(self, pending: EffectQueue[Effect], act: Callable[[Effect], None]) -> None:
         """Carry out queued effects in the core's order, whichever thread does it.
 
         A thread that finds another one doing so leaves its part to that one.
         """
-        while lane.queue and lane.sending.acquire(blocking=False):
+        while pending.effects and pending.sending.acquire(blocking=False):
             try:
-                while lane.queue:
-                    effect = lane.queue.popleft()
+                while pending.effects:
+                    effect = pending.effects.popleft()
                     self._await_hard_state()
                     act(effect)
             finally:
-                lane.sending.release()
+                pending.sending.release()
 
     def _await_hard_state(self) -> None:
         """Wait for the current hard state: queued effects may depend on one that another thread has yet to save."""
@@ -441,7 +441,7 @@ class NodeDriver:
 
     def _send_queued(self, target: NodeId, *, is_push: bool) -> None:
         """Send what is queued for a target, whose peer may have come or gone since: then this finds nothing."""
-        if self._strangers.queue:
+        if self._strangers.effects:
             self._drain(self._strangers, lambda sent: self._effects.send(*sent))
         peer = self._peers.get(target)
         if peer is None:
@@ -451,23 +451,23 @@ class NodeDriver:
         else:
             self._drain(peer.control, partial(self._effects.send, target))
 
-    def _push(self, target: NodeId, lane: PushLane) -> None:
+    def _push(self, target: NodeId, pending: PeerPushes) -> None:
         """``_drain`` for pushes, up to the first that must be read from the disk."""
-        while lane.queue and not lane.is_reading and lane.sending.acquire(blocking=False):
+        while pending.effects and not pending.is_reading and pending.sending.acquire(blocking=False):
             try:
-                while lane.queue and not lane.is_reading:
-                    push = lane.queue[0]  # removed only by the holder of `sending`
+                while pending.effects and not pending.is_reading:
+                    push = pending.effects[0]  # removed only by the holder of `sending`
                     if isinstance(push, LoadRun) and push.cold:
-                        lane.is_reading = True
-                        lane.reader.wake()
+                        pending.is_reading = True
+                        pending.reader.wake()
                         return
-                    lane.queue.popleft()
+                    pending.effects.popleft()
                     self._await_hard_state()
                     self._send_push(target, push)
             finally:
-                lane.sending.release()
-        if lane.overflowed and not lane.is_reading:
-            lane.overflowed = False
+                pending.sending.release()
+        if pending.overflowed and not pending.is_reading:
+            pending.overflowed = False
             self._node_lost(target)
 
     def _read_for(self, target: NodeId) -> None:
@@ -475,18 +475,18 @@ class NodeDriver:
         peer = self._peers.get(target)
         if peer is None or not peer.pushes.is_reading:
             return
-        lane = peer.pushes
+        pending = peer.pushes
         try:
-            with lane.sending:
-                while lane.queue:
-                    push = lane.queue.popleft()
+            with pending.sending:
+                while pending.effects:
+                    push = pending.effects.popleft()
                     if isinstance(push, LoadRun) and push.epoch < peer.dispatcher.epoch:
                         continue  # given up meanwhile; the new attempt follows it
                     self._await_hard_state()
                     self._send_push(target, push)
                 # From here on other threads may push again. Check now for what they queued before they could see that.
-                lane.is_reading = False
-            self._push(target, lane)
+                pending.is_reading = False
+            self._push(target, pending)
         except ShutdownError:
             return
 
@@ -520,18 +520,18 @@ class NodeDriver:
         self._effects.flushed()
 
 
-class EffectLane(Generic[Effect]):
+class EffectQueue(Generic[Effect]):
     """Queues of effects that several threads carry out in one order: filled under the node's lock, emptied outside it.
 
-    Queued effects of one kind; ``queue`` is filled under the node's lock, emptied under ``sending``.
+    Queued effects of one kind; ``effects`` is filled under the node's lock, emptied under ``sending``.
     """
 
     def __init__(self) -> None:
-        self.queue: deque[Effect] = deque()
+        self.effects: deque[Effect] = deque()
         self.sending = threading.Lock()
 
 
-class PushLane(EffectLane[Message]):
+class PeerPushes(EffectQueue[Message]):
     """Pushes to one peer. One that must be read from the disk is left to ``reader``, with all behind it."""
 
     reader: Worker
@@ -546,7 +546,7 @@ class PushLane(EffectLane[Message]):
 
     def put(self, push: Message) -> None:
         """Queue a push; under the node's lock."""
-        if len(self.queue) < self._pushes_max:
-            self.queue.append(push)
+        if len(self.effects) < self._pushes_max:
+            self.effects.append(push)
         else:
             self.overflowed = True
