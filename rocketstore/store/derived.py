@@ -17,8 +17,8 @@ from rocketstore.commit_log.port import CommitLog
 from rocketstore.config import MessageStoreConfig
 from rocketstore.consume_queue.ends import QUEUE_ENDS_FILE, read_ends, write_ends
 from rocketstore.consume_queue.queue import Surroundings
+from rocketstore.consume_queue.queue_check import QueueCheck
 from rocketstore.consume_queue.table import ConsumeQueueTable
-from rocketstore.consume_queue.truth import QueueTruth
 from rocketstore.index.service import IndexService
 from rocketstore.queue_numbers.numbering import LoggedNumbering, RepeatAlarm
 from rocketstore.store.checkpoint import CHECKPOINT_FILE, UNKNOWN, StoreCheckpoint, StoreCheckpointFile
@@ -40,10 +40,10 @@ class Derived:
         clock: Clock,
         fs: FileSystem,
         conditions: Conditions,
-        truth: Callable[[], QueueTruth],
+        queue_check: Callable[[], QueueCheck],
         on_damage: Callable[[], None],
     ) -> None:
-        """``truth`` is what queues ask about their units; ``on_damage`` of index or timers is called on any thread."""
+        """``queue_check`` is what queues ask about their units; ``on_damage`` of index or timers is called on any thread."""
         self.config: Final = config
         self.log: Final = log
         self.clock: Final = clock
@@ -60,8 +60,8 @@ class Derived:
                 lambda: log.min_offset,
                 self.alarm.repeated,
                 lambda: self.durable,
-                believe=lambda queue, offset, unit: truth().believed_unit(queue, offset, unit),
-                firsts=lambda physical: truth().first_messages(physical),
+                believe=lambda queue, offset, unit: queue_check().believed_unit(queue, offset, unit),
+                firsts=lambda physical: queue_check().first_messages(physical),
             ),
         )
         self.index: Final = self._make_index() if config.message_index_enable else None

@@ -111,7 +111,7 @@ class MessageStore:
             clock,
             fs,
             conditions or Conditions("store", clock),
-            lambda: self._reader.truth,
+            lambda: self._reader.queue_check,
             lambda: self._rounds.scrub_soon(),
         )
         self._dispatch = DispatchService(
@@ -126,7 +126,7 @@ class MessageStore:
         self._reader = StoreReader(log, derived.queues.find, derived.index, config, since_ms=clock.wall_ms())
         self._durability = Durability(derived, self._dispatch)
         self._rounds = StoreRounds(
-            derived, self._dispatch, self._durability, self._gate, self.stats, self._reader.truth, self._failed
+            derived, self._dispatch, self._durability, self._gate, self.stats, self._reader.queue_check, self._failed
         )
         self._directory: StoreDirectory | None = None
         self._opened = _Opened.NOTHING

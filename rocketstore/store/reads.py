@@ -22,7 +22,7 @@ from dledger.errors import CorruptLogError
 from rocketstore.commit_log.port import CommitLog
 from rocketstore.config import MIB, MessageStoreConfig
 from rocketstore.consume_queue.queue import ConsumeQueue
-from rocketstore.consume_queue.truth import QueueTruth
+from rocketstore.consume_queue.queue_check import QueueCheck
 from rocketstore.consume_queue.units import BROKEN, FILLER, UNIT_BYTES
 from rocketstore.index.keys import key_hash
 from rocketstore.index.service import IndexService
@@ -75,7 +75,7 @@ class StoreReader:
         self._index = index
         self._config = config
         self._since_ms = since_ms
-        self.truth: Final = QueueTruth(log, DelayLevels.parse(config.message_delay_level))
+        self.queue_check: Final = QueueCheck(log, DelayLevels.parse(config.message_delay_level))
         self._units_per_file = config.consume_queue_file_bytes // UNIT_BYTES
         memory = _physical_memory() if memory_bytes is None else memory_bytes
         self.memory_bytes_max: Final = memory * config.access_message_in_memory_max_ratio // 100
@@ -150,7 +150,7 @@ class StoreReader:
                 break
             room -= size
             count += 1
-        records = self.truth.records_at_once(queue, offset, units[:count]) if count else None
+        records = self.queue_check.records_at_once(queue, offset, units[:count]) if count else None
         if not records:
             return None
         return GetResult(GetMessageStatus.FOUND, offset + len(records), low, high, tuple(records))
@@ -230,7 +230,7 @@ class StoreReader:
         if queue is None or not queue.min_offset <= offset < queue.max_offset:
             return None
         unit = next(iter(queue.units(offset, 1)), BROKEN)
-        return None if unit == FILLER else self.truth.unit_at(queue, offset, unit)
+        return None if unit == FILLER else self.queue_check.unit_at(queue, offset, unit)
 
     def record_time(self, offset: int, size: int) -> int:
         """Store timestamp of a record; -1 if it is gone."""
@@ -249,10 +249,10 @@ class StoreReader:
         Raises ``CorruptLogError``.
         """
         if unit.offset + unit.size <= log_end:
-            record = self.truth.record_at(queue, number, unit)
+            record = self.queue_check.record_at(queue, number, unit)
             if record is not None:
                 return record
-        true = self.truth.restore(queue, number)
+        true = self.queue_check.restore(queue, number)
         if true is None:
             if next(iter(queue.units(number, 1)), None) == FILLER:  # the log has no message for this place
                 return GetMessageStatus.NO_MATCHED_MESSAGE
@@ -263,7 +263,7 @@ class StoreReader:
         elif true.offset + true.size > log_end:  # it became readable in the meantime
             return GetMessageStatus.OFFSET_OVERFLOW_ONE
         elif true != unit:
-            record = self.truth.record_at(queue, number, true)
+            record = self.queue_check.record_at(queue, number, true)
             if record is not None:
                 return record
             unit = true
@@ -271,7 +271,7 @@ class StoreReader:
 
     def records_of(self, queue: ConsumeQueue, numbers: Sequence[int], units: Sequence[QueueUnit]) -> dict[int, bytes]:
         """Messages by their queue offsets, read together; missing ones must be read by ``record_of``."""
-        return self.truth.records_at(queue, numbers, units)
+        return self.queue_check.records_at(queue, numbers, units)
 
     def _damage(self, unit: QueueUnit, *, in_log: bool) -> CorruptLogError:
         if not in_log:
@@ -291,10 +291,10 @@ class StoreReader:
     ) -> Sequence[QueueUnit]:
         """Units from ``number`` on; ``tagged``: with tags codes verified against their records."""
         if tagged:
-            units = self.truth.tagged_units(queue, number, log_end, PASSED_BYTES_MAX)[:count]
+            units = self.queue_check.tagged_units(queue, number, log_end, PASSED_BYTES_MAX)[:count]
         else:
             units = queue.units(number, count)
-        if not units and self.truth.restore(queue, number) is not None:  # the unit looked never written
+        if not units and self.queue_check.restore(queue, number) is not None:  # the unit looked never written
             units = queue.units(number, 1)
         return units
 

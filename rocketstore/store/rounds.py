@@ -16,7 +16,7 @@ from dledger.conditions import REMOVED_EARLY_TOLD_MS, ConditionKind
 from dledger.errors import DiskError
 from dledger.runtime.supervisor import Supervisor
 from dledger.runtime.worker import Worker
-from rocketstore.consume_queue.truth import QueueTruth
+from rocketstore.consume_queue.queue_check import QueueCheck
 from rocketstore.mapped.queue import ForcedFileRemoval
 from rocketstore.queue_numbers.numbering import NumberWriter
 from rocketstore.store.cleaning import Cleaner
@@ -50,7 +50,7 @@ class StoreRounds:
         durability: Durability,
         gate: PutGate,
         stats: StoreStats,
-        truth: QueueTruth,
+        queue_check: QueueCheck,
         on_failure: Callable[[BaseException], None],
     ) -> None:
         config, log, clock = derived.config, derived.log, derived.clock
@@ -70,7 +70,7 @@ class StoreRounds:
             on_held_back=self._let_go,
             on_forced=self._removed_early,
         )
-        self.scrub: Final = Upkeep(derived, truth)
+        self.scrub: Final = Upkeep(derived, queue_check)
         threads = Supervisor(on_failure)
         every = partial(Periodic, clock=clock, supervisor=threads)
         self._flusher = every("rocketstore-flush-queues", config.flush_interval_consume_queue, self.flush)

@@ -3,7 +3,7 @@
 One thread (``rocketstore-upkeep``). At ``derived_scrub_bytes_per_s``, it goes through the blocks of all index files,
 through the files of timed messages, and through the units of all queues with the records they refer to, over and over.
 Damage in index and timed messages, found by it or by a reader, is repaired from the log. Queues are repaired
-where they are checked (``rocketstore.consume_queue.truth``). Damage of the log itself is reported and skipped.
+where they are checked (``rocketstore.consume_queue.queue_check``). Damage of the log itself is reported and skipped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dledger.conditions import ConditionKind
 from dledger.errors import CorruptLogError, DiskError, DiskFullError, ShutdownError
 from rocketstore.config import KIB
 from rocketstore.consume_queue.queue import ConsumeQueue
-from rocketstore.consume_queue.truth import BLOCK_UNITS, QueueTruth
+from rocketstore.consume_queue.queue_check import BLOCK_UNITS, QueueCheck
 from rocketstore.consume_queue.units import FILLER
 from rocketstore.index.rebuilding import NotYetReadableError, rebuild
 from rocketstore.store.derived import Derived
@@ -34,12 +34,12 @@ _MESSAGE_BYTES: Final = KIB
 class Upkeep:
     """The work of the thread."""
 
-    def __init__(self, derived: Derived, truth: QueueTruth) -> None:
+    def __init__(self, derived: Derived, queue_check: QueueCheck) -> None:
         self._log = derived.log
         self._queues = derived.queues
         self._index = derived.index
         self._timers = derived.timers
-        self._truth = truth
+        self._queue_check = queue_check
         self._conditions = derived.conditions
         self._clock = clock = derived.clock
         self._rate = derived.config.derived_scrub_bytes_per_s
@@ -139,8 +139,8 @@ class Upkeep:
         queue = self._left[-1]
         at = max(self._next_offset, queue.min_offset)
         end, log_end = queue.max_offset, self._log.max_offset
-        units = self._truth.tagged_units(queue, at, log_end, bytes_max) if at < end else ()
-        if not units and at < end and self._truth.restore(queue, at) is not None:  # the unit looked never written
+        units = self._queue_check.tagged_units(queue, at, log_end, bytes_max) if at < end else ()
+        if not units and at < end and self._queue_check.restore(queue, at) is not None:  # the unit looked never written
             units = queue.units(at, 1)
         real = [unit for unit in units if unit != FILLER]
         uncommitted = bool(real) and real[-1].offset + real[-1].size > log_end

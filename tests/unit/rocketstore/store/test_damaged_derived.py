@@ -21,7 +21,7 @@ from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.port import CommitLog
 from rocketstore.commit_log.replicated import MESSAGES, ReplicatedCommitLog
 from rocketstore.config import MessageStoreConfig
-from rocketstore.consume_queue.truth import QueueTruth
+from rocketstore.consume_queue.queue_check import QueueCheck
 from rocketstore.index.service import IndexDamagedError
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import Message
@@ -395,10 +395,10 @@ def test_units_of_several_files_are_verified_as_one_block(tmp_path: Path, monkey
         bench.put(100)
         queue, log = bench.store._derived.queues.find("T", 0), bench.store.log
         assert queue is not None
-        truth = QueueTruth(log, DelayLevels.parse(config.message_delay_level))
-        monkeypatch.delattr(QueueTruth, "restore")
+        queue_check = QueueCheck(log, DelayLevels.parse(config.message_delay_level))
+        monkeypatch.delattr(QueueCheck, "restore")
 
-        units = truth.tagged_units(queue, 25, log.max_offset, 1 << 20)
+        units = queue_check.tagged_units(queue, 25, log.max_offset, 1 << 20)
 
         assert [unit.offset for unit in units] == bench.offsets[::2][25:]
 

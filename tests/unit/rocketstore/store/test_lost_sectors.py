@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketstore.consume_queue import truth as queue_truth
+from rocketstore.consume_queue import queue_check as queue_check
 from rocketstore.message.message import Message
 from tests.unit.rocketstore.bench import WAIT_S, bodies, running, small_config
 
@@ -35,7 +35,7 @@ def test_lost_sectors_hide_no_message_that_the_log_has(
 
     The queue is a seldom used one: the log's first stretch, which says where queues begin, has none of its messages.
     """
-    monkeypatch.setattr(queue_truth, "_SCAN_BYTES", 4 * KIB)
+    monkeypatch.setattr(queue_check, "_SCAN_BYTES", 4 * KIB)
     config = small_config(
         tmp_path, mapped_file_size_consume_queue=UNIT_BYTES * 2000, file_reserved_time=0, flush_interval_commit_log=10
     )

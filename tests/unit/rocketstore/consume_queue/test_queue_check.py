@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocketstore.consume_queue.queue import ConsumeQueue
-from rocketstore.consume_queue.truth import is_message
+from rocketstore.consume_queue.queue_check import is_message
 from rocketstore.message.message import Message
 from rocketstore.message.record import encode_record
 from rocketstore.types import QueueUnit

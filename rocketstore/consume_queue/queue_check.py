@@ -68,7 +68,7 @@ def is_message(record: bytes, unit: QueueUnit, queue: ConsumeQueue, number: int,
     return not check_body or crc32(record[body:body_end]) & CRC_MASK == crc
 
 
-class QueueTruth:
+class QueueCheck:
     """Compares consume queues with the log; usable by any number of threads."""
 
     def __init__(self, log: CommitLog, delay_levels: DelayLevels) -> None:
