@@ -51,6 +51,7 @@ from dledger.errors import (
 from dledger.host import Host
 from dledger.instruments import SILENT, Instruments
 from dledger.log_output import speaks_for
+from dledger.maintenance import LogMaintenance
 from dledger.member_records import MemberRecords, had_peers
 from dledger.member_watch import MemberWatch, removal_index
 from dledger.members import Configuration, MemberChange
@@ -100,7 +101,6 @@ from dledger.types import (
     SnapshotState,
     Term,
 )
-from dledger.upkeep import LogUpkeep
 from dledger.watch import LogWatch, ScrubbedStore, WatchSettings
 
 _log = logging.getLogger("dledger")
@@ -297,7 +297,7 @@ class DLedgerServer:
                 commit=self._publish_commit,
                 damage=self._found_damage,
                 fenced=self._tell_fenced,
-                flushed=lambda: self._upkeep.log_changed(),
+                flushed=lambda: self._maintenance.log_changed(),
                 members=self._members_changed,
                 fetch_snapshot=lambda fetch: self._fetcher.want(fetch) if self._fetcher is not None else None,
             ),
@@ -313,7 +313,7 @@ class DLedgerServer:
         self._roles.listen(self._note_lost_leadership)
         self._transport: PeerTransport | None = None  # from `start` on: peers get the client port in use
         self._host.add(ServedLog(config, self, self.conditions))
-        self._upkeep = LogUpkeep(
+        self._maintenance = LogMaintenance(
             config,
             self._node,
             self.log,
@@ -447,7 +447,7 @@ class DLedgerServer:
         ``wanted`` may wait for the disk. ``held_back``, which must be fast, gets the position up to which more would
         have been removed.
         """
-        self._upkeep.retention.keep_from(wanted, held_back)
+        self._maintenance.retention.keep_from(wanted, held_back)
 
     def add_role_change_handler(self, handler: RoleChangeHandler) -> None:
         """Notify ``handler`` of role changes; only before ``start``."""
@@ -485,7 +485,7 @@ class DLedgerServer:
                     self._machine.start()
                 if self._fetcher is not None:
                     self._fetcher.start()
-                self._upkeep.start()
+                self._maintenance.start()
                 for task in self._tasks:
                     task.start()
             except BaseException:
@@ -515,7 +515,7 @@ class DLedgerServer:
             self._peer_log.close()
             if self._fetcher is not None:
                 self._fetcher.stop(JOIN_TIMEOUT_S)
-            self._upkeep.stop()
+            self._maintenance.stop()
             for task in self._tasks:  # before the driver, which they use
                 task.stop(JOIN_TIMEOUT_S)
             self._driver.stop()
@@ -524,7 +524,7 @@ class DLedgerServer:
             if self._machine is not None:
                 self._machine.stop(graceful=graceful)
             self._roles.stop()
-            self._upkeep.save_remembered()
+            self._maintenance.save_remembered()
             self._supervisor.run(self.log.close)
             self._stopped.set()
 
@@ -860,7 +860,7 @@ class DLedgerServer:
         return "" if at == NO_INDEX else f"{self._config.node_id} was removed from the group (configuration {at})"
 
     def _publish_commit(self, index: LogIndex) -> None:
-        self._upkeep.log_changed()
+        self._maintenance.log_changed()
         if self._machine is not None:
             self._machine.applier.committed()
         event = CommitEvent(index)

@@ -43,7 +43,7 @@ class Derived:
         queue_check: Callable[[], QueueCheck],
         on_damage: Callable[[], None],
     ) -> None:
-        """``queue_check`` is what queues ask about their units; ``on_damage`` of index or timers is called on any thread."""
+        """Queues ask ``queue_check`` about their units; ``on_damage`` of index or timers is called on any thread."""
         self.config: Final = config
         self.log: Final = log
         self.clock: Final = clock

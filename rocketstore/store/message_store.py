@@ -513,7 +513,7 @@ class MessageStore:
         """Whether the dispatched log determines every queue's next offset; not yet true on a member with a new disk."""
         return self._derived.numbering.is_known
 
-    # -- dispatch, upkeep ----------------------------------------------------------------------------------------
+    # -- dispatch, scrubbing -------------------------------------------------------------------------------------
 
     @property
     def dispatch_behind_bytes(self) -> int:

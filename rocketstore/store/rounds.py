@@ -1,6 +1,6 @@
 """The work on a store by time: flushing queues and index, retention, verification, samples.
 
-Threads: *flush* (queues and index, then the checkpoint), *clean* (retention), *upkeep* (``rocketstore.store.upkeep``),
+Threads: *flush* (queues and index, then the checkpoint), *clean* (retention), *scrub* (``rocketstore.store.scrub``),
 and *stats* (a sample per second).
 """
 
@@ -24,8 +24,8 @@ from rocketstore.store.derived import Derived
 from rocketstore.store.dispatch import DispatchService
 from rocketstore.store.durability import Durability
 from rocketstore.store.flags import Obstacle, PutGate
+from rocketstore.store.scrub import DerivedScrub
 from rocketstore.store.stats import StoreStats
-from rocketstore.store.upkeep import Upkeep
 from rocketstore.types import BrokerRole
 
 STOP_TIMEOUT_S: Final = 10.0
@@ -70,13 +70,13 @@ class StoreRounds:
             on_held_back=self._let_go,
             on_forced=self._removed_early,
         )
-        self.scrub: Final = Upkeep(derived, queue_check)
+        self.scrub: Final = DerivedScrub(derived, queue_check)
         threads = Supervisor(on_failure)
         every = partial(Periodic, clock=clock, supervisor=threads)
         self._flusher = every("rocketstore-flush-queues", config.flush_interval_consume_queue, self.flush)
         self._sampler = every("rocketstore-stats", _SAMPLE_INTERVAL_MS, stats.sample)
         self._cleaning = every("rocketstore-clean", config.clean_resource_interval, self.clean)
-        self._scrubbing = Worker("rocketstore-upkeep", self.scrub.step, clock, threads)
+        self._scrubbing = Worker("rocketstore-scrub", self.scrub.step, clock, threads)
         self._thorough_ms = clock.monotonic_ms()
         """When everything was flushed."""
         self._checkpoint_wanted = False

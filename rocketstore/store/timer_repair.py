@@ -29,7 +29,7 @@ _log = logging.getLogger("rocketstore")
 
 
 class TimerRepair:
-    """For the upkeep thread. ``pause`` is called now and then, and may raise."""
+    """For the scrub thread. ``pause`` is called now and then, and may raise."""
 
     def __init__(self, derived: Derived, pause: Callable[[], None]) -> None:
         self._timers = derived.timers

@@ -153,7 +153,7 @@ def test_a_node_says_which_segments_it_removed_early_until_an_hour_after_the_las
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Acknowledged entries went, as ``force_clean`` asks; once none has gone for so long, nothing is the matter."""
-    monkeypatch.setattr("dledger.upkeep.REMOVED_EARLY_TOLD_MS", 1500)
+    monkeypatch.setattr("dledger.maintenance.REMOVED_EARLY_TOLD_MS", 1500)
     (port,) = free_ports(1)
     store = StoreConfig(
         tmp_path,

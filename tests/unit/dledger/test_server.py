@@ -59,7 +59,7 @@ def test_background_work_ends_before_the_node_that_it_uses(
     stop_node, left = server._driver.stop, list[Task]()
 
     def note_and_stop() -> None:
-        left.extend(task for task in server._upkeep._tasks if task.is_alive)
+        left.extend(task for task in server._maintenance._tasks if task.is_alive)
         stop_node()
 
     monkeypatch.setattr(server._driver, "stop", note_and_stop)

@@ -552,7 +552,7 @@ def test_what_waits_for_a_disk_that_hangs_is_bounded() -> None:
     for _ in range(1000):
         _say(bench, "n1", PushCommit(load.term, load.epoch, LogIndex(-1)))
     before = bench.node.dispatchers[NodeId("n1")].epoch
-    waiting = len(bench.driver._peers[NodeId("n1")].pushes.queue)
+    waiting = len(bench.driver._peers[NodeId("n1")].pushes.effects)
     bench.driver._read_for(NodeId("n1"))  # it answers after all
 
     assert waiting <= 2 * bench.config.replication.inflight_pushes_max + 16

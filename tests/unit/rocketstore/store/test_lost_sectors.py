@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketstore.consume_queue import queue_check as queue_check
+from rocketstore.consume_queue import queue_check
 from rocketstore.message.message import Message
 from tests.unit.rocketstore.bench import WAIT_S, bodies, running, small_config
 

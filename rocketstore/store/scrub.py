@@ -1,6 +1,6 @@
 """Verifies consume queues, key index and the files of timed messages continuously while a store runs, and repairs them.
 
-One thread (``rocketstore-upkeep``). At ``derived_scrub_bytes_per_s``, it goes through the blocks of all index files,
+One thread (``rocketstore-scrub``). At ``derived_scrub_bytes_per_s``, it goes through the blocks of all index files,
 through the files of timed messages, and through the units of all queues with the records they refer to, over and over.
 Damage in index and timed messages, found by it or by a reader, is repaired from the log. Queues are repaired
 where they are checked (``rocketstore.consume_queue.queue_check``). Damage of the log itself is reported and skipped.
@@ -31,7 +31,7 @@ _MESSAGE_BYTES: Final = KIB
 """Minimum charge per message, because small ones cost as much."""
 
 
-class Upkeep:
+class DerivedScrub:
     """The work of the thread."""
 
     def __init__(self, derived: Derived, queue_check: QueueCheck) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster.local.group import free_ports
-from dledger import upkeep
+from dledger import maintenance
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.server import DLedgerServer
 from dledger.types import AppendedBatch, NodeId
@@ -19,7 +19,7 @@ from tests.support.waiting import wait_until
 @pytest.fixture
 def resting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DLedgerServer]:
     """A group of one whose log has not changed for a while, and that looks at such a log once in an hour."""
-    monkeypatch.setattr(upkeep, "_REST_INTERVAL_MS", 3_600_000)
+    monkeypatch.setattr(maintenance, "_REST_INTERVAL_MS", 3_600_000)
     (port,) = free_ports(1)
     store = StoreConfig(tmp_path, segment_bytes=1 << 20, index_segment_bytes=1 << 16)
     members = (Member(NodeId("n0"), "127.0.0.1", port),)
@@ -31,13 +31,13 @@ def resting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DLedger
 
 
 def _rests(server: DLedgerServer) -> bool:
-    return server._upkeep._checkpoints._is_resting and server._upkeep._warming._is_resting
+    return server._maintenance._checkpoints._is_resting and server._maintenance._warming._is_resting
 
 
 def test_an_idle_log_is_left_alone(resting: DLedgerServer) -> None:
     """An idle group costs no processor time: neither its checkpoint nor the space ahead of its end needs work."""
     soon_ms = resting._clock.monotonic_ms() + 1_000_000
-    tasks = (resting._upkeep._checkpoints.task, resting._upkeep._warming.task)
+    tasks = (resting._maintenance._checkpoints.task, resting._maintenance._warming.task)
 
     assert all(task.due_ms is not None and task.due_ms > soon_ms for task in tasks)
 
@@ -68,7 +68,7 @@ def test_an_append_ends_the_rest(resting: DLedgerServer, monkeypatch: pytest.Mon
 
 def test_a_change_during_the_last_step_before_a_rest_is_not_missed() -> None:
     """The step may not have seen it: there is another one at the busy pace."""
-    pace = upkeep._Pace(10)
+    pace = maintenance._Pace(10)
     pace.begin()
     assert not pace.begin()
 
@@ -78,4 +78,4 @@ def test_a_change_during_the_last_step_before_a_rest_is_not_missed() -> None:
     assert pace.begin()
     assert pace.pause_ms(more=True) == 10
     assert not pace.begin()
-    assert pace.pause_ms(more=False) == upkeep._REST_INTERVAL_MS
+    assert pace.pause_ms(more=False) == maintenance._REST_INTERVAL_MS

@@ -61,8 +61,8 @@ class _Pace:
         return self._interval_ms if more or self._has_changed else self._rest_ms
 
 
-class LogUpkeep:
-    """The upkeep of one node's log. Stop it before the driver, which it uses."""
+class LogMaintenance:
+    """The maintenance of one node's log. Stop it before the driver, which it uses."""
 
     def __init__(  # noqa: PLR0913  # one parameter per neighbour
         self,
