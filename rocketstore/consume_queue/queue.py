@@ -100,7 +100,7 @@ class First(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class QueueContext:
     """The parts of the store that queues use."""
 
     log_begin: Callable[[], int] = lambda: 0
@@ -130,19 +130,19 @@ class ConsumeQueue:
         file_bytes: int,
         fs: FileSystem,
         directories: QueueDirectories | None = None,
-        surroundings: Surroundings | None = None,
+        context: QueueContext | None = None,
     ) -> None:
         """``file_bytes`` must be a multiple of 20. Nothing is created before the first unit is added.
 
         ``directories`` creates those of all queues.
         """
-        self._surroundings = surroundings or Surroundings()
+        self._context = context or QueueContext()
         self.topic = topic
         self.queue_id = queue_id
         self.directory = directory
         self._fs = fs
         self._directories = directories or QueueDirectories(fs)
-        descriptors = self._surroundings.descriptors or DescriptorCache(fs)
+        descriptors = self._context.descriptors or DescriptorCache(fs)
         self._files = MappedFileQueue(fs, Placement((directory,)), file_bytes, descriptors=descriptors)
         self._lock = threading.Lock()
         self._begin = 0
@@ -286,12 +286,12 @@ class ConsumeQueue:
         If that is not the message of this place, nothing in these files can be relied on, the end least of all: they
         may be another queue's.
         """
-        low, high, begin = self._files.min_offset // UNIT_BYTES, self.stored_end, self._surroundings.log_begin()
+        low, high, begin = self._files.min_offset // UNIT_BYTES, self.stored_end, self._context.log_begin()
         while physical >= 0 and (at := self._last_real(low, high)) >= 0:
             unit = next(iter(self._read(at, 1)), BROKEN)
             if 0 <= unit.offset < begin:
                 return unit.offset + unit.size
-            true = self._surroundings.believe(self, at, unit)
+            true = self._context.believe(self, at, unit)
             if true is not None and true.offset + true.size <= limit:
                 return true.offset + true.size
             if true is None:
@@ -306,7 +306,7 @@ class ConsumeQueue:
 
         Not asked if its messages have expired: nothing can be read from it any more.
         """
-        if self._max_physical_offset <= self._surroundings.log_begin():
+        if self._max_physical_offset <= self._context.log_begin():
             return True
         at = self._last_real(self._files.min_offset // UNIT_BYTES, self.stored_end)
         unit = next(iter(self._read(at, 1)), BROKEN) if at >= 0 else BROKEN
@@ -375,7 +375,7 @@ class ConsumeQueue:
 
     def _is_expired(self) -> bool:
         """Whether the log has no record left that has a unit here."""
-        return self._max_physical_offset <= self._surroundings.log_begin()
+        return self._max_physical_offset <= self._context.log_begin()
 
     def _forget_units(self) -> None:
         """Remove all files, whose records are gone from the log, so that no gap up to the next offset is filled."""
@@ -387,7 +387,7 @@ class ConsumeQueue:
         """Append consecutive units; ``ends`` are the physical ends of their records."""
         expected = self.max_offset
         if first < expected:
-            self._surroundings.repeated(Repeated(self.topic, self.queue_id, first, len(ends), expected, int(ends[0])))
+            self._context.repeated(Repeated(self.topic, self.queue_id, first, len(ends), expected, int(ends[0])))
             ends, units, first = ends[expected - first :], units[(expected - first) * UNIT_BYTES :], expected
             if not units:
                 return
@@ -551,7 +551,7 @@ class ConsumeQueue:
     def _leads_behind(self, offset: int, physical: int, unit: QueueUnit | None = None) -> bool:
         """Whether the record of a unit, as corrected by the log, is at ``physical`` or after it."""
         unit = unit or next(iter(self._read(offset, 1)), BROKEN)
-        true = None if unit == FILLER else self._surroundings.believe(self, offset, unit)
+        true = None if unit == FILLER else self._context.believe(self, offset, unit)
         return true is not None and true.offset >= physical
 
     def _expired_end(self, low: int, high: int, physical: int, *, believe: bool) -> int:
@@ -621,7 +621,7 @@ class ConsumeQueue:
         in_first_file = self._begin // self.units_per_file * self._files.file_bytes <= self._files.min_offset
         if in_first_file and self._begin_for[0] <= physical <= self._begin_for[1]:
             return 0
-        count, durable = 0, self._surroundings.durable()
+        count, durable = 0, self._context.durable()
         for file, following in itertools.pairwise(self._files.files()):
             after = self._first_real(following.base // UNIT_BYTES)
             unit = self._read(after, 1)
@@ -664,7 +664,7 @@ class ConsumeQueue:
 
     def _first_believed(self, low: int, high: int) -> tuple[int, QueueUnit]:
         for at, unit in self._reals(low, high):
-            true = self._surroundings.believe(self, at, unit)
+            true = self._context.believe(self, at, unit)
             if true is not None:
                 return at, true
         return high, FILLER

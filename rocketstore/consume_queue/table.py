@@ -24,7 +24,7 @@ from dledger.errors import DiskError, DiskFullError, InvalidRequestError
 from dledger.store.fs import FileSystem, make_dirs_durably
 from rocketstore.consume_queue.directories import QueueDirectories
 from rocketstore.consume_queue.ends import QueueEnd
-from rocketstore.consume_queue.queue import FOREVER, ConsumeQueue, Surroundings
+from rocketstore.consume_queue.queue import FOREVER, ConsumeQueue, QueueContext
 from rocketstore.consume_queue.repair import QueueRecovery
 from rocketstore.consume_queue.units import UNIT_BYTES
 from rocketstore.mapped.descriptors import DescriptorCache
@@ -49,7 +49,7 @@ class ConsumeQueueTable:
         directory: Path,
         file_bytes: int,
         fs: FileSystem | None = None,
-        surroundings: Surroundings | None = None,
+        context: QueueContext | None = None,
     ) -> None:
         self.directory = directory
         self.file_bytes = -(-file_bytes // UNIT_BYTES) * UNIT_BYTES
@@ -62,7 +62,7 @@ class ConsumeQueueTable:
         self._refused_topics: set[str] = set()
         self.descriptors: Final = DescriptorCache(self._fs)
         """The open files of all queues."""
-        self._surroundings = replace(surroundings or Surroundings(), descriptors=self.descriptors)
+        self._context = replace(context or QueueContext(), descriptors=self.descriptors)
 
     # Opening
 
@@ -243,7 +243,7 @@ class ConsumeQueueTable:
 
     def correct_min_offsets(self, physical: int) -> None:
         """Start every queue with its first message at or after ``physical``. Raises ``DiskError``."""
-        firsts = self._surroundings.firsts(physical)
+        firsts = self._context.firsts(physical)
         for queue in self.all():
             queue.correct_min_offset(physical, firsts.get((queue.topic, queue.queue_id)))
 
@@ -282,9 +282,7 @@ class ConsumeQueueTable:
 
     def _make(self, topic: str, queue_id: int) -> ConsumeQueue:
         directory = self.directory / topic / str(queue_id)
-        return ConsumeQueue(
-            topic, queue_id, directory, self.file_bytes, self._fs, self._directories, self._surroundings
-        )
+        return ConsumeQueue(topic, queue_id, directory, self.file_bytes, self._fs, self._directories, self._context)
 
 
 def _entries(directory: Path | str) -> list[os.DirEntry[str]]:

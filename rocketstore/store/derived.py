@@ -16,7 +16,7 @@ from dledger.store.fs import FileSystem
 from rocketstore.commit_log.port import CommitLog
 from rocketstore.config import MessageStoreConfig
 from rocketstore.consume_queue.ends import QUEUE_ENDS_FILE, read_ends, write_ends
-from rocketstore.consume_queue.queue import Surroundings
+from rocketstore.consume_queue.queue import QueueContext
 from rocketstore.consume_queue.queue_check import QueueCheck
 from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.index.service import IndexService
@@ -56,7 +56,7 @@ class Derived:
             config.consume_queue_dir,
             config.consume_queue_file_bytes,
             fs,
-            Surroundings(
+            QueueContext(
                 lambda: log.min_offset,
                 self.alarm.repeated,
                 lambda: self.durable,

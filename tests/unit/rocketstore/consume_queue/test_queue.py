@@ -9,7 +9,7 @@ import pytest
 
 from dledger.errors import CorruptLogError, DiskError, DiskFullError
 from dledger.store.fs import FileSystem
-from rocketstore.consume_queue.queue import FOREVER, ConsumeQueue, Repeated, Surroundings
+from rocketstore.consume_queue.queue import FOREVER, ConsumeQueue, QueueContext, Repeated
 from rocketstore.consume_queue.units import FILLER
 from rocketstore.mapped.file import StoreFile
 from rocketstore.types import QueueUnit, RecordHead
@@ -26,11 +26,11 @@ def opened(
     fs: FileSystem | None = None,
     limit: int = FOREVER,
     *,
-    surroundings: Surroundings | None = None,
+    context: QueueContext | None = None,
 ) -> ConsumeQueue:
     (directory / "T").mkdir(exist_ok=True)
     directory = directory / "T" / "0"
-    queue = ConsumeQueue("T", 0, directory, FILE_BYTES, fs or FileSystem(), surroundings=surroundings)
+    queue = ConsumeQueue("T", 0, directory, FILE_BYTES, fs or FileSystem(), context=context)
     queue.load()
     queue.recover(limit)
     return queue
@@ -122,7 +122,7 @@ def test_a_replay_changes_nothing(tmp_path: Path, start: int) -> None:
 def test_a_queue_offset_that_comes_twice_keeps_its_first_record_and_raises_an_alarm(tmp_path: Path) -> None:
     """The others cannot have the place that their record names, and nobody drops a message in silence."""
     told: list[Repeated] = []
-    queue = opened(tmp_path, surroundings=Surroundings(repeated=told.append))
+    queue = opened(tmp_path, context=QueueContext(repeated=told.append))
     queue.append(heads(0, 3))
     queue.append([head(2, 5000), head(3, 5100)])
     assert content(queue) == {0: 0, 1: 100, 2: 200, 3: 5100}
@@ -137,7 +137,7 @@ def test_a_queue_offset_that_comes_twice_keeps_its_first_record_and_raises_an_al
 def test_a_queue_whose_messages_have_all_expired_goes_on_where_the_log_does(tmp_path: Path, first: int) -> None:
     """A member was down for longer than retention: what it missed is gone, however much, and is not filled up."""
     begin = [0]
-    queue = opened(tmp_path, surroundings=Surroundings(lambda: begin[0]))
+    queue = opened(tmp_path, context=QueueContext(lambda: begin[0]))
     queue.append(heads(0, 3))
     begin[0] = 300
 
@@ -152,7 +152,7 @@ def test_a_queue_whose_messages_have_all_expired_goes_on_where_the_log_does(tmp_
 
 def test_a_jump_within_what_the_log_holds_is_damage(tmp_path: Path) -> None:
     """The records in between should be there."""
-    queue = opened(tmp_path, surroundings=Surroundings(lambda: 299))
+    queue = opened(tmp_path, context=QueueContext(lambda: 299))
     queue.append(heads(0, 3))
     with pytest.raises(CorruptLogError, match="after queue offset 2 comes 5000000"):
         queue.append([head(5_000_000, 5000)])
@@ -161,7 +161,7 @@ def test_a_jump_within_what_the_log_holds_is_damage(tmp_path: Path) -> None:
 @pytest.mark.parametrize("known", [0, 3])
 def test_a_raised_queue_goes_on_from_there_without_a_file(tmp_path: Path, known: int) -> None:
     """What was given out before has expired here, or never came: there is nothing to read, and nothing is reused."""
-    queue = opened(tmp_path, surroundings=Surroundings(lambda: 300))
+    queue = opened(tmp_path, context=QueueContext(lambda: 300))
     if known:
         queue.append(heads(0, known))
 
@@ -181,7 +181,7 @@ def test_a_raised_queue_goes_on_from_there_without_a_file(tmp_path: Path, known:
 def test_a_message_below_what_a_queue_was_raised_to_raises_an_alarm(tmp_path: Path) -> None:
     """A master that counts from less gives out offsets a second time."""
     told: list[Repeated] = []
-    queue = opened(tmp_path, surroundings=Surroundings(repeated=told.append))
+    queue = opened(tmp_path, context=QueueContext(repeated=told.append))
     queue.raise_to(7)
 
     queue.append(heads(5, 8))
@@ -349,7 +349,7 @@ def test_a_file_stays_until_a_unit_after_it_is_durable(tmp_path: Path) -> None:
     """Else a crash leaves nothing that says where the queue was."""
     filled(tmp_path)
     durable = [599, 600, 1099, 1100]
-    queue = opened(tmp_path, surroundings=Surroundings(durable=lambda: durable.pop(0)))
+    queue = opened(tmp_path, context=QueueContext(durable=lambda: durable.pop(0)))
     assert [queue.delete_expired(9999) for _ in range(4)] == [0, 1, 0, 1]
 
 
