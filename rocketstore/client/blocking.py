@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     )
     from rocketstore.client.aio.admin_requests import Start
     from rocketstore.client.aio.expressions import Sql
-    from rocketstore.client.aio.newest import Page
+    from rocketstore.client.aio.messages_by_time import Page
     from rocketstore.client.aio.routes import RoutedBroker
     from rocketstore.client.aio.transactions import Check
     from rocketstore.message.message import Message

@@ -15,9 +15,9 @@ from dledger.errors import CorruptLogError, DiskError
 from dledger.store.fs import FileSystem
 from rocketstore.commit_log.port import CommitLog
 from rocketstore.config import MessageStoreConfig
-from rocketstore.consume_queue.ends import QUEUE_ENDS_FILE, read_ends, write_ends
 from rocketstore.consume_queue.queue import QueueContext
 from rocketstore.consume_queue.queue_check import QueueCheck
+from rocketstore.consume_queue.queue_ends import QUEUE_ENDS_FILE, read_queue_ends, write_queue_ends
 from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.index.service import IndexService
 from rocketstore.queue_numbers.numbering import LoggedNumbering, RepeatAlarm
@@ -95,7 +95,7 @@ class Derived:
     def recover(self, checkpoint: StoreCheckpoint, *, clean_stop: bool) -> RecoveryPlan:
         """Open queues and index over the recovered log; returns what is to be dispatched again."""
         place = (checkpoint.replay_from, checkpoint.queue_units)
-        self.queues.load(read_ends(self._ends_path, place) if clean_stop and UNKNOWN not in place else None)
+        self.queues.load(read_queue_ends(self._ends_path, place) if clean_stop and UNKNOWN not in place else None)
         decided = recover(
             self.log,
             self.queues,
@@ -111,6 +111,6 @@ class Derived:
     def note_ends(self) -> None:
         """Write down where queues end, so that the next start need not read them."""
         try:
-            write_ends(self.fs, self._ends_path, (self.durable, queue_units(self.queues)), self.queues.at_rest())
+            write_queue_ends(self.fs, self._ends_path, (self.durable, queue_units(self.queues)), self.queues.at_rest())
         except (OSError, DiskError) as error:
             _log.warning("the next start will read all consume queues: %s", error)

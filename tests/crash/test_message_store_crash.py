@@ -25,7 +25,7 @@ import pytest
 
 from dledger.clock import Clock
 from rocketstore.config import KIB, MessageStoreConfig
-from rocketstore.consume_queue.ends import QUEUE_ENDS_FILE
+from rocketstore.consume_queue.queue_ends import QUEUE_ENDS_FILE
 from rocketstore.message.message import Message
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import FlushDiskType

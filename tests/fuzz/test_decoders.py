@@ -39,7 +39,7 @@ from dledger.store.members_file import MEMBERS_FILE, SavedMembers, read_members,
 from dledger.types import EntryId, EntryRun, HardState, LogIndex, NodeId, Position, Term
 from dledger_spark.option_values import offsets_value
 from rocketstore.client.aio.received import split_records
-from rocketstore.consume_queue.ends import QUEUE_ENDS_FILE, QueueEnd, read_ends, write_ends
+from rocketstore.consume_queue.queue_ends import QUEUE_ENDS_FILE, QueueEnd, read_queue_ends, write_queue_ends
 from rocketstore.consume_queue.units import parse_units
 from rocketstore.filter.filters import TagFilter
 from rocketstore.filter.sql import SqlCondition
@@ -302,14 +302,14 @@ def _sound_files(directory: Path) -> dict[str, Callable[[], object]]:
         path.write_bytes(path.read_bytes().replace(b"dledger", b"RocketMQ"))
     write_snapshot(fs, directory, BrokerSnapshot(changes, 3, (4, 5)))
     ends = {("T", 0): QueueEnd([[0, 1]], 20, 0, (0, 1), 30)}
-    write_ends(fs, directory / QUEUE_ENDS_FILE, (1, 2), ends)
+    write_queue_ends(fs, directory / QUEUE_ENDS_FILE, (1, 2), ends)
     DeletedQueues(fs, directory / DELETED_FILE).add({("T", 0): 5}, {})
     return {
         IDENTITY_FILE: lambda: read_identity(directory),
         MEMBERS_FILE: lambda: read_members(directory),
         BOOT_RECORD_FILE: lambda: last_life(directory),
         SNAPSHOT_FILE: lambda: read_snapshot(directory),
-        QUEUE_ENDS_FILE: lambda: read_ends(directory / QUEUE_ENDS_FILE, (1, 2)),
+        QUEUE_ENDS_FILE: lambda: read_queue_ends(directory / QUEUE_ENDS_FILE, (1, 2)),
         DELETED_FILE: lambda: DeletedQueues(fs, directory / DELETED_FILE).load(),
         **dict.fromkeys(ROCKETMQ_FILES, lambda: read_rocketmq_files(directory)),
     }

@@ -25,7 +25,7 @@ from rocketstore.client.aio.errors import (
     refusal_of,
 )
 from rocketstore.client.aio.expressions import ALL, Expression, Sql
-from rocketstore.client.aio.newest import PAGE_MAX, Page, QueueSpan, read_page, span_of
+from rocketstore.client.aio.messages_by_time import PAGE_MAX, Page, QueueSpan, read_page, span_of
 from rocketstore.client.aio.received import plain_body, split_pulled
 from rocketstore.client.aio.timed import TimedMessages, list_timed, recall
 from rocketstore.message.delay import DelayLevels

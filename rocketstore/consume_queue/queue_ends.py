@@ -35,7 +35,7 @@ class QueueEnd(NamedTuple):
     max_physical: int
 
 
-def write_ends(fs: FileSystem, path: Path, place: tuple[int, int], ends: Mapping[QueueKey, QueueEnd]) -> None:
+def write_queue_ends(fs: FileSystem, path: Path, place: tuple[int, int], ends: Mapping[QueueKey, QueueEnd]) -> None:
     """Replace the file. ``place``: replay position and queue units of the checkpoint. Raises ``OSError``."""
     topics: dict[str, dict[str, QueueEnd]] = {}
     for (topic, queue_id), end in ends.items():
@@ -45,7 +45,7 @@ def write_ends(fs: FileSystem, path: Path, place: tuple[int, int], ends: Mapping
     replace_durably(fs, path, b"%08x\n" % zlib.crc32(content) + content)
 
 
-def read_ends(path: Path, place: tuple[int, int]) -> dict[QueueKey, QueueEnd]:
+def read_queue_ends(path: Path, place: tuple[int, int]) -> dict[QueueKey, QueueEnd]:
     """The contents of the file if it belongs to that checkpoint; otherwise empty."""
     try:
         data = read_whole(path)
