@@ -2,7 +2,7 @@
 
 from dledger_spark.directory.files import IndexFiles, LogSegment
 from dledger_spark.directory.log import LogDirectory, locate, open_directory
-from dledger_spark.directory.ranges import range_of
+from dledger_spark.directory.ranges import TimeBounds, range_of, within_times
 from dledger_spark.directory.reading import RecordRun, read_split, runs
 from dledger_spark.directory.splits import Split, SplitSizes, plan_splits
 
@@ -13,10 +13,12 @@ __all__ = [
     "RecordRun",
     "Split",
     "SplitSizes",
+    "TimeBounds",
     "locate",
     "open_directory",
     "plan_splits",
     "range_of",
     "read_split",
     "runs",
+    "within_times",
 ]

@@ -141,6 +141,12 @@ def _is_later(segment: LogSegment, position: int, last: int) -> bool:
     return before is not None and after is not None and before.index < after.index and before.term <= after.term
 
 
+def is_whole_entry(segment: LogSegment, position: int) -> bool:
+    """Whether an intact entry of a replicated log starts there."""
+    header = segment.header(position)
+    return header is not None and _whole_entry(memoryview(segment.read(position, header.size)), position)
+
+
 def _is_whole(segment: LogSegment, position: int) -> bool:
     if segment.framing == "plain":
         head = segment.read(position, OVERHEAD)
@@ -148,8 +154,7 @@ def _is_whole(segment: LogSegment, position: int) -> bool:
         if place is None or place.size < OVERHEAD:
             return False
         return bool(scan_records(segment.read(position, place.size), position, check_crc=True).heads)
-    header = segment.header(position)
-    return header is not None and _whole_entry(memoryview(segment.read(position, header.size)), position)
+    return is_whole_entry(segment, position)
 
 
 def _places(data: bytes, magic: bytes) -> Iterator[int]:

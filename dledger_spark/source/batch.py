@@ -10,11 +10,11 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from dledger_spark.decode import Content, DecodeContext, RowFilter
 from dledger_spark.decode.typed_bodies import body_format
-from dledger_spark.directory import Split, SplitSizes, open_directory, plan_splits, range_of, read_split
+from dledger_spark.directory import Split, SplitSizes, open_directory, plan_splits, range_of, read_split, within_times
 from dledger_spark.errors import OptionError
 from dledger_spark.options import ReadOptions
 from dledger_spark.schema import RAW_PROPERTIES, Projection
-from dledger_spark.source.filters import check_topics, pushed, topic_filters
+from dledger_spark.source.filters import check_topics, pushed, time_bounds, topic_filters
 from dledger_spark.source.rows import projected, settle_worker
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ class DirectoryReader(DataSourceReader):
         content = log.content() if options.record_format == "auto" else options.record_format
         check_topics(options, content)
         begin, end = range_of(log, options)
+        if content == "message" and options.verify_crc == "false":  # otherwise all that is asked for is verified
+            begin, end = within_times(log, begin, end, time_bounds(self._filters))
         sizes = SplitSizes(options.split_bytes, options.min_partitions, options.max_records_per_partition)
         return [SplitPartition(split, content) for split in plan_splits(log, begin, end, sizes)]
 

@@ -20,6 +20,7 @@ from dledger.client.shared import is_retried_read
 from dledger.errors import DLedgerError, IdentityError, IndexBeforeBeginError
 from dledger.rpc.clients.bulk_codec import LocatedEntries
 from dledger.rpc.ports import NodeStatus
+from dledger.store.format import HEADER, EntryHeader
 from dledger.types import LogChunk, Role
 from dledger_spark.errors import OptionError
 from dledger_spark.options import ReadOptions, SecurityOptions
@@ -141,6 +142,18 @@ class ClientLog:
     def index_at(self, time_ms: int) -> int:
         """The first committed entry stored at this time or later, or the committed end."""
         return self._locate(times_ms=(time_ms,)).places[0].index
+
+    def times_ascend(self) -> bool:
+        """Whether store times never go back: not if RocketMQ has written the first entries, which have no checksums."""
+        begin = self._locate().range.begin.index
+        try:
+            chunk = next(self.chunks(begin, begin + 1), None)
+        except TrimmedError:
+            return False
+        if chunk is None:
+            return False
+        header = EntryHeader(*HEADER.unpack_from(chunk.data))
+        return (header.chain_crc, header.body_crc) != (0, 0)
 
     def chunks(self, first: int, end: int) -> Iterator[LogChunk]:
         """The stored entries from ``first`` up to ``end`` (exclusive), all of them. Raises ``TrimmedError``.

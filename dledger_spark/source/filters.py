@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from pyspark.sql import datasource as spark
 
 from dledger_spark.decode import RowFilter
+from dledger_spark.directory import TimeBounds
 from dledger_spark.errors import OptionError
 from dledger_spark.options import ReadOptions
 from dledger_spark.schema import COLUMNS, Projection
@@ -33,6 +35,8 @@ _TEXT_SEARCHES: Final[dict[type[spark.Filter], Callable[..., pa.Array]]] = {
     spark.StringEndsWith: pc.ends_with,
     spark.StringContains: pc.match_substring,
 }
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MS: Final = timedelta(milliseconds=1)
 _TYPES: Final = {one.name: one.arrow for one in COLUMNS}
 
 
@@ -117,6 +121,31 @@ def pushed(found: spark.Filter, projection: Projection) -> PushedFilter | None:
     if not _fits(inner, value, arrow):
         return None
     return PushedFilter(type(inner).__name__, name, value, negated)
+
+
+def time_bounds(filters: Sequence[RowFilter]) -> TimeBounds:
+    """When the rows that all these filters keep were stored."""
+    bounds = TimeBounds()
+    for one in filters:
+        if isinstance(one, PushedFilter) and one.column == "storeTimestamp" and not one.negated:
+            bounds = bounds.both(_bounds_of(getattr(spark, one.kind), one.value))
+    return bounds
+
+
+def _bounds_of(kind: type[spark.Filter], value: Any) -> TimeBounds:  # noqa: ANN401  # as in PushedFilter
+    times = [_ms_of(one) for one in (value if kind is spark.In else [value]) if isinstance(one, datetime)]
+    if kind in (spark.GreaterThan, spark.GreaterThanOrEqual) and times:
+        return TimeBounds(times[0])
+    if kind in (spark.LessThan, spark.LessThanOrEqual) and times:
+        return TimeBounds(until_ms=times[0] + 1)
+    if kind in (spark.EqualTo, spark.EqualNullSafe, spark.In) and times:
+        return TimeBounds(min(times), max(times) + 1)
+    return TimeBounds()
+
+
+def _ms_of(time: datetime) -> int:
+    """Rounded down; a time without a zone is in UTC, as Arrow takes it."""
+    return (time.replace(tzinfo=time.tzinfo or UTC) - _EPOCH) // _MS
 
 
 def _is_plain(arrow: pa.DataType) -> bool:

@@ -8,12 +8,13 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from dledger_spark.decode import Content, RowFilter
+from dledger_spark.directory import TimeBounds
 from dledger_spark.errors import OptionError
 from dledger_spark.options import EARLIEST, LATEST, ReadOptions
 from dledger_spark.schema import Projection
 from dledger_spark.source.batch import decode_context
 from dledger_spark.source.client_log import ClientLog
-from dledger_spark.source.filters import check_topics, pushed, topic_filters
+from dledger_spark.source.filters import check_topics, pushed, time_bounds, topic_filters
 from dledger_spark.source.group_log import CommittedRange
 from dledger_spark.source.live_rows import RowReader
 from dledger_spark.source.progress import begin_within, cut_kept
@@ -57,6 +58,15 @@ def planned_range(options: ReadOptions, log: ClientLog, state: CommittedRange) -
     return IndexRange(first, max(first, end))
 
 
+def within_times(log: ClientLog, wanted: IndexRange, times: TimeBounds) -> IndexRange:
+    """The part of a range that holds all its messages of these times; all of it where times may go back."""
+    if times == TimeBounds() or not wanted.count or not log.times_ascend():
+        return wanted
+    first = wanted.first if times.since_ms is None else max(wanted.first, log.index_at(times.since_ms))
+    end = wanted.end if times.until_ms is None else min(wanted.end, log.index_at(times.until_ms))
+    return IndexRange(min(first, wanted.end), max(min(first, wanted.end), end))
+
+
 def content_of(options: ReadOptions, state: CommittedRange) -> Content:
     """The contents of the group's entries: a broker's messages, or arbitrary bytes. Raises ``OptionError``."""
     content: Content = "message" if state.holds_messages else "entry"
@@ -93,6 +103,8 @@ class LiveReader(DataSourceReader):
         content = content_of(self._options, state)
         log.check_topics()
         wanted = planned_range(self._options, log, state)
+        if content == "message" and self._options.verify_crc == "false":  # as for a directory
+            wanted = within_times(log, wanted, time_bounds(self._filters))
         return [LogPartition(one, content) for one in cut_kept(log, wanted, state, self._options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
