@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dledger_spark.catalog import register_topics
 from dledger_spark.session import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["register", "spark_session"]
+__all__ = ["register", "register_topics", "spark_session"]
 
 
 def register(spark: SparkSession) -> None:

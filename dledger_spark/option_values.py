@@ -12,6 +12,7 @@ from dledger.values import split
 EARLIEST: Final = -2
 """``startingOffsets=earliest``, with Kafka's number."""
 SCHEMA_BYTES_MAX: Final = 1 << 20
+SECRET_BYTES_MAX: Final = 4096
 LATEST: Final = -1
 """``latest``, with Kafka's number."""
 
@@ -41,15 +42,25 @@ def names_value(text: str) -> tuple[str, ...]:
 
 def schema_value(text: str) -> bytes:
     """A schema, or ``@`` and the file that holds it. Raises ``ValueError``."""
-    if not text.startswith("@"):
-        return text.encode()
+    return _contents(text[1:], SCHEMA_BYTES_MAX) if text.startswith("@") else text.encode()
+
+
+def secret_value(path: str) -> str:
+    """The secret in a file, without blanks around it. Raises ``ValueError``."""
+    found = _contents(path, SECRET_BYTES_MAX).decode(errors="replace").strip()
+    if not found:
+        raise ValueError(f"{path} is empty")
+    return found
+
+
+def _contents(path: str, bytes_max: int) -> bytes:
     try:
-        with open(text[1:], "rb") as file:
-            found = file.read(SCHEMA_BYTES_MAX + 1)
+        with open(path, "rb") as file:
+            found = file.read(bytes_max + 1)
     except OSError as error:
-        raise ValueError(f"cannot read {text[1:]}: {error.strerror}") from error
-    if len(found) > SCHEMA_BYTES_MAX:
-        raise ValueError(f"{text[1:]} has more than {SCHEMA_BYTES_MAX >> 20} MiB, so it is not a schema")
+        raise ValueError(f"cannot read {path}: {error.strerror}") from error
+    if len(found) > bytes_max:
+        raise ValueError(f"{path} has more than {bytes_max} bytes: name the right file")
     return found
 
 

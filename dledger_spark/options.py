@@ -30,6 +30,7 @@ from dledger_spark.option_values import (
     path_value,
     pattern_value,
     schema_value,
+    secret_value,
     text_value,
 )
 
@@ -577,4 +578,5 @@ SECURITY_OPTIONS: Final = (
     Option("insecure", "insecure", parse_boolean, "false", "allow plaintext to other machines"),
     Option("accessKey", "access_key", text_value, "", "access key to sign requests with"),
     Option("secretKey", "secret_key", text_value, "", "its secret; Spark redacts it in plans and pages"),
+    Option("secretKeyFile", "secret_key", secret_value, "", "instead: the file with the secret, on the driver"),
 )

@@ -37,7 +37,7 @@ def options_of_table(options: Mapping[str, str]) -> dict[str, str] | None:
     if _SECRETS & {name.lower() for name in own}:
         raise OptionError(
             "a table would expose its secretKey to everybody: create a temporary view (CREATE TEMPORARY VIEW … "
-            "USING dledger OPTIONS …), or give it in the query (SELECT … FROM t WITH ('secretKey' = …))"
+            "USING dledger OPTIONS …), or name its file (secretKeyFile)"
         )
     return own
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -180,3 +181,21 @@ def test_default_schemas_leave_out_what_is_virtual() -> None:
     assert [one.name for one in default_columns("kafka", headers=True)][-1] == "headers"
     assert "`properties` string" in ddl_of(columns_of("default", "raw"))
     assert default_columns("default", crc_column=True)[-1].name == "crcOk"
+
+
+def test_a_secret_can_stay_in_its_file(tmp_path: Path) -> None:
+    """Read when the options are; not beside a secret in the options, and never an empty one."""
+    file = tmp_path / "secret"
+    file.write_text("very secret\n")
+    given = {"bootstrap.servers": "a:1", "accessKey": "me"}
+
+    assert ReadOptions.parse({**given, "secretKeyFile": str(file)}).security.secret_key == "very secret"
+    with pytest.raises(OptionError, match="secretKey and secretKeyFile mean the same"):
+        ReadOptions.parse({**given, "secretKey": "x", "secretKeyFile": str(file)})
+    file.write_text("\n")
+    for path, problem in ((file, "is empty"), (tmp_path / "none", "cannot read .*none: No such file")):
+        with pytest.raises(OptionError, match=problem):
+            ReadOptions.parse({**given, "secretKeyFile": str(path)})
+    file.write_text("x" * 5000)
+    with pytest.raises(OptionError, match="more than 4096 bytes"):
+        ReadOptions.parse({**given, "secretKeyFile": str(file)})
