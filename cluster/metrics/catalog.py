@@ -138,7 +138,7 @@ NODE_SPECS: Final = (
         java="dledger_replicate_entry_batch_bytes (remote_id)",
     ),
     _histogram("dledger_flush_latency_seconds", "One flush of the log to the disk."),
-    _histogram("dledger_flush_bytes", "What one flush made durable."),
+    _histogram("dledger_flush_bytes", "Bytes that one flush made durable."),
 )
 
 BROKER_SPECS: Final = (
@@ -248,7 +248,7 @@ BROKER_SPECS: Final = (
         "Delayed and timed messages, and messages of transactions, whose topic was deleted while they waited.",
     ),
     _gauge("rocketmq_timed_messages_open", "Messages that wait for a time of their own."),
-    _gauge("rocketmq_timed_messages_open_bytes", "What they take up in the log."),
+    _gauge("rocketmq_timed_messages_open_bytes", "Their size in the log."),
     _gauge("rocketmq_timed_messages_late", "Master only: those due for more than a second and not delivered."),
     _gauge("rocketmq_timed_messages_lag_seconds", "Master only: for how long the first of those has been due."),
     _gauge("rocketmq_timed_messages_next_due_seconds", "When the next one is due (Unix time); 0: none waits."),
@@ -289,12 +289,12 @@ BROKER_SPECS: Final = (
     _gauge("rocketmq_ha_slaves", "Plain master only: connected slaves."),
     _gauge(
         "rocketmq_ha_slave_lag_bytes",
-        "Plain master only: what a slave has not acknowledged, by broker id; host for RocketMQ's, which do not tell.",
+        "Plain master only: bytes a slave has not acknowledged, by broker id; host for RocketMQ's, which send none.",
         "slave",
     ),
     _gauge("rocketmq_ha_slave_lag_seconds", "Plain master only: for how long it has not acknowledged it.", "slave"),
     _gauge("rocketmq_ha_connected", "Slave only: whether it follows its master."),
-    _gauge("rocketmq_ha_lag_bytes", "Slave only: what it lacks of what its master is known to have."),
+    _gauge("rocketmq_ha_lag_bytes", "Slave only: bytes it is behind what its master is known to have."),
     _gauge(
         "rocketmq_ha_lag_seconds",
         "Slave only: for how long it has not had everything that its master is known to have; -1: it never had.",
