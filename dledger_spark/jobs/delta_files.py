@@ -10,13 +10,15 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 if TYPE_CHECKING:
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 
     from dledger_spark.source.stream import LogStreamReader
 
+LOG: Final = "_delta_log"
+_FILE_ACTIONS: Final = frozenset({"add", "cdc"})
+"""What in a commit names a file that it has made."""
 _GROUP_BYTES: Final = 32 << 20
 """How many bytes of rows, before compression, a row group holds: a task keeps as many in memory."""
 _TEXT_MAX: Final = 32
@@ -52,6 +57,40 @@ class FileWriter:
         """Write the rows of a range: one file, or none if it has no rows."""
         written = write_file(Path(self.directory), self.reader.read(partition))
         return [] if written is None else [written]
+
+
+@dataclass(frozen=True, slots=True)
+class RowCollector:
+    """The same for a table whose rows are replaced by key: sends the last row of each key to the driver, as Arrow."""
+
+    key: str
+    reader: LogStreamReader
+
+    def __call__(self, partition: InputPartition) -> list[bytes]:
+        """The rows of a range: one stream of Arrow's, or none if it has no rows."""
+        batches = [batch for batch in self.reader.read(partition) if batch.num_rows]
+        if not batches:
+            return []
+        rows = newest(pa.Table.from_batches(batches), self.key)
+        stream = pa.BufferOutputStream()
+        with pa.ipc.new_stream(stream, rows.schema) as writer:
+            writer.write_table(rows)
+        return [stream.getvalue().to_pybytes()]
+
+
+def rows_of(streams: Sequence[bytes]) -> pa.Table | None:
+    """The rows that collectors have sent, in the order of their ranges; None if there are none."""
+    tables = [pa.ipc.open_stream(one).read_all() for one in streams]
+    return pa.concat_tables(tables) if tables else None
+
+
+def newest(rows: pa.Table, key: str) -> pa.Table:
+    """The last row of each key, and all rows without one (null), in their order."""
+    numbered = pa.table({"key": rows[key], "row": pa.array(range(rows.num_rows), pa.int64())})
+    last = numbered.filter(pc.is_valid(numbered["key"])).group_by("key").aggregate([("row", "max")])["row_max"]
+    without = numbered.filter(pc.is_null(numbered["key"]))["row"]
+    kept = pa.chunked_array([*last.chunks, *without.chunks], pa.int64())
+    return rows.take(kept.take(pc.sort_indices(kept)))
 
 
 def write_file(directory: Path, rows: Iterator[pa.RecordBatch]) -> DataFile | None:
@@ -113,6 +152,19 @@ def _as_json(value: object) -> object:
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return value
+
+
+def sync_versions(directory: Path, first: int, last: int) -> None:
+    """Make these versions durable with their files: the library leaves that to the operating system."""
+    log = directory / LOG
+    for number in range(first, last + 1):
+        commit = log / f"{number:020d}.json"
+        for line in commit.read_text("utf-8").splitlines():
+            action = json.loads(line)
+            for kind in _FILE_ACTIONS & action.keys():
+                _sync(directory / unquote(action[kind]["path"]))
+        _sync(commit)
+    _sync(log)
 
 
 def _sync(path: Path) -> None:

@@ -12,24 +12,20 @@ The table's source is one of its properties (``dledger.rows``); a log or selecti
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction
+from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction, WriterProperties
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from dledger.errors import ConfigError
+from dledger_spark.jobs.delta_files import DataFile, newest, sync_versions
 from dledger_spark.jobs.errors import JobBusyError, JobError
 
-if TYPE_CHECKING:
-    from dledger_spark.jobs.delta_files import DataFile
-
-LOG: Final = "_delta_log"
 ROWS: Final = "dledger.rows"
 _PROPERTIES: Final = {
     "delta.enableChangeDataFeed": "true",  # for those who follow the table's changes
@@ -63,6 +59,7 @@ class LogTable:
         self.path = path
         self.origin = origin
         self._table = table
+        self._synced = table.version()
 
     @property
     def version(self) -> int:
@@ -90,9 +87,37 @@ class LogTable:
         except CommitFailedError as error:
             raise self._busy(error) from error
         self._table.update_incremental()
+        self._committed(end)
+
+    def upsert(self, rows: pa.Table, key: str, first: int, end: int) -> None:
+        """Replace the rows that have the keys of ``rows``, and add the others, with the position, in one commit.
+
+        ``rows``: in the order of the log; of several with one key the last counts. Rows without a key (null) are
+        added. Raises ``JobBusyError`` like ``append``.
+        """
+        self._check_position(first, end)
+        merger = self._table.merge(
+            newest(rows, key),
+            predicate=f"held.{_quoted(key)} = new.{_quoted(key)}",
+            source_alias="new",
+            target_alias="held",
+            streamed_exec=False,  # so that files whose keys are out of range are not read
+            writer_properties=WriterProperties(compression="ZSTD"),
+            commit_properties=self._commit_of(first, end),
+        )
+        try:
+            merger.when_matched_update_all().when_not_matched_insert_all().execute()
+        except CommitFailedError as error:
+            raise self._busy(error) from error
+        self._table.update_incremental()
+        self._committed(end)
+
+    def _committed(self, end: int) -> None:
         if self.position != end:
             raise self._busy(f"it holds the entries before {self.position} now")
-        self._sync()
+        version = self.version
+        sync_versions(self.path, self._synced + 1, version)
+        self._synced = version
 
     def _check_position(self, first: int, end: int) -> None:
         there = self.position
@@ -115,19 +140,6 @@ class LogTable:
             "twice; let only one run write to a table, and start it again"
         )
 
-    def _sync(self) -> None:
-        """Make the newest commit durable: the library leaves that to the operating system."""
-        log = self.path / LOG
-        for path in (log / f"{self.version:020d}.json", log):
-            try:
-                handle = os.open(path, os.O_RDONLY)
-            except FileNotFoundError:  # a checkpoint, which is synced with the directory's next commit, replaced it
-                continue
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-
 
 def open_table(path: Path, schema: pa.Schema, origin: TableOrigin) -> LogTable:
     """Open a table, or create it; columns that it lacks are added, with nulls in the rows that it has.
@@ -143,6 +155,10 @@ def open_table(path: Path, schema: pa.Schema, origin: TableOrigin) -> LogTable:
     if missing:
         table.alter.add_columns(missing)
     return LogTable(path, table, origin)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _existing(path: Path) -> DeltaTable | None:

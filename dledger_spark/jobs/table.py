@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
 import click
 
@@ -30,15 +30,22 @@ from dledger_spark.jobs.units import CountUnit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import InputPartition
 
-    from dledger_spark.jobs.delta_files import DataFile
+    from dledger_spark.jobs.delta_compaction import Compactor
     from dledger_spark.jobs.delta_table import LogTable, TableOrigin
     from dledger_spark.options import ReadOptions
     from dledger_spark.schema import Projection, SchemaColumn
     from dledger_spark.source.stream import LogStreamReader
 
+Part = TypeVar("Part")
+"""What a task sends to the driver."""
 DEFAULTS: Final = {"maxBytesPerTrigger": "256m", "splitBytes": "16m", "startingOffsets": "earliest"}
 """Options of the format, unless others are given: how much one batch, and one of its files, holds at most."""
+BATCH_BYTES_BY_KEY: Final = "64m"
+"""The same of a table with a key, whose batches pass through the driver."""
+KEEP_HOURS: Final = 168
+"""For how long files that the newest version does not need are kept, by default: Delta's own."""
 OF_ENTRIES: Final = ("index", "term", "position", "body")
 """The columns of entries that are not messages."""
 EMPTY_COMMIT_S: Final = 60.0
@@ -47,14 +54,18 @@ EMPTY_COMMIT_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """``columns``: the table's columns; empty: all that are not virtual. ``once``: end with what is committed at the
-    start. ``show`` receives a line for each batch; with ``as_json`` a JSON object.
+    """``columns``: the table's columns; empty: all that are not virtual. ``key``: the column by which a message
+    replaces an earlier one; empty: none does. ``compact_s``: how often small files are merged; None: never. ``once``:
+    end with what is committed at the start. ``show`` receives a line for each batch; with ``as_json`` a JSON object.
     """
 
     source: LogSource
     out: Path
     columns: tuple[str, ...] = ()
+    key: str = ""
     trigger_s: float = 2.0
+    compact_s: float | None = None
+    keep_hours: int = KEEP_HOURS
     once: bool = False
     consumer_group: str = ""
     show: Callable[[str], None] = field(default=click.echo, repr=False)
@@ -67,7 +78,8 @@ class TableProgress:
 
     batches: int = 0
     rows: int = 0
-    size_bytes: int = 0
+    merged_files: int = 0
+    removed_files: int = 0
     behind: int | None = None
     """Committed entries that the table does not hold yet."""
 
@@ -75,6 +87,7 @@ class TableProgress:
 def run(spark: SparkSession, options: TableOptions) -> JobReport:
     """Follow until Ctrl-C, or with ``once`` until everything committed now is in the table."""
     check(options)
+    from dledger_spark.jobs.delta_compaction import Compactor
     from dledger_spark.jobs.delta_table import open_table
     from dledger_spark.source.client_log import ClientLog
     from dledger_spark.source.stream import LogStreamReader
@@ -83,14 +96,21 @@ def run(spark: SparkSession, options: TableOptions) -> JobReport:
     reading = read_options(options)
     kept = ClientLog(reading).committed()
     holds = kept.holds_messages if reading.record_format == "auto" else reading.record_format == "message"
-    projection = projection_of(chosen_columns(options.columns, reading, holds_messages=holds))
+    names = (*options.columns, options.key) if options.columns and options.key else options.columns
+    projection = projection_of(chosen_columns(names, reading, holds_messages=holds))
+    if options.key and options.key not in projection.names:
+        raise ConfigError([f"--key: no column {options.key} among {', '.join(projection.names)}"])
     path = options.out.absolute()
     (path / STATE).mkdir(parents=True, exist_ok=True)
     with locked(path / STATE / "lock", path):
         table = open_table(path, projection.schema, origin_of(options, kept.cluster, kept.group))
         follower = TableFollower(spark, options, LogStreamReader(reading, projection), table)
         try:
-            follower.follow()
+            if options.compact_s is None:
+                follower.follow()
+            else:
+                with Compactor(path, options.compact_s, options.keep_hours) as compactor:
+                    follower.follow(compactor)
         except KeyboardInterrupt:
             click.echo("stopping", err=True)
         follower.commit_position()
@@ -117,7 +137,8 @@ def read_options(options: TableOptions) -> ReadOptions:
 
     given = options.source.options()
     taken = {name.lower() for name in given}
-    defaults = {name: text for name, text in DEFAULTS.items() if name.lower() not in taken}
+    defaults = DEFAULTS | ({"maxBytesPerTrigger": BATCH_BYTES_BY_KEY} if options.key else {})
+    defaults = {name: text for name, text in defaults.items() if name.lower() not in taken}
     if "startingtimestamp" in taken:
         defaults.pop("startingOffsets", None)
     if options.consumer_group:
@@ -130,19 +151,26 @@ def read_options(options: TableOptions) -> ReadOptions:
 
 def chosen_columns(names: Sequence[str], options: ReadOptions, *, holds_messages: bool) -> tuple[SchemaColumn, ...]:
     """The table's columns, the index of the entry first. Raises ``ConfigError`` for unknown ones."""
-    from dledger_spark.schema import columns_of, default_columns
+    from dledger_spark.decode.typed_bodies import body_format
+    from dledger_spark.schema import beside, body_columns, columns_of, default_columns
 
-    known = {one.name: one for one in columns_of(options.schema_style, options.properties_format)}
+    style, properties = options.schema_style, options.properties_format
+    parsed = body_format(options)
+    bodies = () if parsed is None else body_columns(parsed.columns)
+    if any(one.name.lower() == "index" for one in bodies):
+        raise ConfigError(["bodySchema: bodies have a column index, which in a table is that of the entry: rename it"])
+    known = {one.name: one for one in beside(bodies, columns_of(style, properties))}
     unknown = set(names) - known.keys()
     if unknown:
         raise ConfigError([f"--columns: no column {', '.join(sorted(unknown))} in the format dledger"])
-    every = [one.name for one in default_columns(options.schema_style, options.properties_format)]
-    wanted = names or (every if holds_messages else OF_ENTRIES)
+    of_log = [one for one in default_columns(style, properties) if not bodies or (one.source or one.name) != "body"]
+    every = [one.name for one in beside(bodies, of_log)]
+    wanted = names or (every if holds_messages else [one.name for one in bodies] or OF_ENTRIES)
     return tuple(known[name] for name in dict.fromkeys(("index", *wanted)))
 
 
 def projection_of(columns: tuple[SchemaColumn, ...]) -> Projection:
-    """The same as the reader takes it."""
+    """The columns as the stream reader takes them."""
     from dledger_spark.schema import Projection, arrow_schema
 
     return Projection(columns, arrow_schema(columns))
@@ -153,7 +181,7 @@ def origin_of(options: TableOptions, cluster: str, group: str) -> TableOrigin:
     from dledger_spark.jobs.delta_table import TableOrigin
 
     chosen = options.source.chosen()
-    rows: dict[str, object] = {"topics": sorted(options.source.topics)}
+    rows: dict[str, object] = {"topics": sorted(options.source.topics), "key": options.key}
     return TableOrigin(cluster, group, rows | ({"options": chosen} if chosen else {}))
 
 
@@ -172,13 +200,14 @@ class TableFollower:
         self._read: Mapping[str, str | int] = self._start()
         self._committed_at = time.monotonic()
 
-    def follow(self) -> None:
+    def follow(self, compactor: Compactor | None = None) -> None:
         """Until everything is in the table, with ``once``; else until an exception, such as ``KeyboardInterrupt``."""
         limit = self._reader.getDefaultReadLimit()
         if self._options.once:
             self._reader.prepareForTriggerAvailableNow()
         while True:
             began = time.monotonic()
+            self._compact(compactor, beside=not self._options.key)
             end = self._reader.latestOffset(self._read, limit)
             if int(end["index"]) < int(self._read["index"]):
                 raise JobError(
@@ -187,6 +216,7 @@ class TableFollower:
                 )
             if end == self._read:
                 if self._options.once:
+                    self._compact(compactor, beside=False)
                     return
                 time.sleep(max(0.0, self._options.trigger_s - (time.monotonic() - began)))
                 continue
@@ -194,11 +224,17 @@ class TableFollower:
             if not self._options.once:
                 time.sleep(max(0.0, self._options.trigger_s - (time.monotonic() - began)))
 
+    def _compact(self, compactor: Compactor | None, *, beside: bool) -> None:
+        if compactor is not None and (done := compactor.step(beside=beside)) is not None:
+            self.progress.merged_files += done.merged
+            self.progress.removed_files += done.removed
+
     def commit_position(self) -> None:
         """Commit how far the log was read, if the last batches had no rows."""
         first, end = self._first(), int(self._read["index"])
         if first < end:
-            self._commit([], end)
+            self._table.append([], first, end)
+            self._committed_at = time.monotonic()
 
     def behind(self) -> int:
         """How many committed entries have not been read yet."""
@@ -218,43 +254,56 @@ class TableFollower:
         return int(self._read["initial"]) if position is None else position
 
     def _take(self, end: Mapping[str, str | int], began: float) -> None:
-        """Write one batch, commit it, show it."""
-        files = self._write(end)
-        self._read = end
-        if files or time.monotonic() - self._committed_at >= EMPTY_COMMIT_S:
-            self._commit(files, int(end["index"]))
-        done = self.progress
-        done.batches += 1
-        done.rows += sum(one.rows for one in files)
-        done.size_bytes += sum(one.size_bytes for one in files)
-        if files:
-            self._show(files, time.monotonic() - began)
+        """Read one batch, commit it, show it."""
+        rows = self._replace(end) if self._options.key else self._add(end)
+        if not rows and time.monotonic() - self._committed_at >= EMPTY_COMMIT_S:
+            self.commit_position()
+        self.progress.batches += 1
+        self.progress.rows += rows
+        if rows:
+            self._committed_at = time.monotonic()
+            self._show(rows, time.monotonic() - began)
 
-    def _write(self, end: Mapping[str, str | int]) -> list[DataFile]:
+    def _add(self, end: Mapping[str, str | int]) -> int:
+        """Append a batch: how many rows it has."""
         from dledger_spark.jobs.delta_files import FileWriter
 
-        partitions = self._reader.partitions(self._read, end)
-        context = self._spark.sparkContext
-        context.setJobDescription(
-            f"table {self._table.path.name}: entries {self._read['index']} to {int(end['index']) - 1}"
-        )
-        writer = FileWriter(str(self._table.path), self._reader)
-        found = context.parallelize(partitions, len(partitions)).flatMap(writer).collect()
-        for one in found:
+        files = self._run(FileWriter(str(self._table.path), self._reader), end)
+        for one in files:
             place = self._table.path / one.path
             if not place.is_file() or place.stat().st_size != one.size_bytes:
                 raise JobError(
                     f"a task wrote {one.path} with {one.rows:,} rows, and it is not in {self._table.path}: Spark's "
                     "workers write to their own disks; name a directory that they share with this machine"
                 )
-        return found
+        self._read = end
+        if files:
+            self._table.append(files, self._first(), int(end["index"]))
+        return sum(one.rows for one in files)
 
-    def _commit(self, files: Sequence[DataFile], end: int) -> None:
-        self._table.append(files, self._first(), end)
-        self._committed_at = time.monotonic()
+    def _replace(self, end: Mapping[str, str | int]) -> int:
+        """Upsert a batch: how many rows it has."""
+        from dledger_spark.jobs.delta_files import RowCollector, rows_of
 
-    def _show(self, files: Sequence[DataFile], seconds: float) -> None:
-        rows, behind, end = sum(one.rows for one in files), self.behind(), int(self._read["index"])
+        key = self._options.key
+        rows = rows_of(self._run(RowCollector(key, self._reader), end))
+        self._read = end
+        if rows is None:
+            return 0
+        self._table.upsert(rows, key, self._first(), int(end["index"]))
+        return int(rows.num_rows)
+
+    def _run(self, task: Callable[[InputPartition], list[Part]], end: Mapping[str, str | int]) -> list[Part]:
+        """Run a task for each range of a batch; their results, in the order of the log."""
+        partitions = self._reader.partitions(self._read, end)
+        context = self._spark.sparkContext
+        context.setJobDescription(
+            f"table {self._table.path.name}: entries {self._read['index']} to {int(end['index']) - 1}"
+        )
+        return context.parallelize(partitions, len(partitions)).flatMap(task).collect()
+
+    def _show(self, rows: int, seconds: float) -> None:
+        behind, end = self.behind(), int(self._read["index"])
         if self._options.as_json:
             facts = {"version": self._table.version, "end": end, "rows": rows, "behind": behind}
             self._options.show(json.dumps(facts))
@@ -272,7 +321,8 @@ def _report(options: TableOptions, table: LogTable, done: TableProgress, seconds
         Fact("version", table.version, CountUnit.COUNT),
         Fact("batches", done.batches, CountUnit.COUNT),
         Fact("new rows", done.rows, CountUnit.COUNT),
-        Fact("bytes", done.size_bytes, CountUnit.BYTES),
+        Fact("merged files", done.merged_files, CountUnit.COUNT),
+        Fact("removed files", done.removed_files, CountUnit.COUNT),
         Fact("next", table.position, CountUnit.COUNT),
         Fact("behind", done.behind, CountUnit.COUNT),
         Fact("seconds", seconds, CountUnit.SECONDS),
@@ -308,6 +358,12 @@ Stop it with Ctrl-C; started again, it continues where the table ends. Read the 
 )
 @click.option("--columns", default="", metavar="NAME,…", help="Only these columns; index is always there.")
 @click.option(
+    "--key",
+    default="",
+    metavar="NAME",
+    help="A column, such as keys: a message replaces the row of an earlier one with the same value.",
+)
+@click.option(
     "--trigger",
     "trigger_s",
     type=flag_values.Seconds(min=0),
@@ -315,6 +371,22 @@ Stop it with Ctrl-C; started again, it continues where the table ends. Read the 
     show_default=True,
     metavar="SECONDS",
     help="Commit at most this often.",
+)
+@click.option(
+    "--compact",
+    "compact_s",
+    type=flag_values.Seconds(min=0),
+    metavar="SECONDS",
+    help="Merge small files, and remove unused ones, this often.",
+)
+@click.option(
+    "--keep",
+    "keep_hours",
+    type=flag_values.Whole(min=1),
+    default=KEEP_HOURS,
+    show_default=True,
+    metavar="HOURS",
+    help="With --compact: keep unused files, and so older versions of the table, this long.",
 )
 @click.option("--once", is_flag=True, help="Stop when everything committed so far is in the table.")
 @click.option(
@@ -324,8 +396,16 @@ Stop it with Ctrl-C; started again, it continues where the table ends. Read the 
     metavar="GROUP",
     help="Publish the progress as this consumer group's offsets.",
 )
-def command(
-    source: LogSource, out: Path, columns: str, trigger_s: float, once: bool, consumer_group: str
+def command(  # noqa: PLR0913  # one per option
+    source: LogSource,
+    out: Path,
+    columns: str,
+    key: str,
+    trigger_s: float,
+    compact_s: float | None,
+    keep_hours: int,
+    once: bool,
+    consumer_group: str,
 ) -> TableOptions:
     """Write the messages of a running group to a Delta table as they arrive, each exactly once.
 
@@ -333,7 +413,9 @@ def command(
     """
     names = tuple(one.strip() for one in columns.split(",") if one.strip())
     as_json = bool(click.get_current_context().params.get("as_json"))
-    return TableOptions(source, out, names, trigger_s, once, consumer_group, as_json=as_json)
+    return TableOptions(
+        source, out, names, key, trigger_s, compact_s, keep_hours, once, consumer_group, as_json=as_json
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

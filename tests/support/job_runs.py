@@ -1,4 +1,4 @@
-"""Runs of the jobs ``export`` and ``follow`` as applications, and what they have written as others see it."""
+"""Runs of ``export``, ``follow`` and ``table`` as applications, and what they have written as others see it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pyarrow.dataset as ds
 
 from cluster.local.group import LocalGroup
 from dledger_spark.jobs.batches import MANIFEST
+from dledger_spark.jobs.source import LogSource
 from tests.support.spark import ROOT
 
 
@@ -27,6 +28,15 @@ def start_follow(
     words = ["-b", ",".join(source.addresses), "-g", source.name, "--from-index", "0", "--once", "--out", str(out)]
     words += ["--option", f"maxOffsetsPerTrigger={rows}", "--option", "minPartitions=2"]
     return _start("follow", words, errors, master, conf)
+
+
+def start_table(
+    source: LogSource, entries: int, out: Path, errors: Path, master: str, **conf: str
+) -> subprocess.Popen[bytes]:
+    """A run that follows until it is stopped, at most so many entries a batch, in a session of its own."""
+    words = ["-b", source.bootstrap or "", "-g", source.group, "-t", ",".join(source.topics), "--out", str(out)]
+    words += ["--trigger", "0.2", "--option", f"maxOffsetsPerTrigger={entries}", "--option", "minPartitions=2"]
+    return _start("table", words, errors, master, conf)
 
 
 def _start(job: str, words: list[str], errors: Path, master: str, conf: dict[str, str]) -> subprocess.Popen[bytes]:

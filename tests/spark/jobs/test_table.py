@@ -167,6 +167,67 @@ def test_columns_may_be_added_and_left_out_between_runs(spark: SparkSession, tmp
     assert rows["topic"].to_pylist() == [None, "orders", None]
 
 
+def test_bodies_may_be_columns_and_their_schema_may_grow(spark: SparkSession, tmp_path: Path) -> None:
+    """Bad bodies are rows with the reason; older rows have null in a new column."""
+    out = tmp_path / "t"
+    as_json = {"bodyFormat": "json", "bodySchema": "id bigint, name string"}
+    with broker_node(tmp_path / "store") as node:
+        with Producer(node.server.address) as producer:
+            producer.send(Message("orders", b'{"id": 1, "name": "one"}'))
+            producer.send(Message("orders", b"no json"))
+            follow(spark, node, out, others=as_json)
+            producer.send(Message("orders", b'{"id": 2, "name": "two", "price": 2.5}'))
+            follow(spark, node, out, others=as_json | {"bodySchema": "id bigint, name string, price double"})
+        with pytest.raises(ConfigError, match="a type cannot change"):
+            follow(spark, node, out, others=as_json | {"bodySchema": "id string"})
+        with pytest.raises(ConfigError, match="rename it"):
+            follow(spark, node, tmp_path / "u", others=as_json | {"bodySchema": "index bigint"})
+
+    rows = DeltaTable(out).to_pyarrow_table(columns=["index", "id", "name", "price", "badBody", "topic"])
+    found = [tuple(row.values())[1:4] for row in rows.sort_by("index").to_pylist()]
+    assert found == [(1, "one", None), (None, None, None), (2, "two", 2.5)]
+    assert [one is None for one in rows.sort_by("index")["badBody"].to_pylist()] == [True, False, True]
+    assert set(rows["topic"].to_pylist()) == {"orders"}
+
+
+def test_with_a_key_the_last_message_is_the_row(spark: SparkSession, tmp_path: Path) -> None:
+    """In whatever batch and range it comes; the table says what its key is."""
+    out = tmp_path / "t"
+    small = {"maxOffsetsPerTrigger": "150", "minPartitions": "3"}
+    with broker_node(tmp_path / "store") as node, Producer(node.server.address) as producer:
+        for first in (0, 200):
+            numbers = range(first, first + 200)
+            messages = [
+                Message("orders", b"%d" % one, keys=[] if one % 50 == 0 else [f"k{one % 7}"]) for one in numbers
+            ]
+            producer.send_many(messages)
+            follow(spark, node, out, key="keys", columns=("body",), others=small)
+        with pytest.raises(ConfigError, match="key was 'keys', is ''"):
+            follow(spark, node, out, columns=("body",))
+        with pytest.raises(ConfigError, match="--key: no column colour"):
+            follow(spark, node, tmp_path / "u", key="colour")
+
+    keyed: dict[str | None, list[int]] = {}
+    for row in DeltaTable(out).to_pyarrow_table().sort_by("index").to_pylist():
+        keyed.setdefault(row["keys"], []).append(int(row["body"]))
+    last = {f"k{one % 7}": [one] for one in range(400) if one % 50}
+    assert keyed == last | {None: list(range(0, 400, 50))}
+
+
+def test_small_files_are_merged_while_it_follows(spark: SparkSession, tmp_path: Path) -> None:
+    """The rows stay the same, and the next run continues."""
+    out = tmp_path / "t"
+    with entry_node(tmp_path / "log") as node:
+        node.append(0, 500)
+        report = follow(spark, node, out, others={"maxOffsetsPerTrigger": "60"}, compact_s=0.0)
+        node.append(500, 10)
+        follow(spark, node, out)
+
+    assert report.fact("merged files") > 1  # type: ignore[operator]  # it is a number
+    assert len(DeltaTable(out).file_uris()) < report.fact("batches")  # type: ignore[operator]  # likewise
+    assert numbers(out) == list(range(510))
+
+
 def test_a_trimmed_or_shorter_log_stops_the_run(spark: SparkSession, tmp_path: Path) -> None:
     """What is lost is named; only ``failOnDataLoss=false`` goes on, and only forward."""
     out = tmp_path / "t"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,11 +12,15 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from dledger.errors import ConfigError
-from dledger_spark.jobs.delta_files import write_file
+from dledger_spark.jobs import delta_files
+from dledger_spark.jobs.delta_compaction import CompactionResult, Compactor, compact
+from dledger_spark.jobs.delta_files import RowCollector, newest, rows_of, write_file
 from dledger_spark.jobs.delta_table import LogTable, TableOrigin, open_table
 from dledger_spark.jobs.errors import JobBusyError, JobError
+from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([("index", pa.int64()), ("body", pa.binary())])
+KEYED = pa.schema([("index", pa.int64()), ("Key", pa.string()), ("body", pa.binary())])
 ORIGIN = TableOrigin("c1", "G", {"topics": ["orders"]})
 
 
@@ -201,3 +206,123 @@ def test_statistics_are_those_of_the_rows(tmp_path: Path) -> None:
         "maxValues": {"index": 9, "at": "2023-11-14T22:13:20.123Z", "topic": "b"},
         "nullCount": {"index": 2, "at": 0, "topic": 2, "long": 0, "none": 6, "body": 0},
     }
+
+
+def upsert(table: LogTable, first: int, keys: Sequence[str | None]) -> None:
+    """Entries with these keys, whose bodies are their numbers."""
+    numbers = list(range(first, first + len(keys)))
+    rows = pa.table([numbers, keys, [b"%d" % number for number in numbers]], schema=KEYED)
+    table.upsert(rows, "Key", first, first + len(keys))
+
+
+def bodies_by_key(path: Path) -> dict[str | None, list[int]]:
+    """The bodies that a reader sees for each key."""
+    found: dict[str | None, list[int]] = {}
+    for row in DeltaTable(path).to_pyarrow_table().sort_by("index").to_pylist():
+        found.setdefault(row["Key"], []).append(int(row["body"]))
+    return found
+
+
+def test_the_last_message_of_a_key_is_its_row(tmp_path: Path) -> None:
+    """Within a commit and over several; messages without a key are all kept."""
+    table = opened(tmp_path / "t", KEYED)
+    upsert(table, 0, ["a", "b", "a", None])
+    upsert(opened(tmp_path / "t", KEYED), 4, ["c", "b", None, "it's"])
+
+    assert bodies_by_key(tmp_path / "t") == {"a": [2], None: [3, 6], "c": [4], "b": [5], "it's": [7]}
+    assert opened(tmp_path / "t", KEYED).position == 8
+
+
+@pytest.mark.parametrize("rows", [True, False])
+def test_of_two_runs_that_replace_rows_the_second_is_refused(tmp_path: Path, rows: bool) -> None:
+    """Also if the first has committed no more than its position."""
+    first, second = opened(tmp_path / "t", KEYED), opened(tmp_path / "t", KEYED)
+    if rows:
+        upsert(first, 0, ["a", None])
+    else:
+        first.append([], 0, 2)
+    with pytest.raises(JobBusyError, match="changed by another run"):
+        upsert(second, 0, ["a", None])
+
+    assert bodies_by_key(tmp_path / "t") == ({"a": [0], None: [1]} if rows else {})
+
+
+def test_the_newest_rows_of_keys_keep_their_order() -> None:
+    """Of the log: a row that replaces another stands where it is itself."""
+    rows = pa.table({"key": ["b", "a", None, "b", None], "row": [0, 1, 2, 3, 4]})
+
+    assert newest(rows, "key")["row"].to_pylist() == [1, 2, 3, 4]
+    assert newest(rows.slice(0, 0), "key").num_rows == 0
+
+
+def test_rows_of_several_ranges_are_put_together_in_order() -> None:
+    """As collectors have sent them: each the last rows of its own range."""
+    schema = pa.schema([("key", pa.string()), ("row", pa.int64())])
+
+    class Reader:
+        """Ranges of the log, by number."""
+
+        def read(self, rows: list[tuple[str | None, int]]) -> Iterator[pa.RecordBatch]:
+            for key, row in rows:
+                yield pa.RecordBatch.from_arrays([pa.array([key], pa.string()), pa.array([row])], schema=schema)
+
+    collect = RowCollector("key", Reader())  # type: ignore[arg-type]  # as far as it is used
+    ranges: tuple[list[tuple[str | None, int]], ...] = ([("a", 0), ("b", 1), ("a", 2)], [], [("b", 3), (None, 4)])
+    found = rows_of([stream for rows in ranges for stream in collect(rows)])  # type: ignore[arg-type]  # likewise
+
+    assert found is not None
+    assert found["row"].to_pylist() == [1, 2, 3, 4]
+    assert rows_of([]) is None
+
+
+def test_compaction_merges_files_and_removes_those_of_dead_runs(tmp_path: Path) -> None:
+    """Beside a run that goes on; the lock and files younger than the limit stay."""
+    path = tmp_path / "t"
+    table = opened(path)
+    for number in range(4):
+        add(table, number * 10, 10)
+    (path / "_state").mkdir()
+    for name in ("part-dead.parquet", "part-young.parquet", "_state/lock"):
+        (path / name).touch()
+    for name in ("part-dead.parquet", "_state/lock"):
+        os.utime(path / name, (1_000_000_000, 1_000_000_000))
+
+    done = compact(path, keep_hours=1)
+    add(table, 40, 10)
+
+    assert (done.merged, done.made, done.removed) == (4, 1, 1)
+    assert indexes(path) == list(range(50))
+    left = {one.name for one in path.iterdir()}
+    assert {"part-young.parquet", "_state"} < left
+    assert "part-dead.parquet" not in left
+
+
+def test_a_compactor_works_at_its_times(tmp_path: Path) -> None:
+    """Not before; then in its own thread or, if asked, with the caller waiting; what fails is said."""
+    add(opened(tmp_path / "t"), 0, 10)
+    with Compactor(tmp_path / "t", 3600, 1) as later:
+        assert later.step(beside=False) is None
+    with Compactor(tmp_path / "t", 0, 1) as now:
+        assert now.step(beside=False) == CompactionResult(0, 0, 0)
+        begun = now.step(beside=True)
+        wait_until(lambda: begun is not None or now.step(beside=True) is not None, "it has ended")
+    with pytest.raises(JobError, match="could not be compacted"), Compactor(tmp_path / "none", 0, 1) as failing:
+        failing.step(beside=False)
+
+
+def test_commits_and_their_files_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever wrote them: rows that are appended, replaced, and merged by compaction, and the changes of those."""
+    path = tmp_path / "t"
+    synced: set[str] = set()
+    monkeypatch.setattr(delta_files, "_sync", lambda one: synced.add(one.relative_to(path).as_posix()))
+    table = opened(path, KEYED)
+    add(table, 0, 4, KEYED.remove(1))
+    add(table, 4, 4, KEYED.remove(1))
+    upsert(table, 8, ["a", "b"])
+    upsert(table, 10, ["b", "c"])
+    assert compact(path, 1).made == 1
+
+    written = {one.relative_to(path).as_posix() for one in path.rglob("*.parquet")}
+    commits = {f"_delta_log/{number:020d}.json" for number in range(1, 6)}
+    assert len([one for one in written if one.startswith("_change_data/")]) >= 1
+    assert written | commits | {"_delta_log"} <= synced
