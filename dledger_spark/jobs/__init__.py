@@ -9,5 +9,15 @@ from __future__ import annotations
 
 from typing import Final
 
-JOBS: Final[tuple[str, ...]] = ("audit", "rebuild", "export", "stats", "retention", "replay", "follow", "table")
+JOBS: Final[tuple[str, ...]] = (
+    "audit",
+    "rebuild",
+    "export",
+    "stats",
+    "retention",
+    "replay",
+    "follow",
+    "table",
+    "changes",
+)
 """Names of the jobs; each is a module of this package."""

@@ -84,15 +84,43 @@ def job_command(
                 report = run_job(run, options, JobFrame(master, assigned(conf, "--conf"), as_json, html, name))
             click.get_current_context().exit(report.exit_code)
 
-        command: Callable[..., None] = whole
-        for option in reversed(_FRAME_OPTIONS):
-            command = option(command)
-        return click.command(name, short_help=short_help, epilog=epilog)(command)
+        return _with_options(whole, (*_SPARK_OPTIONS, *_REPORT_OPTIONS), name, short_help, epilog)
 
     return decorate
 
 
-_FRAME_OPTIONS = (
+def report_command(
+    run: Callable[[Options], JobReport], *, name: str, short_help: str, epilog: str
+) -> Callable[[Callable[P, Options]], click.Command]:
+    """The same for a job that needs Spark's packages, and no session."""
+
+    def decorate(parse: Callable[P, Options]) -> click.Command:
+        @functools.wraps(parse)
+        def whole(as_json: bool, html: Path | None, debug: bool, *args: P.args, **typed: P.kwargs) -> None:
+            with _traces(debug):
+                require_spark()
+                report = run(parse(*args, **typed))
+                _output(report, as_json=as_json, html=html)
+            click.get_current_context().exit(report.exit_code)
+
+        return _with_options(whole, _REPORT_OPTIONS, name, short_help, epilog)
+
+    return decorate
+
+
+def _with_options(
+    command: Callable[..., None],
+    options: Sequence[Callable[[Callable[..., None]], Callable[..., None]]],
+    name: str,
+    short_help: str,
+    epilog: str,
+) -> click.Command:
+    for option in reversed(options):
+        command = option(command)
+    return click.command(name, short_help=short_help, epilog=epilog)(command)
+
+
+_SPARK_OPTIONS = (
     click.option(
         "--master",
         envvar="SPARK_MASTER",
@@ -106,6 +134,8 @@ _FRAME_OPTIONS = (
         metavar="NAME=VALUE",
         help="Spark setting, for example spark.driver.memory=4g; may be repeated.",
     ),
+)
+_REPORT_OPTIONS = (
     click.option("--json", "as_json", is_flag=True, help="One JSON document instead of tables."),
     click.option(
         "--html",
@@ -133,12 +163,16 @@ def run_job(run: Callable[[SparkSession, Options], JobReport], options: Options,
     """Run the job in a session and output its report, which is returned for the exit code."""
     with job_session(frame) as spark, spark_errors_in_a_sentence():
         report = run(spark, options)
-    try:  # the one is not lost with the other
-        (print_json if frame.as_json else print_report)(report)
-    finally:
-        if frame.html is not None:
-            write_page(report, frame.html)
+    _output(report, as_json=frame.as_json, html=frame.html)
     return report
+
+
+def _output(report: JobReport, *, as_json: bool, html: Path | None) -> None:
+    try:  # the one is not lost with the other
+        (print_json if as_json else print_report)(report)
+    finally:
+        if html is not None:
+            write_page(report, html)
 
 
 @contextmanager
