@@ -34,6 +34,7 @@ from benchmarks.scenarios import (
     spark,
     spark_live,
     spark_replicas,
+    spark_table,
     store,
     tls,
 )
@@ -77,6 +78,7 @@ ALL: Final[tuple[Scenario, ...]] = (
     spark.DECODE,
     spark.SCANS,
     spark_live.SCENARIO,
+    spark_table.SCENARIO,
     restart.SCENARIO,
     growth.LENGTH,
     growth_groups.LENGTH,
