@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
 from dledger.config import FlushMode
-from dledger.core.member_state import MemberRun, MemberState
-from dledger.core.membership import Membership, implicit_configuration, recover_membership
+from dledger.core.member_state import MemberRun
+from dledger.core.membership import Membership
 from dledger.core.messages import (
     CheckedAppend,
     HeartbeatRequest,
@@ -29,13 +29,11 @@ from dledger.core.node import Node
 from dledger.core.outbox import Outbox, Wake
 from dledger.errors import CorruptLogError, IndexBeforeBeginError, IndexOutOfRangeError, InvalidRequestError
 from dledger.members import Configuration
-from dledger.types import NO_INDEX, NO_TERM, EntryId, EntryRun, HardState, LogIndex, NodeId
+from dledger.types import NO_INDEX, NO_TERM, EntryRun, LogIndex, NodeId
+from tests.sim.directory import MemberDirectory
 from tests.sim.machines import Machine
-from tests.sim.members_file import Life, MembersFile
 from tests.sim.network import CALLS
-from tests.sim.sim_log import Disk
 from tests.sim.violations import require
-from tests.sim_store.disk import Disk as FileDisk
 from tests.sim_store.threads import Killed
 from tests.support.invariants import LastCheck
 
@@ -50,63 +48,22 @@ class Operation(Protocol):
         """The member went away without an answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A copy of a member's disk."""
+class SimNode(MemberDirectory):
+    """A directory and, while it runs, a core."""
 
-    disk: Disk
-    hard: HardState
-    file: MembersFile
-    files: tuple[dict[Path, bytes], set[Path]]
-    """Of its snapshots."""
-    members: LogIndex
-    """The newest committed configuration then: nothing tells a disk that is set back beyond it whom to ask."""
-
-    @property
-    def last(self) -> EntryId:
-        """Where its log ends."""
-        return self.disk.last
-
-
-class SimNode:
-    """A disk (log and hard state) and, while it runs, a core."""
-
-    def __init__(self, simulation: Simulation, name: NodeId, rate: int) -> None:  # noqa: PLR0915 - one line a fact
-        self._simulation = simulation
+    def __init__(self, simulation: Simulation, name: NodeId, rate: int) -> None:
+        super().__init__(simulation, name, partial(simulation.new_disk, self))
         self._scheduler = simulation.scheduler
         self._random = simulation.random
         self._rate = rate
-        self.config = simulation.options.config_of(name)
-        self._uids = Random(f"uids/{simulation.options.seed}/{name}")
-        self.name = name
-        self.joins = name in simulation.options.spares
-        """Whether its configuration says that it is to be added to a group that exists."""
-        self.log = simulation.mender.new_log()
-        self.disk = simulation.new_disk(self)
-        self.hard = HardState()
         self.core: Node | None = None
         self.machine: Machine | None = None
-        self.saved_to = NO_INDEX
-        """The newest snapshot that it had, and that no fault took away."""
-        self.damaged_to = NO_INDEX
-        """The newest one when a fault damaged one."""
         self.boots = 0
         self.wanted = True
         self.paused_until_us = 0
         self.slow_flush_us = 0
         self.hang_read_until_us = 0
         self.is_async = self.config.store.flush_mode is FlushMode.ASYNC
-        self.forgetful = False
-        """Its disk was lost or set back, and it has not had standing again since."""
-        self.is_unread = False
-        """Whether damage hides configurations in its log."""
-        self.former: Life | None = None
-        """The directory with which it was a member before."""
-        self.file_is_lost = self.file_was_lost = False
-        """Whether its next start cannot read its members file, and whether that is so and no configuration knows."""
-        self.snapshot: Snapshot | None = None
-        self.file = self._new_file()
-        """Its members file, as it was saved last."""
         self.operations: list[Operation] = []
         self.seen: LastCheck | None = None
         self.seen_sequence = 0
@@ -191,21 +148,6 @@ class SimNode:
         return self.core.state.membership.current
 
     @property
-    def knows_group(self) -> bool:
-        """Whether its directory or its configuration file tells that a group exists."""
-        told = self.joins or self.file.configuration is not None
-        return told or self.hard.voter or self.log.committed_index != NO_INDEX
-
-    @property
-    def remembered(self) -> dict[NodeId, EntryId]:
-        """What it knows others to have held, as it was saved last."""
-        return self.file.remembered
-
-    def _new_file(self) -> MembersFile:
-        changing = self._simulation.options.is_changing
-        return MembersFile(self._uids.randrange(1, 1 << 62) if changing else 0)
-
-    @property
     def held_index(self) -> LogIndex:
         """The last entry that it may say to hold: with ``flush_mode=async`` what is in the page cache, too."""
         return self.log.last.index if self.is_async else self.log.flushed.index
@@ -239,7 +181,7 @@ class SimNode:
             run=MemberRun(self.boots, countersign=7000 + self.boots),
             now_ms=self.now_ms,
             remembered=self.remembered,
-            membership=self._recover(),
+            membership=self.recover(),
             uid=self.file.uid,
             machine=None if self.machine is None else self.machine.host,
         )
@@ -284,41 +226,8 @@ class SimNode:
         if self.log.begin.index > self.machine.host.applied_index:
             self._simulation.hit("state_lost", self)
         require(found >= lost or self.has_damage, "a durable snapshot is gone", self.name, found, lost)
-        self._take_installed()
+        self.take_installed()
         return True
-
-    @property
-    def has_damage(self) -> bool:
-        """Whether a snapshot of it may be damaged, and no newer one is there."""
-        return self.damaged_to >= self.saved_to
-
-    def _recover(self) -> Membership:
-        """What the server makes of its configuration, its directory and its members file."""
-        file, log = self.file, self.log
-        unknown = file.is_lost and log.begin.index > NO_INDEX
-        implicit = implicit_configuration(self.config)
-        if unknown or (self.joins and not self.hard.voter):  # one that counts has not yet to join
-            implicit = Configuration()
-        clear_to = LogIndex(min(file.clear_to, log.committed_index))  # as ``MembersFile.hold_to`` at each opening
-        self.file = file = replace(file, clear_to=clear_to)
-        try:
-            found = recover_membership(self.name, log, file.configuration, clear_to, implicit)
-        except CorruptLogError:  # until all of it is there, it counts for nothing
-            self.is_unread = True
-            return Membership(self.name, file.configuration or implicit)
-        self.is_unread = False
-        if file.is_lost and found.is_explicit:
-            if self._may_be_old():
-                found.distrust()
-                return found
-            own = found.current.find(self.name)
-            if own is not None and own.uid:
-                self.file = replace(file, uid=own.uid)
-        return found
-
-    def _may_be_old(self) -> bool:
-        """Whether its log may end with an old configuration: see ``MemberRecords``."""
-        return self.file.is_lost and not self.hard.voter
 
     def stop(self, keep_unflushed: int) -> None:
         """Die here and now; ``keep_unflushed`` unflushed changes of the log survive."""
@@ -333,59 +242,13 @@ class SimNode:
         for peer in self._pushes:
             self._simulation.break_stream(peer, self.name)
 
-    def change_conf(self, random: Random) -> None:
-        """Its configuration file is of another time, which counts for nothing: its directory holds the members."""
-        options = self._simulation.options
-        names = [name for name in options.everybody if name == self.name or random.random() < 0.5]
-        known = {member.node_id: member for name in options.everybody for member in options.config_of(name).members}
-        self.config = replace(self.config, members=tuple(known[name] for name in names))
-        self.joins = random.random() < 0.5
-
-    def lose_file(self) -> None:
-        """Its next start cannot read its members file."""
-        self.file_is_lost = self.file_was_lost = True
-        self._take_first_conf()
-
-    def _take_first_conf(self) -> None:
-        """Its directory tells no members; one that may be none does not begin a group.
-
-        Nor do all with whom it began, once the directory of none of the others knows of a group: an operator gives
-        ``join`` to whoever lost its disk after a change of members (docs/operating.md, "Rules for wiped disks").
-        """
-        simulation = self._simulation
-        self.config = simulation.options.config_of(self.name)
-        others = [node for node in simulation.nodes if node is not self and node.name in simulation.options.names]
-        self.joins = self.name in simulation.options.spares or not any(node.knows_group for node in others)
-
-    def replace_disk(self) -> None:
-        """Come back, once started, with nothing."""
-        self._take_first_conf()
-        self.log = self._simulation.mender.new_log()
-        self._change_disk(self._simulation.new_disk(self))
-        self.hard = HardState()
-        self.snapshot, self.file = None, self._new_file()
-        self.forgetful = True
-
-    def take_former(self) -> None:
-        """Come back, once started, with the directory of an earlier membership."""
-        if self.former is not None:
-            self.log, self.hard, self.file = self.former.log, self.former.hard, self.former.file
-            self._change_disk(self.former.disk)
-            self.former, self.snapshot = None, None
-            self.forgetful = True
-            self._take_first_conf()
-
-    def _change_disk(self, disk: FileDisk) -> None:
-        self.disk = disk
-        self.saved_to = self.damaged_to = NO_INDEX
-
     def become_whole(self) -> None:
         """What could not be read has been fetched."""
         if self.core is not None and not self.core.state.whole:
             self.core.state.whole = True
             if self.is_unread:
-                found = self._recover()
-                if self._may_be_old() and not self.core.state.membership.is_explicit:
+                found = self.recover()
+                if self.may_be_old() and not self.core.state.membership.is_explicit:
                     self.core.state.hold_until_told(found)
                     self.settle()
                     return
@@ -394,26 +257,6 @@ class SimNode:
                 for one in found.appended:
                     self.core.state.adopt(one)
             self.settle()
-
-    def doubt(self, reason: str) -> None:
-        """Its start finds that it may have forgotten something."""
-        self.forgetful = True
-        self.hard = self.hard.doubted(reason)
-
-    def take_snapshot(self) -> None:
-        """Keep a copy of what is durable now."""
-        members = self._simulation.checker.members.newest.index
-        self.snapshot = Snapshot(self.log.copy_of_disk(), self.hard, self.file, self.disk.snapshot(), members)
-
-    def set_back(self, doubt: str) -> None:
-        """Come back, once started, with what the snapshot holds; ``doubt`` is what the start finds out, if anything."""
-        if self.snapshot is not None:
-            self.forgetful = True
-            self.log = self._simulation.mender.new_log(self.snapshot.disk.copy())
-            self.hard = self.snapshot.hard.doubted(doubt) if doubt else self.snapshot.hard
-            self.file = self.snapshot.file
-            self.disk.become(*self.snapshot.files)
-            self._change_disk(self.disk)
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -502,7 +345,7 @@ class SimNode:
                 self._pushes[peer] = deque()
                 self._steps[f"dispatcher-{peer}"] = dispatcher.step
                 self._wake(f"dispatcher-{peer}")
-        self._take_installed()
+        self.take_installed()
         known = self.file.configuration
         if membership.committed.index <= (NO_INDEX if known is None else known.index):
             return False
@@ -514,28 +357,6 @@ class SimNode:
         if crash == "after":
             self._simulation.crash(self)
         return bool(crash)
-
-    def _take_installed(self) -> None:
-        """A reset brought a configuration: the store writes the file before it empties the log."""
-        installed = self.log.installed_configuration
-        if installed is not None:
-            self.log.installed_configuration = None
-            clear_to = max(self.log.begin.index, installed.index)
-            self.file = replace(self.file, configuration=installed, clear_to=clear_to, is_lost=False)
-
-    def _save_file(self, state: MemberState) -> None:
-        """What happens once per second: the file says up to where the log need not be searched."""
-        committed = state.membership.committed
-        if self.file.is_lost and not committed.members:
-            return  # it does not know
-        configuration = self.file.configuration if committed.index == NO_INDEX else committed
-        self.file = replace(
-            self.file,
-            configuration=configuration,
-            clear_to=self.file.clear_to if self.is_unread else state.commit_index,
-            remembered=dict(state.remembered),
-            is_lost=False,
-        )
 
     def _wake_workers(self, wake: int) -> None:
         if wake & Wake.ELECTOR:
@@ -565,7 +386,7 @@ class SimNode:
         self._flushing = False
         self.log.flush()
         if not self._simulation.options.is_changing or self._uids.random() < 0.2:
-            self._save_file(self.core.state)
+            self.save_file(self.core.state)
         self.core.flushed()
         self.settle()
 
