@@ -389,6 +389,46 @@ def test_queries_and_apply_exclude_each_other(tmp_path: Path) -> None:
     assert both == ["apply", "query"]
 
 
+def test_a_query_names_no_entry_that_it_did_not_see(tmp_path: Path) -> None:
+    """S5: whoever watches asks for what comes after that entry, and would miss it. The machine is asked meanwhile."""
+    log, told = GivenLog([entry(0, 1, b"a")]), list[int]()
+
+    class Asked(History):
+        queries_are_concurrent = True
+
+        def query(self, request: bytes) -> bytes:
+            answer = super().query(request)
+            log.entries.append(entry(1, 1, b"b"))
+            applier._step()
+            told.append(applier.applied_index)
+            return answer
+
+    applier = applier_of(log, tmp_path, Asked())
+    applier._step()
+
+    assert applier.query(b"") == (b'["a"]', 0)
+    assert told == [1]
+
+
+def test_entries_are_gathered_only_while_nobody_waits_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wake-up for each commit would cost appends half their rate; a command is answered at once nevertheless."""
+    applier, woken = applier_of(GivenLog([entry(0, 1, b"a")]), tmp_path, History()), list[str]()
+    monkeypatch.setattr(applier._worker, "wake", lambda: woken.append("woken"))
+    applier.committed()
+    assert woken == ["woken"]
+    applier._step()
+
+    applier.committed()
+    assert woken == ["woken"]
+    batch = submit(applier, 1, 1, 1, [])
+    applier.committed()
+    assert woken == ["woken"] * 2
+    batch.failed(TermChangedError("lost"))
+    applier.when_applied(LogIndex(9), 1 << 60, lambda: None, lambda _error: None)
+    applier.committed()
+    assert woken == ["woken"] * 4
+
+
 def test_the_end_of_what_is_applied_is_that_of_the_last_entry(tmp_path: Path) -> None:
     """S6: a snapshot's boundary is where the log goes on, also if a no-op comes last."""
     log = GivenLog([entry(0, 1, b"a"), registration(1, "p", 1), entry(2, 2, b"bc"), registration(3, "q", 2)], [])

@@ -600,8 +600,8 @@ class HeldWrite(History):
         return Held(b"")
 
 
-def test_a_fenced_node_lets_nobody_wait(tmp_path: Path) -> None:
-    """S11: nothing will be applied or written there before somebody looks after it."""
+def test_a_fenced_node_tells_nothing_and_lets_nobody_wait(tmp_path: Path) -> None:
+    """S11: its state may be of another history, and nothing is applied or written before somebody looks after it."""
     machine = HeldWrite()
     with running(config_in(tmp_path), machine) as server:
         command(server, b"a")
@@ -612,6 +612,7 @@ def test_a_fenced_node_lets_nobody_wait(tmp_path: Path) -> None:
         server._fence("as if its history differed")
         assert isinstance(asked.result(20), FencedError)
         assert isinstance(ask(server.submit_snapshot), FencedError)
+        assert isinstance(ask(lambda done: server.submit_query(b"", done, linearizable=False)), FencedError)
         machine.go.set()
 
 

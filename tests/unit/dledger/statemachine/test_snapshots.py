@@ -293,6 +293,18 @@ def test_a_damaged_description_is_moved_aside_at_the_start(tmp_path: Path) -> No
     assert (again.directory / f"damaged-{200:020d}" / META_FILE).exists()
 
 
+def test_a_snapshot_in_the_directory_of_another_one_does_not_count(tmp_path: Path) -> None:
+    """Whatever has moved it: entries after the index in its name would be applied to another state."""
+    store = SnapshotStore(UnsyncedFs(), tmp_path)
+    write(store, 100)
+    (store.directory / f"{100:020d}").rename(store.directory / f"{200:020d}")
+
+    again = SnapshotStore(UnsyncedFs(), tmp_path)
+
+    assert again.newest is None
+    assert (again.directory / f"damaged-{200:020d}" / META_FILE).exists()
+
+
 def test_what_was_left_unfinished_is_removed_at_the_start(tmp_path: Path) -> None:
     """A killed process leaves no gigabytes behind."""
     store = SnapshotStore(UnsyncedFs(), tmp_path)

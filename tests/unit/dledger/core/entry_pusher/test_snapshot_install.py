@@ -95,6 +95,7 @@ def test_a_newer_configuration_outlives_the_one_of_the_snapshot() -> None:
     assert solo.node.handler.adopt_snapshot(BEGIN, configuration("012", index=40))
 
     assert solo.state.membership.committed == newer
+    assert solo.log.installed_configuration == newer  # which the next start finds
 
 
 @pytest.mark.parametrize("index", [1, 2, 4])
