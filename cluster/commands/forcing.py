@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 
 from cluster import terminal
-from cluster.commands.inspection import node_directory
-from cluster.commands.restoring import description, open_stopped
+from cluster.commands.inspect import node_directory
+from cluster.commands.restore_vote import description, open_stopped
 from dledger.config import ServerConfig, parse_members
 from dledger.core.membership import implicit_configuration
 from dledger.errors import ConfigError

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from cluster import terminal
-from cluster.commands.group import find_leader
+from cluster.commands.status import find_leader
 from cluster.connection import GroupTarget, group_options
 from cluster.line_sending import LineTally, send_lines
 from dledger import flag_values

@@ -14,7 +14,7 @@ import click
 
 from cluster import terminal
 from cluster.broker_target import BrokerTarget, broker_options
-from cluster.commands.group import find_leader
+from cluster.commands.status import find_leader
 from cluster.placement import GroupPlacement, LeaderPlacement, Move
 from dledger import flag_values
 from dledger.errors import DLedgerError

@@ -23,7 +23,7 @@ from cluster.local.group import LocalGroup, NodeProcess
 
 MODULES: Final = (
     "cluster.cli",
-    "cluster.commands.mq_broker",
+    "cluster.commands.broker",
     "cluster.commands.serve",
     "cluster.metrics",
     "dledger.server",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from cluster.commands.restoring import restore_vote
+from cluster.commands.restore_vote import restore_vote
 from dledger.errors import CorruptLogError
 from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.store.format import CHAIN_CRC_OFFSET

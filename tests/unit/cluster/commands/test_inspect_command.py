@@ -92,7 +92,7 @@ def test_so_many_problems_are_listed_and_the_others_counted(
     """There may be one for each of thousands of millions of entries."""
     for path in sorted((base_dir / "dledger-n0" / "index").iterdir()):
         path.write_bytes(bytes(path.stat().st_size))
-    monkeypatch.setattr("cluster.commands.inspection.PROBLEMS_MAX", 3)
+    monkeypatch.setattr("cluster.commands.inspect.PROBLEMS_MAX", 3)
 
     plain, document = inspect(base_dir), json.loads(inspect(base_dir, "--json").output)
 

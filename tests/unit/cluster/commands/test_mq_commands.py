@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from cluster import cli
 from cluster.broker_target import DEFAULT_BROKER
-from cluster.commands import mq_broker
+from cluster.commands import broker
 from cluster.moments import Moment, time_text
 from rocketstore.client.aio.admin_records import GroupInfo
 from rocketstore.client.blocking import Admin
@@ -105,7 +105,7 @@ def test_an_option_after_broker_starts_one(monkeypatch: pytest.MonkeyPatch) -> N
     def start(config: str) -> None:
         started.append((config,))
 
-    monkeypatch.setitem(mq_broker.broker.commands, "start", start)
+    monkeypatch.setitem(broker.broker.commands, "start", start)
 
     assert run("broker", "-c", "broker-n0.conf").exit_code == 0
     assert run("broker", "start", "-c", "other.conf").exit_code == 0

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import yaml
 
-from cluster.commands.broker import broker
+from cluster.commands.broker_start import broker
 from cluster.commands.health import own_servers
 from cluster.containers.image import DEPLOY, PROJECT
 from rocketstore.broker_config import BrokerConfig

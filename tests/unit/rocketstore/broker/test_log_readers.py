@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from cluster.commands.mq_consumer import consumer
+from cluster.commands.consumer import consumer
 from dledger.client import DLedgerClient
 from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.store.format import decode_entry

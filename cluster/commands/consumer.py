@@ -13,7 +13,7 @@ import click
 
 from cluster import terminal
 from cluster.broker_target import BrokerTarget, broker_options
-from cluster.commands.mq_group import set_settings, settings
+from cluster.commands.consumer_settings import set_settings, settings
 from cluster.moments import Moment, start_of
 from cluster.reporting import ErrorReportingGroup
 from cluster.terminal import print_broker_tables

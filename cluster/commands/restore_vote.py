@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from cluster import terminal
-from cluster.commands.inspection import node_directory
+from cluster.commands.inspect import node_directory
 from dledger import flag_values
 from dledger.clock import Clock
 from dledger.config import StoreConfig

@@ -17,10 +17,10 @@ import click
 
 from cluster import terminal
 from cluster.broker_target import BrokerTarget, broker_options
-from cluster.commands.mq_delayed import delayed
-from cluster.commands.mq_print import print_message
-from cluster.commands.mq_query import expression_of, print_messages, query_by_id, query_by_key, sql_option
-from cluster.commands.mq_trace import trace
+from cluster.commands.message_delayed import delayed
+from cluster.commands.message_print import print_message
+from cluster.commands.message_query import expression_of, print_messages, query_by_id, query_by_key, sql_option
+from cluster.commands.message_trace import trace
 from cluster.line_sending import LineTally, send_lines
 from cluster.moments import Moment, start_of
 from cluster.reporting import ErrorReportingGroup

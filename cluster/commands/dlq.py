@@ -10,7 +10,7 @@ import click
 
 from cluster import terminal
 from cluster.broker_target import BrokerTarget, broker_options
-from cluster.commands.mq_letters import LISTED, WantedLetters, export_to, found, letter_row, show, wanted_options
+from cluster.commands.undelivered import LISTED, WantedLetters, export_to, found, letter_row, show, wanted_options
 from cluster.letters import send_again
 from cluster.reporting import ErrorReportingGroup
 from dledger.access.rules import DEAD_PREFIX

@@ -10,8 +10,8 @@ import click
 
 from cluster import terminal
 from cluster.broker_target import BrokerTarget, broker_options
-from cluster.commands.mq_letters import LISTED, WantedLetters, export_to, found, letter_row, show, wanted_options
-from cluster.commands.mq_query import check_offset_id
+from cluster.commands.message_query import check_offset_id
+from cluster.commands.undelivered import LISTED, WantedLetters, export_to, found, letter_row, show, wanted_options
 from cluster.reporting import ErrorReportingGroup
 from rocketstore.types import CHECKED_TOO_OFTEN_TOPIC
 

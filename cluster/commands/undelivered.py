@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 import click
 
 from cluster import terminal
-from cluster.commands.mq_print import body_of, message_json
+from cluster.commands.message_print import body_of, message_json
 from cluster.letters import walk
 from cluster.moments import Moment, start_of, time_text
 from dledger import flag_values
