@@ -23,8 +23,8 @@ from cluster.console.browse import PAGE_MAX, WantedMessages, safe_text
 from cluster.console.catalog import GROUP_SORTS, TOPIC_SORTS
 from cluster.console.changes import FIELDS, BrokerChange, UnconfirmedError
 from cluster.console.control import Action, ActionRefusedError
-from cluster.console.desk import DESKS_MAX, Desk, TooManyDesksError
 from cluster.console.fleet_topics import SORTS as FLEET_TOPIC_SORTS
+from cluster.console.group_page import GROUP_PAGES_MAX, GroupPage, TooManyGroupPagesError
 from cluster.console.guard import ConsoleGuard, ConsoleRules, RateBound, same
 from cluster.console.history import TEXT_MAX
 from cluster.console.inputs import BadInputError, Fields
@@ -53,7 +53,7 @@ _TYPES: Final = {
 _T = TypeVar("_T")
 
 
-_NO_DESK: Final = (BadInputError, NotFoundError, ForeignGroupError, TooManyDesksError)
+_NO_GROUP_PAGE: Final = (BadInputError, NotFoundError, ForeignGroupError, TooManyGroupPagesError)
 """Why a request is about nothing that is there."""
 
 
@@ -65,7 +65,7 @@ class Console:
 
     def __init__(
         self,
-        shown: Desk | Overview,
+        shown: GroupPage | Overview,
         rules: ConsoleRules,
         version: str = "",
         on_failure: Callable[[BaseException], None] = lambda _: None,
@@ -75,7 +75,7 @@ class Console:
         self._version = version
         self._on_failure = on_failure
         self._files = load_files(Path(__file__).parent / "static")
-        self._lookups: Counter[Desk | Overview] = Counter()  # apart, for a group that hangs is only in its own way
+        self._lookups: Counter[GroupPage | Overview] = Counter()  # apart, for a group that hangs is only in its own way
         self._acting = 0
         self._changes = RateBound(CHANGES_MAX, CHANGES_S)
         self._limiter: CapacityLimiter | None = None
@@ -83,7 +83,7 @@ class Console:
         post = partial(Route, methods=["POST"])
         app = Starlette(
             routes=[
-                get("/", partial(self._file, "index.html" if isinstance(shown, Desk) else "cluster.html")),
+                get("/", partial(self._file, "index.html" if isinstance(shown, GroupPage) else "cluster.html")),
                 get("/group", partial(self._file, "index.html")),
                 get("/login", partial(self._file, "login.html")),
                 post("/login", self._sign_in),
@@ -118,7 +118,7 @@ class Console:
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
-        self._limiter = CapacityLimiter(DESKS_MAX * LOOKUPS_MAX + 4)
+        self._limiter = CapacityLimiter(GROUP_PAGES_MAX * LOOKUPS_MAX + 4)
         publishing = asyncio.create_task(
             self._shown.run() if isinstance(self._shown, Overview) else self._shown.streams.run()
         )
@@ -159,33 +159,33 @@ class Console:
     async def _session(self, request: Request) -> Response:
         try:
             shown = self._what(request)
-        except _NO_DESK as error:
+        except _NO_GROUP_PAGE as error:
             return _refused(error)
-        actions = sorted(shown.control.actions | shown.control.changes) if isinstance(shown, Desk) else []
+        actions = sorted(shown.control.actions | shown.control.changes) if isinstance(shown, GroupPage) else []
         return JSONResponse({"csrf": request.state.csrf, "actions": actions, "version": self._version})
 
     # --- what is ----------------------------------------------------------------------------------------------------
 
-    def _what(self, request: Request) -> Desk | Overview:
+    def _what(self, request: Request) -> GroupPage | Overview:
         """The pages that a request is about: the group named by ``broker``, if there are several, otherwise everything.
 
-        Raises what ``Overview.desk`` does.
+        Raises what ``Overview.group_page`` does.
         """
-        if isinstance(self._shown, Desk) or "broker" not in request.query_params:
+        if isinstance(self._shown, GroupPage) or "broker" not in request.query_params:
             return self._shown
-        return self._shown.desk(_text(request, "broker"))
+        return self._shown.group_page(_text(request, "broker"))
 
-    def _desk(self, request: Request) -> Desk:
+    def _group_page(self, request: Request) -> GroupPage:
         """The same for what only one group has. Raises ``BadInputError``, too."""
         found = self._what(request)
-        if isinstance(found, Desk):
+        if isinstance(found, GroupPage):
             return found
         raise BadInputError("name the group: broker=NAME")
 
     async def _state(self, request: Request) -> Response:
         try:
             return JSONResponse(self._what(request).state())
-        except _NO_DESK as error:
+        except _NO_GROUP_PAGE as error:
             return _refused(error)
 
     async def _events(self, request: Request) -> Response:
@@ -197,7 +197,7 @@ class Console:
             streams.admit(queue)
         except TooManyStreamsError as error:
             return JSONResponse({"ok": False, "error": str(error)}, 503, headers={"retry-after": "5"})
-        except _NO_DESK as error:
+        except _NO_GROUP_PAGE as error:
             return _refused(error)
         return StreamingResponse(streams.messages(queue), media_type="text/event-stream")
 
@@ -209,20 +209,22 @@ class Console:
             if isinstance(found, Overview):
                 return JSONResponse(found.topics.topics(Wanted.of(request.query_params, FLEET_TOPIC_SORTS)))
             return JSONResponse(found.catalog.topics(Wanted.of(request.query_params, TOPIC_SORTS)))
-        except _NO_DESK as error:
+        except _NO_GROUP_PAGE as error:
             return _refused(error)
 
     async def _groups(self, request: Request) -> Response:
         try:
-            return JSONResponse(self._desk(request).catalog.groups(Wanted.of(request.query_params, GROUP_SORTS)))
-        except _NO_DESK as error:
+            return JSONResponse(self._group_page(request).catalog.groups(Wanted.of(request.query_params, GROUP_SORTS)))
+        except _NO_GROUP_PAGE as error:
             return _refused(error)
 
     # --- looking things up -------------------------------------------------------------------------------------------
 
-    def _lookup(self, look: Callable[[Desk, Request], object]) -> Callable[[Request], Awaitable[Response]]:
+    def _lookup(self, look: Callable[[GroupPage, Request], object]) -> Callable[[Request], Awaitable[Response]]:
         async def handle(request: Request) -> Response:
-            return await self._looking(request, lambda: self._in_thread(partial(look, self._desk(request), request)))
+            return await self._looking(
+                request, lambda: self._in_thread(partial(look, self._group_page(request), request))
+            )
 
         return handle
 
@@ -230,14 +232,14 @@ class Console:
         """The answer of ``look``, unless too many about the same wait for theirs."""
         try:
             what = self._what(request)
-        except _NO_DESK as error:
+        except _NO_GROUP_PAGE as error:
             return _refused(error)
         if self._lookups[what] >= LOOKUPS_MAX:
             return _error(503, "too many requests are already waiting for the nodes")
         self._lookups[what] += 1
         try:
             found = await look()
-        except _NO_DESK as error:
+        except _NO_GROUP_PAGE as error:
             return _refused(error)
         except DLedgerError as error:
             return _failed(error)
@@ -259,11 +261,11 @@ class Console:
 
         return await self._looking(request, look)
 
-    def _group(self, desk: Desk, request: Request) -> object:
-        return desk.messages.group(_text(request, "name"))
+    def _group(self, group_page: GroupPage, request: Request) -> object:
+        return group_page.messages.group(_text(request, "name"))
 
-    def _messages(self, desk: Desk, request: Request) -> object:
-        browser = desk.messages
+    def _messages(self, group_page: GroupPage, request: Request) -> object:
+        browser = group_page.messages
         match request.query_params.get("by"):
             case "time":
                 return browser.by_time(_wanted(request), _count(request))
@@ -279,39 +281,41 @@ class Console:
             case _:
                 raise BadInputError("by must be time, offset, key, unique or id")
 
-    def _message(self, desk: Desk, request: Request) -> object:
+    def _message(self, group_page: GroupPage, request: Request) -> object:
         queue, offset = _number(request, "queue", 0, 65535), _number(request, "offset", 0, _OFFSET_MAX)
-        return desk.messages.one(_text(request, "topic"), queue, offset)
+        return group_page.messages.one(_text(request, "topic"), queue, offset)
 
-    def _entries(self, desk: Desk, request: Request) -> object:
+    def _entries(self, group_page: GroupPage, request: Request) -> object:
         index = _number(request, "index", -1, _OFFSET_MAX)
-        return desk.entries.by_index(desk.history.group, index, _count(request))
+        return group_page.entries.by_index(group_page.history.group, index, _count(request))
 
-    def _entry(self, desk: Desk, request: Request) -> object:
-        return desk.entries.one(desk.history.group, _number(request, "index", 0, _OFFSET_MAX))
+    def _entry(self, group_page: GroupPage, request: Request) -> object:
+        return group_page.entries.one(group_page.history.group, _number(request, "index", 0, _OFFSET_MAX))
 
-    def _clients(self, desk: Desk, request: Request) -> object:
+    def _clients(self, group_page: GroupPage, request: Request) -> object:
         wanted = _text(request, "wanted") if request.query_params.get("wanted") else ""
-        return desk.clients.everybody(wanted, _number(request, "first", 0, _OFFSET_MAX))
+        return group_page.clients.everybody(wanted, _number(request, "first", 0, _OFFSET_MAX))
 
-    def _members(self, desk: Desk, request: Request) -> object:
-        return desk.clients.members(_text(request, "group"))
+    def _members(self, group_page: GroupPage, request: Request) -> object:
+        return group_page.clients.members(_text(request, "group"))
 
-    def _dead_letters(self, desk: Desk, request: Request) -> object:
-        return desk.letters.dead(_text(request, "group"), _number(request, "before", -1, _OFFSET_MAX))
+    def _dead_letters(self, group_page: GroupPage, request: Request) -> object:
+        return group_page.letters.dead(_text(request, "group"), _number(request, "before", -1, _OFFSET_MAX))
 
-    def _delayed(self, desk: Desk, request: Request) -> object:
-        return desk.letters.delayed(_number(request, "level", 0, 999), _number(request, "offset", -1, _OFFSET_MAX))
+    def _delayed(self, group_page: GroupPage, request: Request) -> object:
+        return group_page.letters.delayed(
+            _number(request, "level", 0, 999), _number(request, "offset", -1, _OFFSET_MAX)
+        )
 
-    def _timed(self, desk: Desk, request: Request) -> object:
+    def _timed(self, group_page: GroupPage, request: Request) -> object:
         topic, key = (_text(request, name) if request.query_params.get(name) else "" for name in ("topic", "key"))
         begin = [_number(request, name, 0, _OFFSET_MAX) for name in ("from_ms", "from_offset")]
-        return desk.letters.timed(topic, key, *begin)
+        return group_page.letters.timed(topic, key, *begin)
 
-    def _trace(self, desk: Desk, request: Request) -> object:
-        return desk.messages.trace(_text(request, "id"))
+    def _trace(self, group_page: GroupPage, request: Request) -> object:
+        return group_page.messages.trace(_text(request, "id"))
 
-    def _reset_plan(self, desk: Desk, request: Request) -> object:
+    def _reset_plan(self, group_page: GroupPage, request: Request) -> object:
         to = _text(request, "to")
         start: Literal["first", "last"] | int
         match to:
@@ -319,23 +323,23 @@ class Console:
                 start = to
             case _:
                 start = _number(request, "to", 0, _OFFSET_MAX)
-        return desk.changes.plan_reset(_text(request, "group"), _text(request, "topic"), start)
+        return group_page.changes.plan_reset(_text(request, "group"), _text(request, "topic"), start)
 
     # --- doing things ------------------------------------------------------------------------------------------------
 
     async def _act(self, request: Request) -> Response:
         try:
-            desk = self._desk(request)
+            group_page = self._group_page(request)
             asked = _action_of(await _body(request) or b"")
-        except _NO_DESK as error:
+        except _NO_GROUP_PAGE as error:
             return _refused(error)
-        if asked.action not in desk.control.actions:
+        if asked.action not in group_page.control.actions:
             return _error(403, f"this console cannot {asked.action}")
         if self._acting >= LOOKUPS_MAX // 2:
             return _error(503, "other actions are in progress")
         self._acting += 1
         try:
-            told = await self._in_thread(partial(_act_on_node, desk, asked))
+            told = await self._in_thread(partial(_act_on_node, group_page, asked))
         except ActionRefusedError as error:
             return _error(409, str(error))
         except DLedgerError as error:
@@ -350,14 +354,14 @@ class Console:
             return _error(404, "there is no such action")
         change = BrokerChange(name)
         try:
-            desk = self._desk(request)
-            if change not in desk.control.changes:
+            group_page = self._group_page(request)
+            if change not in group_page.control.changes:
                 return _error(403, "this console is read-only: it was started with --read-only")
             body = await _body(request, change.bytes_max)
             if body is None:
                 return _error(413, f"the request is longer than {change.bytes_max:,} bytes")
             asked = Fields(body, FIELDS[change])
-        except _NO_DESK as error:
+        except _NO_GROUP_PAGE as error:
             return _refused(error)
         if self._acting >= LOOKUPS_MAX // 2:
             return _error(503, "other actions are in progress")
@@ -365,25 +369,25 @@ class Console:
             return _error(429, f"more than {CHANGES_MAX} changes within {CHANGES_S:g} s: wait a moment")
         self._acting += 1
         try:
-            return await self._in_thread(partial(_change, desk, change, asked))
+            return await self._in_thread(partial(_change, group_page, change, asked))
         finally:
             self._acting -= 1
 
 
-def _change(desk: Desk, change: BrokerChange, asked: Fields) -> Response:
+def _change(group_page: GroupPage, change: BrokerChange, asked: Fields) -> Response:
     """Carry it out and note what became of it, unless it was not tried."""
     try:
-        done = desk.changes.carry_out(change, asked)
+        done = group_page.changes.carry_out(change, asked)
     except BadInputError as error:
         return _refused(error)
     except UnconfirmedError as question:
         asking = {"title": question.title, "text": str(question), "yes": question.yes}
         return JSONResponse({"ok": False, "confirm": asking})
     except DLedgerError as error:
-        desk.history.tell("refused", "", _event(f"{change.replace('-', ' ')}: {error}"), wall_ms())
+        group_page.history.tell("refused", "", _event(f"{change.replace('-', ' ')}: {error}"), wall_ms())
         return _failed(error)
-    desk.history.tell("action", "", _event(done.told), wall_ms())
-    desk.catalog.nudge()
+    group_page.history.tell("action", "", _event(done.told), wall_ms())
+    group_page.catalog.nudge()
     return JSONResponse({"ok": True, "message": done.told, **done.facts})
 
 
@@ -400,8 +404,8 @@ class _Asked(NamedTuple):
     address: str = ""
 
 
-def _act_on_node(desk: Desk, asked: _Asked) -> str:
-    history, control, (action, node, new, address) = desk.history, desk.control, asked
+def _act_on_node(group_page: GroupPage, asked: _Asked) -> str:
+    history, control, (action, node, new, address) = group_page.history, group_page.control, asked
     try:
         match action:
             case Action.TRANSFER:
@@ -414,7 +418,7 @@ def _act_on_node(desk: Desk, asked: _Asked) -> str:
         history.tell("refused", node or "", f"{action} {node or ''}: {error}", wall_ms())
         raise
     history.tell("action", node or "", told, wall_ms())
-    desk.sampler.nudge()
+    group_page.sampler.nudge()
     return told
 
 
@@ -501,8 +505,8 @@ def _count(request: Request) -> int:
 
 
 def _refused(error: Exception) -> Response:
-    """The answer to one of ``_NO_DESK``."""
-    status = {BadInputError: 400, NotFoundError: 404, TooManyDesksError: 503}.get(type(error), 409)
+    """The answer to one of ``_NO_GROUP_PAGE``."""
+    status = {BadInputError: 400, NotFoundError: 404, TooManyGroupPagesError: 503}.get(type(error), 409)
     if isinstance(error, BadInputError) and error.field:
         return JSONResponse({"ok": False, "error": str(error), "field": error.field}, status)
     return _error(status, str(error))

@@ -1,4 +1,4 @@
-"""The console of all groups of brokers behind name servers: what it knows of them, and a desk for each of them."""
+"""The console of all groups of brokers behind name servers: what it knows of them, and a group page for each."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from cluster.console.desk import Desk, Desks
 from cluster.console.fleet import Fleet
 from cluster.console.fleet_topics import FleetTopics
+from cluster.console.group_page import GroupPage, GroupPages
 from cluster.console.sampler import SamplePace, wall_ms
 from cluster.console.streams import Streams
 from cluster.console.watcher import FleetPace, FleetWatcher
@@ -54,32 +54,32 @@ class Overview:
             self._watch,
         )
         self.topics: Final = FleetTopics(self.fleet, names, connections, lambda: self.streams.hurry(catalog=True))
-        self._desks = Desks(_desk_maker(target, brokers, control, pace))
+        self._group_pages = GroupPages(_group_page_maker(target, brokers, control, pace))
 
     @property
     def pages(self) -> int:
         """The number of open pages, of all groups together and of single ones."""
-        return self.streams.count + self._desks.pages
+        return self.streams.count + self._group_pages.pages
 
     async def run(self) -> None:
         """Watch and publish until cancelled; then close everything."""
         async with asyncio.TaskGroup() as group:
-            for part in (self.watcher.run, self.topics.run, self._desks.run, self.streams.run):
+            for part in (self.watcher.run, self.topics.run, self._group_pages.run, self.streams.run):
                 group.create_task(part())
 
     def hang_up(self) -> None:
         """Close the streams of all pages, for a server that is about to end. On any thread."""
         self.streams.close_soon()
-        self._desks.hang_up()
+        self._group_pages.hang_up()
 
-    def desk(self, name: str) -> Desk:
-        """The desk of one group. Raises ``NotFoundError``, ``ForeignGroupError`` and ``TooManyDesksError``."""
+    def group_page(self, name: str) -> GroupPage:
+        """The page of one group. Raises ``NotFoundError``, ``ForeignGroupError`` and ``TooManyGroupPagesError``."""
         addresses = self.fleet.addresses_of(name)
         if addresses is None:
             raise NotFoundError(f"no brokers named {name} have registered")
         if self.fleet.is_foreign(name):
             raise ForeignGroupError(f"{name} runs RocketMQ's own brokers: use its mqadmin to look into them")
-        return self._desks.get(name, addresses)
+        return self._group_pages.get(name, addresses)
 
     def state(self) -> dict[str, object]:
         """Everything, for scripts."""
@@ -90,11 +90,11 @@ class Overview:
         self.topics.watch(watched=watched)
 
 
-def _desk_maker(
+def _group_page_maker(
     target: GroupTarget, brokers: BrokerTarget, control: ClusterControl | None, pace: SamplePace | None
-) -> Callable[[tuple[str, ...]], Desk]:
-    def make(addresses: tuple[str, ...]) -> Desk:
+) -> Callable[[tuple[str, ...]], GroupPage]:
+    def make(addresses: tuple[str, ...]) -> GroupPage:
         found = replace(brokers, addresses=addresses, name_servers=())
-        return Desk(replace(target, bootstrap=addresses, group=""), found, control, pace, brokers.name_servers)
+        return GroupPage(replace(target, bootstrap=addresses, group=""), found, control, pace, brokers.name_servers)
 
     return make

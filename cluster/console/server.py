@@ -22,7 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cluster.console.app import Console
 from cluster.console.control import ClusterControl
-from cluster.console.desk import Desk
+from cluster.console.group_page import GroupPage
 from cluster.console.guard import ConsoleRules
 from cluster.console.history import History
 from cluster.console.overview import Overview
@@ -72,9 +72,11 @@ class ConsoleServer:
     ) -> None:
         self._place = place or ListenAddress()
         if brokers.name_servers:
-            self._shown: Desk | Overview = Overview(target, brokers, control=control, pace=pace, fleet_pace=fleet_pace)
+            self._shown: GroupPage | Overview = Overview(
+                target, brokers, control=control, pace=pace, fleet_pace=fleet_pace
+            )
         else:
-            self._shown = Desk(target, brokers, control, pace)
+            self._shown = GroupPage(target, brokers, control, pace)
         self._console = Console(self._shown, rules or ConsoleRules(), __version__, self._fail)
         self._socket: socket.socket | None = None
         self._uvicorn: CalmServer | None = None
@@ -142,7 +144,7 @@ class ConsoleServer:
             target=self._serve, args=(self._uvicorn, self._socket), name="dledger-console-http", daemon=True
         )
         self._thread.start()
-        if isinstance(self._shown, Desk):
+        if isinstance(self._shown, GroupPage):
             self._shown.start()
         give_up_at = time.monotonic() + START_TIMEOUT_S
         while not self._uvicorn.started and time.monotonic() < give_up_at and not self._ended.wait(0.01):
@@ -155,7 +157,7 @@ class ConsoleServer:
                 self._uvicorn.end()
                 self._shown.hang_up()
                 self._thread.join(STOP_TIMEOUT_S)
-            if isinstance(self._shown, Desk):
+            if isinstance(self._shown, GroupPage):
                 self._shown.close()
             self._ended.set()
             if self._socket is not None:

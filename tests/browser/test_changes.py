@@ -19,7 +19,7 @@ from rocketstore.client import Message, TopicInfo
 from tests.browser.chromium import Page
 from tests.browser.test_page import BROKEN_REFERENCES, DOUBLE_IDS, LOW_CONTRAST, NAMELESS, TOO_SMALL
 from tests.support.waiting import wait_until
-from tests.unit.cluster.console.desks import Broker, plain_broker
+from tests.unit.cluster.console.group_pages import Broker, plain_broker
 from tests.unit.cluster.console.support import request
 
 FOCUSED = "const one = document.activeElement; return one.id || one.getAttribute('aria-label') || one.textContent;"

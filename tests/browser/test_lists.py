@@ -21,7 +21,7 @@ from rocketstore.remoting.codes import RequestCode
 from tests.browser.chromium import Page
 from tests.browser.test_page import BROKEN_REFERENCES, DOUBLE_IDS, LOW_CONTRAST, NAMELESS, TOO_SMALL
 from tests.support.remoting import RemotingSocket
-from tests.unit.cluster.console.desks import Broker, plain_broker
+from tests.unit.cluster.console.group_pages import Broker, plain_broker
 from tests.unit.cluster.console.support import request
 
 TOPICS, GROUPS = 10_000, 1_000

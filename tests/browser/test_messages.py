@@ -19,7 +19,7 @@ from tests.browser.chromium import Page
 from tests.browser.test_crossing import HELD, HOLD
 from tests.browser.test_page import find, press
 from tests.support.waiting import wait_until
-from tests.unit.cluster.console.desks import Broker
+from tests.unit.cluster.console.group_pages import Broker
 from tests.unit.rocketstore.test_server import plain
 
 REMOVED, SENT, DEAD = 5, 70, 45

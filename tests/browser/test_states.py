@@ -19,7 +19,7 @@ from dledger.rpc.ports import PeerStatus
 from dledger.types import LogIndex, NodeId
 from tests.browser.chromium import Page
 from tests.support.fake_group import FakeGroup, fake_group
-from tests.unit.cluster.console.desks import plain_broker
+from tests.unit.cluster.console.group_pages import plain_broker
 
 PACE = SamplePace(watched_s=0.1, unwatched_s=0.2, unsettled_s=0.1, unreachable_s=0.1, timeout_s=0.5)
 CLIPPED = """

@@ -14,7 +14,7 @@ from cluster.console.sampler import SamplePace
 from cluster.console.server import ConsoleServer, ListenAddress
 from tests.support.fake_group import FakeGroup, fake_group
 from tests.support.waiting import wait_until
-from tests.unit.cluster.console.desks import Broker, plain_broker
+from tests.unit.cluster.console.group_pages import Broker, plain_broker
 
 MakeConsole = Callable[..., ConsoleServer]
 PACE = SamplePace(watched_s=0.05, unwatched_s=0.2, unsettled_s=0.05, unreachable_s=0.1, timeout_s=0.5)

@@ -14,7 +14,7 @@ from cluster.console.control import NoControl
 from cluster.security_options import CommandSecurity
 from dledger.errors import UnavailableError
 from rocketstore.client import TopicInfo
-from tests.unit.cluster.console.desks import Broker, Desk, desk_at, guarded_broker, plain_broker
+from tests.unit.cluster.console.group_pages import Broker, GroupPage, group_page_at, guarded_broker, plain_broker
 from tests.unit.cluster.console.support import request
 
 ADMIN_ONLY = "requires an account with admin: true"
@@ -27,8 +27,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 @pytest.fixture
-def desk(broker: Broker) -> Iterator[Desk]:
-    with desk_at(broker) as made:
+def group_page(broker: Broker) -> Iterator[GroupPage]:
+    with group_page_at(broker) as made:
         yield made
 
 
@@ -41,14 +41,14 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 @pytest.mark.parametrize("change", list(BrokerChange))
 def test_a_read_only_console_changes_nothing(broker: Broker, change: BrokerChange) -> None:
     """Nor does it offer to."""
-    with desk_at(broker, control=NoControl()) as desk:
-        reply = desk.do(change, name="x", confirmed=True)
+    with group_page_at(broker, control=NoControl()) as group_page:
+        reply = group_page.do(change, name="x", confirmed=True)
 
         assert (reply.status, reply.json()["error"]) == (
             403,
             "this console is read-only: it was started with --read-only",
         )
-        assert desk.session["actions"] == []
+        assert group_page.session["actions"] == []
 
 
 @pytest.mark.parametrize(
@@ -59,15 +59,15 @@ def test_a_read_only_console_changes_nothing(broker: Broker, change: BrokerChang
         ({"sec_fetch_site": "cross-site"}, "another site"),
     ],
 )
-def test_other_sites_change_nothing(desk: Desk, headers: dict[str, str], words: str) -> None:
+def test_other_sites_change_nothing(group_page: GroupPage, headers: dict[str, str], words: str) -> None:
     """Without the token that only the page knows, or with a foreign origin."""
-    desk.topic("safe")
+    group_page.topic("safe")
 
-    reply = desk.post("delete-topic", {"name": "safe", "confirmed": True}, **headers)
+    reply = group_page.post("delete-topic", {"name": "safe", "confirmed": True}, **headers)
 
     assert reply.status == 403
     assert words in str(reply.json()["error"])
-    assert desk.broker.about("safe").name == "safe"
+    assert group_page.broker.about("safe").name == "safe"
 
 
 @pytest.mark.parametrize(
@@ -96,32 +96,32 @@ def test_the_brokers_refuse_what_the_consoles_account_may_not(
 ) -> None:
     """In their words; and that it was tried is an event."""
     alice = CommandSecurity(access_key="alice", secret_key="alice-secret")
-    with desk_at(guarded, alice) as desk:
-        reply = desk.do(change, **fields)
+    with group_page_at(guarded, alice) as group_page:
+        reply = group_page.do(change, **fields)
 
         assert reply.status == 403
         assert words in str(reply.json()["error"])
-        assert [text for kind, text in desk.events() if kind == "refused" and words in text]
-        assert desk.broker.about("T") == TopicInfo("T", 2, 2)
+        assert [text for kind, text in group_page.events() if kind == "refused" and words in text]
+        assert group_page.broker.about("T") == TopicInfo("T", 2, 2)
 
 
 def test_lists_of_clients_need_the_same_rights_as_elsewhere(guarded: Broker) -> None:
     """Delayed messages of all topics are for administrators; a signed request lists a group's members."""
     alice = CommandSecurity(access_key="alice", secret_key="alice-secret")
-    with desk_at(guarded, alice) as desk:
-        refused = request(f"{desk.console.url}api/delayed?level=0&offset=-1")
+    with group_page_at(guarded, alice) as group_page:
+        refused = request(f"{group_page.console.url}api/delayed?level=0&offset=-1")
 
         assert refused.status == 403
         assert "requires an account with admin: true" in str(refused.json()["error"])
-        assert desk.get("members?group=g")["members"] == []
+        assert group_page.get("members?group=g")["members"] == []
 
 
-def test_an_unknown_action_is_not_found(desk: Desk) -> None:
+def test_an_unknown_action_is_not_found(group_page: GroupPage) -> None:
     """And there is no other way to ask for one."""
-    assert desk.do("format-disk").status == 404
+    assert group_page.do("format-disk").status == 404
 
 
-def test_changes_that_fail_leave_room_for_others(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_that_fail_leave_room_for_others(group_page: GroupPage, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many; what a broker says of them is shown as it is."""
 
     def fail(*_: object) -> Done:
@@ -129,22 +129,22 @@ def test_changes_that_fail_leave_room_for_others(desk: Desk, monkeypatch: pytest
 
     with monkeypatch.context() as failing:
         failing.setattr(BrokerChanges, "carry_out", fail)
-        assert {desk.do("delete-topic", name="none").status for _ in range(2 * app.LOOKUPS_MAX)} == {502}
+        assert {group_page.do("delete-topic", name="none").status for _ in range(2 * app.LOOKUPS_MAX)} == {502}
 
-    assert desk.do("delete-topic", name="none").status == 404
-    assert ("refused", "delete topic: no broker answers\\u202e") in desk.events()
+    assert group_page.do("delete-topic", name="none").status == 404
+    assert ("refused", "delete topic: no broker answers\\u202e") in group_page.events()
 
 
-def test_what_was_changed_is_looked_at_anew(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_changed_is_looked_at_anew(group_page: GroupPage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long lists are looked at rarely otherwise; what was refused or asked about changed nothing."""
     nudges: list[None] = []
     monkeypatch.setattr(Catalog, "nudge", lambda _: nudges.append(None))
-    desk.topic("renewed")
+    group_page.topic("renewed")
 
-    assert desk.do("delete-topic", name="none").status == 404
-    assert desk.do("delete-topic", name="renewed").json()["ok"] is False
+    assert group_page.do("delete-topic", name="none").status == 404
+    assert group_page.do("delete-topic", name="renewed").json()["ok"] is False
     assert nudges == []
-    assert desk.do("delete-topic", name="renewed", confirmed=True).status == 200
+    assert group_page.do("delete-topic", name="renewed", confirmed=True).status == 200
     assert nudges == [None]
 
 
@@ -152,8 +152,8 @@ def test_changes_are_limited_in_number(broker: Broker, monkeypatch: pytest.Monke
     """A page that goes wild, or another that has the token, is slowed down. What is no request does not count."""
     monkeypatch.setattr(app, "CHANGES_MAX", 2)
     monkeypatch.setattr(app, "CHANGES_S", 3600.0)
-    with desk_at(broker) as desk:
+    with group_page_at(broker) as group_page:
         asked = (b"{", b'{"name": "none"}', b'{"name": "a b"}', b'{"name": "none"}')
-        statuses = [desk.post("delete-topic", one).status for one in asked]
+        statuses = [group_page.post("delete-topic", one).status for one in asked]
 
         assert statuses == [400, 404, 400, 429]

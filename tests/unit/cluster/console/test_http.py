@@ -22,7 +22,7 @@ from rocketstore.message.message import Message
 from tests.support.fake_group import FakeGroup
 from tests.support.waiting import wait_until
 from tests.unit.cluster.console.conftest import MakeConsole
-from tests.unit.cluster.console.desks import Broker
+from tests.unit.cluster.console.group_pages import Broker
 from tests.unit.cluster.console.support import Reply, request, stream
 
 TOKEN = "a token that nobody guesses"

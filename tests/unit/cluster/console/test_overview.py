@@ -14,7 +14,7 @@ import pytest
 
 from cluster.broker_target import BrokerTarget
 from cluster.connection import GroupTarget
-from cluster.console import desk, watcher
+from cluster.console import group_page, watcher
 from cluster.console.app import LOOKUPS_MAX
 from cluster.console.changes import BrokerChange
 from cluster.console.control import NoControl
@@ -27,7 +27,7 @@ from rocketstore.nameserver.server import NameServer
 from tests.support.runtime_broker import RuntimeBroker, ours, runtime_broker
 from tests.support.waiting import wait_until
 from tests.unit.cluster.console.conftest import PACE
-from tests.unit.cluster.console.desks import Broker, plain_broker
+from tests.unit.cluster.console.group_pages import Broker, plain_broker
 from tests.unit.cluster.console.support import Reply, request, stream
 from tests.unit.rocketstore.nameserver.wire import calling, config_in, running
 
@@ -338,7 +338,7 @@ def test_groups_looked_into_are_limited(
     monkeypatch: pytest.MonkeyPatch, make: MakeOverview, server: NameServer, inside: Broker, tmp_path: Path
 ) -> None:
     """One without a page makes room; if all have one, the next is refused with 503."""
-    monkeypatch.setattr(desk, "DESKS_MAX", 1)
+    monkeypatch.setattr(group_page, "GROUP_PAGES_MAX", 1)
     with plain_broker(tmp_path / "other") as other, joined(server, a=inside.addresses, b=other.addresses):
         console = make()
         known(console, "a", "b")
@@ -353,16 +353,16 @@ def test_a_group_that_nobody_looks_into_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, make: MakeOverview, server: NameServer, inside: Broker
 ) -> None:
     """Its threads end; they are there again when somebody comes back."""
-    monkeypatch.setattr(desk, "IDLE_S", 0.0)
-    monkeypatch.setattr(desk, "LOOK_INTERVAL_S", 0.05)
-    closed: list[desk.Desk] = []
-    close = desk.Desk.close
+    monkeypatch.setattr(group_page, "IDLE_S", 0.0)
+    monkeypatch.setattr(group_page, "LOOK_INTERVAL_S", 0.05)
+    closed: list[group_page.GroupPage] = []
+    close = group_page.GroupPage.close
 
-    def closing(one: desk.Desk) -> None:
+    def closing(one: group_page.GroupPage) -> None:
         close(one)
         closed.append(one)
 
-    monkeypatch.setattr(desk.Desk, "close", closing)
+    monkeypatch.setattr(group_page.GroupPage, "close", closing)
     with joined(server, a=inside.addresses):
         console = make()
         known(console, "a")

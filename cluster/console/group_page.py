@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from cluster.broker_target import BrokerTarget
     from cluster.connection import GroupTarget
 
-DESKS_MAX: Final = 8
+GROUP_PAGES_MAX: Final = 8
 """Groups looked into at the same time: each has a thread per node."""
 IDLE_S: Final = 60.0
 """After so long without a page or a request, a group is not looked into any more."""
 LOOK_INTERVAL_S: Final = 5.0
 
 
-class TooManyDesksError(Exception):
+class TooManyGroupPagesError(Exception):
     """Raised when the maximum number of groups is being looked into."""
 
 
-class Desk:
+class GroupPage:
     """One group. Between ``start`` and ``close``, it has a thread per node and one for topics."""
 
     def __init__(
@@ -105,20 +105,20 @@ class Desk:
 
 @dataclass(slots=True)
 class _Open:
-    desk: Desk
+    group_page: GroupPage
     publishing: asyncio.Task[None]
     used_at: float = field(default_factory=time.monotonic)
 
     @property
     def is_idle(self) -> bool:
         """Whether no page shows it."""
-        return self.desk.streams.count == 0
+        return self.group_page.streams.count == 0
 
 
-class Desks:
-    """Opens a desk when somebody looks into a group, and closes it after a while. On the console's event loop."""
+class GroupPages:
+    """Opens a group page when somebody looks into a group, and closes it after a while. On the console's event loop."""
 
-    def __init__(self, make: Callable[[tuple[str, ...]], Desk]) -> None:
+    def __init__(self, make: Callable[[tuple[str, ...]], GroupPage]) -> None:
         self._make = make
         self._open: dict[str, _Open] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -126,23 +126,23 @@ class Desks:
     @property
     def pages(self) -> int:
         """The number of open pages."""
-        return sum(one.desk.streams.count for one in self._open.values())
+        return sum(one.group_page.streams.count for one in self._open.values())
 
-    def get(self, name: str, addresses: tuple[str, ...]) -> Desk:
-        """The desk of a group, opened if need be. Raises ``TooManyDesksError``."""
+    def get(self, name: str, addresses: tuple[str, ...]) -> GroupPage:
+        """The page of a group, opened if need be. Raises ``TooManyGroupPagesError``."""
         found = self._open.get(name)
         if found is None:
             self._make_room()
-            desk = self._make(addresses)
-            desk.start()
-            found = self._open[name] = _Open(desk, asyncio.create_task(desk.streams.run()))
+            group_page = self._make(addresses)
+            group_page.start()
+            found = self._open[name] = _Open(group_page, asyncio.create_task(group_page.streams.run()))
         found.used_at = time.monotonic()
-        return found.desk
+        return found.group_page
 
     def hang_up(self) -> None:
         """Close the streams of all pages. On any thread."""
         for one in tuple(self._open.values()):
-            one.desk.hang_up()
+            one.group_page.hang_up()
 
     async def run(self) -> None:
         """Close those that nobody uses, until cancelled; then all."""
@@ -158,11 +158,13 @@ class Desks:
             await asyncio.gather(*self._closing)
 
     def _make_room(self) -> None:
-        if len(self._open) + len(self._closing) < DESKS_MAX:
+        if len(self._open) + len(self._closing) < GROUP_PAGES_MAX:
             return
         idle = [(one.used_at, name) for name, one in self._open.items() if one.is_idle]
         if not idle:
-            raise TooManyDesksError(f"{DESKS_MAX} groups are being looked into already: close some of their pages")
+            raise TooManyGroupPagesError(
+                f"{GROUP_PAGES_MAX} groups are being looked into already: close some of their pages"
+            )
         self._close(min(idle)[1])
 
     def _close(self, name: str) -> None:
@@ -172,6 +174,6 @@ class Desks:
 
 
 async def _closed(one: _Open) -> None:
-    one.desk.streams.close()
+    one.group_page.streams.close()
     await one.publishing
-    await asyncio.to_thread(one.desk.close)
+    await asyncio.to_thread(one.group_page.close)

@@ -86,7 +86,7 @@ class Broker:
 
 
 @dataclass
-class Desk:
+class GroupPage:
     """A console, and the broker that it is about."""
 
     console: ConsoleServer
@@ -164,7 +164,7 @@ def guarded_broker(root: Path) -> Iterator[Broker]:
 
 
 @contextmanager
-def desk_at(broker: Broker, security: CommandSecurity | None = None, **options: Any) -> Iterator[Desk]:  # noqa: ANN401
+def group_page_at(broker: Broker, security: CommandSecurity | None = None, **options: Any) -> Iterator[GroupPage]:  # noqa: ANN401
     """A console of its own: the number of changes is limited."""
     with console_at(broker.address, security, **options) as console:
-        yield Desk(console, broker)
+        yield GroupPage(console, broker)
