@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Final, TypeVar
 
-from cluster.console.facts import BrokerFacts, MembershipFacts, NodeFacts, NodeState
+from cluster.console.node_summaries import BrokerSummary, MembershipSummary, NodeState, NodeSummary
 from cluster.console.probe import Answer
 from dledger.conditions import Condition, ConditionKind
 
@@ -86,8 +86,8 @@ _Numbered = TypeVar("_Numbered", Change, ConsoleEvent, Point)
 
 
 @dataclass(slots=True)
-class _Lane:
-    """One node. ``facts`` are kept when it stops responding, so that the last known positions stay on the page."""
+class _NodeHistory:
+    """One node. ``summary`` is kept when it stops responding, so that the last known positions stay on the page."""
 
     node: str
     address: str
@@ -97,8 +97,8 @@ class _Lane:
     silent_since_ms: int = 0
     latency_ms: float = -1.0
     error: str = ""
-    facts: NodeFacts | None = None
-    broker: BrokerFacts | None = None
+    summary: NodeSummary | None = None
+    broker: BrokerSummary | None = None
     changes: deque[Change] = field(default_factory=lambda: deque(maxlen=CHANGES_MAX))
 
 
@@ -117,8 +117,8 @@ class History:
     def __init__(self, addresses: Sequence[str], on_change: Callable[[], None] = lambda: None) -> None:
         self._lock = threading.Lock()  # guards all fields
         self._given = tuple(dict.fromkeys(addresses))[:NODES_MAX]
-        self._lanes: dict[str, _Lane] = {}  # by node id
-        self._strangers: dict[str, _Lane] = {}  # given addresses at which no node has answered yet
+        self._nodes: dict[str, _NodeHistory] = {}  # by node id
+        self._strangers: dict[str, _NodeHistory] = {}  # given addresses at which no node has answered yet
         self._node_at: dict[str, str] = {}
         self._number = 0
         self._events: deque[ConsoleEvent] = deque(maxlen=EVENTS_MAX)
@@ -132,28 +132,28 @@ class History:
         self._seen_without_leader = False
         self._leader_seen_ms = 0
         self._lost_ms = 0
-        self._memberships: dict[str, MembershipFacts] = {}  # by node id; empty until a node of a group responded
+        self._memberships: dict[str, MembershipSummary] = {}  # by node id; empty until a node of a group responded
         self._configuration = 0, -2
         """The term of the leader that told them, and the configuration's index."""
         self._on_change = on_change
         for address in self._given:
-            self._strangers[address] = _Lane(address, address)
+            self._strangers[address] = _NodeHistory(address, address)
 
     # --- what the sampler brings -------------------------------------------------------------------------------------
 
     def answered(self, address: str, answer: Answer, now_ms: int) -> None:
         """Record a response of the node at ``address``."""
-        facts = answer.facts
+        summary = answer.summary
         with self._lock:
-            lane = self._lane_of(address, facts)
-            if lane is None:
+            known = self._node_of(address, summary)
+            if known is None:
                 return
-            changed = self._compare_conditions(lane, facts, now_ms)
-            lane.facts, lane.broker, lane.latency_ms = facts, answer.broker, answer.latency_ms
-            lane.answered_ms, lane.silent_since_ms, lane.error = now_ms, 0, ""
-            changed |= self._enter(lane, facts.state, facts.term, now_ms, facts.role_age_ms)
-            changed |= self._see_members(facts, now_ms)
-            changed |= self._meet(facts)
+            changed = self._compare_conditions(known, summary, now_ms)
+            known.summary, known.broker, known.latency_ms = summary, answer.broker, answer.latency_ms
+            known.answered_ms, known.silent_since_ms, known.error = now_ms, 0, ""
+            changed |= self._enter(known, summary.state, summary.term, now_ms, summary.role_age_ms)
+            changed |= self._see_members(summary, now_ms)
+            changed |= self._meet(summary)
             changed |= self._see_leader(now_ms)
             self._measure(now_ms)
         if changed:
@@ -162,16 +162,16 @@ class History:
     def failed(self, address: str, error: Exception, now_ms: int, *, silent: bool) -> None:
         """Record that the node at ``address`` did not respond; ``silent``: it timed out, like a paused or slow one."""
         with self._lock:
-            lane = self._lanes.get(self._node_at.get(address, "")) or self._strangers.get(address)
-            if lane is None or lane.address != address:
+            known = self._nodes.get(self._node_at.get(address, "")) or self._strangers.get(address)
+            if known is None or known.address != address:
                 return
-            lane.silent_since_ms = lane.silent_since_ms or lane.answered_ms or now_ms
+            known.silent_since_ms = known.silent_since_ms or known.answered_ms or now_ms
             reason = str(error).removeprefix(f"{address} is unreachable: ")  # it stands beside its address
-            lane.error = reason[:TEXT_MAX]
-            if silent and lane.state is not NodeState.UNKNOWN and now_ms - lane.silent_since_ms < SILENT_MS:
+            known.error = reason[:TEXT_MAX]
+            if silent and known.state is not NodeState.UNKNOWN and now_ms - known.silent_since_ms < SILENT_MS:
                 return
-            term = lane.facts.term if lane.facts is not None else 0
-            changed = self._enter(lane, NodeState.UNREACHABLE, term, now_ms)
+            term = known.summary.term if known.summary is not None else 0
+            changed = self._enter(known, NodeState.UNREACHABLE, term, now_ms)
             changed |= self._see_leader(now_ms)
             self._measure(now_ms)
         if changed:
@@ -189,14 +189,14 @@ class History:
         """All addresses to poll: given ones, and those of members that were not reached at a given one."""
         with self._lock:
             return tuple(
-                dict.fromkeys((*self._given, *(lane.address for lane in self._lanes.values() if lane.address)))
+                dict.fromkeys((*self._given, *(known.address for known in self._nodes.values() if known.address)))
             )
 
     @property
     def group(self) -> str:
         """The group's name; empty until a node responded."""
         with self._lock:
-            return next((lane.facts.group for lane in self._lanes.values() if lane.facts is not None), "")
+            return next((known.summary.group for known in self._nodes.values() if known.summary is not None), "")
 
     @property
     def kind(self) -> str:
@@ -216,7 +216,7 @@ class History:
         with self._lock:
             return {
                 **self._present(now_ms),
-                "changes": [_change(one) for lane in self._all_lanes() for one in lane.changes],
+                "changes": [_change(one) for known in self._all_nodes() for one in known.changes],
                 "events": [asdict(one) for one in self._events],
                 "points": [asdict(one) for one in self._points],
                 "number": self._number,
@@ -227,7 +227,7 @@ class History:
         with self._lock:
             return {
                 **self._present(now_ms),
-                "changes": [_change(one) for lane in self._all_lanes() for one in _behind(lane.changes, after)],
+                "changes": [_change(one) for known in self._all_nodes() for one in _behind(known.changes, after)],
                 "events": [asdict(one) for one in _behind(self._events, after)],
                 "points": [asdict(one) for one in _behind(self._points, after)],
                 "number": self._number,
@@ -235,100 +235,102 @@ class History:
 
     # --- under the lock ----------------------------------------------------------------------------------------------
 
-    def _lane_of(self, address: str, facts: NodeFacts) -> _Lane | None:
-        """The lane of the node that answered at ``address``; None if it is of another group, or beyond the limit."""
-        group = next((lane.facts.group for lane in self._lanes.values() if lane.facts is not None), facts.group)
-        lane = self._lanes.get(facts.node_id)
-        if facts.group != group or (lane is None and len(self._lanes) >= NODES_MAX):
+    def _node_of(self, address: str, summary: NodeSummary) -> _NodeHistory | None:
+        """The history of the node that answered at ``address``; None if it is of another group, or beyond the limit."""
+        group = next(
+            (known.summary.group for known in self._nodes.values() if known.summary is not None), summary.group
+        )
+        known = self._nodes.get(summary.node_id)
+        if summary.group != group or (known is None and len(self._nodes) >= NODES_MAX):
             stranger = self._strangers.get(address)
             if stranger is not None:
-                stranger.error = f"{facts.node_id} of group {facts.group} answers here, not a node of {group}"[
+                stranger.error = f"{summary.node_id} of group {summary.group} answers here, not a node of {group}"[
                     :TEXT_MAX
                 ]
                 stranger.state = NodeState.UNREACHABLE
             return None
         self._strangers.pop(address, None)
-        if lane is None:
-            lane = self._lanes[facts.node_id] = _Lane(facts.node_id, address)
-        elif lane.address != address and (lane.state not in ALIVE or self._is_better(address, lane.address)):
-            lane.address = address
-        self._node_at[address] = facts.node_id
-        return lane
+        if known is None:
+            known = self._nodes[summary.node_id] = _NodeHistory(summary.node_id, address)
+        elif known.address != address and (known.state not in ALIVE or self._is_better(address, known.address)):
+            known.address = address
+        self._node_at[address] = summary.node_id
+        return known
 
     def _is_better(self, address: str, than: str) -> bool:
         return address in self._given and than not in self._given
 
-    def _see_members(self, facts: NodeFacts, now_ms: int) -> bool:
+    def _see_members(self, summary: NodeSummary, now_ms: int) -> bool:
         """Take over who the members are, from a leader or from a node that knows newer ones; add events for changes."""
         term, index = self._configuration
-        leads = facts.state is NodeState.LEADER and facts.term >= term
-        if not facts.memberships or not (leads or facts.configuration > index):
+        leads = summary.state is NodeState.LEADER and summary.term >= term
+        if not summary.memberships or not (leads or summary.configuration > index):
             return False
-        before, after = self._memberships, {one.node: one for one in facts.memberships}
-        self._configuration = max(term, facts.term if leads else 0), facts.configuration
+        before, after = self._memberships, {one.node: one for one in summary.memberships}
+        self._configuration = max(term, summary.term if leads else 0), summary.configuration
         self._memberships = after
         if not before:
             return True
         for node in sorted(before.keys() | after.keys()):
             if (text := _member_sentence(node, before.get(node), after.get(node))) is not None:
-                self._add_event("members", node, facts.term, text, now_ms)
+                self._add_event("members", node, summary.term, text, now_ms)
         return before.keys() != after.keys()
 
-    def _meet(self, facts: NodeFacts) -> bool:
-        """Create lanes for members never polled; given addresses without a response may be theirs."""
+    def _meet(self, summary: NodeSummary) -> bool:
+        """Create nodes for members never polled; given addresses without a response may be theirs."""
         met = False
-        for node, address in facts.members:
+        for node, address in summary.members:
             if self._is_removed(node):  # it does not know yet
                 continue
-            lane = self._lanes.get(node)
-            if lane is None and len(self._lanes) < NODES_MAX:
-                lane = self._lanes[node] = _Lane(node, address)
+            known = self._nodes.get(node)
+            if known is None and len(self._nodes) < NODES_MAX:
+                known = self._nodes[node] = _NodeHistory(node, address)
                 met = True
-            if lane is not None and lane.facts is None and address:
-                lane.address = address
+            if known is not None and known.summary is None and address:
+                known.address = address
                 self._node_at[address] = node
             self._strangers.pop(address, None)
         return met
 
-    def _enter(self, lane: _Lane, state: NodeState, term: int, now_ms: int, age_ms: int = -1) -> bool:
+    def _enter(self, known: _NodeHistory, state: NodeState, term: int, now_ms: int, age_ms: int = -1) -> bool:
         """``age_ms``: for how long the node says that it has been so; -1: it does not say."""
-        last = lane.changes[-1] if lane.changes else None
+        last = known.changes[-1] if known.changes else None
         if last is not None and last.state is state and last.term == term:
             return False
-        before, lane.state = lane.state, state
+        before, known.state = known.state, state
         at_ms = now_ms
         if age_ms >= 0 and before is not NodeState.UNREACHABLE:  # what it was in the meantime, only the console saw
             at_ms = max(now_ms - age_ms, last.at_ms if last is not None else 0)
         if before is not state:
-            lane.since_ms = at_ms
+            known.since_ms = at_ms
         self._number += 1
-        lane.changes.append(Change(self._number, lane.node, at_ms, state, term))
-        if (text := _sentence(lane.node, before, state, term)) is not None:
-            self._add_event(state, lane.node, term, text, now_ms)
+        known.changes.append(Change(self._number, known.node, at_ms, state, term))
+        if (text := _sentence(known.node, before, state, term)) is not None:
+            self._add_event(state, known.node, term, text, now_ms)
         return True
 
-    def _compare_conditions(self, lane: _Lane, facts: NodeFacts, now_ms: int) -> bool:
+    def _compare_conditions(self, known: _NodeHistory, summary: NodeSummary, now_ms: int) -> bool:
         """Add an event for each condition that began or ended since the node's last response."""
-        before = {} if lane.facts is None else {(one.kind, one.subject): one for one in lane.facts.conditions}
-        now = {(one.kind, one.subject): one for one in facts.conditions}
+        before = {} if known.summary is None else {(one.kind, one.subject): one for one in known.summary.conditions}
+        now = {(one.kind, one.subject): one for one in summary.conditions}
         for key, one in now.items():
             if key not in before:
-                text = f"{lane.node} {_told(one)[0]}: {one.message}"
-                self._add_event("condition", lane.node, facts.term, text, now_ms)
+                text = f"{known.node} {_told(one)[0]}: {one.message}"
+                self._add_event("condition", known.node, summary.term, text, now_ms)
         for key, one in before.items():
             if key not in now:
-                text = f"{lane.node} {_told(one)[1]}"
-                self._add_event("condition-over", lane.node, facts.term, text, now_ms)
+                text = f"{known.node} {_told(one)[1]}"
+                self._add_event("condition-over", known.node, summary.term, text, now_ms)
         return before.keys() != now.keys()
 
     def _see_leader(self, now_ms: int) -> bool:
         leaders = [
-            (lane.facts.term, lane.answered_ms, lane.node)
-            for lane in self._lanes.values()
-            if lane.facts is not None and lane.state is NodeState.LEADER
+            (known.summary.term, known.answered_ms, known.node)
+            for known in self._nodes.values()
+            if known.summary is not None and known.state is NodeState.LEADER
         ]
         if not leaders:
-            states = {lane.state for lane in self._lanes.values()}
+            states = {known.state for known in self._nodes.values()}
             self._seen_without_leader |= bool(states.intersection(ALIVE)) and NodeState.UNKNOWN not in states
             lost, self._leader = bool(self._leader), ""
             self._lost_ms = now_ms if lost else self._lost_ms
@@ -337,8 +339,8 @@ class History:
         if (node, term) == (self._leader, self._leader_term):
             self._leader_seen_ms = seen_ms
             return False
-        facts = self._lanes[node].facts
-        age_ms = -1 if facts is None else facts.role_age_ms
+        summary = self._nodes[node].summary
+        age_ms = -1 if summary is None else summary.role_age_ms
         since_ms = max(seen_ms - max(age_ms, 0), 0)
         is_new = since_ms > self._leader_seen_ms  # otherwise it was out of sight, and has led all the time
         gap_ms = (since_ms if is_new else seen_ms) - self._leader_seen_ms if self._leader_seen_ms else -1
@@ -356,55 +358,61 @@ class History:
     def _measure(self, now_ms: int) -> None:
         """Add a point when one is due. Rates are those of the most advanced node, whichever member leads."""
         last_ms = self._points[-1].at_ms if self._points else 0
-        if now_ms - last_ms < POINT_MS or all(lane.facts is None for lane in self._lanes.values()):
+        if now_ms - last_ms < POINT_MS or all(known.summary is None for known in self._nodes.values()):
             return
-        alive = [(lane, lane.facts) for lane in self._lanes.values() if lane.facts is not None and lane.state in ALIVE]
+        alive = [
+            (known, known.summary)
+            for known in self._nodes.values()
+            if known.summary is not None and known.state in ALIVE
+        ]
         entries = position = None
         if alive:
-            lane, facts = max(alive, key=lambda one: (one[1].committed, one[0].answered_ms))
-            mark = _Mark(lane.answered_ms, facts.committed, facts.end_position)
+            known, summary = max(alive, key=lambda one: (one[1].committed, one[0].answered_ms))
+            mark = _Mark(known.answered_ms, summary.committed, summary.end_position)
             entries, position = _rates(self._mark, mark)
-            entries = None if facts.unit == "bytes" else entries
+            entries = None if summary.unit == "bytes" else entries
             self._mark = mark if self._mark is None or mark.at_ms > self._mark.at_ms else self._mark
-        serving = next((lane.broker for lane, _ in alive if lane.broker and self._serves(lane)), None)
-        latencies = {lane.node: round(lane.latency_ms, 3) for lane, _ in alive if lane.latency_ms >= 0}
+        serving = next((known.broker for known, _ in alive if known.broker and self._serves(known)), None)
+        latencies = {known.node: round(known.latency_ms, 3) for known, _ in alive if known.latency_ms >= 0}
         puts = round(serving.put_tps, 2) if serving else None
         gets = round(serving.get_tps, 2) if serving else None
         self._number += 1
         self._points.append(Point(self._number, now_ms, entries, position, puts, gets, latencies))
 
-    def _serves(self, lane: _Lane) -> bool:
-        return lane.state is NodeState.PLAIN or lane.node == self._leader
+    def _serves(self, known: _NodeHistory) -> bool:
+        return known.state is NodeState.PLAIN or known.node == self._leader
 
     def _is_removed(self, node: str) -> bool:
         return bool(self._memberships) and node not in self._memberships
 
-    def _all_lanes(self) -> list[_Lane]:
+    def _all_nodes(self) -> list[_NodeHistory]:
         """All but those of removed members that are not heard from any more."""
-        lanes = (self._lanes[node] for node in sorted(self._lanes))
-        found = [one for one in lanes if one.state in ALIVE or not self._is_removed(one.node)]
-        if any(lane.facts is None for lane in found):  # an unresponsive address may be that member's
+        nodes = (self._nodes[node] for node in sorted(self._nodes))
+        found = [one for one in nodes if one.state in ALIVE or not self._is_removed(one.node)]
+        if any(known.summary is None for known in found):  # an unresponsive address may be that member's
             return found
         return [*found, *self._strangers.values()]
 
     def _kind(self) -> str:
-        lanes = [lane for lane in self._lanes.values() if lane.facts is not None]
-        if not lanes:
+        nodes = [known for known in self._nodes.values() if known.summary is not None]
+        if not nodes:
             return "unknown"
-        if any(lane.state is NodeState.PLAIN or (lane.facts and lane.facts.unit == "bytes") for lane in lanes):
+        if any(known.state is NodeState.PLAIN or (known.summary and known.summary.unit == "bytes") for known in nodes):
             return "broker"
-        return "brokers" if any(lane.broker is not None for lane in lanes) else "log"
+        return "brokers" if any(known.broker is not None for known in nodes) else "log"
 
     def _present(self, now_ms: int) -> dict[str, object]:
-        lanes = self._all_lanes()
-        leader = next((lane.facts for lane in lanes if lane.facts and lane.node == self._leader), None)
+        nodes = self._all_nodes()
+        leader = next((known.summary for known in nodes if known.summary and known.node == self._leader), None)
         if leader is not None:
             end, lags = leader.end, dict(leader.lags)
         else:
-            end, lags = max((lane.facts.end for lane in lanes if lane.facts), default=-1), {}
-        some = next((lane.facts for lane in lanes if lane.facts is not None), None)
-        broker = next((lane.broker for lane in lanes if lane.broker is not None), None)
-        committed = max((lane.facts.committed for lane in lanes if lane.facts and lane.state in ALIVE), default=-1)
+            end, lags = max((known.summary.end for known in nodes if known.summary), default=-1), {}
+        some = next((known.summary for known in nodes if known.summary is not None), None)
+        broker = next((known.broker for known in nodes if known.broker is not None), None)
+        committed = max(
+            (known.summary.committed for known in nodes if known.summary and known.state in ALIVE), default=-1
+        )
         return {
             "now_ms": now_ms,
             "group": {
@@ -412,7 +420,7 @@ class History:
                 "cluster": broker.cluster if broker else "",
                 "kind": self._kind(),
                 "leader": self._leader,
-                "term": self._leader_term if self._leader else max((_term(lane) for lane in lanes), default=0),
+                "term": self._leader_term if self._leader else max((_term(known) for known in nodes), default=0),
                 "leader_since_ms": self._leader_since_ms if self._leader else 0,
                 "leader_began": self._leader_began,
                 "lost_ms": 0 if self._leader else self._lost_ms,
@@ -422,16 +430,16 @@ class History:
                 "configuration": self._configuration[1],
                 "voters": [one.node for one in self._memberships.values() if one.role == "voter"],
             },
-            "nodes": [self._node_json(lane, end, lags.get(lane.node)) for lane in lanes],
+            "nodes": [self._node_json(known, end, lags.get(known.node)) for known in nodes],
         }
 
-    def _node_json(self, lane: _Lane, end: int, lag: int | None) -> dict[str, object]:
-        member = self._memberships.get(lane.node)
-        belonging = {"member": None if member is None else asdict(member), "removed": self._is_removed(lane.node)}
-        return {**_lane_json(lane, end, lag), **belonging}
+    def _node_json(self, known: _NodeHistory, end: int, lag: int | None) -> dict[str, object]:
+        member = self._memberships.get(known.node)
+        belonging = {"member": None if member is None else asdict(member), "removed": self._is_removed(known.node)}
+        return {**_node_json(known, end, lag), **belonging}
 
 
-def _member_sentence(node: str, before: MembershipFacts | None, after: MembershipFacts | None) -> str | None:
+def _member_sentence(node: str, before: MembershipSummary | None, after: MembershipSummary | None) -> str | None:
     """The event text of a change of the members."""
     if after is None:
         return f"{node} was removed from the group"
@@ -442,12 +450,12 @@ def _member_sentence(node: str, before: MembershipFacts | None, after: Membershi
     return f"{node} is at {after.peer_address} now" if before.peer_address != after.peer_address else None
 
 
-def _term(lane: _Lane) -> int:
-    return lane.facts.term if lane.facts is not None else 0
+def _term(known: _NodeHistory) -> int:
+    return known.summary.term if known.summary is not None else 0
 
 
 def _sentence(node: str, before: NodeState, state: NodeState, term: int) -> str | None:
-    """The event text of a lane's change; ``_see_leader``, which knows the whole group, reports new leaders."""
+    """The event text of a known's change; ``_see_leader``, which knows the whole group, reports new leaders."""
     match state:
         case NodeState.UNREACHABLE:
             return f"{node} does not answer" if before is NodeState.UNKNOWN else f"{node} stopped answering"
@@ -495,34 +503,34 @@ def _change(change: Change) -> list[object]:
     return [change.number, change.node, change.at_ms, change.state, change.term]
 
 
-def _lane_json(lane: _Lane, end: int, lag: int | None) -> dict[str, object]:
+def _node_json(known: _NodeHistory, end: int, lag: int | None) -> dict[str, object]:
     """``lag``: as counted by the leader, which does not know the position of a node it has not heard from yet."""
-    facts = lane.facts
+    summary = known.summary
     return {
-        "node": lane.node,
-        "address": lane.address,
-        "state": lane.state,
-        "since_ms": lane.since_ms,
-        "answered_ms": lane.answered_ms,
-        "error": lane.error,
-        "latency_ms": round(lane.latency_ms, 3),
-        "term": _term(lane),
+        "node": known.node,
+        "address": known.address,
+        "state": known.state,
+        "since_ms": known.since_ms,
+        "answered_ms": known.answered_ms,
+        "error": known.error,
+        "latency_ms": round(known.latency_ms, 3),
+        "term": _term(known),
         "facts": None
-        if facts is None
+        if summary is None
         else {
-            "begin": facts.begin,
-            "end": facts.end,
-            "committed": facts.committed,
-            "flushed": facts.flushed,
-            "lag": max(0, min(end - facts.end, end if lag is None else lag)),
-            "end_position": facts.end_position,
-            "voter": facts.voter,
-            "role_told": facts.role_age_ms >= 0,
-            "disk_full": facts.disk_full,
-            "flush_mode": facts.flush_mode,
-            "pending": facts.pending,
-            "version": facts.version,
-            "conditions": [asdict(one) for one in facts.conditions],
+            "begin": summary.begin,
+            "end": summary.end,
+            "committed": summary.committed,
+            "flushed": summary.flushed,
+            "lag": max(0, min(end - summary.end, end if lag is None else lag)),
+            "end_position": summary.end_position,
+            "voter": summary.voter,
+            "role_told": summary.role_age_ms >= 0,
+            "disk_full": summary.disk_full,
+            "flush_mode": summary.flush_mode,
+            "pending": summary.pending,
+            "version": summary.version,
+            "conditions": [asdict(one) for one in summary.conditions],
         },
-        "broker": None if lane.broker is None else asdict(lane.broker),
+        "broker": None if known.broker is None else asdict(known.broker),
     }

@@ -6,13 +6,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from cluster.console.facts import (
-    BrokerFacts,
-    NodeFacts,
+from cluster.console.node_summaries import (
+    BrokerSummary,
     NodeState,
-    broker_facts_of,
-    facts_of_node,
-    facts_of_plain_broker,
+    NodeSummary,
+    broker_summary_of,
+    summary_of_node,
+    summary_of_plain_broker,
 )
 from dledger.errors import DLedgerError, InvalidRequestError
 from rocketstore.client import RequestNotKnownError
@@ -31,8 +31,8 @@ BROKER_INTERVAL_S: Final = 2.0
 class Answer:
     """A node's status, and how long the request took; -1 for the first one, which includes connecting."""
 
-    facts: NodeFacts
-    broker: BrokerFacts | None
+    summary: NodeSummary
+    broker: BrokerSummary | None
     latency_ms: float
 
 
@@ -40,7 +40,7 @@ class Answer:
 class _Known:
     """A broker's own figures, the role and term in which it told them, and when it was asked."""
 
-    facts: BrokerFacts | None
+    summary: BrokerSummary | None
     role: tuple[NodeState, int]
     asked_s: float
 
@@ -78,8 +78,8 @@ class GroupProbe:
             self._connected.discard(address)
             raise
         latency_ms = self._latency_ms(address, started)
-        facts = facts_of_node(status)
-        return Answer(facts, self._ask_broker(address, facts), latency_ms)
+        summary = summary_of_node(status)
+        return Answer(summary, self._ask_broker(address, summary), latency_ms)
 
     def _latency_ms(self, address: str, started: float) -> float:
         if address not in self._connected:
@@ -92,18 +92,18 @@ class GroupProbe:
         self._client.close()
         self._admin.close()
 
-    def _ask_broker(self, address: str, facts: NodeFacts) -> BrokerFacts | None:
+    def _ask_broker(self, address: str, summary: NodeSummary) -> BrokerSummary | None:
         """Its own figures: now and then, and as soon as its role in the group has changed."""
         if address in self._no_broker:
             return None
         known = self._broker_facts.get(address)
-        role = facts.state, facts.term
+        role = summary.state, summary.term
         if known is not None and known.role == role and time.monotonic() - known.asked_s < BROKER_INTERVAL_S:
-            return known.facts
+            return known.summary
         asked_s, told = time.monotonic(), None
         try:
             status = self._admin.status(address)
-            told = broker_facts_of(status, self._name())
+            told = broker_summary_of(status, self._name())
         except RequestNotKnownError:
             self._no_broker.add(address)
         except DLedgerError:  # it is starting or stopping: the log service's status is enough
@@ -125,7 +125,7 @@ class GroupProbe:
             self._plain.discard(address)
             raise InvalidRequestError(f"{address} is a broker of a group, but its log does not answer")
         self._plain.add(address)
-        return Answer(facts_of_plain_broker(status, named), broker_facts_of(status, named), latency_ms)
+        return Answer(summary_of_plain_broker(status, named), broker_summary_of(status, named), latency_ms)
 
     def _name(self) -> RoutedBroker:
         """The name and the cluster of the brokers."""

@@ -11,8 +11,8 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from cluster.console.facts import NodeState
 from cluster.console.history import NODES_MAX, History
+from cluster.console.node_summaries import NodeState
 from cluster.console.probe import GroupProbe
 from dledger.errors import DLedgerError, RequestTimeoutError
 
@@ -119,7 +119,7 @@ class Sampler:
                 self._history.failed(address, error, wall_ms(), silent=isinstance(error, RequestTimeoutError))
             return False
         self._history.answered(address, answer, wall_ms())
-        return answer.facts.state is not NodeState.UNREACHABLE
+        return answer.summary.state is not NodeState.UNREACHABLE
 
     def _interval_s(self, *, answered: bool) -> float:
         if not self._watched:

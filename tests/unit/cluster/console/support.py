@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from http.client import HTTPResponse
 
-from cluster.console.facts import BrokerFacts, NodeFacts, NodeState
+from cluster.console.node_summaries import BrokerSummary, NodeState, NodeSummary
 from cluster.console.probe import Answer, GroupProbe
 from dledger.errors import DLedgerError, UnavailableError
 from rocketstore.client import BrokerStatus
@@ -22,9 +22,9 @@ from rocketstore.remoting.bodies.runtime import RuntimeInfo
 MEMBERS = (("n0", "h:1"), ("n1", "h:2"), ("n2", "h:3"))
 
 
-def facts(node: str, state: NodeState = NodeState.FOLLOWER, term: int = 1, **more: object) -> NodeFacts:
+def summary(node: str, state: NodeState = NodeState.FOLLOWER, term: int = 1, **more: object) -> NodeSummary:
     """One node's word."""
-    made = NodeFacts(node, "g", state, term, MEMBERS, begin=0, end=9, committed=9, flushed=9, end_position=900)
+    made = NodeSummary(node, "g", state, term, MEMBERS, begin=0, end=9, committed=9, flushed=9, end_position=900)
     return replace(made, **more)  # type: ignore[arg-type]  # of whatever field a test names
 
 
@@ -37,7 +37,7 @@ def broker_status(**told: object) -> BrokerStatus:
     return BrokerStatus("h:1", RuntimeInfo.decode(KVTable(table).encode()), table)
 
 
-def answer(made: NodeFacts, latency_ms: float = 1.0, broker: BrokerFacts | None = None) -> Answer:
+def answer(made: NodeSummary, latency_ms: float = 1.0, broker: BrokerSummary | None = None) -> Answer:
     """The same as an answer."""
     return Answer(made, broker, latency_ms)
 

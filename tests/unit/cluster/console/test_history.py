@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from cluster.console import history as module
-from cluster.console.facts import BrokerFacts, MembershipFacts, NodeState
 from cluster.console.history import History
+from cluster.console.node_summaries import BrokerSummary, MembershipSummary, NodeState
 from dledger.conditions import Condition, ConditionKind
 from dledger.errors import RequestTimeoutError, UnavailableError
-from tests.unit.cluster.console.support import answer, facts
+from tests.unit.cluster.console.support import answer, summary
 
 GONE = UnavailableError("h:1 is unreachable")
 LATE = RequestTimeoutError("no answer from h:1 in time")
@@ -28,9 +28,9 @@ def known() -> History:
 def three_nodes(on_change: Callable[[], None] = lambda: None) -> History:
     """n0 leads in term 1."""
     made = History(["h:1", "h:2", "h:3"], on_change)
-    made.answered("h:1", answer(facts("n0", NodeState.LEADER)), T0)
-    made.answered("h:2", answer(facts("n1")), T0)
-    made.answered("h:3", answer(facts("n2")), T0)
+    made.answered("h:1", answer(summary("n0", NodeState.LEADER)), T0)
+    made.answered("h:2", answer(summary("n1")), T0)
+    made.answered("h:3", answer(summary("n2")), T0)
     return made
 
 
@@ -52,7 +52,7 @@ def texts(history: History) -> list[str]:
 
 def test_the_leader_of_the_newest_term_leads_even_while_an_old_one_has_not_noticed(known: History) -> None:
     """A paused leader still says LEADER with its last word; another node's newer term wins."""
-    known.answered("h:2", answer(facts("n1", NodeState.LEADER, term=2)), T0 + 500)
+    known.answered("h:2", answer(summary("n1", NodeState.LEADER, term=2)), T0 + 500)
 
     assert present(known)["group"]["leader"] == "n1"
     assert present(known)["group"]["term"] == 2
@@ -64,7 +64,7 @@ def test_a_killed_leader_is_unreachable_at_once_and_its_successor_tells_how_long
     assert node(known, "n0")["state"] == "unreachable"
     assert present(known)["group"]["leader"] == ""
 
-    known.answered("h:3", answer(facts("n2", NodeState.LEADER, term=2)), T0 + 900)
+    known.answered("h:3", answer(summary("n2", NodeState.LEADER, term=2)), T0 + 900)
 
     assert present(known)["events"][-1]["gap_ms"] == 900
     assert texts(known)[-2:] == ["n0 stopped answering", "n2 leads in term 2"]
@@ -82,7 +82,7 @@ def test_a_leader_that_led_before_the_first_look_has_led_for_an_unknown_time(kno
     assert present(known)["group"]["leader_began"] is False
     assert texts(known)[0] == "n0 already led in term 1"
 
-    known.answered("h:2", answer(facts("n1", NodeState.LEADER, term=2)), T0 + 500)
+    known.answered("h:2", answer(summary("n1", NodeState.LEADER, term=2)), T0 + 500)
 
     assert present(known)["group"]["leader_began"] is True
 
@@ -91,8 +91,8 @@ def test_a_leader_elected_after_the_first_look_was_seen_to_begin() -> None:
     """Every node had answered, and none led."""
     made = History(["h:1", "h:2", "h:3"])
     for number in range(3):
-        made.answered(f"h:{number + 1}", answer(facts(f"n{number}")), T0)
-    made.answered("h:1", answer(facts("n0", NodeState.LEADER)), T0 + 500)
+        made.answered(f"h:{number + 1}", answer(summary(f"n{number}")), T0)
+    made.answered("h:1", answer(summary("n0", NodeState.LEADER)), T0 + 500)
 
     assert present(made)["group"]["leader_began"] is True
     assert "n0 leads in term 1" in texts(made)
@@ -101,7 +101,7 @@ def test_a_leader_elected_after_the_first_look_was_seen_to_begin() -> None:
 def test_a_leader_says_since_when_it_leads() -> None:
     """So a console that starts later knows it as well, and a restart of the console changes nothing."""
     made = History(["h:1", "h:2", "h:3"])
-    made.answered("h:1", answer(facts("n0", NodeState.LEADER, role_age_ms=60_000)), T0)
+    made.answered("h:1", answer(summary("n0", NodeState.LEADER, role_age_ms=60_000)), T0)
 
     group = present(made)["group"]
     assert (group["leader_since_ms"], group["leader_began"]) == (T0 - 60_000, True)
@@ -112,7 +112,7 @@ def test_a_leader_says_since_when_it_leads() -> None:
 def test_no_node_can_have_led_since_before_all_time() -> None:
     """Whatever it says."""
     made = History(["h:1", "h:2", "h:3"])
-    made.answered("h:1", answer(facts("n0", NodeState.LEADER, role_age_ms=1 << 62)), T0)
+    made.answered("h:1", answer(summary("n0", NodeState.LEADER, role_age_ms=1 << 62)), T0)
 
     assert present(made)["group"]["leader_since_ms"] == 0
     assert present(made)["events"][0]["at_ms"] >= 0
@@ -120,9 +120,9 @@ def test_no_node_can_have_led_since_before_all_time() -> None:
 
 def test_an_election_is_told_at_its_own_time_and_not_when_it_was_seen(known: History) -> None:
     """The time without a leader ends with the election, too."""
-    known.answered("h:1", answer(facts("n0", NodeState.LEADER)), T0 + 1000)
+    known.answered("h:1", answer(summary("n0", NodeState.LEADER)), T0 + 1000)
     known.failed("h:1", GONE, T0 + 2000, silent=False)
-    known.answered("h:3", answer(facts("n2", NodeState.LEADER, term=2, role_age_ms=700)), T0 + 3000)
+    known.answered("h:3", answer(summary("n2", NodeState.LEADER, term=2, role_age_ms=700)), T0 + 3000)
 
     newest = present(known)["events"][-1]
     assert (newest["text"], newest["at_ms"], newest["gap_ms"]) == ("n2 leads in term 2", T0 + 2300, 1300)
@@ -132,7 +132,7 @@ def test_an_election_is_told_at_its_own_time_and_not_when_it_was_seen(known: His
 def test_a_leader_that_was_out_of_sight_did_not_begin_again(known: History) -> None:
     """Its role is older than the gap: the console missed it, nobody else led. The gap on its strip stays."""
     known.failed("h:1", GONE, T0 + 2000, silent=False)
-    known.answered("h:1", answer(facts("n0", NodeState.LEADER, role_age_ms=90_000)), T0 + 5000)
+    known.answered("h:1", answer(summary("n0", NodeState.LEADER, role_age_ms=90_000)), T0 + 5000)
 
     newest = present(known)["events"][-1]
     assert (newest["text"], newest["at_ms"], newest["gap_ms"]) == ("n0 leads in term 1", T0 + 5000, 5000)
@@ -146,23 +146,23 @@ def test_a_leader_that_was_out_of_sight_did_not_begin_again(known: History) -> N
 
 def test_changes_of_a_node_stay_in_order_whatever_it_says(known: History) -> None:
     """A clock that runs faster there, or an answer that took long."""
-    known.answered("h:2", answer(facts("n1", NodeState.CANDIDATE, term=2)), T0 + 1000)
-    known.answered("h:2", answer(facts("n1", NodeState.FOLLOWER, term=2, role_age_ms=9000)), T0 + 1500)
+    known.answered("h:2", answer(summary("n1", NodeState.CANDIDATE, term=2)), T0 + 1000)
+    known.answered("h:2", answer(summary("n1", NodeState.FOLLOWER, term=2, role_age_ms=9000)), T0 + 1500)
 
     times = [one[2] for one in present(known)["changes"] if one[1] == "n1"]
     assert times == [T0, T0 + 1000, T0 + 1000]
 
 
 def test_what_is_the_matter_with_a_node_is_an_event_when_it_begins_and_when_it_ends(known: History) -> None:
-    """Also across a time in which the node did not answer; the node's facts name what holds."""
+    """Also across a time in which the node did not answer; the node's summary names what holds."""
     damaged = Condition("damaged", "entry 7 is wrong", T0, "/data/00000000000000000000")
-    known.answered("h:2", answer(facts("n1", conditions=(damaged,))), T0 + 500)
-    known.answered("h:2", answer(facts("n1", conditions=(damaged,))), T0 + 1000)
+    known.answered("h:2", answer(summary("n1", conditions=(damaged,))), T0 + 500)
+    known.answered("h:2", answer(summary("n1", conditions=(damaged,))), T0 + 1000)
     assert texts(known)[-1] == "n1 is damaged (/data/00000000000000000000): entry 7 is wrong"
     assert [one["kind"] for one in node(known, "n1")["facts"]["conditions"]] == ["damaged"]
 
     known.failed("h:2", GONE, T0 + 1500, silent=False)
-    known.answered("h:2", answer(facts("n1")), T0 + 2000)
+    known.answered("h:2", answer(summary("n1")), T0 + 2000)
 
     assert texts(known)[-3:] == [
         "n1 stopped answering",
@@ -174,8 +174,8 @@ def test_what_is_the_matter_with_a_node_is_an_event_when_it_begins_and_when_it_e
 @pytest.mark.parametrize("kind", [*ConditionKind, "sleepy"])
 def test_what_is_the_matter_is_told_in_sentences(known: History, kind: str) -> None:
     """Of every kind, and of one that a later version may tell."""
-    known.answered("h:2", answer(facts("n1", conditions=(Condition(kind, "because of it", T0),))), T0 + 500)
-    known.answered("h:2", answer(facts("n1")), T0 + 1000)
+    known.answered("h:2", answer(summary("n1", conditions=(Condition(kind, "because of it", T0),))), T0 + 500)
+    known.answered("h:2", answer(summary("n1")), T0 + 1000)
 
     begins, ends = texts(known)[-2:]
     assert re.fullmatch(r"n1 (is|has|does not) [a-z ]+: because of it", begins)
@@ -197,7 +197,7 @@ def test_a_node_that_answers_again_is_said_to(known: History) -> None:
     known.failed("h:1", GONE, T0 + 400, silent=False)
     assert node(known, "n0")["facts"]["end"] == 9
 
-    known.answered("h:1", answer(facts("n0", term=2)), T0 + 5000)
+    known.answered("h:1", answer(summary("n0", term=2)), T0 + 5000)
 
     assert texts(known)[-1] == "n0 answers again"
     assert [one[3] for one in present(known)["changes"] if one[1] == "n0"] == ["leader", "unreachable", "follower"]
@@ -207,7 +207,7 @@ def test_members_that_never_answered_get_a_lane_at_the_address_that_others_know(
     """One given address is enough to see the whole group."""
     history = History(["h:1"])
 
-    history.answered("h:1", answer(facts("n0", NodeState.LEADER)), T0)
+    history.answered("h:1", answer(summary("n0", NodeState.LEADER)), T0)
 
     assert [one["node"] for one in present(history)["nodes"]] == ["n0", "n1", "n2"]
     assert history.addresses() == ("h:1", "h:2", "h:3")
@@ -218,7 +218,7 @@ def test_a_given_address_stays_the_way_to_a_node_that_names_itself_otherwise() -
     """Names of containers need not resolve here; the address that answered does."""
     history = History(["localhost:1"])
 
-    history.answered("localhost:1", answer(facts("n0", NodeState.LEADER)), T0)
+    history.answered("localhost:1", answer(summary("n0", NodeState.LEADER)), T0)
 
     assert node(history, "n0")["address"] == "localhost:1"
 
@@ -229,20 +229,20 @@ def test_a_given_address_at_which_nobody_answers_is_shown_until_the_members_expl
     history.failed("other:9", GONE, T0, silent=False)
     assert [one["node"] for one in present(history)["nodes"]] == ["h:1", "other:9"]
 
-    history.answered("h:1", answer(facts("n0", NodeState.LEADER)), T0)
+    history.answered("h:1", answer(summary("n0", NodeState.LEADER)), T0)
     assert [one["node"] for one in present(history)["nodes"]] == ["n0", "n1", "n2"]
 
-    history.answered("h:2", answer(facts("n1")), T0)
-    history.answered("h:3", answer(facts("n2")), T0)
+    history.answered("h:2", answer(summary("n1")), T0)
+    history.answered("h:3", answer(summary("n2")), T0)
     assert [one["node"] for one in present(history)["nodes"]][-1] == "other:9"
 
 
 def test_a_node_of_another_group_gets_no_lane(known: History) -> None:
     """It is named where its address stands."""
     history = History(["h:1", "h:9"])
-    history.answered("h:1", answer(facts("n0", NodeState.LEADER, members=(("n0", "h:1"),))), T0)
+    history.answered("h:1", answer(summary("n0", NodeState.LEADER, members=(("n0", "h:1"),))), T0)
 
-    history.answered("h:9", answer(facts("n7", group="elsewhere")), T0)
+    history.answered("h:9", answer(summary("n7", group="elsewhere")), T0)
 
     assert [one["node"] for one in present(history)["nodes"]] == ["n0", "h:9"]
     assert "group elsewhere" in node(history, "h:9")["error"]
@@ -250,7 +250,7 @@ def test_a_node_of_another_group_gets_no_lane(known: History) -> None:
 
 def test_rates_come_from_how_far_the_committed_index_moved(known: History) -> None:
     """20 entries and 4,000 bytes in two seconds."""
-    later = facts("n0", NodeState.LEADER, committed=29, end=29, end_position=4900)
+    later = summary("n0", NodeState.LEADER, committed=29, end=29, end_position=4900)
 
     known.answered("h:1", answer(later), T0 + 2000)
 
@@ -265,17 +265,17 @@ def test_a_commit_index_that_falls_back_gives_a_gap_and_no_negative_rate(known: 
         known.failed(address, GONE, T0 + 100, silent=False)
         assert node(known, name)["state"] == "unreachable"
 
-    known.answered("h:1", answer(facts("n0", NodeState.LEADER, committed=3)), T0 + 2000)
+    known.answered("h:1", answer(summary("n0", NodeState.LEADER, committed=3)), T0 + 2000)
 
     assert present(known)["points"][-1]["entries_per_s"] is None
 
 
 def test_puts_and_gets_are_the_leading_brokers(known: History) -> None:
     """Followers count what they serve; the master is meant."""
-    broker = BrokerFacts("c", "b", "SYNC_MASTER", 12.5, 3.0, 0, 0.5, 1)
-    known.answered("h:2", answer(facts("n1"), broker=BrokerFacts("c", "b", "SLAVE", 0.0, 99.0, 0, 0.5, 1)), T0 + 1)
+    broker = BrokerSummary("c", "b", "SYNC_MASTER", 12.5, 3.0, 0, 0.5, 1)
+    known.answered("h:2", answer(summary("n1"), broker=BrokerSummary("c", "b", "SLAVE", 0.0, 99.0, 0, 0.5, 1)), T0 + 1)
 
-    known.answered("h:1", answer(facts("n0", NodeState.LEADER), broker=broker), T0 + 2000)
+    known.answered("h:1", answer(summary("n0", NodeState.LEADER), broker=broker), T0 + 2000)
 
     assert present(known)["points"][-1]["puts_per_s"] == 12.5
     assert present(known)["points"][-1]["gets_per_s"] == 3.0
@@ -286,9 +286,9 @@ def test_lag_is_what_the_leader_counts_or_less() -> None:
     """Nodes are not asked at the same moment, so an end may be newer than the leader's; and a new leader's count of a
     dead node is of nothing known."""
     history = History(["h:1", "h:2", "h:3"])
-    leader = facts("n0", NodeState.LEADER, end=100, lags=(("n1", 5), ("n2", 101)))
-    history.answered("h:2", answer(facts("n1", end=103)), T0)
-    history.answered("h:3", answer(facts("n2", end=60)), T0)
+    leader = summary("n0", NodeState.LEADER, end=100, lags=(("n1", 5), ("n2", 101)))
+    history.answered("h:2", answer(summary("n1", end=103)), T0)
+    history.answered("h:3", answer(summary("n2", end=60)), T0)
     history.answered("h:1", answer(leader), T0)
 
     assert [node(history, name)["facts"]["lag"] for name in ("n0", "n1", "n2")] == [0, 0, 40]
@@ -313,7 +313,7 @@ def test_everything_that_is_remembered_is_bounded(known: History) -> None:
     for number in range(2500):
         at = T0 + 10_000 + number * 1000
         known.failed("h:3", GONE, at, silent=False)
-        known.answered("h:3", answer(facts("n2")), at + 500)
+        known.answered("h:3", answer(summary("n2")), at + 500)
 
     found = present(known)
     assert len([one for one in found["changes"] if one[1] == "n2"]) == module.CHANGES_MAX
@@ -326,7 +326,7 @@ def test_a_member_list_without_end_gets_lanes_up_to_a_limit() -> None:
     """Whatever a node claims."""
     history = History(["h:1"])
 
-    history.answered("h:1", answer(facts("n0", members=tuple((f"n{n}", f"h:{n}") for n in range(500)))), T0)
+    history.answered("h:1", answer(summary("n0", members=tuple((f"n{n}", f"h:{n}") for n in range(500)))), T0)
 
     assert len(present(history)["nodes"]) == module.NODES_MAX
 
@@ -337,10 +337,10 @@ def test_a_change_calls_back_and_a_repetition_does_not() -> None:
     known = three_nodes(lambda: calls.append(1))
     calls.clear()
 
-    known.answered("h:1", answer(facts("n0", NodeState.LEADER)), T0 + 1)
+    known.answered("h:1", answer(summary("n0", NodeState.LEADER)), T0 + 1)
     assert calls == []
 
-    known.answered("h:2", answer(facts("n1", NodeState.CANDIDATE)), T0 + 2)
+    known.answered("h:2", answer(summary("n1", NodeState.CANDIDATE)), T0 + 2)
     assert calls == [1]
     assert texts(known)[-1] == "n1 is a candidate (term 1)"
 
@@ -358,9 +358,9 @@ def test_a_group_is_unsettled_without_a_leader_and_just_after_and_not_for_ever(k
 def test_a_plain_broker_is_a_lane_of_its_own_kind() -> None:
     """Its positions are bytes; nobody leads."""
     history = History(["h:1"])
-    plain = facts("broker-a", NodeState.PLAIN, term=0, members=(), unit="bytes", end=5000, committed=5000)
+    plain = summary("broker-a", NodeState.PLAIN, term=0, members=(), unit="bytes", end=5000, committed=5000)
 
-    history.answered("h:1", answer(plain, broker=BrokerFacts("c", "broker-a", "ASYNC_MASTER", 1, 2, 0, 0, 1)), T0)
+    history.answered("h:1", answer(plain, broker=BrokerSummary("c", "broker-a", "ASYNC_MASTER", 1, 2, 0, 0, 1)), T0)
 
     found = present(history)
     assert (found["group"]["kind"], found["group"]["unit"], found["group"]["leader"]) == ("broker", "bytes", "")
@@ -372,17 +372,20 @@ def test_a_plain_broker_is_a_lane_of_its_own_kind() -> None:
 # --- the members ------------------------------------------------------------------------------------------------------
 
 
-def memberships(*nodes: str, learners: tuple[str, ...] = ()) -> tuple[MembershipFacts, ...]:
+def memberships(*nodes: str, learners: tuple[str, ...] = ()) -> tuple[MembershipSummary, ...]:
     """What a leader tells of them."""
-    voters = [MembershipFacts(one, "voter", f"{one}:1", "") for one in nodes]
-    return (*voters, *(MembershipFacts(one, "learner", f"{one}:1", "becomes a voter", percent=40) for one in learners))
+    voters = [MembershipSummary(one, "voter", f"{one}:1", "") for one in nodes]
+    return (
+        *voters,
+        *(MembershipSummary(one, "learner", f"{one}:1", "becomes a voter", percent=40) for one in learners),
+    )
 
 
 def leader_tells(history: History, index: int, *nodes: str, learners: tuple[str, ...] = (), term: int = 1) -> None:
     """n0 leads, and knows these members."""
     told = memberships(*nodes, learners=learners)
-    lanes = tuple((one.node, f"{one.node}:9") for one in told)
-    made = facts("n0", NodeState.LEADER, term, configuration=index, memberships=told, members=lanes)
+    nodes = tuple((one.node, f"{one.node}:9") for one in told)
+    made = summary("n0", NodeState.LEADER, term, configuration=index, memberships=told, members=nodes)
     history.answered("h:1", answer(made), T0 + index)
 
 
@@ -404,11 +407,11 @@ def test_members_come_change_and_go_with_an_event_each(known: History) -> None:
 def test_a_removed_member_is_shown_while_it_answers_and_is_not_missed(known: History) -> None:
     """Somebody may still have to stop it; afterwards it is nobody's loss, whatever it or others had said."""
     leader_tells(known, 4, "n0", "n1")
-    known.answered("h:3", answer(facts("n2", configuration=1, memberships=memberships("n0", "n1", "n2"))), T0 + 10)
+    known.answered("h:3", answer(summary("n2", configuration=1, memberships=memberships("n0", "n1", "n2"))), T0 + 10)
     assert (node(known, "n2")["removed"], node(known, "n1")["removed"]) == (True, False)
 
     known.failed("h:3", GONE, T0 + 20, silent=False)
-    known.answered("h:2", answer(facts("n1", configuration=1, memberships=memberships("n0", "n1", "n2"))), T0 + 30)
+    known.answered("h:2", answer(summary("n1", configuration=1, memberships=memberships("n0", "n1", "n2"))), T0 + 30)
 
     assert [one["node"] for one in present(known)["nodes"]] == ["n0", "n1"]
 
@@ -416,7 +419,7 @@ def test_a_removed_member_is_shown_while_it_answers_and_is_not_missed(known: His
 def test_a_change_that_is_undone_brings_the_members_back(known: History) -> None:
     """The next leader's word counts, although its configuration is the older one."""
     leader_tells(known, 8, "n0", "n1")
-    made = facts("n1", NodeState.LEADER, 2, configuration=1, memberships=memberships("n0", "n1", "n2"))
+    made = summary("n1", NodeState.LEADER, 2, configuration=1, memberships=memberships("n0", "n1", "n2"))
     known.answered("h:2", answer(made), T0 + 20)
 
     assert present(known)["group"]["voters"] == ["n0", "n1", "n2"]

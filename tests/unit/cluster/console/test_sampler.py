@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.console.facts import NodeState
 from cluster.console.history import History
+from cluster.console.node_summaries import NodeState
 from cluster.console.sampler import SamplePace, Sampler
 from dledger.errors import RequestTimeoutError, UnavailableError
 from tests.support.waiting import wait_until
-from tests.unit.cluster.console.support import FakeProbe, answer, facts
+from tests.unit.cluster.console.support import FakeProbe, answer, summary
 
 QUICK = SamplePace(
     watched_s=0.01, unwatched_s=30, unsettled_s=0.01, unreachable_s=0.02, timeout_s=0.2, retry_timeout_s=0.1
@@ -24,9 +24,9 @@ QUICK = SamplePace(
 def probe() -> FakeProbe:
     made = FakeProbe()
     made.answers = {
-        "h:1": answer(facts("n0", NodeState.LEADER)),
-        "h:2": answer(facts("n1")),
-        "h:3": answer(facts("n2")),
+        "h:1": answer(summary("n0", NodeState.LEADER)),
+        "h:2": answer(summary("n1")),
+        "h:3": answer(summary("n2")),
     }
     return made
 

@@ -1,6 +1,6 @@
 """A node's status in the console's terms. Pure data.
 
-Responses of the log service and of the broker service become the same ``NodeFacts``; a plain broker, which has no
+Responses of the log service and of the broker service become the same ``NodeSummary``; a plain broker, which has no
 group, gets its own kind of lane whose positions are bytes of its log instead of entries.
 """
 
@@ -39,7 +39,7 @@ _STATES = {Role.LEADER: NodeState.LEADER, Role.FOLLOWER: NodeState.FOLLOWER, Rol
 
 
 @dataclass(frozen=True, slots=True)
-class MembershipFacts:
+class MembershipSummary:
     """A member's part in its group, and if the leader tells it, how far it is."""
 
     node: str
@@ -58,7 +58,7 @@ class MembershipFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeFacts:
+class NodeSummary:
     """One response: indexes are inclusive, as ``dledger status`` shows them."""
 
     node_id: str
@@ -85,12 +85,12 @@ class NodeFacts:
     """For how long it has had this state in this term, as it says itself; -1: it does not tell."""
     configuration: int = -1
     """The entry that says who the members are; -1: the settings do."""
-    memberships: tuple[MembershipFacts, ...] = ()
+    memberships: tuple[MembershipSummary, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerFacts:
-    """Additional facts of a broker."""
+class BrokerSummary:
+    """The additional figures of a broker."""
 
     cluster: str
     broker_name: str
@@ -104,9 +104,9 @@ class BrokerFacts:
     """How it stands as a classic master or slave, in words; empty if there is nothing to say."""
 
 
-def facts_of_node(status: NodeStatus) -> NodeFacts:
+def summary_of_node(status: NodeStatus) -> NodeSummary:
     """Facts from the log service's response."""
-    return NodeFacts(
+    return NodeSummary(
         node_id=status.node_id,
         group=status.group,
         state=_STATES[status.role],
@@ -130,21 +130,21 @@ def facts_of_node(status: NodeStatus) -> NodeFacts:
     )
 
 
-def _membership(status: NodeStatus, member: MemberStatus) -> MembershipFacts:
+def _membership(status: NodeStatus, member: MemberStatus) -> MembershipSummary:
     peer = find_peer(status, member.node_id)
-    known = MembershipFacts(member.node_id, member.role.name.lower(), member.peer_address, intent_text(member))
+    known = MembershipSummary(member.node_id, member.role.name.lower(), member.peer_address, intent_text(member))
     if peer is None:
         return known
     percent = catch_up_of(status, member.node_id).percent
     return replace(known, health=peer.health, percent=percent, rate=peer.rate, ready=not peer.not_ready)
 
 
-def facts_of_plain_broker(status: BrokerStatus, named: RoutedBroker) -> NodeFacts:
+def summary_of_plain_broker(status: BrokerStatus, named: RoutedBroker) -> NodeSummary:
     """Facts of a broker without a group, which has no log service: positions are bytes."""
     told = status.runtime
     end = told.end or 0
     written = end if told.written is None else told.written
-    return NodeFacts(
+    return NodeSummary(
         node_id=named.name or status.address,
         group=named.cluster,
         state=NodeState.PLAIN,
@@ -166,10 +166,10 @@ def figure(told: float) -> float:
     return min(max(told, 0.0), FIGURE_MAX) if not math.isnan(told) else 0.0
 
 
-def broker_facts_of(status: BrokerStatus, named: RoutedBroker) -> BrokerFacts:
-    """The additional facts of either kind of broker. ``named``: the brokers that it belongs to."""
+def broker_summary_of(status: BrokerStatus, named: RoutedBroker) -> BrokerSummary:
+    """The additional figures of either kind of broker. ``named``: the brokers that it belongs to."""
     told = status.runtime
-    return BrokerFacts(
+    return BrokerSummary(
         cluster=named.cluster,
         broker_name=named.name,
         role=told.store_role,
