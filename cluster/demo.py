@@ -37,7 +37,7 @@ from dledger.errors import DLedgerError
 from dledger.types import Entry, LogIndex, Magic, NodeId, Term
 
 if TYPE_CHECKING:
-    from cluster.console.playground import KeptConsole
+    from cluster.console.demo_console import DetachedConsole
     from dledger.rpc.ports import NodeStatus
 
 GENERATED_LINES: Final = 12_000
@@ -117,7 +117,7 @@ class _Page:
 
     url: str = ""
     """Its address; empty if there is none."""
-    kept: KeptConsole | None = None
+    kept: DetachedConsole | None = None
     """The process that stays with the group."""
 
     def close(self) -> None:
@@ -133,11 +133,11 @@ def _page(out: Console, group: LocalGroup, *, keep: bool = False) -> Iterator[_P
         out.print(f"{missing}\n")
         yield _Page()
         return
-    from cluster.console.playground import KeptConsole, open_console
+    from cluster.console.demo_console import DetachedConsole, open_console
 
     if keep:
         try:
-            kept = KeptConsole(group)
+            kept = DetachedConsole(group)
         except LocalGroupError as error:
             out.print(f"No page to watch it in a browser: {error}\n")
             yield _Page()
@@ -156,7 +156,7 @@ def _page(out: Console, group: LocalGroup, *, keep: bool = False) -> Iterator[_P
 
 def stay(out: Console, group: LocalGroup, url: str, *, ended: threading.Event | None = None) -> None:
     """Keep the group, its console and some load running until Ctrl-C, SIGTERM or ``ended``."""
-    from cluster.console.playground import appending, trading
+    from cluster.console.demo_console import appending, trading
     from cluster.local.brokers import LocalBrokers
 
     ended = ended or threading.Event()

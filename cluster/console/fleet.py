@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Final
 
 from cluster.console.browse import safe_text
+from cluster.console.health_levels import Level, MemberView, overall, verdict_of
 from cluster.console.history import EVENTS_MAX, TEXT_MAX, ConsoleEvent
 from cluster.console.node_summaries import figure
-from cluster.console.verdicts import Level, MemberView, overall, verdict_of
 from rocketstore.remoting.bodies.routes import MASTER_ID, BrokerData, ClusterInfo
 from rocketstore.remoting.bodies.runtime import RuntimeInfo
 

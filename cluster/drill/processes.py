@@ -29,15 +29,15 @@ from cluster.drill.target import (
     plain_settings,
 )
 from cluster.local.brokers import LocalBrokers
-from cluster.local.detours import DetouredGroup
 from cluster.local.group import HOST, LocalGroupError, LocalNode
+from cluster.local.tcp_proxy import ProxiedGroup
 from dledger.types import NodeId
 
 FILLER: Final = ".drill-filler"
 _CHUNK: Final = bytes(1 << 20)
 
 
-class DetouredBrokers(DetouredGroup, LocalBrokers):
+class ProxiedBrokers(ProxiedGroup, LocalBrokers):
     """Brokers that reach each other only through a network in user space."""
 
     def __init__(self, directory: Path, *, size: int) -> None:
@@ -61,8 +61,8 @@ class ProcessTarget:
         self._group = self._make_group(size)
         self._mounted: list[Path] = []
 
-    def _make_group(self, size: int) -> DetouredBrokers:
-        return DetouredBrokers(self.directory, size=size)
+    def _make_group(self, size: int) -> ProxiedBrokers:
+        return ProxiedBrokers(self.directory, size=size)
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
@@ -196,13 +196,13 @@ class ProcessTarget:
         self._mounted.append(directory)
 
 
-class RoadBrokers(DetouredBrokers):
+class RoadBrokers(ProxiedBrokers):
     """Brokers that change their form, from conf files, at the same addresses and on the same directories."""
 
     form = RoadForm.PAIR
 
     def peer_address(self, node: NodeId, other: LocalNode) -> str:  # noqa: ARG002  # the same for every node
-        """No detours: members must have equal conf files."""
+        """No proxies: members must have equal conf files."""
         return f"{HOST}:{other.peer_port}"
 
     def plain_root(self, node: NodeId) -> Path:

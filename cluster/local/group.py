@@ -326,7 +326,7 @@ class LocalGroup:
         """The member list passed to ``node``."""
         return ";".join(f"{one.node_id}-{self.peer_address(node, one)}" for one in self.nodes.values())
 
-    def peer_address(self, node: NodeId, other: LocalNode) -> str:  # noqa: ARG002  # some nodes go detours
+    def peer_address(self, node: NodeId, other: LocalNode) -> str:  # noqa: ARG002  # some nodes go proxies
         """The address at which ``node`` reaches ``other``'s peer port."""
         return f"{HOST}:{other.peer_port}"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.console.playground import appending, open_console, trading
+from cluster.console.demo_console import appending, open_console, trading
 from cluster.console.server import ConsoleServer
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import LocalGroup

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cluster.broker_target import BrokerTarget
 from cluster.connection import GroupTarget
-from cluster.console.playground import open_console, trading
+from cluster.console.demo_console import open_console, trading
 from cluster.console.server import ConsoleServer, ListenAddress
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import HOST

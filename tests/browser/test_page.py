@@ -13,8 +13,8 @@ from selenium.webdriver.common.keys import Keys
 
 from cluster.broker_target import BrokerTarget
 from cluster.connection import GroupTarget
+from cluster.console.demo_console import open_console
 from cluster.console.guard import ConsoleRules
-from cluster.console.playground import open_console
 from cluster.console.server import ConsoleServer, ListenAddress
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import LocalGroup

@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Final, Self
 
 from cluster.local.brokers import LocalBrokers
-from cluster.local.detours import DetouredGroup
 from cluster.local.group import HOST
+from cluster.local.tcp_proxy import ProxiedGroup
 from dledger.conditions import ConditionKind
 from dledger.errors import DLedgerError
 from dledger.remoting.codes import AnswerCode
@@ -34,7 +34,7 @@ JOIN_TIMEOUT_S: Final = 60.0
 CATCH_UP_S: Final = 60.0
 
 
-class ClassicBrokers(DetouredGroup, BrokerGroup):
+class ClassicBrokers(ProxiedGroup, BrokerGroup):
     """Brokers of one name: ``master`` is the first one, until another is promoted.
 
     A slave reaches the first broker's port for slaves through ``network``, if there is one.
@@ -72,7 +72,7 @@ class ClassicBrokers(DetouredGroup, BrokerGroup):
         """Settings of single brokers."""
         self.history = BrokerHistory()
         self.allowed_to_fail: set[NodeId] = set()
-        self._has_detours = network
+        self._has_proxies = network
 
     def conf_lines(self, node: NodeId) -> dict[str, str]:
         """As of a plain broker; and who is the master."""
@@ -80,7 +80,7 @@ class ClassicBrokers(DetouredGroup, BrokerGroup):
         if node == self.head:
             roles = {"brokerRole": self.role, "brokerId": "0"}
         else:
-            port = self.network.port(node, self.head) if self._has_detours else self.nodes[self.head].peer_port
+            port = self.network.port(node, self.head) if self._has_proxies else self.nodes[self.head].peer_port
             number = str(int(node[1:]) + 1)
             roles = {"brokerRole": "SLAVE", "brokerId": number, "haMasterAddress": f"{HOST}:{port}"}
         return lines | roles | self.own.get(node, {})

@@ -14,8 +14,8 @@ from unittest.mock import patch
 import pytest
 
 from cluster import certs
-from cluster.local.detours import ProxyNetwork
 from cluster.local.group import free_ports
+from cluster.local.tcp_proxy import ProxyNetwork
 from dledger.conditions import ConditionKind
 from dledger.remoting.codes import AnswerCode
 from dledger.store.fs import FileSystem

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.console.verdicts import Level, MemberView, overall, verdict_of
+from cluster.console.health_levels import Level, MemberView, overall, verdict_of
 from dledger.conditions import Condition
 from rocketstore.remoting.bodies.runtime import RuntimeInfo
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from cluster.console.playground import KeptConsole
+from cluster.console.demo_console import DetachedConsole
 from cluster.local.group import LocalGroupError, free_ports
 
 DEADLINE_S = 60.0
@@ -37,7 +37,7 @@ def test_it_listens_at_another_port_if_the_usual_one_is_taken(tmp_path: Path) ->
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        console = KeptConsole(group, port=port)  # type: ignore[arg-type]  # a stand-in with the same attributes
+        console = DetachedConsole(group, port=port)  # type: ignore[arg-type]  # a stand-in with the same attributes
         try:
             with urllib.request.urlopen(console.url, timeout=DEADLINE_S) as page:
                 assert page.status == 200
@@ -54,4 +54,4 @@ def test_why_it_does_not_start_is_told(tmp_path: Path) -> None:
     group = Nobody(tmp_path, ("not an address",))
 
     with pytest.raises(LocalGroupError, match="not an address"):
-        KeptConsole(group)  # type: ignore[arg-type]  # a stand-in with the same attributes
+        DetachedConsole(group)  # type: ignore[arg-type]  # a stand-in with the same attributes

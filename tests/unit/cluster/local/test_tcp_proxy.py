@@ -11,7 +11,7 @@ from contextlib import closing
 
 import pytest
 
-from cluster.local.detours import ProxyNetwork
+from cluster.local.tcp_proxy import ProxyNetwork
 from dledger.types import NodeId
 
 A, B = NodeId("a"), NodeId("b")

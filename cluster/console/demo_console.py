@@ -66,7 +66,7 @@ def open_console(group: LocalGroup, *, port: int | None = None) -> Iterator[Cons
         server.stop()
 
 
-class KeptConsole:
+class DetachedConsole:
     """A console in a process of its own, which outlives the demo that started it, as its group does.
 
     Started and listening once created, at the usual port, or at any if that is taken.
