@@ -109,8 +109,8 @@ def drill(  # noqa: PLR0913
     if "list" in names:
         _list(as_json)
         return
+    from cluster.drill.context import DrillOptions
     from cluster.drill.main import DrillPlace, Reporting, run
-    from cluster.drill.stage import DrillOptions
     from cluster.drill.target import Direction, NotPossibleError
 
     options = DrillOptions(int(nodes), rounds, rate, Direction(direction), calm_s, keep)

@@ -34,7 +34,7 @@ Examples:
   dledger upgrade check --nodes /data/a,/data/b,/data/c    may these brokers start as a group?
   dledger upgrade export /data/a /data/plain               from a group's member back to a plain broker
 
-The whole road: docs/brokers.md.""",
+The whole migration: docs/brokers.md.""",
 )
 def upgrade() -> None:
     """From plain brokers (masters and slaves) to a group that elects its master, and back."""

@@ -33,8 +33,8 @@ from cluster.drill.target import (
     TOOL_TIMEOUT_S,
     Direction,
     DrillError,
+    MigrationForm,
     NotPossibleError,
-    RoadForm,
     plain_settings,
 )
 from cluster.drill.watch import wait_until
@@ -357,12 +357,12 @@ class ContainerTarget:
             list(pool.map(together, chosen))
 
 
-class ContainerRoad(ContainerTarget):
-    """See ``RoadTarget``. A container's form is its environment: each form has new containers on the old volumes."""
+class ContainerMigration(ContainerTarget):
+    """A container's form is its environment: each form has new containers on the old volumes."""
 
     def __init__(self, client: docker.DockerClient, image: str, *, size: int, keep: bool = False) -> None:
         super().__init__(client, image, size=size, keep=keep)
-        self._form = RoadForm.PAIR
+        self._form = MigrationForm.PAIR
 
     def start(self) -> None:
         """Create everything, and start the pair; the volumes of the others are empty."""
@@ -371,7 +371,7 @@ class ContainerRoad(ContainerTarget):
             self._create(node)
         self._start(self.nodes[:2])
 
-    def start_as(self, form: RoadForm, *nodes: NodeId) -> None:
+    def start_as(self, form: MigrationForm, *nodes: NodeId) -> None:
         """Replace their containers by those of this form, and start them."""
         self._form = form
         for node in nodes:
@@ -383,10 +383,10 @@ class ContainerRoad(ContainerTarget):
     def _settings(self, node: NodeId) -> dict[str, str]:
         return self._settings_as(self._form, node)
 
-    def _settings_as(self, form: RoadForm, node: NodeId) -> dict[str, str]:
-        root = f"/data/{_PLAIN_ROOT if form is RoadForm.PLAIN else _ROOT}"
+    def _settings_as(self, form: MigrationForm, node: NodeId) -> dict[str, str]:
+        root = f"/data/{_PLAIN_ROOT if form is MigrationForm.PLAIN else _ROOT}"
         settings = super()._settings(node) | {ROOT_SETTING: root, "brokerClusterName": CLUSTER}
-        if form is RoadForm.GROUP:
+        if form is MigrationForm.GROUP:
             return settings
         at = f"{self._hosts[self.nodes[0]]}:{SLAVES_PORT}"
         plain = plain_settings(form, self.nodes.index(node), at, SLAVES_PORT) | {"brokerIP1": self._hosts[node]}
@@ -408,7 +408,7 @@ class ContainerRoad(ContainerTarget):
         """Run it in a container that has all volumes, and the conf files of the group."""
         confs, script = {}, []
         for number, node in enumerate(self.nodes):
-            lines = self._settings_as(RoadForm.GROUP, node)
+            lines = self._settings_as(MigrationForm.GROUP, node)
             confs[f"CONF{number}"] = "".join(f"{name}={text}\n" for name, text in lines.items())
             script.append(f'printf %s "$CONF{number}" > {self.conf_of(node)}; mkdir -p {self.root_of(node)}')
         with _told():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from cluster.drill.stage import Stage
+from cluster.drill.context import DrillContext
 from cluster.drill.target import Direction, MemberTarget, NotPossibleError
 from dledger.types import NodeId
 
@@ -16,173 +16,173 @@ from dledger.types import NodeId
 class Drill:
     """One drill. ``round`` runs once per round. ``small_disks``: each node needs a disk that can be filled.
 
-    ``is_road``: the rounds run on a group that was a master and its slave before, and becomes a plain broker later.
+    ``is_migration``: the rounds run on a group that was a master and its slave before, and a plain one later.
     ``changes_members``: it needs a ``MemberTarget``.
     """
 
     name: str
     summary: str
-    round: Callable[[Stage], None]
+    round: Callable[[DrillContext], None]
     small_disks: bool = False
-    is_road: bool = False
+    is_migration: bool = False
     changes_members: bool = False
 
 
-def _kill_leader(stage: Stage) -> None:
-    leader = stage.leader()
-    one = stage.fault(
+def _kill_leader(context: DrillContext) -> None:
+    leader = context.leader()
+    one = context.fault(
         f"SIGKILL to {leader}, the leader",
-        lambda: stage.target.kill(leader),
+        lambda: context.target.kill(leader),
         victim=leader,
-        undo=lambda: stage.target.restart(leader),
+        undo=lambda: context.target.restart(leader),
     )
-    stage.wait_service(other_than=leader)
-    stage.calm()
-    stage.heal(one, f"{leader} is restarted")
-    stage.wait_recovered(one)
+    context.wait_service(other_than=leader)
+    context.calm()
+    context.heal(one, f"{leader} is restarted")
+    context.wait_recovered(one)
 
 
-def _pause_leader(stage: Stage) -> None:
-    leader = stage.leader()
-    one = stage.fault(
+def _pause_leader(context: DrillContext) -> None:
+    leader = context.leader()
+    one = context.fault(
         f"{leader}, the leader, is paused: it keeps its connections but goes silent",
-        lambda: stage.target.pause(leader),
+        lambda: context.target.pause(leader),
         victim=leader,
-        undo=lambda: stage.target.resume(leader),
+        undo=lambda: context.target.resume(leader),
     )
-    stage.wait_service(other_than=leader)
-    stage.calm()
-    stage.heal(one, f"{leader} resumes, unaware of the pause")
-    stage.wait_recovered(one)
+    context.wait_service(other_than=leader)
+    context.calm()
+    context.heal(one, f"{leader} resumes, unaware of the pause")
+    context.wait_recovered(one)
 
 
-def _disconnect_leader(stage: Stage) -> None:
-    leader = stage.leader()
-    one = stage.fault(
+def _disconnect_leader(context: DrillContext) -> None:
+    leader = context.leader()
+    one = context.fault(
         f"{leader}, the leader, is disconnected from the network",
-        lambda: stage.target.disconnect(leader),
+        lambda: context.target.disconnect(leader),
         victim=leader,
-        undo=lambda: stage.target.reconnect(leader),
+        undo=lambda: context.target.reconnect(leader),
     )
-    stage.wait_service(other_than=leader)
-    stage.calm()
-    stage.heal(one, f"{leader} is reconnected")
-    stage.wait_recovered(one)
+    context.wait_service(other_than=leader)
+    context.calm()
+    context.heal(one, f"{leader} is reconnected")
+    context.wait_recovered(one)
 
 
-def _isolate_leader(stage: Stage) -> None:
-    leader, direction = stage.leader(), stage.options.direction
+def _isolate_leader(context: DrillContext) -> None:
+    leader, direction = context.leader(), context.options.direction
     lost = (
         "everything it sends to the others is lost"
         if direction is Direction.OUT
         else "everything the others send it is lost"
     )
-    one = stage.fault(
+    one = context.fault(
         f"{leader}, the leader, is isolated one way: {lost}",
-        lambda: stage.target.isolate(leader, direction),
+        lambda: context.target.isolate(leader, direction),
         victim=leader,
-        undo=lambda: stage.target.rejoin(leader),
+        undo=lambda: context.target.rejoin(leader),
     )
-    stage.wait_service(other_than=leader)
-    stage.calm()
-    stage.heal(one, f"both directions of {leader} work again")
-    stage.wait_recovered(one)
+    context.wait_service(other_than=leader)
+    context.calm()
+    context.heal(one, f"both directions of {leader} work again")
+    context.wait_recovered(one)
 
 
-def _fill_disk(stage: Stage) -> None:
-    leader = stage.leader()
-    one = stage.fault(
+def _fill_disk(context: DrillContext) -> None:
+    leader = context.leader()
+    one = context.fault(
         f"the disk of {leader}, the leader, is filled to the last byte",
-        lambda: stage.target.fill_disk(leader),
+        lambda: context.target.fill_disk(leader),
         victim=leader,
-        undo=lambda: stage.target.free_disk(leader),
+        undo=lambda: context.target.free_disk(leader),
     )
-    stage.wait_service(other_than=leader)
-    stage.calm()
-    stage.heal(one, f"the disk of {leader} has free space again")
-    stage.wait_recovered(one)
+    context.wait_service(other_than=leader)
+    context.calm()
+    context.heal(one, f"the disk of {leader} has free space again")
+    context.wait_recovered(one)
 
 
-def _restart_all(stage: Stage) -> None:
-    nodes = stage.target.nodes
-    one = stage.fault(
+def _restart_all(context: DrillContext) -> None:
+    nodes = context.target.nodes
+    one = context.fault(
         f"SIGKILL to {_listed(nodes)} at once",
-        lambda: stage.target.kill(*nodes),
-        undo=lambda: stage.target.restart(*nodes),
+        lambda: context.target.kill(*nodes),
+        undo=lambda: context.target.restart(*nodes),
     )
-    stage.heal(one, "all are restarted at once")
-    stage.wait_service()
-    stage.wait_recovered(one)
+    context.heal(one, "all are restarted at once")
+    context.wait_service()
+    context.wait_recovered(one)
 
 
-def _rolling_restart(stage: Stage) -> None:
-    leader = stage.leader()
-    for node in (*stage.others(leader), leader):  # the leader last: one leadership transfer for the whole group
-        role = "the leader, which transfers leadership first" if node == stage.leader() else "a follower"
-        one = stage.fault(
+def _rolling_restart(context: DrillContext) -> None:
+    leader = context.leader()
+    for node in (*context.others(leader), leader):  # the leader last: one leadership transfer for the whole group
+        role = "the leader, which transfers leadership first" if node == context.leader() else "a follower"
+        one = context.fault(
             f"SIGTERM to {node}, {role}",
-            lambda node=node: stage.target.stop(node),  # type: ignore[misc]  # bound at once
+            lambda node=node: context.target.stop(node),  # type: ignore[misc]  # bound at once
             victim=node,
-            undo=lambda node=node: stage.target.restart(node),  # type: ignore[misc]
+            undo=lambda node=node: context.target.restart(node),  # type: ignore[misc]
         )
-        stage.heal(one, f"{node} is restarted")
-        stage.wait_recovered(one)
+        context.heal(one, f"{node} is restarted")
+        context.wait_recovered(one)
 
 
-def _replace_volume(stage: Stage) -> None:
-    leader = stage.leader()
+def _replace_volume(context: DrillContext) -> None:
+    leader = context.leader()
 
     def lose_disk() -> None:
-        stage.target.kill(leader)
-        stage.target.empty_volume(leader)
+        context.target.kill(leader)
+        context.target.empty_volume(leader)
 
-    one = stage.fault(
+    one = context.fault(
         f"SIGKILL to {leader}, the leader, and an empty volume in place of its own",
         lose_disk,
         victim=leader,
-        undo=lambda: stage.target.restart(leader),
+        undo=lambda: context.target.restart(leader),
     )
-    stage.wait_service(other_than=leader)
-    stage.calm()
-    stage.heal(one, f"{leader} starts empty and fetches everything from the others")
-    stage.wait_recovered(one)
+    context.wait_service(other_than=leader)
+    context.calm()
+    context.heal(one, f"{leader} starts empty and fetches everything from the others")
+    context.wait_recovered(one)
 
 
-def _replace_node(stage: Stage) -> None:
-    target, leader = _changing(stage), stage.leader()
+def _replace_node(context: DrillContext) -> None:
+    target, leader = _changing(context), context.leader()
     new = target.spares[0]
-    one = stage.fault(
+    one = context.fault(
         f"SIGKILL to {leader}, the leader, whose machine never comes back",
         lambda: target.kill(leader),
         victim=leader,
         undo=lambda: target.replace(leader, new),
     )
-    stage.wait_service(other_than=leader)
-    stage.calm()
-    stage.heal(one, f"`member replace {leader} {new}`: {new} starts empty, catches up and votes, {leader} leaves")
-    stage.wait_recovered(one)
+    context.wait_service(other_than=leader)
+    context.calm()
+    context.heal(one, f"`member replace {leader} {new}`: {new} starts empty, catches up and votes, {leader} leaves")
+    context.wait_recovered(one)
 
 
-def _grow_and_shrink(stage: Stage) -> None:
+def _grow_and_shrink(context: DrillContext) -> None:
     """The leader is removed last."""
-    target, old = _changing(stage), stage.leader()
+    target, old = _changing(context), context.leader()
     for node in target.spares:
-        one = stage.fault(f"`member add {node}`", lambda node=node: target.add(node), victim=node)  # type: ignore[misc]  # bound at once
-        stage.heal(one, f"{node} votes")
-        stage.wait_recovered(one)
-        stage.calm()
-    for node in (stage.others(old)[0], stage.leader()):
-        role = "the leader, which hands over first" if node == stage.leader() else "a follower"
-        one = stage.fault(f"`member remove {node}`, {role}", lambda node=node: target.remove(node), victim=node)  # type: ignore[misc]  # likewise
-        stage.heal(one, f"{node} has left")
-        stage.wait_recovered(one)
-        stage.calm()
+        one = context.fault(f"`member add {node}`", lambda node=node: target.add(node), victim=node)  # type: ignore[misc]  # bound at once
+        context.heal(one, f"{node} votes")
+        context.wait_recovered(one)
+        context.calm()
+    for node in (context.others(old)[0], context.leader()):
+        role = "the leader, which hands over first" if node == context.leader() else "a follower"
+        one = context.fault(f"`member remove {node}`, {role}", lambda node=node: target.remove(node), victim=node)  # type: ignore[misc]  # likewise
+        context.heal(one, f"{node} has left")
+        context.wait_recovered(one)
+        context.calm()
 
 
-def _changing(stage: Stage) -> MemberTarget:
-    if not isinstance(stage.target, MemberTarget):
-        raise NotPossibleError(f"the members of this group of {stage.target.kind} cannot change")
-    return stage.target
+def _changing(context: DrillContext) -> MemberTarget:
+    if not isinstance(context.target, MemberTarget):
+        raise NotPossibleError(f"the members of this group of {context.target.kind} cannot change")
+    return context.target
 
 
 def _listed(nodes: tuple[NodeId, ...]) -> str:
@@ -214,7 +214,7 @@ _ALL: Final = (
         "upgrade",
         "master and slave become a group, its leader is killed, and the group becomes a plain broker again",
         _kill_leader,
-        is_road=True,
+        is_migration=True,
     ),
 )
 DRILLS: Final[Mapping[str, Drill]] = MappingProxyType({one.name: one for one in _ALL})

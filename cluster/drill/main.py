@@ -16,14 +16,14 @@ from rich.markup import escape
 
 from cluster import terminal
 from cluster.drill import html, report
+from cluster.drill.context import DrillOptions
 from cluster.drill.drills import DRILLS, Drill
 from cluster.drill.history import DrillEvent
 from cluster.drill.member_processes import ProcessMembers
-from cluster.drill.processes import ProcessRoad, ProcessTarget
-from cluster.drill.road import run_road
+from cluster.drill.migration import run_migration
+from cluster.drill.processes import ProcessMigration, ProcessTarget
 from cluster.drill.runner import DrillResult, run_drill
-from cluster.drill.stage import DrillOptions
-from cluster.drill.target import Direction, DrillError, DrillTarget, NotPossibleError, RoadTarget
+from cluster.drill.target import Direction, DrillError, DrillTarget, MigrationTarget, NotPossibleError
 from dledger import html_page
 from dledger.extras import install_command
 
@@ -90,8 +90,8 @@ def _planned(names: Sequence[str], options: DrillOptions) -> Iterator[tuple[Dril
 def _run_one(drill: Drill, options: DrillOptions, make_target: MakeTarget) -> DrillResult:
     with _progress(drill) as tell, closing(make_target(drill, options)) as target:
         try:
-            if isinstance(target, RoadTarget):
-                return run_road(drill, target, options, tell)
+            if isinstance(target, MigrationTarget):
+                return run_migration(drill, target, options, tell)
             return run_drill(drill, target, options, tell)
         except DrillError as error:
             if options.keep:
@@ -130,8 +130,8 @@ def _targets(place: DrillPlace, *, keep: bool) -> Iterator[tuple[MakeTarget, lis
 
 
 def _process_target(drill: Drill, options: DrillOptions) -> DrillTarget:
-    if drill.is_road:
-        return ProcessRoad(size=options.nodes, keep=options.keep)
+    if drill.is_migration:
+        return ProcessMigration(size=options.nodes, keep=options.keep)
     if drill.changes_members:
         return ProcessMembers(size=options.nodes, keep=options.keep)
     return ProcessTarget(size=options.nodes, small_disks=drill.small_disks, keep=options.keep)
@@ -143,7 +143,7 @@ def _container_targets(*, keep: bool) -> Iterator[MakeTarget]:
     try:
         from cluster.containers.engine import EngineUnavailableError, engine
         from cluster.containers.image import ImageError, ensure_image
-        from cluster.drill.containers import ContainerRoad, ContainerTarget
+        from cluster.drill.containers import ContainerMigration, ContainerTarget
         from cluster.drill.member_containers import ContainerMembers
     except ImportError as error:
         raise NotPossibleError(f"the Docker SDK is not installed ({error}): run {install_command('drill')}") from error
@@ -158,8 +158,8 @@ def _container_targets(*, keep: bool) -> Iterator[MakeTarget]:
         def make(drill: Drill, options: DrillOptions) -> DrillTarget:
             if drill.changes_members:
                 return ContainerMembers(client, image, size=options.nodes, keep=options.keep)
-            if drill.is_road:
-                return ContainerRoad(client, image, size=options.nodes, keep=options.keep)
+            if drill.is_migration:
+                return ContainerMigration(client, image, size=options.nodes, keep=options.keep)
             return ContainerTarget(client, image, size=options.nodes, small_disks=drill.small_disks, keep=options.keep)
 
         yield make

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cluster.drill.processes import ProcessTarget, ProxiedBrokers, told
+from cluster.drill.processes import LocalProxiedBrokers, ProcessTarget, told
 from cluster.drill.target import SPARES, change_members
 from cluster.local.group import HOST
 from dledger.types import NodeId
 
 
-class MemberBrokers(ProxiedBrokers):
+class MemberBrokers(LocalProxiedBrokers):
     """Brokers of which some wait to be added, without proxies: a member has one address for all others."""
 
     def __init__(self, directory: Path, *, size: int, spares: int) -> None:

@@ -24,20 +24,20 @@ from cluster.drill.target import (
     TOOL_TIMEOUT_S,
     Direction,
     DrillError,
+    MigrationForm,
     NotPossibleError,
-    RoadForm,
     plain_settings,
 )
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import HOST, LocalGroupError, LocalNode
-from cluster.local.tcp_proxy import ProxiedGroup
+from cluster.local.tcp_proxy import LocalProxiedGroup
 from dledger.types import NodeId
 
 FILLER: Final = ".drill-filler"
 _CHUNK: Final = bytes(1 << 20)
 
 
-class ProxiedBrokers(ProxiedGroup, LocalBrokers):
+class LocalProxiedBrokers(LocalProxiedGroup, LocalBrokers):
     """Brokers that reach each other only through a network in user space."""
 
     def __init__(self, directory: Path, *, size: int) -> None:
@@ -61,8 +61,8 @@ class ProcessTarget:
         self._group = self._make_group(size)
         self._mounted: list[Path] = []
 
-    def _make_group(self, size: int) -> ProxiedBrokers:
-        return ProxiedBrokers(self.directory, size=size)
+    def _make_group(self, size: int) -> LocalProxiedBrokers:
+        return LocalProxiedBrokers(self.directory, size=size)
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
@@ -196,10 +196,10 @@ class ProcessTarget:
         self._mounted.append(directory)
 
 
-class RoadBrokers(ProxiedBrokers):
+class MigrationBrokers(LocalProxiedBrokers):
     """Brokers that change their form, from conf files, at the same addresses and on the same directories."""
 
-    form = RoadForm.PAIR
+    form = MigrationForm.PAIR
 
     def peer_address(self, node: NodeId, other: LocalNode) -> str:  # noqa: ARG002  # the same for every node
         """No proxies: members must have equal conf files."""
@@ -211,25 +211,25 @@ class RoadBrokers(ProxiedBrokers):
 
     def conf_lines(self, node: NodeId) -> dict[str, str]:
         """Those of the present form. A plain master listens for slaves where a member would for its peers."""
-        self.plain = self.form is not RoadForm.GROUP
+        self.plain = self.form is not MigrationForm.GROUP
         lines = super().conf_lines(node) | {"brokerClusterName": CLUSTER}
         if self.plain:
             master = next(iter(self.nodes.values()))
             at = f"{HOST}:{master.peer_port}"
             lines |= plain_settings(self.form, [*self.nodes].index(node), at, self.nodes[node].peer_port)
-        if self.form is RoadForm.PLAIN:
+        if self.form is MigrationForm.PLAIN:
             root = self.plain_root(node)
             lines |= {"storePathRootDir": str(root), "storePathCommitLog": str(root / "commitlog")}
         return lines
 
 
-class ProcessRoad(ProcessTarget):
-    """See ``RoadTarget``."""
+class ProcessMigration(ProcessTarget):
+    """See ``MigrationTarget``."""
 
-    _group: RoadBrokers
+    _group: MigrationBrokers
 
-    def _make_group(self, size: int) -> RoadBrokers:
-        return RoadBrokers(self.directory, size=size)
+    def _make_group(self, size: int) -> MigrationBrokers:
+        return MigrationBrokers(self.directory, size=size)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -240,9 +240,9 @@ class ProcessRoad(ProcessTarget):
         """Start the pair; the directories of the others are empty."""
         for node in self.nodes:
             self._group.root_dir(node).mkdir(parents=True)
-        self.start_as(RoadForm.PAIR, *self.nodes[:2])
+        self.start_as(MigrationForm.PAIR, *self.nodes[:2])
 
-    def start_as(self, form: RoadForm, *nodes: NodeId) -> None:
+    def start_as(self, form: MigrationForm, *nodes: NodeId) -> None:
         """Start them in this form."""
         self._group.form = form
         told(lambda: self._group.start_together(nodes))
@@ -253,7 +253,7 @@ class ProcessRoad(ProcessTarget):
 
     def conf_of(self, node: NodeId) -> str:
         """A conf file of its own, so that it exists before the first start."""
-        before, self._group.form = self._group.form, RoadForm.GROUP
+        before, self._group.form = self._group.form, MigrationForm.GROUP
         lines = self._group.conf_lines(node)
         self._group.form = before
         file = self.directory / f"group-{node}.conf"

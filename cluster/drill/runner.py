@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from cluster.drill.context import DrillContext, DrillOptions
 from cluster.drill.drills import Drill
 from cluster.drill.history import DrillEvent, EventKind, HistoryRecorder, NodeCopy, Notes
 from cluster.drill.load import QUEUES, TOPIC, Load
 from cluster.drill.readback import read_node
-from cluster.drill.stage import DrillOptions, Stage
 from cluster.drill.target import SECURITY, DrillError, DrillTarget, MemberTarget
 from cluster.drill.timeline import Bucket, Lane, RoundFacts, facts_of, lanes, series, timeline
 from cluster.drill.verdict import DrillVerdict, judge
@@ -72,16 +72,16 @@ def run_drill(
     problems: list[str] = []
     copies: list[NodeCopy] = []
     with Watch(addresses, recorder) as watch:
-        stage = Stage(target, watch, recorder, options)
+        context = DrillContext(target, watch, recorder, options)
         try:
-            leader = stage.leader()
+            leader = context.leader()
             recorder.event(
                 EventKind.STEP, f"{leader} leads; the load starts: {options.rate:g} messages/s, one consumer"
             )
             load.start()
-            run_rounds(drill, stage, problems, recorder)
+            run_rounds(drill, context, problems, recorder)
             load.finish(DRAIN_S)
-            end = stage.wait_alike()
+            end = context.wait_alike()
             recorder.event(EventKind.STEP, "the load has ended; reading everything back from every node")
             copies = [read_node(one, addresses[one], GROUP_NAME, TOPIC, QUEUES, end) for one in target.nodes]
         except DrillError as error:
@@ -90,20 +90,20 @@ def run_drill(
             load.abandon()
     notes = recorder.finish()
     verdict = judge(notes.sends, notes.deliveries, copies) if copies else None
-    return result_of(drill, target, options, notes, stage, verdict, problems)
+    return result_of(drill, target, options, notes, context, verdict, problems)
 
 
-def run_rounds(drill: Drill, stage: Stage, problems: list[str], recorder: HistoryRecorder) -> None:
+def run_rounds(drill: Drill, context: DrillContext, problems: list[str], recorder: HistoryRecorder) -> None:
     """Run the rounds; a failed drill is healed, so that its messages can still be judged."""
     try:
-        for _ in range(stage.options.rounds):
-            stage.calm()
-            drill.round(stage)
-        stage.calm()
+        for _ in range(context.options.rounds):
+            context.calm()
+            drill.round(context)
+        context.calm()
     except DrillError as error:
         problems.append(str(error))
         recorder.event(EventKind.PROBLEM, str(error).splitlines()[0])
-        stage.undo_the_rest()
+        context.undo_the_rest()
 
 
 def result_of(
@@ -111,12 +111,12 @@ def result_of(
     target: DrillTarget,
     options: DrillOptions,
     notes: Notes,
-    stage: Stage,
+    context: DrillContext,
     verdict: DrillVerdict | None,
     problems: list[str],
 ) -> DrillResult:
     """The result of a finished drill; ``verdict`` is None if the messages could not be read back."""
-    rounds = tuple(facts_of(one, notes) for one in stage.rounds)
+    rounds = tuple(facts_of(one, notes) for one in context.rounds)
     problems += [f"no acknowledgements after: {one.round.fault}" for one in rounds if math.isinf(one.without_service_s)]
     return DrillResult(
         name=_name(drill, options),

@@ -136,8 +136,8 @@ class MemberTarget(DrillTarget, Protocol):
         """Start a spare in place of a member that does not run any more; returns when the other one is a spare."""
 
 
-class RoadForm(StrEnum):
-    """The forms of a road's brokers, one after the other, on the same directories."""
+class MigrationForm(StrEnum):
+    """The forms of a migration's brokers, one after the other, on the same directories."""
 
     PAIR = "pair"
     """The first node is a plain master, the second its slave; the others do not run."""
@@ -150,10 +150,10 @@ class RoadForm(StrEnum):
 CLUSTER: Final = "DrillCluster"
 
 
-def plain_settings(form: RoadForm, number: int, master_address: str, slaves_port: int) -> dict[str, str]:
+def plain_settings(form: MigrationForm, number: int, master_address: str, slaves_port: int) -> dict[str, str]:
     """The settings of a plain broker, as in RocketMQ's ``2m-2s-sync``. ``slaves_port``: its own ``haListenPort``."""
     common = {"haListenPort": str(slaves_port), "brokerClusterName": CLUSTER}
-    if form is RoadForm.PLAIN:
+    if form is MigrationForm.PLAIN:
         return {**common, "brokerRole": "ASYNC_MASTER", "brokerId": "0"}
     if number == 0:
         return {**common, "brokerRole": "SYNC_MASTER", "brokerId": "0"}
@@ -161,10 +161,10 @@ def plain_settings(form: RoadForm, number: int, master_address: str, slaves_port
 
 
 @runtime_checkable
-class RoadTarget(DrillTarget, Protocol):
+class MigrationTarget(DrillTarget, Protocol):
     """Brokers that change their form on the way; each node's address stays."""
 
-    def start_as(self, form: RoadForm, *nodes: NodeId) -> None:
+    def start_as(self, form: MigrationForm, *nodes: NodeId) -> None:
         """Start stopped nodes with the settings of this form; returns when they serve."""
 
     def root_of(self, node: NodeId) -> str:

@@ -39,7 +39,7 @@ class DefectKind(StrEnum):
     NODES_DIFFER = "nodes that differ"
     NOT_CONSUMED = "acknowledged but never consumed"
     CONSUMED_WRONGLY = "consumed out of order or not as stored"
-    CHANGED = "changed by a step of the road"
+    CHANGED = "changed by a step of the migration"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class DrillVerdict:
     nodes: tuple[NodeId, ...]
     defects: tuple[Defect, ...]
     earlier: tuple[NodeId, ...] = ()
-    """Of a road: whose copies were read at its earlier stations."""
+    """Of a migration: whose copies were read at its earlier stations."""
 
     @property
     def passed(self) -> bool:
@@ -91,7 +91,7 @@ class MessagePlace(NamedTuple):
 
 def judge(sends: Sequence[DrillSend], deliveries: Sequence[DrillDelivery], copies: Sequence[NodeCopy]) -> DrillVerdict:
     """Check all rules. ``sends`` are in order of their numbers."""
-    return judge_road(sends, deliveries, [Station(len(sends), copies)])
+    return judge_migration(sends, deliveries, [Station(len(sends), copies)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Station:
     copies: Sequence[NodeCopy]
 
 
-def judge_road(
+def judge_migration(
     sends: Sequence[DrillSend], deliveries: Sequence[DrillDelivery], stations: Sequence[Station]
 ) -> DrillVerdict:
     """Check all rules at every station, and that none lacks or changes what was in the queues of the one before.

@@ -244,7 +244,7 @@ class ProxyNetwork:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_CALL_TIMEOUT_S)
 
 
-class ProxiedGroup(LocalGroup):
+class LocalProxiedGroup(LocalGroup):
     """Nodes that reach each other only through a network in user space."""
 
     @cached_property

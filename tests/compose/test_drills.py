@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from cluster.containers.engine import EngineClient
-from cluster.drill.containers import LABEL, ContainerRoad, ContainerTarget
+from cluster.drill.containers import LABEL, ContainerMigration, ContainerTarget
+from cluster.drill.context import DrillContext, DrillOptions
 from cluster.drill.drills import DRILLS, Drill
 from cluster.drill.member_containers import ContainerMembers
-from cluster.drill.road import run_road
+from cluster.drill.migration import run_migration
 from cluster.drill.runner import DrillResult, run_drill
-from cluster.drill.stage import DrillOptions, Stage
 from cluster.drill.target import Direction
 
 SHORT = DrillOptions(rate=200, calm_s=0.5)
@@ -42,7 +42,7 @@ def nothing_is_left(client: EngineClient, target: ContainerTarget) -> None:
     assert not client.volumes.list(filters={"label": mine})
 
 
-def most_drills(stage: Stage) -> None:
+def most_drills(stage: DrillContext) -> None:
     """One after the other on the same group, whose load goes on."""
     rounds = [(name, Direction.OUT) for name in ONE_LEADER_EACH]
     rounds += [("isolate-leader", direction) for direction in Direction]
@@ -76,7 +76,7 @@ def test_a_group_survives_one_drill_after_the_other(docker_engine: EngineClient,
     assert all(one.without_service_s < 5 for one in rolling), rolling
 
 
-def changes_of_members(stage: Stage) -> None:
+def changes_of_members(stage: DrillContext) -> None:
     """Three become five and three others; then one of those is lost, and a node that had left takes its place."""
     for name in CHANGE_MEMBERS:
         DRILLS[name].round(stage)
@@ -98,9 +98,9 @@ def test_containers_come_and_go_under_load(docker_engine: EngineClient, image: s
 @pytest.mark.soak
 def test_a_pair_becomes_a_group_and_a_plain_broker_again(docker_engine: EngineClient, image: str) -> None:
     """On the same volumes; ``make test`` runs the same drill on processes."""
-    target = ContainerRoad(docker_engine, image, size=SHORT.nodes)
+    target = ContainerMigration(docker_engine, image, size=SHORT.nodes)
     with closing(target):
-        result = run_road(DRILLS["upgrade"], target, SHORT, lambda _event: None)
+        result = run_migration(DRILLS["upgrade"], target, SHORT, lambda _event: None)
     nothing_is_left(docker_engine, target)
 
     assert result.passed, "\n".join([*result.problems, str(result.verdict), *map(str, result.events)])

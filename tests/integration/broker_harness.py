@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from cluster.cli import main
 from cluster.local.brokers import LocalBrokers
-from cluster.local.tcp_proxy import ProxiedGroup
+from cluster.local.tcp_proxy import LocalProxiedGroup
 from dledger.types import NodeId
 from rocketstore.client import DLedgerError, TopicInfo
 from rocketstore.client.aio.received import split_records
@@ -151,7 +151,7 @@ class BrokerGroup(WatchedGroup, LocalBrokers):
                 assert result.exit_code == 0, result.output
 
 
-class ProxiedBrokers(ProxiedGroup, BrokerGroup):
+class ProxiedBrokers(LocalProxiedGroup, BrokerGroup):
     """Brokers that reach each other only through a ``ProxyNetwork``."""
 
 

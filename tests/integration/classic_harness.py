@@ -15,7 +15,7 @@ from typing import Final, Self
 
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import HOST
-from cluster.local.tcp_proxy import ProxiedGroup
+from cluster.local.tcp_proxy import LocalProxiedGroup
 from dledger.conditions import ConditionKind
 from dledger.errors import DLedgerError
 from dledger.remoting.codes import AnswerCode
@@ -34,7 +34,7 @@ JOIN_TIMEOUT_S: Final = 60.0
 CATCH_UP_S: Final = 60.0
 
 
-class ClassicBrokers(ProxiedGroup, BrokerGroup):
+class ClassicBrokers(LocalProxiedGroup, BrokerGroup):
     """Brokers of one name: ``master`` is the first one, until another is promoted.
 
     A slave reaches the first broker's port for slaves through ``network``, if there is one.

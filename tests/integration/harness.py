@@ -10,7 +10,7 @@ from typing import Final
 
 from cluster.demo import digest_of
 from cluster.local.group import HOST, LocalGroup
-from cluster.local.tcp_proxy import ProxiedGroup
+from cluster.local.tcp_proxy import LocalProxiedGroup
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.rpc.ports import NodeStatus
 from dledger.types import NodeId, Role, Term
@@ -180,5 +180,5 @@ def like_the_members(group: Group, target: NodeId) -> ServerConfig:
     return ServerConfig(node_id=target, members=members, group=group.name, client_port=0, store=store)
 
 
-class ProxiedGroup(ProxiedGroup, Group):
+class ProxiedGroup(LocalProxiedGroup, Group):
     """Nodes that reach each other only through a ``ProxyNetwork``."""

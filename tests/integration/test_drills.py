@@ -6,13 +6,13 @@ from contextlib import closing
 
 import pytest
 
+from cluster.drill.context import DrillContext, DrillOptions
 from cluster.drill.drills import DRILLS, Drill
 from cluster.drill.history import EventKind
 from cluster.drill.member_processes import ProcessMembers
-from cluster.drill.processes import FILLER, ProcessRoad, ProcessTarget
-from cluster.drill.road import run_road
+from cluster.drill.migration import run_migration
+from cluster.drill.processes import FILLER, ProcessMigration, ProcessTarget
 from cluster.drill.runner import DrillResult, run_drill
-from cluster.drill.stage import DrillOptions, Stage
 from cluster.drill.target import Direction, DrillError, NotPossibleError
 from dledger.types import NodeId
 from tests.support.lacking import need_root
@@ -82,8 +82,8 @@ def test_members_come_and_go_under_load(name: str, members: int) -> None:
 @pytest.mark.slow
 def test_a_pair_becomes_a_group_that_loses_its_leader_and_becomes_a_plain_broker_again() -> None:
     """On the same directories, under load: nothing acknowledged is lost, and queue offsets go on at every step."""
-    with closing(ProcessRoad(size=3)) as target:
-        result = run_road(DRILLS["upgrade"], target, SHORT, lambda _event: None)
+    with closing(ProcessMigration(size=3)) as target:
+        result = run_migration(DRILLS["upgrade"], target, SHORT, lambda _event: None)
 
     assert result.passed, (result.problems, result.verdict, result.events)
     assert not target.directory.exists()
@@ -109,7 +109,7 @@ def test_a_full_disk_moves_the_leadership() -> None:
 def test_a_drill_that_fails_on_its_way_is_healed_and_judged_all_the_same() -> None:
     """It has not passed, whatever the messages say; but what became of them is known."""
 
-    def break_off(stage: Stage) -> None:
+    def break_off(stage: DrillContext) -> None:
         leader = stage.leader()
         stage.fault(
             "paused for good",

@@ -384,8 +384,8 @@ def memberships(*nodes: str, learners: tuple[str, ...] = ()) -> tuple[Membership
 def leader_tells(history: History, index: int, *nodes: str, learners: tuple[str, ...] = (), term: int = 1) -> None:
     """n0 leads, and knows these members."""
     told = memberships(*nodes, learners=learners)
-    nodes = tuple((one.node, f"{one.node}:9") for one in told)
-    made = summary("n0", NodeState.LEADER, term, configuration=index, memberships=told, members=nodes)
+    shown = tuple((one.node, f"{one.node}:9") for one in told)
+    made = summary("n0", NodeState.LEADER, term, configuration=index, memberships=told, members=shown)
     history.answered("h:1", answer(made), T0 + index)
 
 

@@ -8,9 +8,9 @@ from unittest.mock import Mock
 import docker.errors
 import pytest
 
-from cluster.drill.containers import FREEZER_GAVE_UP, ContainerRoad, ContainerTarget
+from cluster.drill.containers import FREEZER_GAVE_UP, ContainerMigration, ContainerTarget
 from cluster.drill.member_containers import ContainerMembers
-from cluster.drill.target import DrillError, RoadForm
+from cluster.drill.target import DrillError, MigrationForm
 from dledger.types import NodeId
 
 N0 = NodeId("n0")
@@ -47,18 +47,18 @@ def test_any_other_error_is_told_at_once() -> None:
 
 def test_a_road_takes_each_form_with_its_own_settings_on_the_same_address() -> None:
     """A plain broker that is told of a group would be its member; the exported log is another directory."""
-    target = ContainerRoad(Mock(), "image", size=3)
+    target = ContainerMigration(Mock(), "image", size=3)
     target._hosts = {NodeId(f"n{number}"): f"10.0.0.{number}" for number in range(3)}
-    forms = {form: [target._settings_as(form, node) for node in target.nodes] for form in RoadForm}
+    forms = {form: [target._settings_as(form, node) for node in target.nodes] for form in MigrationForm}
 
-    master, slave, _ = forms[RoadForm.PAIR]
+    master, slave, _ = forms[MigrationForm.PAIR]
     assert (master["brokerRole"], slave["brokerRole"]) == ("SYNC_MASTER", "SLAVE")
     assert slave["haMasterAddress"] == f"10.0.0.0:{master['haListenPort']}"
-    for form, has_group in ((RoadForm.PAIR, False), (RoadForm.GROUP, True), (RoadForm.PLAIN, False)):
+    for form, has_group in ((MigrationForm.PAIR, False), (MigrationForm.GROUP, True), (MigrationForm.PLAIN, False)):
         for one in forms[form]:
             assert ("enableDLegerCommitLog" in one, "dLegerPeers" in one) == (has_group, has_group)
     roots = {form: {one["store_path_root_dir"] for one in several} for form, several in forms.items()}
-    assert roots[RoadForm.PAIR] == roots[RoadForm.GROUP] != roots[RoadForm.PLAIN]
+    assert roots[MigrationForm.PAIR] == roots[MigrationForm.GROUP] != roots[MigrationForm.PLAIN]
     assert target.root_of(N0).startswith("/volumes/n0/")
 
 

@@ -14,11 +14,11 @@ from click.testing import CliRunner, Result
 from cluster.cli import main
 from cluster.containers.engine import EngineUnavailableError
 from cluster.drill import main as drill_main
+from cluster.drill.context import DrillOptions
 from cluster.drill.drills import DRILLS, Drill
 from cluster.drill.history import DrillEvent
 from cluster.drill.processes import ProcessTarget
 from cluster.drill.runner import DrillResult
-from cluster.drill.stage import DrillOptions
 from cluster.drill.target import DrillError, DrillTarget, NotPossibleError
 from tests.unit.cluster.drill.histories import failover, perfect, result_of
 

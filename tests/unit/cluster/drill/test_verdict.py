@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cluster.drill.history import DrillDelivery, SendOutcome, ServedMessage
-from cluster.drill.verdict import EXAMPLES_MAX, DefectKind, DrillVerdict, Station, judge_road
+from cluster.drill.verdict import EXAMPLES_MAX, DefectKind, DrillVerdict, Station, judge_migration
 from tests.unit.cluster.drill.histories import N0, N1, N2, History, body_of, perfect
 
 
@@ -182,18 +182,18 @@ def test_only_a_few_cases_are_told_and_all_are_counted() -> None:
     assert len(lost.examples) == EXAMPLES_MAX
 
 
-# --- a road: several stations ----------------------------------------------------------------------------------------
+# --- a migration: several stations ---------------------------------------------------------------------------------
 
 
-def road(before: History, after: History) -> DrillVerdict:
+def migration(before: History, after: History) -> DrillVerdict:
     """Six messages were on ``before``'s two brokers, all of ``after``'s are on one at the end."""
     stations = [Station(6, before.copies[:2]), Station(len(after.sends), after.copies[2:])]
-    return judge_road(after.sends, after.deliveries, stations)
+    return judge_migration(after.sends, after.deliveries, stations)
 
 
 def test_a_perfect_road_passes() -> None:
     """It tells the figures of its end, and who held what on the way."""
-    verdict = road(perfect(6), perfect(10))
+    verdict = migration(perfect(6), perfect(10))
 
     assert verdict.passed, verdict.defects
     assert (verdict.sent, verdict.acknowledged, verdict.consumed) == (10, 10, 10)
@@ -205,7 +205,7 @@ def test_what_an_earlier_station_lost_is_lost() -> None:
     before = perfect(6)
     before.change_queue(1, before.queue(1)[:-1], N1)
 
-    verdict = road(before, perfect(10))
+    verdict = migration(before, perfect(10))
 
     assert verdict.count(DefectKind.LOST) == 1
     assert "is not on n1" in verdict.defects[0].examples[0]
@@ -213,8 +213,8 @@ def test_what_an_earlier_station_lost_is_lost() -> None:
 
 def test_what_was_sent_later_is_not_missed_at_an_earlier_station() -> None:
     """Nor is what it should not have had overlooked."""
-    assert road(perfect(6), perfect(10)).passed
-    assert road(perfect(8), perfect(10)).count(DefectKind.NEVER_SENT) == 2
+    assert migration(perfect(6), perfect(10)).passed
+    assert migration(perfect(8), perfect(10)).count(DefectKind.NEVER_SENT) == 2
 
 
 def test_a_step_that_changes_a_message_is_found() -> None:
@@ -229,7 +229,7 @@ def test_a_step_that_changes_a_message_is_found() -> None:
         queue[2] = changed
         after.change_queue(0, queue)
 
-        found = [one for one in road(before, after).defects if one.kind is DefectKind.CHANGED]
+        found = [one for one in migration(before, after).defects if one.kind is DefectKind.CHANGED]
 
         assert [one.count for one in found] == [1]
         assert "queue 0 offset 2" in found[0].examples[0]
@@ -243,4 +243,4 @@ def test_a_step_that_drops_a_message_of_unknown_outcome_is_found() -> None:
     after.change_queue(1, after.queue(1)[:-1])
     after.deliveries = [one for one in after.deliveries if one.body != body_of(5)]
 
-    assert {one.kind: one.count for one in road(before, after).defects} == {DefectKind.CHANGED: 1}
+    assert {one.kind: one.count for one in migration(before, after).defects} == {DefectKind.CHANGED: 1}

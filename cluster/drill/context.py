@@ -33,7 +33,7 @@ class DrillOptions:
     keep: bool = False
 
 
-class Stage:
+class DrillContext:
     """A running drill's group, and its rounds so far."""
 
     def __init__(self, target: DrillTarget, watch: Watch, recorder: HistoryRecorder, options: DrillOptions) -> None:

@@ -6,8 +6,8 @@ import math
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
+from cluster.drill.context import DrillContext, DrillOptions
 from cluster.drill.history import HistoryRecorder
-from cluster.drill.stage import DrillOptions, Stage
 from cluster.drill.timeline import Round
 from cluster.drill.watch import Watch
 from dledger.conditions import Condition, ConditionKind
@@ -52,7 +52,7 @@ def test_the_end_up_to_which_logs_are_compared_is_not_older_than_the_end_of_the_
     watch = LateWatch(recorder)
     target = cast("DrillTarget", SimpleNamespace(nodes=tuple(NODES)))
 
-    assert Stage(target, watch, recorder, DrillOptions()).wait_alike() == ACKNOWLEDGED
+    assert DrillContext(target, watch, recorder, DrillOptions()).wait_alike() == ACKNOWLEDGED
 
 
 def test_a_status_is_as_old_as_the_question() -> None:
@@ -86,7 +86,7 @@ def test_a_group_has_recovered_only_once_all_its_members_count() -> None:
     target = cast("DrillTarget", SimpleNamespace(nodes=tuple(NODES)))
     one = Round(1, "kill", NODES[-1], 0.0)
 
-    Stage(target, watch, recorder, DrillOptions()).wait_recovered(one)
+    DrillContext(target, watch, recorder, DrillOptions()).wait_recovered(one)
 
     assert watch.looks >= 5
     assert not math.isnan(one.recovered_s)
