@@ -54,8 +54,6 @@ class Item:
 
 
 class KeyValueMap(StateMachine):
-    """The map."""
-
     format: ClassVar[int] = 1
 
     def __init__(self) -> None:

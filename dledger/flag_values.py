@@ -60,7 +60,6 @@ class Number(click.FloatRange):
     name = "number"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number."""
         number = _finite(str(value))
         if number is None:
             self.fail(f"{value!r} is not a finite number", param, ctx)
@@ -78,7 +77,6 @@ class Seconds(click.FloatRange):
     name = "seconds"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The seconds."""
         try:
             seconds = _seconds(str(value).strip())
         except ValueError as error:
@@ -98,7 +96,6 @@ class NewFile(click.Path):
         super().__init__(dir_okay=False, writable=True, path_type=Path)
 
     def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """The path."""
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if path.exists() and not path.is_file():  # such as /dev/stdout
             return path

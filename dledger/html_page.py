@@ -117,7 +117,6 @@ def table(columns: Sequence[tuple[str, bool]], rows: Iterable[str]) -> str:
 
 
 def row(cells: Iterable[str], kind: str = "") -> str:
-    """One row of cells."""
     return f"<tr{f' class={chr(34)}{kind}{chr(34)}' if kind else ''}>{''.join(cells)}</tr>"
 
 

@@ -99,7 +99,6 @@ class LogMaintenance:
         )
 
     def start(self) -> None:
-        """Begin."""
         for task in self._tasks:
             task.start()
 

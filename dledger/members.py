@@ -61,12 +61,10 @@ class Configuration:
 
     @property
     def voters(self) -> tuple[NodeId, ...]:
-        """The voters' ids."""
         return tuple(one.node_id for one in self.members if one.role is MemberRole.VOTER)
 
     @property
     def learners(self) -> tuple[NodeId, ...]:
-        """The learners' ids."""
         return tuple(one.node_id for one in self.members if one.role is MemberRole.LEARNER)
 
     @property

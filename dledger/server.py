@@ -580,7 +580,6 @@ class DLedgerServer:
     # -- Receiver: messages of peers -----------------------------------------------------------------------------
 
     def request(self, envelope: Envelope, patience_s: float | None = None) -> Envelope:
-        """See ``Receiver.request``."""
         message = envelope.message
         if not isinstance(message, VoteRequest | HeartbeatRequest):
             raise InvalidRequestError(f"{type(message).__name__} is not a request")
@@ -634,14 +633,12 @@ class DLedgerServer:
         self._driver.call(lambda _now_ms: self._node.connection_lost(peer))
 
     def follows(self, peer: NodeId) -> Term | None:
-        """See ``Receiver.follows``."""
         try:
             return self._driver.look(lambda node: node.follows(peer), patience_s=self._patience_s)
         except NodeBusyError:
             return None
 
     def leader_lost(self, peer: NodeId, term: Term, *, gone: bool) -> None:
-        """See ``Receiver.leader_lost``."""
         with suppress(NodeBusyError):  # then its silence tells
             self._driver.call(
                 lambda now_ms: self._node.leader_lost(peer, term, now_ms, gone=gone), patience_s=self._patience_s
@@ -662,7 +659,6 @@ class DLedgerServer:
         done: Callable[[AppendedBatch | DLedgerError], None],
         producer: ProducerBatch | None = None,
     ) -> None:
-        """See ``LogNode.submit_append``."""
         append = partial(self._node.quorum_ack.append, bodies, producer=producer)
         self._submit(append, self._instruments.timed(done))
 
@@ -685,7 +681,6 @@ class DLedgerServer:
         done: Callable[[tuple[bytes, ...] | DLedgerError], None],
         producer: ProducerBatch | None = None,
     ) -> None:
-        """See ``LogNode.submit_commands``."""
         if (machine := self._machine) is None:
             done(self._no_machine())
             return
@@ -700,7 +695,6 @@ class DLedgerServer:
         after: LogIndex = NO_INDEX,
         wait_ms: int = 0,
     ) -> None:
-        """See ``LogNode.submit_query``."""
         if (machine := self._machine) is None:
             done(self._no_machine())
             return
@@ -718,7 +712,6 @@ class DLedgerServer:
         self.submit_read_index(confirmed)
 
     def submit_snapshot(self, done: Callable[[SnapshotState | DLedgerError], None]) -> None:
-        """See ``LogNode.submit_snapshot``."""
         if (machine := self._machine) is None:
             done(self._no_machine())
             return
@@ -735,20 +728,15 @@ class DLedgerServer:
         )
 
     def submit_producer(self, name: str, done: Callable[[int | DLedgerError], None]) -> None:
-        """See ``LogNode.submit_producer``."""
         self._submit(partial(self._node.producer_sequence, name), done)
 
     def submit_read_index(self, done: Callable[[LogIndex | DLedgerError], None]) -> None:
-        """See ``LogNode.submit_read_index``."""
         self._submit(self._node.reads.submit, done)
 
     def submit_transfer(self, target: NodeId | None, done: Callable[[LeaderHint | DLedgerError], None]) -> None:
-        """See ``LogNode.submit_transfer``."""
         self._submit(partial(self._node.elector.transfer, target), done)
 
     def submit_member_change(self, change: MemberChange, done: Callable[[Configuration | DLedgerError], None]) -> None:
-        """See ``LogNode.submit_member_change``."""
-
         def answer(result: Configuration | DLedgerError) -> None:
             self._instruments.members_changed(change.kind, result if isinstance(result, DLedgerError) else None)
             done(result)
@@ -776,7 +764,6 @@ class DLedgerServer:
         return self.log.read_range(first_index, last_index, max_bytes)
 
     def subscribe(self, listener: Callable[[NodeEvent], None]) -> Callable[[], None]:
-        """See ``LogNode.subscribe``."""
         with self._listeners_lock:
             self._commit_listeners = (*self._commit_listeners, listener)
         cancel_roles = self._roles.listen(lambda change: listener(self._role_event(change)))
@@ -789,7 +776,6 @@ class DLedgerServer:
         return cancel
 
     def status(self) -> NodeStatus:
-        """See ``LogNode.status``."""
         return self._driver.look(self._reports.status)
 
     def measure(self) -> NodeMeasurements:

@@ -73,7 +73,6 @@ class BenchLoad:
     _ended_s: float = 0.0
 
     def start(self) -> None:
-        """Start all clients."""
         self._started_s = self._ended_s = self.clock()
         for number in range(self.plan.clients):
             thread = threading.Thread(target=self._guarded, args=(number,), name=f"bench-{number}", daemon=True)

@@ -30,7 +30,6 @@ class _Found:
 
     @property
     def problems(self) -> list[ProblemItem]:
-        """All problems found."""
         return [one for node in self.nodes for one in node.problems] + [
             one for broker in self.brokers for one in broker.problems
         ]

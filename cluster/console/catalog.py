@@ -119,7 +119,6 @@ class Catalog:
         self._on_change = on_change
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:

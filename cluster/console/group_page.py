@@ -73,7 +73,6 @@ class GroupPage:
         )
 
     def start(self) -> None:
-        """Start polling."""
         self.sampler.start()
         self.catalog.start()
 

@@ -52,7 +52,6 @@ class Sampler:
         self._nudges = 0
 
     def start(self) -> None:
-        """Start polling."""
         self._cover()
 
     def stop(self) -> None:

@@ -51,7 +51,6 @@ class DrillContext:
         return self.watch.leader(SERVICE_TIMEOUT_S)
 
     def others(self, node: NodeId) -> list[NodeId]:
-        """All other nodes."""
         return [one for one in self.target.nodes if one != node]
 
     def step(self, text: str) -> None:

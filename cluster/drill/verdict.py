@@ -80,8 +80,6 @@ class DrillVerdict:
 
 
 class MessagePlace(NamedTuple):
-    """The place of a message."""
-
     queue_id: int
     queue_offset: int
 

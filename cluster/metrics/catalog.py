@@ -33,7 +33,6 @@ class Spec:
 
     @property
     def all_labels(self) -> tuple[str, ...]:
-        """Its labels."""
         if self.name.startswith(NAME_SERVER_PREFIX):
             return self.labels
         return (*(NODE_LABELS if self.name.startswith("dledger_") else BROKER_LABELS), *self.labels)

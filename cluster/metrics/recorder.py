@@ -44,7 +44,6 @@ class MetricsRecorder(Instruments):
     # -- Instruments -------------------------------------------------------------------------------------------------
 
     def wrote(self, entries: int, size_bytes: int, *, as_leader: bool) -> None:
-        """See ``Instruments.wrote``."""
         if as_leader:
             self.append_entries.observe(entries)
             self.append_bytes.observe(size_bytes)
@@ -53,7 +52,6 @@ class MetricsRecorder(Instruments):
             self.received_bytes += size_bytes
 
     def timed(self, done: AppendDone) -> AppendDone:
-        """See ``Instruments.timed``."""
         began_s = time.monotonic()
 
         def answered(result: AppendedBatch | DLedgerError) -> None:
@@ -67,7 +65,6 @@ class MetricsRecorder(Instruments):
         return answered
 
     def push_acknowledged(self, peer: NodeId, entries: int, size_bytes: int, took_s: float) -> None:
-        """See ``Instruments.push_acknowledged``."""
         record = self.peers.get(peer)
         if record is None:
             record = self.peers.setdefault(peer, PeerRecord())
@@ -76,12 +73,10 @@ class MetricsRecorder(Instruments):
         record.size_bytes.observe(size_bytes)
 
     def members_changed(self, kind: ChangeKind, error: DLedgerError | None) -> None:
-        """See ``Instruments.members_changed``."""
         with self._lock:
             self._member_changes[kind, "SUCCESS" if error is None else error.code.name] += 1
 
     def flushed(self, size_bytes: int, took_s: float) -> None:
-        """See ``Instruments.flushed``."""
         self.flush_latency_s.observe(took_s)
         self.flush_bytes.observe(size_bytes)
 

@@ -54,7 +54,6 @@ class AuditLog:
         _log.info("%s", _text(event, "allowed"), extra=_facts(event, "allowed"))
 
     def denied(self, event: AuditEvent) -> None:
-        """Record a refusal."""
         # A peer's port changes with every connection; the address does not.
         host = event.peer.rpartition(":")[0]
         alike = AuditEvent(event.caller, host, event.action, event.resource, event.reason)

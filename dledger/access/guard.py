@@ -94,7 +94,6 @@ class AccessGuard:
 
     @property
     def rules(self) -> AccessRules:
-        """The current rules."""
         return self._rules
 
     # --- authentication -----------------------------------------------------------------------------------------------

@@ -45,7 +45,6 @@ class UnreadablePayloadError(DLedgerError):
 
 
 def with_head(kind: PayloadKind, rest: bytes) -> bytes:
-    """A payload."""
     return _HEAD.pack(MARK, VERSION, kind, len(rest)) + rest
 
 

@@ -50,8 +50,6 @@ Direct = Callable[[RemotingConnection, Frame], None]
 
 @record(frozen=True, slots=True)
 class ServerLimits:
-    """Limits of one server."""
-
     connections_max: int
     host_connections_max: int
     requests_max: int

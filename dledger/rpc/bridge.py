@@ -220,12 +220,10 @@ class RoleWatch:
         self._ready = asyncio.Event()
 
     def put(self, event: RoleEvent) -> None:
-        """Add an event."""
         self._events.append(event)
         self._ready.set()
 
     async def get(self) -> RoleEvent:
-        """The next event."""
         while not self._events:
             self._ready.clear()
             await self._ready.wait()

@@ -57,7 +57,6 @@ class TlsFiles:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """All of them."""
         return tuple(path for path in (self.cert, self.key, self.ca) if path is not None)
 
 

@@ -237,7 +237,6 @@ class NodeDriver:
         return [*(part.worker for part in parts), self._flusher.worker, *saver, *self._ended]
 
     def start(self) -> None:
-        """Start all workers."""
         with self._lock:
             self._running = _Running.YES
             workers = self._workers()

@@ -23,8 +23,6 @@ _log = logging.getLogger("dledger")
 
 
 class NodeLines:
-    """The lines of one node."""
-
     def __init__(self, name: str) -> None:
         self._name = name
         self._members = Configuration(), Configuration()

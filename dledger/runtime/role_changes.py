@@ -49,7 +49,6 @@ class RoleChangeNotifier:
         self._queue.put(change)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:

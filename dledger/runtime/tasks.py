@@ -100,7 +100,6 @@ class TaskThread:
         self._thread = supervisor.thread(name, self._run)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
@@ -176,7 +175,6 @@ class Housekeeping:
         self._threads = (self.timers, self.checkpoint, self.warm, self.clean, self.scrub)
 
     def start(self) -> None:
-        """Start the threads."""
         for thread in self._threads:
             thread.start()
 

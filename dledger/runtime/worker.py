@@ -47,7 +47,6 @@ class Worker:
         self._thread = supervisor.thread(name, self._run)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def wake(self) -> None:

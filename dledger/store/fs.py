@@ -53,7 +53,6 @@ class FileSystem:
         return os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
 
     def close(self, fd: int) -> None:
-        """Close a file."""
         os.close(fd)
 
     def write(self, fd: int, data: bytes | bytearray, offset: int) -> None:
@@ -97,7 +96,6 @@ class FileSystem:
         os.replace(source, target)
 
     def unlink(self, path: Path) -> None:
-        """Remove a file."""
         path.unlink()
 
     def make_dir(self, path: Path) -> None:

@@ -45,7 +45,6 @@ class Layout:
 
     @property
     def checkpoint(self) -> Path:
-        """The checkpoint file."""
         return self.directory / CHECKPOINT_FILE
 
 

@@ -310,7 +310,6 @@ class LogFiles:
         self.index.sync_dirs()
 
     def clear(self) -> None:
-        """Release all files."""
         self.data.clear()
         self.index.clear()
 

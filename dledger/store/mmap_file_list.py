@@ -187,6 +187,5 @@ class MappedFileList:
             self._fs.sync_dir(directory)
 
     def clear(self) -> None:
-        """Release all files."""
         with self._lock:
             self._files.clear()

@@ -183,7 +183,6 @@ class _Opener:
         """Whether no node of ours has used the directory before."""
 
     def open(self) -> Opened:
-        """Open the directory."""
         layout, config = self._layout, self._config
         data = self._without_older_log(list_segments([*layout.data, *layout.read_only], config.segment_bytes))
         index = list_segments([layout.index], config.index_segment_bytes)

@@ -111,7 +111,6 @@ class ScanSettings:
 def scan_log(
     files: LogFiles, misshapen: tuple[FoundFile, ...], checkpoint: LogCheckpoint, settings: ScanSettings
 ) -> LogScanOutcome:
-    """Scan the log."""
     bad_files = _misshapen_or_missing(files, misshapen, checkpoint, settings)
     heads_bad, index_agrees = _check_heads(files, checkpoint)
     from_index = _start_from_index(files, checkpoint, settings) if index_agrees else None

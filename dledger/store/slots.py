@@ -40,7 +40,6 @@ class Slot:
 
 
 def encode_slot(sequence: int, payload: bytes) -> bytes:
-    """The bytes of one slot."""
     invariant(len(payload) <= PAYLOAD_BYTES_MAX, "slot payload too long", length=len(payload))
     head = _HEAD.pack(_MAGIC, len(payload), sequence)
     return head + _CRC.pack(crc32c(payload, crc32c(head))) + payload

@@ -83,7 +83,6 @@ class VerifiedNode:
         return self.identity.node_id if self.identity else self.directory.name
 
     def add(self, path: Path, offset: int, reason: str) -> None:
-        """Record a problem."""
         self.problem_count += 1
         if len(self.problems) < PROBLEMS_MAX:
             self.problems.append(ProblemItem(path, offset, reason))

@@ -462,7 +462,6 @@ class ClientTables:
         return self._consumers.get(group)
 
     def producers(self, group: str) -> Iterable[Client]:
-        """The producers of a group."""
         return self._producers.get(group, {}).values()
 
     def difference(self, name: str, link: ClientLink) -> str:
@@ -508,11 +507,9 @@ class ClientTables:
         return as_consumer
 
     def consumer_groups(self) -> list[str]:
-        """All groups with consumers."""
         return list(self._consumers)
 
     def producer_groups(self) -> list[str]:
-        """All groups with producers."""
         return list(self._producers)
 
     # -- inside --------------------------------------------------------------------------------------------------------

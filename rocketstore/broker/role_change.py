@@ -144,7 +144,6 @@ class BrokerRoleChange:
     # -- RoleChangeHandler: on the node's role-change thread ------------------------------------------------------
 
     def startup(self) -> None:
-        """See ``RoleChangeHandler.startup``."""
         self._thread.start()
 
     def role_changed(self, change: RoleChange) -> None:

@@ -274,7 +274,6 @@ class _Run:
         self._levels = {number: self._begin(number) for number in range(1, service.level_max + 1)}
 
     def start(self, supervisor: Supervisor) -> None:
-        """Start the thread."""
         self._worker = Worker("rocketstore-schedule", self.step, self._clock, supervisor)
         self._worker.start()
 

@@ -67,7 +67,6 @@ class DeadlineWatcher:
         self._thread = supervisor.thread("rocketstore-flush-deadlines", self._run)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -161,7 +160,6 @@ class GroupFlushService:
         self._thread = supervisor.thread("rocketstore-group-flush", self._run)
 
     def start(self) -> None:
-        """Start the threads."""
         self._watcher.start()
         self._thread.start()
 
@@ -296,7 +294,6 @@ class PacedService:
         self._thread = supervisor.thread(name, self._run)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> bool:
@@ -389,7 +386,6 @@ class CommitLogFlusher:
         self.first = self._paced[0]
 
     def start(self) -> None:
-        """Start flushing."""
         for service in self._paced:
             service.start()
         if self.group is not None:

@@ -182,7 +182,6 @@ class ReplicatedCommitLog:
         self._server.stop()
 
     def listen(self, advanced: Callable[[], None]) -> None:
-        """See ``CommitLog.listen``."""
         self._listeners = (*self._listeners, advanced)
 
     def _on_event(self, event: NodeEvent) -> None:
@@ -199,7 +198,6 @@ class ReplicatedCommitLog:
 
     @property
     def is_repaired(self) -> bool:
-        """See ``CommitLog.is_repaired``."""
         return self._server.has_peers and self._server.config.store.auto_repair
 
     @property
@@ -227,7 +225,6 @@ class ReplicatedCommitLog:
 
     @property
     def flushed_offset(self) -> int:
-        """See ``CommitLog.flushed_offset``."""
         return int(self._log.flushed_position)
 
     def flush(self) -> int:
@@ -253,7 +250,6 @@ class ReplicatedCommitLog:
 
     @property
     def put_lock_ms(self) -> int:
-        """See ``CommitLog.put_lock_ms``."""
         since = self._locked_since_ms
         return 0 if since is None else max(0, self._clock.monotonic_ms() - since)
 
@@ -261,7 +257,6 @@ class ReplicatedCommitLog:
 
     @property
     def queue_offsets(self) -> dict[tuple[str, int], int]:
-        """See ``CommitLog.queue_offsets``."""
         return self._offsets.table
 
     def set_queue_offsets(self, offsets: dict[tuple[str, int], int]) -> None:
@@ -322,11 +317,9 @@ class ReplicatedCommitLog:
         self._server.submit_prepared(put, put.finish, None)
 
     def keep_from(self, wanted: Callable[[], int | None], held_back: Callable[[int], None] = lambda _end: None) -> None:
-        """See ``CommitLog.keep_from``."""
         self._server.keep_from(wanted, held_back)
 
     def submit_producer(self, name: str, done: SequenceDone) -> None:
-        """See ``CommitLog.submit_producer``."""
         self._server.submit_producer(name, done)
 
     def give_out(self, put: _Put, term: Term) -> DLedgerError | None:
@@ -412,11 +405,9 @@ class ReplicatedCommitLog:
         return self._log.read_body(offset, size)
 
     def read_together(self, places: Sequence[tuple[int, int]]) -> list[bytes | None]:
-        """See ``CommitLog.read_together``."""
         return self._log.read_bodies(places)
 
     def read_at_once(self, places: Sequence[tuple[int, int]]) -> list[bytes | None]:
-        """See ``CommitLog.read_at_once``."""
         return self._log.read_bodies_at_once(places)
 
     def read_record(self, offset: int) -> bytes | None:
@@ -509,13 +500,11 @@ class _Put:
         """Positions of the entries; empty until they are written."""
 
     def bodies(self, term: Term, stored: int = 0) -> Sequence[Body] | DLedgerError:
-        """See ``PreparedAppend.bodies``."""
         if stored:
             self.messages, self.records = self.messages[stored:], self.records[stored:]
         return self._log.give_out(self, term) or self.records
 
     def placed(self, batch: AppendedBatch | None) -> None:
-        """See ``PreparedAppend.placed``."""
         if batch is not None:
             self.positions = batch.positions
         self._log.settle(self)

@@ -115,7 +115,6 @@ class ConsumeQueueTable:
         return self._queues.get((topic, queue_id))
 
     def all(self) -> list[ConsumeQueue]:
-        """All queues."""
         with self._lock:
             return list(self._queues.values())
 

@@ -26,7 +26,6 @@ _of_head: Final = operator.itemgetter(2, 3, 4)
 
 
 def pack_unit(unit: QueueUnit) -> bytes:
-    """One unit."""
     return _UNIT.pack(*unit)
 
 

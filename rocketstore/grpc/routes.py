@@ -82,7 +82,6 @@ class RouteCalls:
         return pb.Broker(name=self._broker.config.name, id=MASTER_ID, endpoints=self._points.of(endpoints))
 
     def queues(self, topic: SeenTopic, broker: pb.Broker) -> list[pb.MessageQueue]:
-        """All queues of a topic."""
         return [self.queue(topic, queue_id, broker) for queue_id in range(max(topic.read_queues, topic.write_queues))]
 
     def queue(self, topic: SeenTopic, queue_id: int, broker: pb.Broker) -> pb.MessageQueue:

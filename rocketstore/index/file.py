@@ -163,7 +163,6 @@ class IndexFile:
 
     @property
     def header(self) -> IndexHeader:
-        """Its header."""
         return self._published.header
 
     @property

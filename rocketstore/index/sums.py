@@ -73,7 +73,6 @@ def move_slots(
 
 
 def move_slot(sums: NDArray[np.uint64], place: int, before: int, after: int) -> None:
-    """``move_slots`` for one slot."""
     block = place // BLOCK_SLOTS
     change = (after - before) * _FACTORS.item(place % BLOCK_SLOTS)
     sums[block] = (sums.item(block) + change) & _MASK

@@ -32,8 +32,6 @@ SYS_FLAG_UNIT_SUB: Final = 2
 
 @record(frozen=True, slots=True)
 class TableLimits:
-    """Limits of the tables."""
-
     brokers_max: int
     """Names."""
     addresses_max: int

@@ -145,8 +145,6 @@ def parse_changes(text: str) -> dict[str, str]:
 
 
 class TopicAttributes(NamedTuple):
-    """Of one topic."""
-
     message_type: MessageType = MessageType.UNSPECIFIED
     retention_ms: int = 0
     """How long its messages can be read; 0: as long as the log has them."""

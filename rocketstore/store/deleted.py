@@ -67,7 +67,6 @@ class DeletedQueues:
 
     @property
     def ends(self) -> Mapping[QueueKey, int]:
-        """The ends of deleted queues."""
         return self._ends
 
     def over(self, offsets: Offsets) -> Offsets:

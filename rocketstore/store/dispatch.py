@@ -133,7 +133,6 @@ class DispatchService:
         self.position = position
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def wake(self) -> None:

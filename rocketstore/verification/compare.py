@@ -42,7 +42,6 @@ class Difference:
     found: str
 
     def sentence(self) -> str:
-        """The difference as a sentence."""
         return f"{self.file}, number {self.number}: {self.found}; the log says {self.expected}"
 
 

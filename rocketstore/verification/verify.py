@@ -83,7 +83,6 @@ class VerifiedBroker:
     problems: list[ProblemItem] = field(default_factory=list)
 
     def add(self, path: Path, offset: int, reason: str) -> None:
-        """Record a problem."""
         self.problems.append(ProblemItem(path, offset, reason))
 
 

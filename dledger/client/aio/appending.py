@@ -53,7 +53,6 @@ class Appending:
         self._submitting: AsyncSender[None, AppendResult] | None = None
 
     async def append(self, body: bytes, timeout_s: float) -> AppendResult:
-        """One entry."""
         batch, place = await self._direct_sender().add(body, timeout_s=timeout_s)
         await wait_for_batch(batch)
         return AsyncSentItem(batch, place).result()
@@ -73,11 +72,9 @@ class Appending:
             await sender.abandon(UnavailableError("cancelled: nobody is waiting for it"))
 
     async def submit(self, body: bytes) -> AsyncSentItem[AppendResult]:
-        """Queue one entry."""
         return AsyncSentItem(*await self._submitting_sender().add(body))
 
     async def submit_many(self, bodies: Sequence[bytes]) -> AsyncSentMany[AppendResult]:
-        """Queue many entries."""
         return AsyncSentMany(await self._submitting_sender().add_many(bodies))
 
     async def flush(self) -> None:

@@ -190,7 +190,6 @@ def decode_read(data: bytes) -> WaitingRead:
 
 
 def encode_read_answer(answer: ReadAnswer) -> bytes:
-    """The answer to a read."""
     parts = [_ANSWER.pack(answer.committed_index, answer.begin_index, answer.end_index)]
     for entry in answer.entries:
         body, channel = entry.body, entry.channel

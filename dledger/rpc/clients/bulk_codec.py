@@ -135,7 +135,6 @@ def decode_chunk(data: bytes) -> LogChunk:
 
 
 def encode_locate(request: Locate) -> bytes:
-    """Encode a ``Locate`` request."""
     return pb.LocateRequest(
         group=request.group,
         indexes=request.indexes,
@@ -190,7 +189,6 @@ def _place(at_index: int, position: int) -> LogPlace:
 
 
 def encode_digests_request(request: BlockDigests) -> bytes:
-    """Encode a request for digests."""
     return pb.BlockDigestsRequest(
         group=request.group,
         from_position=request.from_position,

@@ -385,7 +385,6 @@ SUCCESS: Final = pb.Status(code=ResponseCode.SUCCESS)
 
 
 def status_of(error: DLedgerError) -> pb.Status:
-    """The ``Status`` of an error."""
     leader_id, leader_address = _hint(error.leader)
     return pb.Status(
         code=error.code,

@@ -42,7 +42,6 @@ class Query:
 
 
 def encode_commands(request: Commands) -> bytes:
-    """Commands."""
     producer = request.producer
     return pb.CommandRequest(
         group=request.group,
@@ -80,7 +79,6 @@ def decode_results(data: bytes) -> tuple[bytes, ...]:
 
 
 def encode_query(query: Query) -> bytes:
-    """A query."""
     return pb.QueryRequest(
         group=query.group,
         request=query.request,

@@ -195,7 +195,6 @@ class _Greeting:
         self.received.add(stream.read())
 
     async def frame(self) -> frames.Frame:
-        """The next frame."""
         while (frame := self.received.take()) is None:
             data = await self.receive()
             if self.tls is not None:

@@ -131,7 +131,6 @@ class FrameBuffer:
         return frames
 
     def add(self, data: bytes | memoryview) -> None:
-        """Append received bytes."""
         self._received += data
 
     def begin(self) -> tuple[FrameKind, memoryview, int] | None:

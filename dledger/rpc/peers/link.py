@@ -42,7 +42,7 @@ SEARCHES_MAX: Final = 10
 
 
 class PeerLink(PeerDialler):
-    """Sends what is in ``queue`` to a peer, and its answers to ``receiver``.
+    """Sends what is in ``queue`` to a peer, and its answers to ``receiver``. A ``HeartbeatLink``.
 
     ``members``: the peer's addresses, tried in turn. ``send`` is thread-safe, never blocks and never raises for a dead
     peer; all else is for the loop. ``lost`` is called once per broken connection, or failed attempt, and ``search``
@@ -207,7 +207,6 @@ class PeerLink(PeerDialler):
 
     @property
     def process(self) -> Process | None:
-        """See ``HeartbeatLink.process``."""
         connection = self._connection
         if connection is None or not connection.writable:
             return None
@@ -216,17 +215,14 @@ class PeerLink(PeerDialler):
 
     @property
     def answers_owed(self) -> int:
-        """See ``HeartbeatLink.answers_owed``."""
         return len(self._carried)
 
     def beat_alone(self) -> None:
-        """See ``HeartbeatLink.beat_alone``."""
         connection, found = self._connection, self._next_repetition()
         if connection is not None and found is not None:
             connection.write(FrameKind.HEARTBEAT, *codec.encode_pieces(found[0].message))
 
     def take_repetition(self) -> tuple[codec.GroupHeartbeat, Settle] | None:
-        """See ``HeartbeatLink.take_repetition``."""
         connection, found = self._connection, self._next_repetition()
         if connection is None or found is None:
             return None
@@ -236,7 +232,6 @@ class PeerLink(PeerDialler):
         return heartbeat, partial(self._repetition_answered, connection)
 
     def carry(self, links: Sequence[HeartbeatLink]) -> None:
-        """See ``HeartbeatLink.carry``."""
         taken = [one for link in links if (one := link.take_repetition()) is not None]
         if self._connection is not None and taken:
             self._carried.append(tuple(settle for _, settle in taken))

@@ -55,7 +55,10 @@ class Outgoing(Protocol):
 
 
 class PushQueue:
-    """Pushes, in order and without a gap: once one was dropped, nothing is sent until the queue has been cleared."""
+    """An ``Outgoing`` of pushes, in order and without a gap.
+
+    Once one was dropped, nothing is sent until the queue has been cleared.
+    """
 
     purpose: Purpose = Purpose.PUSH
 
@@ -66,7 +69,6 @@ class PushQueue:
         self._queue: deque[Envelope] = deque()
 
     def add(self, envelope: Envelope) -> None:
-        """See ``Outgoing.add``."""
         if len(self._queue) < self._pushes_max:
             self._queue.append(envelope)
         else:
@@ -74,17 +76,14 @@ class PushQueue:
             self.is_stuck = True
 
     def next(self) -> tuple[FrameKind, Envelope] | None:
-        """See ``Outgoing.next``."""
         return (FrameKind.PUSH, self._queue.popleft()) if self._queue else None
 
     def take_answer(self, kind: FrameKind, payload: bytes | memoryview) -> Message | None:
-        """See ``Outgoing.take_answer``."""
         if kind is not FrameKind.PUSH_ANSWER:
             raise InvalidRequestError(f"expected an answer to a push, got {kind.name}")
         return pushes.decode_answer(payload)
 
     def clear(self) -> None:
-        """See ``Outgoing.clear``."""
         self.dropped += len(self._queue)
         self._queue.clear()
         self.is_stuck = False
@@ -136,7 +135,7 @@ class _Budget:
 
 
 class ControlQueue:
-    """Votes, heartbeats and take-leadership. A peer answers each, in the order in which they were sent."""
+    """An ``Outgoing`` of votes, heartbeats and take-leadership. A peer answers each, in the order of sending."""
 
     purpose: Purpose = Purpose.CONTROL
 
@@ -150,7 +149,6 @@ class ControlQueue:
 
     @property
     def is_stuck(self) -> bool:
-        """See ``Outgoing.is_stuck``."""
         owed_since = [budget.sent[0][0] for budget in (self._heartbeats, self._others) if budget.sent]
         return bool(owed_since) and min(owed_since) < time.monotonic() - ANSWER_TIMEOUT_S
 
@@ -197,7 +195,6 @@ class ControlQueue:
                 self._answered = None
 
     def take_answer(self, kind: FrameKind, payload: bytes | memoryview) -> Message | None:
-        """See ``Outgoing.take_answer``."""
         with self._lock:
             budget = self._heartbeats if kind is FrameKind.HEARTBEAT_ANSWER else self._others
             answered = budget.answered() if kind in _ANSWERS else None
@@ -214,7 +211,6 @@ class ControlQueue:
                 return None
 
     def clear(self) -> None:
-        """See ``Outgoing.clear``."""
         with self._lock:
             self.dropped += self._heartbeats.clear() + self._others.clear()
             self._answered = None

@@ -51,7 +51,7 @@ class _Links(NamedTuple):
 
 
 class PeerTransport:
-    """The production transport. ``client_address`` is the address that our peers give to clients for this node.
+    """The ``Transport`` of production. ``client_address`` is the address that our peers give to clients for this node.
     ``identity``: what it tells its peers of itself, and knows of where they are; by default as configured. ``port``: an
     open one, shared with other groups; by default its own.
 
@@ -193,7 +193,6 @@ class PeerTransport:
                 raise InvariantError(f"{type(envelope.message).__name__} is not sent on its own")
 
     def close(self) -> None:
-        """See ``Transport.close``."""
         with self._links_lock:
             links, self._links, self._receiver = self._links, {}, None
         bridge = self._control_bridge

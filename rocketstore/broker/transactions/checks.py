@@ -55,8 +55,6 @@ class Askers:
 
 
 class OpenTransactions(Protocol):
-    """The open transactions."""
-
     def open_before(self, is_due: Callable[[Half], bool]) -> list[Half]:
         """Those that are due."""
 

@@ -51,7 +51,6 @@ def settings_of(answer: Frame, whose: str) -> dict[str, str]:
 
 
 def body_of(kind: type[_B], answer: Frame, whose: str) -> _B:
-    """The body."""
     try:
         return kind.decode(answer.body or b"{}")
     except RequestError as error:
@@ -59,7 +58,6 @@ def body_of(kind: type[_B], answer: Frame, whose: str) -> _B:
 
 
 def header_of(kind: type[_H], answer: Frame) -> _H:
-    """The header."""
     try:
         return read_header(kind, answer.fields)
     except RequestError as error:

@@ -43,11 +43,9 @@ class BatchedFuture(Future[SendResult]):
         return self._waiters if name == "_waiters" else self._done_callbacks
 
     def done(self) -> bool:
-        """See ``Future.done``."""
         return self._state in _DONE
 
     def result(self, timeout: float | None = None) -> SendResult:
-        """See ``Future.result``."""
         error = self.exception(timeout)
         if error is not None:
             try:
@@ -58,7 +56,6 @@ class BatchedFuture(Future[SendResult]):
         return self._result
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """See ``Future.exception``."""
         if self._state != FINISHED:
             self._wait(None if timeout is None else time.monotonic() + timeout)
         return self._exception

@@ -82,7 +82,6 @@ class Rebalancer:
     # -- for the consumer ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin."""
         self._task = asyncio.get_running_loop().create_task(self._run(), name="rebalance")
 
     def members_changed(self) -> None:

@@ -61,12 +61,10 @@ class ReceivedMessage:
 
     @property
     def properties(self) -> dict[str, str]:
-        """All properties."""
         return self.decode().properties
 
     @property
     def topic(self) -> str:
-        """The topic."""
         return self.decode().topic
 
     @property
