@@ -15,6 +15,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from dledger.access.guard import AccessGuard
+from dledger.base_log import BaseLog
 from dledger.client_server import ServedLog
 from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
@@ -56,13 +57,12 @@ from dledger.member_records import MemberRecords, had_peers
 from dledger.member_watch import MemberWatch, removal_index
 from dledger.members import Configuration, MemberChange
 from dledger.node_status import NodeMeasurements, NodeReports
-from dledger.prehistory import Prehistory
 from dledger.records import record
 from dledger.remoting.log.service import LogHandlers
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.clients.grpc_server import GrpcServer
 from dledger.rpc.peers.addresses import PeerAddresses
-from dledger.rpc.peers.identity import OldLogs, PeerIdentity
+from dledger.rpc.peers.identity import BaseLogs, PeerIdentity
 from dledger.rpc.peers.log_exchange import PeerLogClient
 from dledger.rpc.peers.snapshot_exchange import PeerSnapshotClient
 from dledger.rpc.peers.transport import PeerTransport
@@ -138,12 +138,12 @@ class DLedgerServer:
         clock: Clock | None = None,
         instruments: Instruments = SILENT,
         bodies: BodyFormat = OPAQUE,
-        prehistory: Callable[[], Prehistory | None] = lambda: None,
+        base_log: Callable[[], BaseLog | None] = lambda: None,
         client_ports: bool = True,
         state_machine: StateMachine | None = None,
         host: Host | None = None,
     ) -> None:
-        """``prehistory``: of the older log that this one continues, as it is now; its ``end`` must not change.
+        """``base_log``: of the older log that this one continues, as it is now; its ``end`` must not change.
 
         ``client_ports`` False: a broker serves clients of the log, at its own ports. ``state_machine``: what the log's
         entries are applied to; every member of the group must have the same. ``host``: of a process of several groups,
@@ -151,7 +151,7 @@ class DLedgerServer:
         """
         self._has_ports = client_ports
         self.bodies: Final = bodies
-        self._prehistory = prehistory
+        self._base_log = base_log
         self._config = config = _of_its_cluster(config.check())
         self._instruments = instruments
         measured = instruments is not SILENT
@@ -208,7 +208,7 @@ class DLedgerServer:
         verified_bytes = sys.maxsize if repair else config.store.recovery_verify_bytes
         store = replace(config.store, recovery_verify_bytes=verified_bytes)
         mend = config.store.auto_repair and had_peers(config) and not repair
-        continued = self._prehistory()
+        continued = self._base_log()
 
         def open_it() -> FileStore:
             return FileStore.open(
@@ -279,9 +279,9 @@ class DLedgerServer:
             lambda: self._supervisor.fatal is not None,
             self._machine,
         )
-        old_logs = OldLogs(self._prehistory, self._compared_old_logs)
+        base_logs = BaseLogs(self._base_log, self._compared_base_logs)
         self._addresses = PeerAddresses(config.node_id, config.peers, self._node.state.membership.copy())
-        self._identity = PeerIdentity.of(config, old_logs, self._addresses)
+        self._identity = PeerIdentity.of(config, base_logs, self._addresses)
         self._peer_log = PeerLogClient(self._identity, self.tls, self._learn)
         self._watch = self._make_watch(self._peer_log)
         self._driver = NodeDriver(
@@ -414,7 +414,7 @@ class DLedgerServer:
         if self._machine is not None:
             self._machine.applier.wake()  # it ends what waits
 
-    def _compared_old_logs(self, peer: NodeId, apart: str) -> None:
+    def _compared_base_logs(self, peer: NodeId, apart: str) -> None:
         if apart:
             self.conditions.set(ConditionKind.OTHER_OLD_LOG, apart, subject=peer)
         else:

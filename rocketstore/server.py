@@ -38,8 +38,8 @@ from rocketstore.broker.timed.service import TimedService
 from rocketstore.broker.transactions.service import TransactionService
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.broker_ports import BrokerPorts, Served
+from rocketstore.commit_log.base_log import group_has_begun, written_segments
 from rocketstore.commit_log.mixed import MixedCommitLog
-from rocketstore.commit_log.old_log import group_has_begun, written_segments
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.port import CommitLog
 from rocketstore.commit_log.replicated import MESSAGES, ReplicatedCommitLog, for_broker
@@ -130,7 +130,7 @@ class BrokerServer:
                 clock=self._clock,
                 instruments=instruments,
                 bodies=MESSAGES,
-                prehistory=lambda: None if old is None else old.now(),
+                base_log=lambda: None if old is None else old.now(),
                 client_ports=False,
                 host=host,
             )

@@ -112,10 +112,10 @@ def _verify(
         return
     if len(nodes) > 1:
         raise ConfigError([f"{directory} holds {len(nodes)} nodes and one broker's files: name one broker's directory"])
-    from rocketstore.commit_log.old_log import old_log_now
+    from rocketstore.commit_log.base_log import base_log_now
     from rocketstore.verification.verify import settings_for, verify_broker
 
-    old = old_log_now(nodes[0]) if nodes else None
+    old = base_log_now(nodes[0]) if nodes else None
     if log_only and nodes and old is None:
         return
     log = _part_of(verified[0]) if verified else None

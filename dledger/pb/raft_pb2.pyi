@@ -175,7 +175,7 @@ class Install(_message.Message):
     def __init__(self, before_begin: _Optional[_Union[EntryId, _Mapping]] = ..., chain_crc: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
 
 class HandshakeRequest(_message.Message):
-    __slots__ = ("header", "protocol_version", "purpose", "members", "segment_bytes", "max_entry_bytes", "client_address", "prehistory")
+    __slots__ = ("header", "protocol_version", "purpose", "members", "segment_bytes", "max_entry_bytes", "client_address", "base_log")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     PURPOSE_FIELD_NUMBER: _ClassVar[int]
@@ -183,7 +183,7 @@ class HandshakeRequest(_message.Message):
     SEGMENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_ENTRY_BYTES_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    PREHISTORY_FIELD_NUMBER: _ClassVar[int]
+    BASE_LOG_FIELD_NUMBER: _ClassVar[int]
     header: Header
     protocol_version: int
     purpose: int
@@ -191,10 +191,10 @@ class HandshakeRequest(_message.Message):
     segment_bytes: int
     max_entry_bytes: int
     client_address: str
-    prehistory: Prehistory
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., protocol_version: _Optional[int] = ..., purpose: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., segment_bytes: _Optional[int] = ..., max_entry_bytes: _Optional[int] = ..., client_address: _Optional[str] = ..., prehistory: _Optional[_Union[Prehistory, _Mapping]] = ...) -> None: ...
+    base_log: BaseLog
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., protocol_version: _Optional[int] = ..., purpose: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., segment_bytes: _Optional[int] = ..., max_entry_bytes: _Optional[int] = ..., client_address: _Optional[str] = ..., base_log: _Optional[_Union[BaseLog, _Mapping]] = ...) -> None: ...
 
-class Prehistory(_message.Message):
+class BaseLog(_message.Message):
     __slots__ = ("begin", "end", "file_bytes", "digests", "kept_from")
     BEGIN_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]

@@ -33,7 +33,7 @@ from dledger.store.fs import FileSystem, make_dirs_durably
 from dledger.store.identity import DirectoryLock
 from dledger.store.mmap_file_list import list_segments
 from dledger.store.verify import VerifiedNode
-from rocketstore.commit_log.old_log import read_old_log
+from rocketstore.commit_log.base_log import read_base_log
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.config import MessageStoreConfig
 from rocketstore.export.plain_log import HalfPlaces, PlainLogWriter
@@ -430,7 +430,7 @@ def _old_part(store: MessageStoreConfig, node: VerifiedNode, entries: LogPart) -
 
     Raises ``ConfigError`` if they are not whole.
     """
-    record = read_old_log(node.directory)
+    record = read_base_log(node.directory)
     if record is None:
         return None
     there = [one for one in (*store.commit_log_dirs, *store.read_only_commit_log_dirs) if one.is_dir()]

@@ -5,7 +5,7 @@ of them:
 
 1. Recover the plain log, as a plain broker would.
 2. Fill its last file with a blank, durably. The log still is a plain one, which a plain broker could go on with.
-3. Read and verify it, and record where it ends and what it holds (``rocketstore.commit_log.old_log``), durably.
+3. Read and verify it, and record where it ends and what it holds (``rocketstore.commit_log.base_log``), durably.
 4. The node opens its own log, whose first entry goes where the old one ends (``dledger.store.opening``).
 
 Once the group's log has entries, only the record counts. A plain broker must not write any more then: see
@@ -21,13 +21,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from dledger.base_log import BaseLog, why_apart
 from dledger.clock import Clock
 from dledger.errors import ConfigError, DiskError
-from dledger.prehistory import Prehistory, why_apart
 from dledger.store.fs import FileSystem, non_zero_end
 from dledger.store.identity import Layout
 from dledger.store.mmap_file_list import FoundFile, list_segments
-from rocketstore.commit_log.old_log import ExpiredFiles, describe, read_old_log, write_old_log
+from rocketstore.commit_log.base_log import ExpiredFiles, describe, read_base_log, write_base_log
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.config import MessageStoreConfig
 from rocketstore.mapped.sizes import check_sizes
@@ -41,12 +41,12 @@ _log = logging.getLogger("rocketstore")
 class SealedLog:
     """The plain log that a group's log continues: opened by the store, like the log that continues it."""
 
-    def __init__(self, files: PlainCommitLog, record: Prehistory, expired: ExpiredFiles) -> None:
+    def __init__(self, files: PlainCommitLog, record: BaseLog, expired: ExpiredFiles) -> None:
         self.files: Final = files
         self.record: Final = record
         self.expired: Final = expired
 
-    def now(self) -> Prehistory:
+    def now(self) -> BaseLog:
         """The record, and from where its files still are there."""
         return replace(self.record, kept_from=self.files.min_offset)
 
@@ -81,13 +81,13 @@ class _TakeOver:
         self._clock = clock
         self._fs = fs
 
-    def run(self) -> Prehistory | None:
+    def run(self) -> BaseLog | None:
         """The record of the old log, made if there is none yet or if the group's log is empty."""
         self._refuse_shared_directory()
         config = self._config
         plain = [path for path in config.commit_log_dirs if path not in self._layout.data]
         check_sizes(plain, config.mapped_file_size_commit_log, "mappedFileSizeCommitLog")
-        known = read_old_log(self._layout.directory)
+        known = read_base_log(self._layout.directory)
         begun = next(_written(self._layout.data, self._segment_bytes), None)
         if begun is None:
             return self._begin(known)
@@ -118,7 +118,7 @@ class _TakeOver:
                     ]
                 )
 
-    def _begin(self, known: Prehistory | None) -> Prehistory | None:
+    def _begin(self, known: BaseLog | None) -> BaseLog | None:
         """Take over the plain log; the record of an earlier start counts if the files have expired since."""
         first = next(self._plain_files(), None)
         if first is None:  # unless all has expired but the file that says where the log goes on
@@ -144,21 +144,21 @@ class _TakeOver:
             _log.info("reading the old log up to %d, to compare it with the other members'", end)
             return self._record(log, end, known)
 
-    def _record(self, log: PlainCommitLog, end: int, known: Prehistory | None = None) -> Prehistory:
+    def _record(self, log: PlainCommitLog, end: int, known: BaseLog | None = None) -> BaseLog:
         record = describe(log.paths(), self._config.mapped_file_size_commit_log, end)
         if known is not None and self._is_rest_of(known, record):
             return known
-        write_old_log(self._fs, self._layout.directory, record)
+        write_base_log(self._fs, self._layout.directory, record)
         _log.info("the group's log continues the plain log of %d to %d", record.begin, end)
         return record
 
-    def _is_rest_of(self, known: Prehistory, now: Prehistory) -> bool:
+    def _is_rest_of(self, known: BaseLog, now: BaseLog) -> bool:
         """Whether the files are those ``known`` that have not expired since: the group's log was set aside."""
         expired_end = ExpiredFiles(self._fs, self._layout.directory).end()
         rest = replace(known, kept_from=now.begin)
         return known.begin < now.begin <= expired_end and not why_apart(rest, now, "before", "now")
 
-    def _of_rocketmq(self, begun: FoundFile) -> Prehistory | None:
+    def _of_rocketmq(self, begun: FoundFile) -> BaseLog | None:
         """RocketMQ, in its DLedger mode, has filled the old log's last file and begun its own where that ends."""
         files = list(self._plain_files())
         if not files or files[0].path.parent in self._layout.data:

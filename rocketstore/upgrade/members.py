@@ -16,7 +16,7 @@ from dledger.store.format import parse_segment_name
 from dledger.store.fs import TMP_SUFFIX
 from dledger.store.identity import LOCK_FILE
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.commit_log.old_log import group_has_begun, written_segments
+from rocketstore.commit_log.base_log import group_has_begun, written_segments
 from rocketstore.settings import load_broker_settings
 from rocketstore.store.checkpoint import CHECKPOINT_FILE
 from rocketstore.store.directory import ABORT_FILE

@@ -17,8 +17,8 @@ from typing import BinaryIO, Final
 import numpy as np
 from crc32c import crc32c
 
+from dledger.base_log import BaseLog
 from dledger.errors import ConfigError, CorruptLogError, DLedgerError
-from dledger.prehistory import Prehistory
 from dledger.store.format import segment_name
 from dledger.store.fs import FileSystem, non_zero_end, read_whole
 from dledger.store.inspect import ProblemItem
@@ -111,7 +111,7 @@ def settings_for(root: Path, conf: Path | None) -> MessageStoreConfig:
 
 
 def verify_broker(
-    store: MessageStoreConfig, log: LogPart | None, *, old: Prehistory | None = None, derived: bool = True
+    store: MessageStoreConfig, log: LogPart | None, *, old: BaseLog | None = None, derived: bool = True
 ) -> VerifiedBroker:
     """Verify everything below a broker's root; ``log`` is a node's, None for a plain broker, whose own log is read.
 
@@ -145,7 +145,7 @@ def verify_broker(
 # --- the log ----------------------------------------------------------------------------------------------------------
 
 
-def _plain_part(store: MessageStoreConfig, found: VerifiedBroker, old: Prehistory | None) -> LogPart:
+def _plain_part(store: MessageStoreConfig, found: VerifiedBroker, old: BaseLog | None) -> LogPart:
     """The plain log; up to the end of ``old``, if a group's log continues it, whose files may all have expired."""
     divided = None if old is None else old.end
     directories = [*store.commit_log_dirs, *store.read_only_commit_log_dirs]
@@ -166,7 +166,7 @@ def _plain_part(store: MessageStoreConfig, found: VerifiedBroker, old: Prehistor
 def _outcomes(
     parts: Sequence[LogPart],
     replicated: LogPart | None,
-    old: Prehistory | None,
+    old: BaseLog | None,
     store: MessageStoreConfig,
     found: VerifiedBroker,
 ) -> Iterator[RecordScanOutcome]:

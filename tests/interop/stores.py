@@ -84,7 +84,7 @@ def replicated_store(root: Path, *, import_unchecked: bool = False) -> Iterator[
     """
     config, node = store_config(root), node_config(root, import_unchecked=import_unchecked)
     old = take_over(config, layout_of(node.store, node.node_id), SEGMENT_BYTES, clock=Clock())
-    server = DLedgerServer(node, bodies=MESSAGES, prehistory=lambda: None if old is None else old.now())
+    server = DLedgerServer(node, bodies=MESSAGES, base_log=lambda: None if old is None else old.now())
     try:
         log = ReplicatedCommitLog(server, config)
         store = MessageStore(config, log if old is None else MixedCommitLog(old.files, log, old.record, old.expired))

@@ -12,6 +12,7 @@ from typing import Final
 
 from google.protobuf.message import Message as ProtoMessage
 
+from dledger.base_log import DIGESTS_MAX, BaseLog
 from dledger.core.messages import (
     CheckedAppend,
     CommittedEntry,
@@ -34,7 +35,6 @@ from dledger.core.messages import (
 from dledger.errors import InvalidRequestError, InvariantError, ResponseCode
 from dledger.members import Configuration
 from dledger.pb import raft_pb2 as pb
-from dledger.prehistory import DIGESTS_MAX, Prehistory
 from dledger.records import record
 from dledger.rpc.fields import NUMBER_LIMIT, index, name, parse
 from dledger.rpc.peers import pushes
@@ -85,7 +85,7 @@ class Handshake:
     segment_bytes: int
     max_entry_bytes: int
     client_address: str = ""
-    prehistory: Prehistory | None = None
+    base_log: BaseLog | None = None
 
 
 @record(frozen=True, slots=True)
@@ -256,17 +256,17 @@ def encode_handshake(handshake: Handshake) -> bytes:
         segment_bytes=handshake.segment_bytes,
         max_entry_bytes=handshake.max_entry_bytes,
         client_address=handshake.client_address,
-        prehistory=None if handshake.prehistory is None else _prehistory_to_proto(handshake.prehistory),
+        base_log=None if handshake.base_log is None else _base_log_to_proto(handshake.base_log),
     ).SerializeToString()
 
 
-def _prehistory_to_proto(prehistory: Prehistory) -> pb.Prehistory:
-    return pb.Prehistory(
-        begin=prehistory.begin,
-        end=prehistory.end,
-        file_bytes=prehistory.file_bytes,
-        digests=prehistory.digests,
-        kept_from=prehistory.kept_from,
+def _base_log_to_proto(base_log: BaseLog) -> pb.BaseLog:
+    return pb.BaseLog(
+        begin=base_log.begin,
+        end=base_log.end,
+        file_bytes=base_log.file_bytes,
+        digests=base_log.digests,
+        kept_from=base_log.kept_from,
     )
 
 
@@ -466,16 +466,16 @@ def decode_handshake(data: bytes | memoryview) -> Handshake:
         segment_bytes=_count(wire.segment_bytes, "segment_bytes"),
         max_entry_bytes=_count(wire.max_entry_bytes, "max_entry_bytes"),
         client_address=name(wire.client_address, "client_address"),
-        prehistory=_prehistory(wire.prehistory) if wire.HasField("prehistory") else None,
+        base_log=_base_log(wire.base_log) if wire.HasField("base_log") else None,
     )
 
 
-def _prehistory(wire: pb.Prehistory) -> Prehistory:
-    begin, end, size = (_count(value, "prehistory") for value in (wire.begin, wire.end, wire.file_bytes))
+def _base_log(wire: pb.BaseLog) -> BaseLog:
+    begin, end, size = (_count(value, "base_log") for value in (wire.begin, wire.end, wire.file_bytes))
     kept_from = _count(wire.kept_from, "kept_from")
     if not size or len(wire.digests) > DIGESTS_MAX or len(wire.digests) * size > end - begin or kept_from > end:
         raise InvalidRequestError("the old log that a handshake describes is impossible")
-    return Prehistory(begin, end, size, tuple(wire.digests), kept_from)
+    return BaseLog(begin, end, size, tuple(wire.digests), kept_from)
 
 
 def decode_read_log(data: bytes | memoryview) -> tuple[Position, int]:

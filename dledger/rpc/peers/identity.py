@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from dledger.base_log import BaseLog, why_apart
 from dledger.config import ServerConfig
 from dledger.core.messages import Envelope, Message
 from dledger.errors import IdentityError, ResponseCode, UnknownMemberError
 from dledger.log_output import speaking_group, speaks_for
-from dledger.prehistory import Prehistory, why_apart
 from dledger.rpc.peers.addresses import PeerAddresses
 from dledger.rpc.peers.codec import PROTOCOL_VERSION, EnvelopeHeader, Handshake, HandshakeAnswer
 from dledger.rpc.tls_keeper import TlsKeeper
@@ -31,11 +31,11 @@ Learn = Callable[[NodeId, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class OldLogs:
+class BaseLogs:
     """A member's statement about the log that its own continues, and its reaction when a peer's differs."""
 
-    own: Callable[[], Prehistory | None] = lambda: None
-    """The prehistory as it is now: its files expire."""
+    own: Callable[[], BaseLog | None] = lambda: None
+    """The base log as it is now: its files expire."""
     compared: Callable[[NodeId, str], None] = lambda _peer, _why: None
     """Called after each comparison with a peer's, on any thread: why the two stay apart, or empty if they agree."""
 
@@ -50,11 +50,11 @@ class PeerIdentity:
     addresses: PeerAddresses
     segment_bytes: int
     max_entry_bytes: int
-    old_logs: OldLogs = OldLogs()
+    base_logs: BaseLogs = BaseLogs()
 
     @classmethod
     def of(
-        cls, config: ServerConfig, old_logs: OldLogs | None = None, addresses: PeerAddresses | None = None
+        cls, config: ServerConfig, base_logs: BaseLogs | None = None, addresses: PeerAddresses | None = None
     ) -> PeerIdentity:
         """The identity in a configuration."""
         return cls(
@@ -64,7 +64,7 @@ class PeerIdentity:
             addresses=addresses or PeerAddresses.of(config),
             segment_bytes=config.store.segment_bytes,
             max_entry_bytes=config.store.max_entry_bytes,
-            old_logs=old_logs or OldLogs(),
+            base_logs=base_logs or BaseLogs(),
         )
 
     def check(self, message: Envelope | EnvelopeHeader) -> None:
@@ -100,7 +100,7 @@ class PeerIdentity:
             segment_bytes=self.segment_bytes,
             max_entry_bytes=self.max_entry_bytes,
             client_address=client_address,
-            prehistory=self.old_logs.own(),
+            base_log=self.base_logs.own(),
         )
 
     def take_answer(self, peer: NodeId, answer: HandshakeAnswer) -> None:
@@ -108,7 +108,7 @@ class PeerIdentity:
         if answer.configuration is not None:
             self.addresses.hear(answer.configuration)
         if answer.code in (ResponseCode.SUCCESS, ResponseCode.OTHER_HISTORY):
-            self.old_logs.compared(peer, "" if answer.code is ResponseCode.SUCCESS else answer.reason)
+            self.base_logs.compared(peer, "" if answer.code is ResponseCode.SUCCESS else answer.reason)
 
     def judge(self, handshake: Handshake, client_address: str) -> HandshakeAnswer:
         """Our answer to a peer's handshake, whose header was checked."""
@@ -122,8 +122,8 @@ class PeerIdentity:
             if theirs != mine and not (what == "members" and not (theirs and mine)):
                 reason = f"{what} of {handshake.header.sender} is {theirs}, of {self.node_id} {mine}: make them equal"
                 return HandshakeAnswer(ResponseCode.UNEXPECTED_ARGUMENT, reason, client_address=client_address)
-        apart = why_apart(ours.prehistory, handshake.prehistory, self.node_id, handshake.header.sender)
-        self.old_logs.compared(NodeId(handshake.header.sender), apart)
+        apart = why_apart(ours.base_log, handshake.base_log, self.node_id, handshake.header.sender)
+        self.base_logs.compared(NodeId(handshake.header.sender), apart)
         if apart:
             return HandshakeAnswer(ResponseCode.OTHER_HISTORY, apart, client_address=client_address)
         committed = self.addresses.committed

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
+from dledger.base_log import why_apart
 from dledger.clock import Clock
 from dledger.config import ServerConfig
 from dledger.errors import ConfigError, CorruptLogError
-from dledger.prehistory import why_apart
 from dledger.server import DLedgerServer
 from dledger.store.fs import FileSystem
 from dledger.store.identity import layout_of
-from rocketstore.commit_log import old_log
+from rocketstore.commit_log import base_log
+from rocketstore.commit_log.base_log import OLD_LOG_FILE
 from rocketstore.commit_log.mixed import MixedCommitLog
-from rocketstore.commit_log.old_log import OLD_LOG_FILE
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.replicated import MESSAGES, ReplicatedCommitLog
 from rocketstore.config import MessageStoreConfig
@@ -44,7 +44,7 @@ class MixedReplica(Replica):
 
     def __init__(self, config: MessageStoreConfig, old: SealedLog, node: ServerConfig | None = None) -> None:
         node = node or node_config(config.store_path_root_dir, members_of(1))
-        self.server = DLedgerServer(node, bodies=MESSAGES, prehistory=old.now)
+        self.server = DLedgerServer(node, bodies=MESSAGES, base_log=old.now)
         self.new = ReplicatedCommitLog(self.server, config)
         self.log = MixedCommitLog(old.files, self.new, old.record, old.expired)
 
@@ -283,7 +283,7 @@ def test_of_a_very_long_log_the_newest_files_are_compared(tmp_path: Path, monkey
     plain_log(config)
     whole = taken_over(config).record
     assert len(whole.digests) > 2
-    monkeypatch.setattr(old_log, "DIGESTS_MAX", 2)
+    monkeypatch.setattr(base_log, "DIGESTS_MAX", 2)
     record = taken_over(config).record
     assert record == replace(whole, digests=whole.digests[-2:])
     assert why_apart(whole, record, "n0", "n1") == ""

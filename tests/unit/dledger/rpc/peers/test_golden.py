@@ -6,6 +6,7 @@ from typing import Final
 
 import pytest
 
+from dledger.base_log import BaseLog
 from dledger.core.messages import (
     CommittedEntry,
     HeartbeatRequest,
@@ -25,7 +26,6 @@ from dledger.core.messages import (
 )
 from dledger.errors import ResponseCode
 from dledger.members import ClusterMember, Configuration
-from dledger.prehistory import Prehistory
 from dledger.rpc.peers import codec, frames
 from dledger.rpc.peers.frames import FrameKind, Purpose
 from dledger.types import Boundary, EntryId, EntryRun, LogIndex, NodeId, Position, Standing, Term
@@ -40,7 +40,7 @@ HANDSHAKE: Final = codec.Handshake(
     1 << 20,
     1 << 16,
     "h:1",
-    Prehistory(0, 300, 100, (1, 2), 100),
+    BaseLog(0, 300, 100, (1, 2), 100),
 )
 MEMBERS: Final = Configuration((ClusterMember(NodeId("n1"), "h", 1),), LogIndex(8), Term(2), 1)
 VERDICT: Final = codec.HandshakeAnswer(ResponseCode.UNEXPECTED_ARGUMENT, "why", 5, "h:2", MEMBERS)

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import pytest
 
+from dledger.base_log import BaseLog
 from dledger.config import Member, ServerConfig
 from dledger.core.membership import Membership
 from dledger.errors import ResponseCode
 from dledger.members import ClusterMember, Configuration
-from dledger.prehistory import Prehistory
 from dledger.rpc.peers.addresses import PeerAddresses
 from dledger.rpc.peers.codec import HandshakeAnswer
 from dledger.rpc.peers.frames import Purpose
-from dledger.rpc.peers.identity import OldLogs, PeerIdentity
+from dledger.rpc.peers.identity import BaseLogs, PeerIdentity
 from dledger.types import LogIndex, NodeId, Term
 
 N0, N1 = NodeId("n0"), NodeId("n1")
-RECORD = Prehistory(begin=0, end=200, file_bytes=100, digests=(1, 2), kept_from=0)
+RECORD = BaseLog(begin=0, end=200, file_bytes=100, digests=(1, 2), kept_from=0)
 
 
-def identity(own: NodeId, noted: list[tuple[NodeId, str]], record: Prehistory | None = RECORD) -> PeerIdentity:
+def identity(own: NodeId, noted: list[tuple[NodeId, str]], record: BaseLog | None = RECORD) -> PeerIdentity:
     """A member of two that notes what it compared."""
-    logs = OldLogs(lambda: record, lambda peer, why: noted.append((peer, why)))
+    logs = BaseLogs(lambda: record, lambda peer, why: noted.append((peer, why)))
     members = (Member(N0, "h", 1), Member(N1, "h", 2))
     addresses = PeerAddresses.of(ServerConfig(node_id=own, members=members))
     return PeerIdentity("c", "g", own, addresses, 100, 50, logs)
@@ -43,7 +43,7 @@ def test_an_answer_tells_whether_the_old_logs_agree(code: ResponseCode, noted: l
 
 
 @pytest.mark.parametrize("theirs", [RECORD, None])
-def test_both_sides_of_a_handshake_note_the_same(theirs: Prehistory | None) -> None:
+def test_both_sides_of_a_handshake_note_the_same(theirs: BaseLog | None) -> None:
     """Whoever asks learns from the answer what the other has found."""
     ours: list[tuple[NodeId, str]] = []
     others: list[tuple[NodeId, str]] = []

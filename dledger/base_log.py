@@ -1,8 +1,8 @@
-"""The prehistory of a log that continues an older one: the older log's files, on which the members must agree.
+"""The base of a log that continues an older one: the older log's files, on which the members must agree.
 
 Raft replicates only what is appended from now on. Members whose older files differ would serve different messages under
 the same offsets, so they must not talk to each other at all, not even vote: the handshake compares both sides'
-prehistories (``dledger.rpc.peers.identity``). Files expire on every member by itself; what has expired on one side is
+base logs (``dledger.rpc.peers.identity``). Files expire on every member by itself; what has expired on one side is
 not compared.
 """
 
@@ -17,7 +17,7 @@ _ADVICE: Final = "Stop the members and compare their old logs: dledger upgrade c
 
 
 @dataclass(frozen=True, slots=True)
-class Prehistory:
+class BaseLog:
     """The files of an older log, all of ``file_bytes``, as they were when it was taken over. Positions in bytes."""
 
     begin: int
@@ -39,7 +39,7 @@ class Prehistory:
         return self.digests[(base - self.digests_from) // self.file_bytes]
 
 
-def why_apart(ours: Prehistory | None, theirs: Prehistory | None, our_name: str, their_name: str) -> str:
+def why_apart(ours: BaseLog | None, theirs: BaseLog | None, our_name: str, their_name: str) -> str:
     """Why two members must not replicate with each other; empty if they may. None: the log continues no other."""
     if ours is None or theirs is None:
         return _of_one(ours, their_name, our_name) or _of_one(theirs, our_name, their_name)
@@ -54,7 +54,7 @@ def why_apart(ours: Prehistory | None, theirs: Prehistory | None, our_name: str,
     return _lacking(ours, theirs, our_name, their_name) or _lacking(theirs, ours, their_name, our_name)
 
 
-def _of_one(one: Prehistory | None, without: str, having: str) -> str:
+def _of_one(one: BaseLog | None, without: str, having: str) -> str:
     if one is None or one.kept_from >= one.end:
         return ""
     return (
@@ -63,7 +63,7 @@ def _of_one(one: Prehistory | None, without: str, having: str) -> str:
     )
 
 
-def _lacking(one: Prehistory, other: Prehistory, name: str, other_name: str) -> str:
+def _lacking(one: BaseLog, other: BaseLog, name: str, other_name: str) -> str:
     """The files that ``one`` never had and ``other`` still has, as a sentence."""
     if one.begin <= other.kept_from or other.kept_from >= other.end:
         return ""

@@ -14,8 +14,8 @@ from typing import Final
 
 from crc32c import crc32c
 
+from dledger.base_log import DIGESTS_MAX, BaseLog
 from dledger.errors import CorruptLogError
-from dledger.prehistory import DIGESTS_MAX, Prehistory
 from dledger.store.checkpoint import read_checkpoint
 from dledger.store.format import parse_segment_name
 from dledger.store.fs import FileSystem, make_dirs_durably, read_whole, replace_durably
@@ -34,7 +34,7 @@ _ADVICE: Final = (
 _DAMAGE_ADVICE: Final = "Restore the file from a copy, or from another broker: dledger upgrade check --align"
 
 
-def read_old_log(node_directory: Path) -> Prehistory | None:
+def read_base_log(node_directory: Path) -> BaseLog | None:
     """The record; None if the group's log continues no other. Raises ``CorruptLogError``, ``OSError``."""
     path = node_directory / OLD_LOG_FILE
     if not path.exists():
@@ -48,9 +48,9 @@ def read_old_log(node_directory: Path) -> Prehistory | None:
     return found
 
 
-def old_log_now(node_directory: Path) -> Prehistory | None:
-    """The record, and from where its files must still be there. Raises the same as ``read_old_log``."""
-    found = read_old_log(node_directory)
+def base_log_now(node_directory: Path) -> BaseLog | None:
+    """The record, and from where its files must still be there. Raises the same as ``read_base_log``."""
+    found = read_base_log(node_directory)
     if found is None:
         return None
     return replace(found, kept_from=max(found.begin, ExpiredFiles(FileSystem(), node_directory).end()))
@@ -124,19 +124,19 @@ def _is_written(path: Path) -> bool:
         return any(file.read(_HEAD_BYTES))
 
 
-def _decode(text: bytes) -> Prehistory | None:
+def _decode(text: bytes) -> BaseLog | None:
     """The record in a file; None, or what Python raises, if it is not one."""
     content = json.loads(text)
     record = content["record"]
     if content["version"] != _VERSION or crc32c(_text(record)) != content["crc32c"]:
         return None
     begin, end, file_bytes = (int(record[name]) for name in ("begin", "end", "file_bytes"))
-    return Prehistory(begin, end, file_bytes, tuple(int(one) for one in record["digests"]), begin)
+    return BaseLog(begin, end, file_bytes, tuple(int(one) for one in record["digests"]), begin)
 
 
-def write_old_log(fs: FileSystem, node_directory: Path, prehistory: Prehistory) -> None:
+def write_base_log(fs: FileSystem, node_directory: Path, base_log: BaseLog) -> None:
     """Replace the record durably. Raises ``OSError``."""
-    record = asdict(prehistory)
+    record = asdict(base_log)
     del record["kept_from"]
     make_dirs_durably(fs, node_directory)
     content = {"version": _VERSION, "crc32c": crc32c(_text(record)), "record": record}
@@ -147,7 +147,7 @@ def _text(record: object) -> bytes:
     return json.dumps(record, separators=(",", ":"), sort_keys=True).encode()
 
 
-def describe(paths: Mapping[int, Path], file_bytes: int, end: int) -> Prehistory:
+def describe(paths: Mapping[int, Path], file_bytes: int, end: int) -> BaseLog:
     """Read and verify the files of a sealed log that ends at ``end``. Raises ``CorruptLogError``, ``OSError``."""
     digest = digest_log(PlainFiles(file_bytes, paths))
     problems = list(digest.problems)
@@ -160,4 +160,4 @@ def describe(paths: Mapping[int, Path], file_bytes: int, end: int) -> Prehistory
         raise CorruptLogError(problem.path, problem.offset, problem.reason, _DAMAGE_ADVICE)
     crcs = tuple(one.crc32c for one in digest.files)[-DIGESTS_MAX:]
     begin = min(paths, default=end)
-    return Prehistory(begin, end, file_bytes, crcs, begin)
+    return BaseLog(begin, end, file_bytes, crcs, begin)

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from dledger.prehistory import Prehistory, why_apart
+from dledger.base_log import BaseLog, why_apart
 
-OURS = Prehistory(begin=200, end=500, file_bytes=100, digests=(2, 3, 4), kept_from=200)
+OURS = BaseLog(begin=200, end=500, file_bytes=100, digests=(2, 3, 4), kept_from=200)
 GONE = replace(OURS, kept_from=500)
 
 
-def both(ours: Prehistory | None, theirs: Prehistory | None) -> str:
+def both(ours: BaseLog | None, theirs: BaseLog | None) -> str:
     """What either side says, which must be the same verdict."""
     said = why_apart(ours, theirs, "n0", "n1")
     assert bool(said) == bool(why_apart(theirs, ours, "n1", "n0"))
@@ -30,7 +30,7 @@ def both(ours: Prehistory | None, theirs: Prehistory | None) -> str:
     ],
     ids=["equal", "all expired", "some expired", "older files expired", "began later"],
 )
-def test_equal_logs_agree_whatever_has_expired(theirs: Prehistory) -> None:
+def test_equal_logs_agree_whatever_has_expired(theirs: BaseLog) -> None:
     """Each member's files expire by itself; one that began later lacks only what has expired on the other."""
     assert both(replace(OURS, kept_from=400), theirs) == ""
 
@@ -47,7 +47,7 @@ def test_equal_logs_agree_whatever_has_expired(theirs: Prehistory) -> None:
     ],
     ids=["longer", "other files", "other content", "other content, expired", "lacks a file", "none"],
 )
-def test_differences_keep_members_apart(theirs: Prehistory | None, said: str) -> None:
+def test_differences_keep_members_apart(theirs: BaseLog | None, said: str) -> None:
     """The reason names what differs, and what to do."""
     reason = both(OURS, theirs)
     assert said in reason
@@ -61,6 +61,6 @@ def test_a_member_without_an_old_log_joins_once_it_has_expired() -> None:
 
 def test_only_what_both_have_digests_of_is_compared() -> None:
     """Of very long logs a handshake has the newest files only."""
-    long = Prehistory(0, 500, 100, (3, 4), 0)
-    assert both(long, Prehistory(0, 500, 100, (0, 1, 2, 3, 4), 0)) == ""
-    assert both(long, Prehistory(0, 500, 100, (0, 1, 2, 3, 5), 0)) != ""
+    long = BaseLog(0, 500, 100, (3, 4), 0)
+    assert both(long, BaseLog(0, 500, 100, (0, 1, 2, 3, 4), 0)) == ""
+    assert both(long, BaseLog(0, 500, 100, (0, 1, 2, 3, 5), 0)) != ""
