@@ -207,7 +207,7 @@ def messages_of(changes: pa.Table, key: str, version: int) -> pa.RecordBatch:
 
 
 _Message = tuple[tuple[int, str, bytes], bytes, str | None, str | None, list[tuple[str, str]]]
-"""What it is sorted by, and its columns."""
+"""Its sort key, and its columns."""
 
 
 def _message(row: dict[str, Any], key: str, version: int) -> _Message:  # Any: each column has a type of its own

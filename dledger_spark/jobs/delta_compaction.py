@@ -25,7 +25,7 @@ FILE_BYTES: Final = 128 << 20
 
 @dataclass(frozen=True, slots=True)
 class CompactionResult:
-    """What one compaction did, in files."""
+    """The files of one compaction."""
 
     merged: int
     made: int

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 LOG: Final = "_delta_log"
 _FILE_ACTIONS: Final = frozenset({"add", "cdc"})
-"""What in a commit names a file that it has made."""
+"""The actions of a commit that name a file it has made."""
 _GROUP_BYTES: Final = 32 << 20
 """How many bytes of rows, before compression, a row group holds: a task keeps as many in memory."""
 _TEXT_MAX: Final = 32

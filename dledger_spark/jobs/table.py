@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from dledger_spark.source.stream import LogStreamReader
 
 Part = TypeVar("Part")
-"""What a task sends to the driver."""
+"""The result of a task, sent to the driver."""
 DEFAULTS: Final = {"maxBytesPerTrigger": "256m", "splitBytes": "16m", "startingOffsets": "earliest"}
 """Options of the format, unless others are given: how much one batch, and one of its files, holds at most."""
 BATCH_BYTES_BY_KEY: Final = "64m"
