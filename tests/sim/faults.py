@@ -124,6 +124,8 @@ class Nemesis:
             return False
         if any(self._knows_only(node, victim) for node in others) or self.is_needed_from_before(victim):
             return False
+        if any(node.damaged_to != NO_INDEX and node.has_damage for node in others):
+            return False  # it may be the last one that has the state
         sound = bool(others) and all(simulation.remembers(node) for node in others)
         # One that is to be promoted counts soon, whatever it remembers then.
         learners = [node for node in self._nodes if node is not victim and node not in voters]
