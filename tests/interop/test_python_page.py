@@ -22,7 +22,7 @@ TIMEOUT_S: Final = 180
 @pytest.mark.parametrize("release", [4, 5])
 def test_the_programs_of_the_page_do_what_it_says(release: int, tmp_path: Path) -> None:
     """The same lines, given the name servers: what it says is the same for both, but for what 4.9 does not have."""
-    with apache(release, tmp_path) as address, Admin(name_servers=address) as admin:
+    with apache(release, tmp_path, enablePropertyFilter="true") as address, Admin(name_servers=address) as admin:
 
         def has_topic() -> bool:
             try:

@@ -228,7 +228,7 @@ async def test_topics_groups_offsets_and_brokers_are_administered(apache: Apache
 
             await admin.put_group(GroupInfo("billing", 3))
             assert [one for one in await admin.groups() if one.name == "billing"] == [
-                GroupInfo("billing", 3, True, True, "theirs")
+                GroupInfo("billing", 3, True, True, "theirs", is_ordered=False, retry_delays="levels")
             ]
             with pytest.raises(NotFoundError):
                 await admin.members("billing")
