@@ -1,7 +1,8 @@
 """A Delta table that holds a log's messages, and, in the same transactions, how far it holds them.
 
 The protocol's application transactions are the position: their id names the log, their version is the index of the
-first entry that is not in the table. Rows and position become visible together, so nothing else has to be kept in step
+first entry that is not in the table. A second one is the checksum of the log up to there, so that another log of the
+same names is told from this one. Rows and position become visible together, so nothing else has to be kept in step
 with the table: a run without any memory of its own continues exactly where the last commit ended. A commit is refused
 if the same application has committed since the table was opened; so of two runs at the same time, one is stopped, and
 no row is there twice.
@@ -27,6 +28,7 @@ from dledger_spark.jobs.delta_files import DataFile, newest, sync_versions
 from dledger_spark.jobs.errors import JobBusyError, JobError
 
 ROWS: Final = "dledger.rows"
+UNKNOWN: Final = -1
 _PROPERTIES: Final = {
     "delta.enableChangeDataFeed": "true",  # for those who follow the table's changes
     "delta.logRetentionDuration": "interval 7 days",  # a follower commits often: Delta's 30 days are millions of files
@@ -52,6 +54,16 @@ class TableOrigin:
         return json.dumps({"cluster": self.cluster, "group": self.group, **self.rows}, sort_keys=True)
 
 
+@dataclass(frozen=True, slots=True)
+class EntrySpan:
+    """Entries from ``first`` up to ``end`` (exclusive); ``term`` and ``chain_crc`` of the last one, -1 if not known."""
+
+    first: int
+    end: int
+    term: int = UNKNOWN
+    chain_crc: int = UNKNOWN
+
+
 class LogTable:
     """An open table, as of its newest version. Created by ``open_table``; used by one thread."""
 
@@ -71,31 +83,37 @@ class LogTable:
         """The index of the first entry that is not in the table; None if nothing was committed yet."""
         return self._table.transaction_version(self.origin.application)
 
-    def append(self, files: Sequence[DataFile], first: int, end: int) -> None:
-        """Add files that hold the entries from ``first`` up to ``end`` (exclusive): all of them, or none.
+    @property
+    def chain_crc(self) -> int:
+        """``chainCrc`` of the last entry in the table, which covers all before it; -1 if not known."""
+        noted = self._table.transaction_version(f"{self.origin.application}/chainCrc")
+        return UNKNOWN if noted is None else noted
+
+    def append(self, files: Sequence[DataFile], span: EntrySpan) -> None:
+        """Add files that hold the entries of ``span``: all of them, or none.
 
         Raises ``JobBusyError`` if another run has committed since this one opened the table.
         """
-        self._check_position(first, end)
+        self._check_position(span)
         actions: list[AddAction | RemoveAction] = [
             AddAction(one.path, one.size_bytes, {}, one.modified_ms, True, one.stats) for one in files
         ]
         try:
             self._table.create_write_transaction(
-                actions, "append", self._table.schema(), commit_properties=self._commit_of(first, end)
+                actions, "append", self._table.schema(), commit_properties=self._commit_of(span)
             )
         except CommitFailedError as error:
             raise self._busy(error) from error
         self._table.update_incremental()
-        self._committed(end)
+        self._committed(span.end)
 
-    def upsert(self, rows: pa.Table, key: str, first: int, end: int) -> None:
+    def upsert(self, rows: pa.Table, key: str, span: EntrySpan) -> None:
         """Replace the rows that have the keys of ``rows``, and add the others, with the position, in one commit.
 
         ``rows``: in the order of the log; of several with one key the last counts. Rows without a key (null) are
         added. Raises ``JobBusyError`` like ``append``.
         """
-        self._check_position(first, end)
+        self._check_position(span)
         merger = self._table.merge(
             newest(rows, key),
             predicate=f"held.{_quoted(key)} = new.{_quoted(key)}",
@@ -103,14 +121,14 @@ class LogTable:
             target_alias="held",
             streamed_exec=False,  # so that files whose keys are out of range are not read
             writer_properties=WriterProperties(compression="ZSTD"),
-            commit_properties=self._commit_of(first, end),
+            commit_properties=self._commit_of(span),
         )
         try:
             merger.when_matched_update_all().when_not_matched_insert_all().execute()
         except CommitFailedError as error:
             raise self._busy(error) from error
         self._table.update_incremental()
-        self._committed(end)
+        self._committed(span.end)
 
     def _committed(self, end: int) -> None:
         if self.position != end:
@@ -119,8 +137,8 @@ class LogTable:
         sync_versions(self.path, self._synced + 1, version)
         self._synced = version
 
-    def _check_position(self, first: int, end: int) -> None:
-        there = self.position
+    def _check_position(self, span: EntrySpan) -> None:
+        there, first, end = self.position, span.first, span.end
         if (there is not None and first < there) or end <= first:
             raise JobError(
                 f"{self.path} already holds the entries before {there}: entries {first} to {end - 1} would be there "
@@ -128,10 +146,15 @@ class LogTable:
                 "into a new directory"
             )
 
-    def _commit_of(self, first: int, end: int) -> CommitProperties:
+    def _commit_of(self, span: EntrySpan) -> CommitProperties:
+        facts = {"first": span.first, "end": span.end, "term": span.term}
+        application = self.origin.application
         return CommitProperties(
-            custom_metadata={"dledger.first": str(first), "dledger.end": str(end)},
-            app_transactions=[Transaction(self.origin.application, end)],
+            custom_metadata={f"dledger.{name}": str(value) for name, value in facts.items()},
+            app_transactions=[
+                Transaction(application, span.end),
+                Transaction(f"{application}/chainCrc", span.chain_crc),
+            ],
         )
 
     def _busy(self, reason: object) -> JobBusyError:

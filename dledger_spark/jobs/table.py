@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 import click
 
 from dledger import extras, flag_values
-from dledger.errors import ConfigError
+from dledger.client import ReadMode
+from dledger.errors import ConfigError, IndexBeforeBeginError
 from dledger_spark.jobs.batches import STATE, locked, refuse_uri
 from dledger_spark.jobs.command import job_command, run_standalone
 from dledger_spark.jobs.errors import JobError, MissingPartError
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.datasource import InputPartition
 
+    from dledger.types import Entry
     from dledger_spark.jobs.delta_compaction import Compactor
-    from dledger_spark.jobs.delta_table import LogTable, TableOrigin
+    from dledger_spark.jobs.delta_table import EntrySpan, LogTable, TableOrigin
     from dledger_spark.options import ReadOptions
     from dledger_spark.schema import Projection, SchemaColumn
     from dledger_spark.source.stream import LogStreamReader
@@ -104,7 +106,7 @@ def run(spark: SparkSession, options: TableOptions) -> JobReport:
     (path / STATE).mkdir(parents=True, exist_ok=True)
     with locked(path / STATE / "lock", path):
         table = open_table(path, projection.schema, origin_of(options, kept.cluster, kept.group))
-        follower = TableFollower(spark, options, LogStreamReader(reading, projection), table)
+        follower = TableFollower(spark, options, reading, LogStreamReader(reading, projection), table)
         try:
             if options.compact_s is None:
                 follower.follow()
@@ -191,10 +193,18 @@ def origin_of(options: TableOptions, cluster: str, group: str) -> TableOrigin:
 class TableFollower:
     """One run. ``follow`` reads and commits batch after batch, on the caller's thread."""
 
-    def __init__(self, spark: SparkSession, options: TableOptions, reader: LogStreamReader, table: LogTable) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        options: TableOptions,
+        reading: ReadOptions,
+        reader: LogStreamReader,
+        table: LogTable,
+    ) -> None:
         self.progress = TableProgress()
         self._spark = spark
         self._options = options
+        self._reading = reading
         self._reader = reader
         self._table = table
         self._read: Mapping[str, str | int] = self._start()
@@ -203,6 +213,7 @@ class TableFollower:
     def follow(self, compactor: Compactor | None = None) -> None:
         """Until everything is in the table, with ``once``; else until an exception, such as ``KeyboardInterrupt``."""
         limit = self._reader.getDefaultReadLimit()
+        known = False
         if self._options.once:
             self._reader.prepareForTriggerAvailableNow()
         while True:
@@ -214,6 +225,9 @@ class TableFollower:
                     f"{self._table.path} holds the entries before {self._read['index']}, but the log ends at "
                     f"{end['index']}: it was replaced by another or older one; follow it into a new directory"
                 )
+            if not known:  # after the above: the entry is there
+                self._check_history()
+                known = True
             if end == self._read:
                 if self._options.once:
                     self._compact(compactor, beside=False)
@@ -231,9 +245,8 @@ class TableFollower:
 
     def commit_position(self) -> None:
         """Commit how far the log was read, if the last batches had no rows."""
-        first, end = self._first(), int(self._read["index"])
-        if first < end:
-            self._table.append([], first, end)
+        if self._first() < int(self._read["index"]):
+            self._table.append([], self._span(self._read))
             self._committed_at = time.monotonic()
 
     def behind(self) -> int:
@@ -252,6 +265,42 @@ class TableFollower:
     def _first(self) -> int:
         position = self._table.position
         return int(self._read["initial"]) if position is None else position
+
+    def _span(self, end: Mapping[str, str | int]) -> EntrySpan:
+        """What a commit up to ``end`` adds."""
+        from dledger_spark.jobs.delta_table import UNKNOWN, EntrySpan
+
+        first, after = self._first(), int(end["index"])
+        last = self._entry(after - 1)
+        term, chain_crc = (UNKNOWN, UNKNOWN) if last is None else (last.term, last.chain_crc)
+        return EntrySpan(first, after, term, chain_crc)
+
+    def _check_history(self) -> None:
+        """Raises ``JobError`` if the table is of another log: the last entry in it has another checksum here."""
+        from dledger_spark.jobs.delta_table import UNKNOWN
+
+        position, noted = self._table.position, self._table.chain_crc
+        if position is None or noted == UNKNOWN:
+            return
+        last = self._entry(position - 1)
+        if last is not None and last.chain_crc != noted:
+            raise JobError(
+                f"{self._table.path} holds the entries before {position} of another log with the same names: entry "
+                f"{position - 1} of this one has the chainCrc {last.chain_crc}, not {noted}. The log was replaced, or "
+                "restored from an older backup; follow it into a new directory"
+            )
+
+    def _entry(self, index: int) -> Entry | None:
+        """A committed entry of the log; None if it is no longer kept."""
+        from dledger_spark.source.client_log import shared_client
+
+        reading = self._reading
+        client = shared_client(reading.servers, reading.group, reading.security)
+        timeout_s = reading.fetch_timeout_ms / 1000
+        try:
+            return client.read(index, count=1, mode=ReadMode.LINEARIZABLE, timeout_s=timeout_s)[0]
+        except IndexBeforeBeginError:
+            return None
 
     def _take(self, end: Mapping[str, str | int], began: float) -> None:
         """Read one batch, commit it, show it."""
@@ -276,9 +325,9 @@ class TableFollower:
                     f"a task wrote {one.path} with {one.rows:,} rows, and it is not in {self._table.path}: Spark's "
                     "workers write to their own disks; name a directory that they share with this machine"
                 )
-        self._read = end
         if files:
-            self._table.append(files, self._first(), int(end["index"]))
+            self._table.append(files, self._span(end))
+        self._read = end  # not before: what was read and not committed is not in the table
         return sum(one.rows for one in files)
 
     def _replace(self, end: Mapping[str, str | int]) -> int:
@@ -287,11 +336,10 @@ class TableFollower:
 
         key = self._options.key
         rows = rows_of(self._run(RowCollector(key, self._reader), end))
-        self._read = end
-        if rows is None:
-            return 0
-        self._table.upsert(rows, key, self._first(), int(end["index"]))
-        return int(rows.num_rows)
+        if rows is not None:
+            self._table.upsert(rows, key, self._span(end))
+        self._read = end  # as above
+        return 0 if rows is None else int(rows.num_rows)
 
     def _run(self, task: Callable[[InputPartition], list[Part]], end: Mapping[str, str | int]) -> list[Part]:
         """Run a task for each range of a batch; their results, in the order of the log."""

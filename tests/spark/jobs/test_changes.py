@@ -15,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from dledger.errors import ConfigError
 from dledger_spark.jobs import changes
 from dledger_spark.jobs.changes import ChangeSender, ChangesOptions
-from dledger_spark.jobs.delta_table import LogTable, TableOrigin, open_table
+from dledger_spark.jobs.delta_table import EntrySpan, LogTable, TableOrigin, open_table
 from dledger_spark.jobs.errors import JobBusyError, JobError
 from dledger_spark.jobs.replay import ReplayTarget
 from dledger_spark.source.sink_targets import TopicTarget
@@ -39,7 +39,7 @@ def upsert(path: Path, first: int, keys: list[str]) -> None:
     """A commit of entries with these keys, whose bodies are their numbers."""
     numbers = list(range(first, first + len(keys)))
     rows = pa.table([numbers, keys, [b"%d" % number for number in numbers]], schema=SCHEMA)
-    opened(path).upsert(rows, "keys", first, first + len(keys))
+    opened(path).upsert(rows, "keys", EntrySpan(first, first + len(keys)))
 
 
 def options_for(node: BrokerNode, path: Path, topic: str = "changed") -> ChangesOptions:

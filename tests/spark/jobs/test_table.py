@@ -19,7 +19,7 @@ from dledger.errors import ConfigError, DLedgerError
 from dledger_spark.errors import DataLossError
 from dledger_spark.jobs import table
 from dledger_spark.jobs.delta_table import LogTable
-from dledger_spark.jobs.errors import JobBusyError
+from dledger_spark.jobs.errors import JobBusyError, JobError
 from dledger_spark.jobs.source import LogSource
 from dledger_spark.jobs.table import TableOptions
 from rocketstore.client.aio.admin_records import TopicInfo
@@ -83,25 +83,27 @@ def test_the_table_equals_the_topic_over_runs(spark: SparkSession, tmp_path: Pat
 def test_a_run_that_dies_before_its_commit_leaves_nothing_to_see(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its files are there, and no part of the table; the next run writes the rows again."""
+    """By Ctrl-C at the worst moment: its files are there, and no part of the table; the next run adds the rows."""
     out = tmp_path / "t"
     with broker_node(tmp_path / "store") as node:
         node.send("orders", 0, 100)
         follow(spark, node, out)
         node.send("orders", 100, 50)
 
-        def die(*_: object) -> None:
+        append = LogTable.append
+
+        def interrupted(*_: object) -> None:
+            monkeypatch.setattr(LogTable, "append", append)  # what follows, on the way out, is as ever
             raise KeyboardInterrupt
 
-        with monkeypatch.context() as patch:
-            patch.setattr(LogTable, "append", die)
-            with pytest.raises(KeyboardInterrupt):
-                follow(spark, node, out)
+        monkeypatch.setattr(LogTable, "append", interrupted)
+        stopped = follow(spark, node, out)
         between = numbers(out)
         assert len(list(out.glob("*.parquet"))) == 2
-        follow(spark, node, out)
+        last = follow(spark, node, out)
 
     assert (between, numbers(out)) == (list(range(100)), list(range(150)))
+    assert [one.fact("new rows") for one in (stopped, last)] == [0, 50]
 
 
 def test_a_second_run_is_refused_and_adds_nothing(
@@ -248,6 +250,9 @@ def test_a_trimmed_or_shorter_log_stops_the_run(spark: SparkSession, tmp_path: P
         for lenient in ("true", "false"):
             with pytest.raises(DLedgerError, match="older one"):
                 follow(spark, node, out, others={"failOnDataLoss": lenient})
+        node.append(5, 300)
+        with pytest.raises(JobError, match="of another log with the same names"):
+            follow(spark, node, out)
 
     assert DeltaTable(out).to_pyarrow_table().num_rows == len(indexes)
 

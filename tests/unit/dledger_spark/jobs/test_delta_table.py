@@ -15,7 +15,7 @@ from dledger.errors import ConfigError
 from dledger_spark.jobs import delta_files
 from dledger_spark.jobs.delta_compaction import CompactionResult, Compactor, compact
 from dledger_spark.jobs.delta_files import RowCollector, newest, rows_of, write_file
-from dledger_spark.jobs.delta_table import LogTable, TableOrigin, open_table
+from dledger_spark.jobs.delta_table import UNKNOWN, EntrySpan, LogTable, TableOrigin, open_table
 from dledger_spark.jobs.errors import JobBusyError, JobError
 from tests.support.waiting import wait_until
 
@@ -39,7 +39,7 @@ def add(table: LogTable, first: int, count: int, schema: pa.Schema = SCHEMA) -> 
     batch = pa.RecordBatch.from_arrays([pa.array(columns[one.name], one.type) for one in schema], schema=schema)
     written = write_file(table.path, iter([batch]))
     assert written is not None
-    table.append([written], first, first + count)
+    table.append([written], EntrySpan(first, first + count))
 
 
 def indexes(path: Path) -> list[int]:
@@ -74,9 +74,21 @@ def test_of_two_runs_the_one_that_commits_second_is_refused(tmp_path: Path) -> N
 def test_a_position_alone_is_committed_too(tmp_path: Path) -> None:
     """Entries that have no rows are not read again."""
     table = opened(tmp_path / "t")
-    table.append([], 3, 40)
+    table.append([], EntrySpan(3, 40))
 
     assert (opened(tmp_path / "t").position, indexes(tmp_path / "t")) == (40, [])
+
+
+def test_the_checksum_of_the_log_is_committed_with_the_position(tmp_path: Path) -> None:
+    """It belongs to that position: if it is not known, an older one does not stay."""
+    table = opened(tmp_path / "t")
+    before = table.chain_crc
+    table.append([], EntrySpan(0, 10, term=3, chain_crc=0xFFFF_FFFF))
+    first = opened(tmp_path / "t").chain_crc
+    table.append([], EntrySpan(10, 20))
+
+    assert (before, first, opened(tmp_path / "t").chain_crc) == (UNKNOWN, 0xFFFF_FFFF, UNKNOWN)
+    assert [one.get("dledger.term") for one in DeltaTable(tmp_path / "t").history()][:2] == ["-1", "3"]
 
 
 def test_entries_that_are_there_are_never_added_again(tmp_path: Path) -> None:
@@ -87,7 +99,7 @@ def test_entries_that_are_there_are_never_added_again(tmp_path: Path) -> None:
         with pytest.raises(JobError, match="another or older one"):
             add(table, first, count)
     with pytest.raises(JobError, match="another or older one"):
-        table.append([], 10, 10)
+        table.append([], EntrySpan(10, 10))
 
     assert indexes(tmp_path / "t") == list(range(10))
 
@@ -212,7 +224,7 @@ def upsert(table: LogTable, first: int, keys: Sequence[str | None]) -> None:
     """Entries with these keys, whose bodies are their numbers."""
     numbers = list(range(first, first + len(keys)))
     rows = pa.table([numbers, keys, [b"%d" % number for number in numbers]], schema=KEYED)
-    table.upsert(rows, "Key", first, first + len(keys))
+    table.upsert(rows, "Key", EntrySpan(first, first + len(keys)))
 
 
 def bodies_by_key(path: Path) -> dict[str | None, list[int]]:
@@ -240,7 +252,7 @@ def test_of_two_runs_that_replace_rows_the_second_is_refused(tmp_path: Path, row
     if rows:
         upsert(first, 0, ["a", None])
     else:
-        first.append([], 0, 2)
+        first.append([], EntrySpan(0, 2))
     with pytest.raises(JobBusyError, match="changed by another run"):
         upsert(second, 0, ["a", None])
 
