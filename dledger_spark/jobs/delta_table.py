@@ -24,7 +24,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 
 from dledger.errors import ConfigError
-from dledger_spark.jobs.delta_files import DataFile, newest, sync_versions
+from dledger_spark.jobs.delta_files import LOG, DataFile, newest, sync_versions
 from dledger_spark.jobs.errors import JobBusyError, JobError
 
 ROWS: Final = "dledger.rows"
@@ -184,12 +184,19 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def refuse_foreign(path: Path) -> None:
+    """Raises ``ConfigError`` for a directory that holds something, and no Delta table."""
+    if not path.is_dir() or (path / LOG).is_dir():
+        return
+    if any(not one.name.startswith((".", "_")) for one in path.iterdir()):
+        raise ConfigError([f"{path} is not empty, and not a Delta table: name another directory"])
+
+
 def _existing(path: Path) -> DeltaTable | None:
     try:
         return DeltaTable(path)
     except TableNotFoundError:
-        if path.is_dir() and any(not one.name.startswith((".", "_")) for one in path.iterdir()):
-            raise ConfigError([f"{path} is not empty, and not a Delta table: name another directory"]) from None
+        refuse_foreign(path)
         return None
     except DeltaError as error:
         raise JobError(f"{path} cannot be opened as a Delta table: {error}") from error

@@ -90,7 +90,7 @@ def run(spark: SparkSession, options: TableOptions) -> JobReport:
     """Follow until Ctrl-C, or with ``once`` until everything committed now is in the table."""
     check(options)
     from dledger_spark.jobs.delta_compaction import Compactor
-    from dledger_spark.jobs.delta_table import open_table
+    from dledger_spark.jobs.delta_table import open_table, refuse_foreign
     from dledger_spark.source.client_log import ClientLog
     from dledger_spark.source.stream import LogStreamReader
 
@@ -103,6 +103,7 @@ def run(spark: SparkSession, options: TableOptions) -> JobReport:
     if options.key and options.key not in projection.names:
         raise ConfigError([f"--key: no column {options.key} among {', '.join(projection.names)}"])
     path = options.out.absolute()
+    refuse_foreign(path)
     (path / STATE).mkdir(parents=True, exist_ok=True)
     with locked(path / STATE / "lock", path):
         table = open_table(path, projection.schema, origin_of(options, kept.cluster, kept.group))
@@ -267,7 +268,7 @@ class TableFollower:
         return int(self._read["initial"]) if position is None else position
 
     def _span(self, end: Mapping[str, str | int]) -> EntrySpan:
-        """What a commit up to ``end`` adds."""
+        """The entries that a commit up to ``end`` adds."""
         from dledger_spark.jobs.delta_table import UNKNOWN, EntrySpan
 
         first, after = self._first(), int(end["index"])

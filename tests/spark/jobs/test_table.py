@@ -164,6 +164,11 @@ def test_columns_may_be_added_and_left_out_between_runs(spark: SparkSession, tmp
             follow(spark, node, out, columns=columns)
         with pytest.raises(ConfigError, match="no column colour"):
             follow(spark, node, out, columns=("colour",))
+        (tmp_path / "files").mkdir()
+        (tmp_path / "files" / "precious").touch()
+        with pytest.raises(ConfigError, match="not a Delta table"):
+            follow(spark, node, tmp_path / "files")
+    assert [one.name for one in (tmp_path / "files").iterdir()] == ["precious"]
 
     rows = DeltaTable(out).to_pyarrow_table().sort_by("index")
     assert rows["topic"].to_pylist() == [None, "orders", None]
