@@ -33,7 +33,7 @@ PASSED_BY: Final = {
     "dledger/errors.py",
     "dledger/instruments.py",
     "dledger/rpc/clients/connections.py",
-    "dledger/rpc/clients/counted.py",
+    "dledger/rpc/clients/repeated_field_limit.py",
     "dledger/rpc/peers/identity.py",
     "dledger/runtime/tasks.py",
     "dledger/runtime/worker.py",

@@ -22,7 +22,7 @@ CAPTION_WORDS_MAX: Final = 3
 """A docstring of so few words repeats the name."""
 OWN_WORDS: Final = frozenset(
     {
-        "Quarantine",
+        "Aside",
         "Belief",
         "Branch",
         "Counted",

@@ -17,7 +17,7 @@ from dledger.errors import CorruptLogError, DLedgerError, InvalidRequestError, L
 from dledger.members import MemberRole
 from dledger.pb import client_pb2 as pb
 from dledger.records import record
-from dledger.rpc.clients.counted import Counted, check_count
+from dledger.rpc.clients.repeated_field_limit import RepeatedFieldLimit, check_count
 from dledger.rpc.fields import index, name, parse
 from dledger.rpc.ports import MemberStatus, NodeStatus, PeerStatus, RoleEvent
 from dledger.types import (
@@ -33,7 +33,7 @@ from dledger.types import (
 
 APPEND_ENTRIES_MAX: Final = 4096
 """The limit of entries in one request; clients send at most 1,024."""
-_BODIES: Final = Counted(2, APPEND_ENTRIES_MAX, "entries")
+_BODIES: Final = RepeatedFieldLimit(2, APPEND_ENTRIES_MAX, "entries")
 
 
 class ReadMode(IntEnum):

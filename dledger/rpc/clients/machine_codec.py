@@ -9,7 +9,7 @@ from dledger.errors import DLedgerError, InvalidRequestError
 from dledger.pb import client_pb2 as pb
 from dledger.records import record
 from dledger.rpc.clients.codec import SUCCESS, ReadMode, raise_failure, status_of
-from dledger.rpc.clients.counted import Counted, check_count
+from dledger.rpc.clients.repeated_field_limit import RepeatedFieldLimit, check_count
 from dledger.rpc.fields import index, name, parse
 from dledger.types import NO_INDEX, LogIndex, ProducerBatch, QueryAnswer, SnapshotState
 
@@ -18,7 +18,7 @@ COMMANDS_MAX: Final = 1024
 NUMBERED_COMMANDS_MAX: Final = 32
 """In one with a producer: so many results of each are kept for its repetition."""
 QUERY_WAIT_MS_MAX: Final = 15_000
-_COMMANDS: Final = Counted(2, COMMANDS_MAX, "commands")
+_COMMANDS: Final = RepeatedFieldLimit(2, COMMANDS_MAX, "commands")
 
 
 @record(frozen=True, slots=True)

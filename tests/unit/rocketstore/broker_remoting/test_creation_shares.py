@@ -51,7 +51,7 @@ def test_one_client_makes_a_share_of_all_groups_only() -> None:
 
 
 def test_one_client_makes_a_share_of_all_queues_by_sending() -> None:
-    """Counted by queues; who makes topics by name is not held to it."""
+    """RepeatedFieldLimit by queues; who makes topics by name is not held to it."""
     with RemotingHarness(BrokerConfig(queues_max=32, access=HALF)) as broker, broker.dial() as client:
         assert [send(client, topic).code for topic in ("A", "B")] == [0, 0]
         refused = send(client, "C")

@@ -9,9 +9,9 @@ import pytest
 from dledger.errors import InvalidRequestError
 from dledger.pb import client_pb2 as pb
 from dledger.rpc.clients import codec
-from dledger.rpc.clients.counted import Counted, check_count
+from dledger.rpc.clients.repeated_field_limit import RepeatedFieldLimit, check_count
 
-THREE = Counted(2, 3, "entries")
+THREE = RepeatedFieldLimit(2, 3, "entries")
 
 
 def append(count: int, body: bytes = b"") -> bytes:

@@ -18,7 +18,7 @@ _VARINT_BYTES_MAX: Final = 10
 _OTHER_FIELDS_MAX: Final = 64
 
 
-class Counted(NamedTuple):
+class RepeatedFieldLimit(NamedTuple):
     """A repeated field of bytes, texts or messages (numbered below 16), and its limit per request."""
 
     field: int
@@ -26,10 +26,10 @@ class Counted(NamedTuple):
     what: str
 
 
-def check_count(data: bytes, counted: Counted) -> None:
+def check_count(data: bytes, limit: RepeatedFieldLimit) -> None:
     """Raise ``InvalidRequestError`` if a request has too many; a malformed one may pass."""
-    if may_exceed(data, counted.field, counted.count_max) and _exceeds(data, counted.field, counted.count_max):
-        raise InvalidRequestError(f"more than {counted.count_max} {counted.what} in one request")
+    if may_exceed(data, limit.field, limit.count_max) and _exceeds(data, limit.field, limit.count_max):
+        raise InvalidRequestError(f"more than {limit.count_max} {limit.what} in one request")
 
 
 def may_exceed(data: bytes, field: int, count_max: int) -> bool:
