@@ -32,7 +32,7 @@ from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.server import DLedgerServer
 from dledger.types import TlsServerMode
 from dledger.values import address_text, host_of
-from rocketstore.broker.broker import Broker, ClientShares, LoopTools, Storage
+from rocketstore.broker.broker import Broker, ClientQuotas, LoopTools, Storage
 from rocketstore.broker.hosts import resolve
 from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.measurements import ServiceCounters
@@ -207,7 +207,7 @@ class BrokerPorts:
             storage,
             Mastership(storage.store, self.view, self._has_caught_up),
             LoopTools(bridge, clock, ReadThreads(config.read_threads), conditions),
-            ClientShares(config, guard),
+            ClientQuotas(config, guard),
             host,
         )
 

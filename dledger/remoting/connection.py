@@ -31,7 +31,7 @@ from dledger.remoting.frame import (
     encode,
     frame_length,
 )
-from dledger.remoting.shares import HostShares
+from dledger.remoting.host_quota import HostQuota
 
 _LOG = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Place:
         return f"{self.host}:{self.port}" if ":" not in self.host else f"[{self.host}]:{self.port}"
 
 
-class ByteRoom(HostShares):
+class ByteRoom(HostQuota):
     """Bytes of all connections together and by host: received and not yet processed, or unsent."""
 
     crowd = 0

@@ -21,7 +21,7 @@ from dledger.remoting.codes import OUTCOME_FIELD, AnswerCode
 from dledger.remoting.connection import NOTHING_ANNOUNCED, ByteRoom, Owner, Place, RemotingConnection
 from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
-from dledger.remoting.shares import HostShares
+from dledger.remoting.host_quota import HostQuota
 from dledger.remoting.turns import Turns
 
 _LOG = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class RemotingServer:
         self._connections: dict[RemotingConnection, None] = {}  # in order of arrival
         self._by_host: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._shares = HostShares(limits.requests_max, limits.host_requests_max)  # of the tasks
+        self._quota = HostQuota(limits.requests_max, limits.host_requests_max)  # of the tasks
         self._turns = Turns()
         self._scan: asyncio.TimerHandle | None = None
         self._is_closing = False
@@ -218,7 +218,7 @@ class RemotingServer:
         handler, prompt = handlers.awaited.get(code), handlers.prompt.get(code)
         if handler is None and prompt is None:
             raise RequestError(f" request type {code} not supported", AnswerCode.REQUEST_CODE_NOT_SUPPORTED)
-        if not self._shares.has_room(host, little=connection.under_way <= LITTLE):
+        if not self._quota.has_room(host, little=connection.under_way <= LITTLE):
             raise RequestError(_BUSY, AnswerCode.SYSTEM_BUSY)
         if prompt is not None and self._turns.has_time:
             with self._turns.spent():
@@ -226,7 +226,7 @@ class RemotingServer:
             if handler is None:
                 connection.let_go(frame)
                 return
-        self._shares.change(host, 1)
+        self._quota.change(host, 1)
         if prompt is not None:
             self._turns.add(host, connection, partial(self._start_prompt, prompt, connection, frame))
         elif handler is not None:
@@ -242,7 +242,7 @@ class RemotingServer:
                 self._start(handler, connection, frame)
                 return
             connection.let_go(frame)
-        self._shares.change(connection.counted_as, -1)
+        self._quota.change(connection.counted_as, -1)
 
     def _start(self, handler: Handler, connection: RemotingConnection, frame: Frame) -> None:
         task = asyncio.get_running_loop().create_task(self._handle(handler, connection, frame))
@@ -251,7 +251,7 @@ class RemotingServer:
 
     def _ended(self, host: str, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._shares.change(host, -1)
+        self._quota.change(host, -1)
 
     async def _handle(self, handler: Handler, connection: RemotingConnection, frame: Frame) -> None:
         answer: Answer = None

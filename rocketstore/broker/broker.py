@@ -62,7 +62,7 @@ class LoopTools(NamedTuple):
     """For any thread."""
 
 
-class ClientShares:
+class ClientQuotas:
     """Access control, and what clients may occupy of this broker: each its share."""
 
     def __init__(self, config: BrokerConfig, guard: AccessGuard | None) -> None:
@@ -88,7 +88,7 @@ class Broker:
         storage: Storage,
         mastership: Mastership,
         loop: LoopTools,
-        shares: ClientShares,
+        shares: ClientQuotas,
         store_host: HostAddress,
     ) -> None:
         store, state, transactions, _, timed = storage

@@ -12,8 +12,8 @@ from dledger.remoting.codes import AnswerCode
 from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
+from dledger.remoting.host_quota import HostQuota
 from dledger.remoting.server import LITTLE, Answer, Handler
-from dledger.remoting.shares import HostShares
 from rocketstore.broker.broker import Broker
 from rocketstore.message.delay import DelayLevels
 from rocketstore.remoting.bodies.groups import ConsumerOffsetTable, DelayOffsetTable
@@ -36,21 +36,21 @@ class Administration:
         self.waiting = 0
         """Reads that wait for a thread."""
         percent = broker.config.access.account_share_percent
-        self._shares = HostShares(REQUESTS_MAX, max(1, READS_WAITING_MAX * percent // 100))
+        self._quota = HostQuota(REQUESTS_MAX, max(1, READS_WAITING_MAX * percent // 100))
 
     def shared(self, handler: Handler) -> Handler:
         """``handler``, for at most a host's share of these requests at once: other administrators also have some."""
 
         async def handle(connection: RemotingConnection, frame: Frame) -> Answer:
             host = connection.counted_as
-            if not self._shares.has_room(host, little=connection.under_way <= LITTLE):
-                reason = f"[OVERLOAD] {self._shares.of(host)} such requests of {host} are in progress, try again later"
+            if not self._quota.has_room(host, little=connection.under_way <= LITTLE):
+                reason = f"[OVERLOAD] {self._quota.of(host)} such requests of {host} are in progress, try again later"
                 raise RequestError(reason, AnswerCode.SYSTEM_BUSY)
-            self._shares.change(host, 1)
+            self._quota.change(host, 1)
             try:
                 return await handler(connection, frame)
             finally:
-                self._shares.change(host, -1)
+                self._quota.change(host, -1)
 
         return handle
 

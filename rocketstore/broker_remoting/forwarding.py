@@ -17,8 +17,8 @@ from dledger.remoting.codes import AnswerCode
 from dledger.remoting.connection import DisconnectedError, Place, RemotingConnection, TooManyCallsError
 from dledger.remoting.errors import FrameError
 from dledger.remoting.frame import FLAG_ONEWAY, Frame
+from dledger.remoting.host_quota import HostQuota
 from dledger.remoting.server import LITTLE, Answer, Direct, Handler
-from dledger.remoting.shares import HostShares
 from dledger.values import parse_address
 from rocketstore.broker.broker import Broker
 from rocketstore.remoting.codes import RequestCode
@@ -70,7 +70,7 @@ class Forwarding:
         self._is_masters_name_checked = broker.store.log.is_replicated or broker.config.effective_security.has_tls
         self._client = client
         self._tasks: set[asyncio.Task[None]] = set()
-        self._shares = HostShares(UNDER_WAY_MAX, UNDER_WAY_MAX * broker.config.access.account_share_percent // 100)
+        self._quota = HostQuota(UNDER_WAY_MAX, UNDER_WAY_MAX * broker.config.access.account_share_percent // 100)
         if broker.store.log.is_replicated:
             broker.member_hosts.start()
 
@@ -144,15 +144,15 @@ class Forwarding:
         elif ACCESS_KEY in frame.fields and not self._is_masters_name_checked:
             refusal = "does not pass on signed requests to an address of which only a name server says that it is the "
             refusal += "master: send to the master, or use TLS"
-        elif not self._shares.has_room(host, little=connection.under_way <= LITTLE):
+        elif not self._quota.has_room(host, little=connection.under_way <= LITTLE):
             refusal = "too many requests to the master are in progress, or too many of your host"
         if refusal:
             return frame.answer(AnswerCode.SERVICE_NOT_AVAILABLE, f"this broker is a slave, and {refusal}")
-        self._shares.change(host, 1)
+        self._quota.change(host, 1)
         try:
             return await self._ask_master(master, connection, frame)
         finally:
-            self._shares.change(host, -1)
+            self._quota.change(host, -1)
 
     async def _ask_master(self, master: str, connection: RemotingConnection, frame: Frame) -> Answer:
         timeout_s = TIMEOUT_S + (_poll_s(frame) if frame.code in _WAITING else 0.0)

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 from dledger.config import ServerConfig
 from dledger.errors import DLedgerError
 from dledger.rpc.bridge import LoopBridge, LoopThread
-from rocketstore.broker.broker import Broker, ClientShares, LoopTools, Storage
+from rocketstore.broker.broker import Broker, ClientQuotas, LoopTools, Storage
 from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.ports import group_view
 from rocketstore.broker.reading import ReadThreads
@@ -124,7 +124,7 @@ class ServingBroker(MemberBroker):
         storage = Storage(store, self.state, self.transactions, self.schedule, self.timed)
         mastership = Mastership(store, lambda: group_view(node.status(), node.removed), lambda: self.serves)
         tools = LoopTools(bridge, clock, ReadThreads(config.read_threads), node.conditions)
-        made = Broker(config, storage, mastership, tools, ClientShares(config, None), LOOPBACK)
+        made = Broker(config, storage, mastership, tools, ClientQuotas(config, None), LOOPBACK)
         copies = made.popping._driver.copies
         make = copies.make
 

@@ -64,7 +64,7 @@ class TimedSends:
         self._confirm = confirm
         self._counted_at = -COUNT_S
         self._open = 0
-        self._shares = TimedShares()
+        self._quota = TimedQuota()
 
     def begin(self, message: Message, place: int, owner: str, *, together: bool) -> TimedPlace | PutResult | None:
         """Turn a message whose queue is chosen into one that waits; or the reason for a refusal. None: it asks for no
@@ -106,7 +106,7 @@ class TimedSends:
             reason = f"{config.timed_messages_max} messages wait for their time already (timed_messages_max)"
             return _refusal(PutMessageStatus.FLOW_CONTROL, f"{reason}: try again later")
         share = max(1, config.timed_messages_max * config.access.account_share_percent // 100)
-        if owner and waiting >= share and self._shares.waiting(owner, now_ms) >= share:
+        if owner and waiting >= share and self._quota.waiting(owner, now_ms) >= share:
             reason = f"{share} messages of {owner} wait for their time (timed_messages_max, account_share_percent)"
             return _refusal(PutMessageStatus.FLOW_CONTROL, f"{reason}: try again later")
         if self._timers.due_in(due_ms) >= config.timed_messages_per_s_max:
@@ -131,7 +131,7 @@ class TimedSends:
             if stored is not None:
                 handle = RecallHandle(one.topic, self._live.now.name, one.due_ms, one.message_id, stored.queue_offset)
                 if one.owner:
-                    self._shares.add(one.owner, one.due_ms, now_ms)
+                    self._quota.add(one.owner, one.due_ms, now_ms)
                 found[one.place] = found[one.place]._replace(
                     stored=stored._replace(queue_id=one.queue_id), handle=handle.encode()
                 )
@@ -173,7 +173,7 @@ def _refusal(status: PutMessageStatus, reason: str) -> PutResult:
     return PutResult(status, outcome="not_applied", reason=reason)
 
 
-class TimedShares:
+class TimedQuota:
     """How many timed messages each account, or address without access control, has waiting. On the loop.
 
     Counted are those that this broker has taken in since it started, by when they are due: to the minute, and to the

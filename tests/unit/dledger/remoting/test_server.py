@@ -270,7 +270,7 @@ def test_what_is_answered_at_once_does_not_make_a_turn_long(monkeypatch: pytest.
         codes = {one.opaque: one.code for one in frames}
         assert codes == dict.fromkeys(range(100), 1) | {50: 2, 60: AnswerCode.NO_PERMISSION}
         assert server.requests_under_way == 0
-        assert server._shares.is_empty
+        assert server._quota.is_empty
         await server.close(0)
 
     _on_a_loop(test)

@@ -12,7 +12,7 @@ from dledger.clock import Clock
 from dledger.conditions import Conditions
 from dledger.errors import InvalidRequestError
 from dledger.rpc.bridge import LoopBridge, LoopThread
-from rocketstore.broker.broker import Broker, ClientShares, LoopTools, Storage
+from rocketstore.broker.broker import Broker, ClientQuotas, LoopTools, Storage
 from rocketstore.broker.groups import Groups
 from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.ports import GroupView, StateDone
@@ -332,7 +332,7 @@ class Harness:
             Storage(store, self.state, transactions, schedule, self.timed),
             Mastership(store, lambda: self.view, self._has_caught_up),
             LoopTools(bridge, clock, ReadThreads(self.config.read_threads), self.conditions),
-            ClientShares(self.config, self.guard),
+            ClientQuotas(self.config, self.guard),
             STORE_HOST,
         )
 

@@ -16,7 +16,7 @@ import pytest
 from dledger.rpc.bridge import LoopBridge
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.timed import sends as sends_module
-from rocketstore.broker.timed.sends import HOUR_MS, MINUTE_MS, TimedSends, TimedShares
+from rocketstore.broker.timed.sends import HOUR_MS, MINUTE_MS, TimedQuota, TimedSends
 from rocketstore.client import ClientError, Message, Producer
 from rocketstore.types import PutMessageStatus, PutResult
 from tests.support.on_loop import on_loop
@@ -129,7 +129,7 @@ async def test_a_master_that_was_replaced_does_not_say_that_there_is_no_such_mes
 
 def test_a_message_counts_for_its_owner_until_it_is_due_and_hardly_longer() -> None:
     """Else a stream of short delays would fill a share that is meant for those that wait."""
-    shares = TimedShares()
+    shares = TimedQuota()
     for due_ms in (NOW_MS + 1, NOW_MS + 30 * MINUTE_MS, NOW_MS + 30 * HOUR_MS):
         shares.add("a", due_ms, NOW_MS)
     shares.add("b", NOW_MS + HOUR_MS, NOW_MS)
@@ -149,7 +149,7 @@ def test_a_message_counts_for_its_owner_until_it_is_due_and_hardly_longer() -> N
 
 def test_a_later_message_does_not_keep_an_earlier_one_counted() -> None:
     """Whichever of them came first."""
-    shares = TimedShares()
+    shares = TimedQuota()
     for due_ms in (NOW_MS + 30 * HOUR_MS, NOW_MS + 1):
         shares.add("a", due_ms, NOW_MS)
     assert shares.waiting("a", NOW_MS + MINUTE_MS) == 1
@@ -158,7 +158,7 @@ def test_a_later_message_does_not_keep_an_earlier_one_counted() -> None:
 def test_owners_and_times_without_end_take_no_more_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes then counts for a period that is there; what is due makes room."""
     monkeypatch.setattr(sends_module, "PERIODS_MAX", 3)
-    shares = TimedShares()
+    shares = TimedQuota()
     for hours in range(5):
         shares.add("a", NOW_MS + hours * HOUR_MS, NOW_MS)
     assert shares.waiting("a", NOW_MS) == 5

@@ -8,7 +8,7 @@ KEPT_PART: Final = 8
 """This part of a limit is reserved for who has little, as in ``dledger.access.quota``."""
 
 
-class HostShares:
+class HostQuota:
     """Counts the shares of hosts in a total: all together have at most ``most``, each host at most ``host_most``.
 
     A host is a name of ``dledger.access.addresses.counted_host``.
