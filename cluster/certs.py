@@ -67,7 +67,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class CertificateFacts:
+class CertificateContents:
     """A certificate's contents, for display."""
 
     subject: str
@@ -144,7 +144,7 @@ def renew(directory: Path, name: str, *, days: int = LEAF_DAYS, new_key: bool = 
     return pair
 
 
-def look_at(path: Path) -> CertificateFacts:
+def look_at(path: Path) -> CertificateContents:
     """The contents of the first certificate in a file. Raises ``ConfigError``."""
     certificate = _read_certificate(path)
     names: tuple[str, ...] = ()
@@ -156,7 +156,7 @@ def look_at(path: Path) -> CertificateFacts:
             usages = [_USAGE_WORDS.get(one, one.dotted_string) for one in extension.value]
         elif isinstance(extension.value, x509.BasicConstraints) and extension.value.ca:
             usages = ["certificate authority"]
-    return CertificateFacts(
+    return CertificateContents(
         subject=certificate.subject.rfc4514_string(),
         issuer=certificate.issuer.rfc4514_string(),
         names=names,

@@ -13,7 +13,7 @@ from typing import Final
 
 from cluster.drill.history import NodeView
 from cluster.drill.runner import DrillResult
-from cluster.drill.timeline import BUCKET_S, Bucket, RoundFacts
+from cluster.drill.timeline import BUCKET_S, Bucket, FaultEffects
 from dledger import html_page
 from dledger.html_page import CHART_WIDTH
 
@@ -93,7 +93,7 @@ def _scale(low: float, high: float, first: float, last: float) -> Callable[[floa
 # --- what was done ---------------------------------------------------------------------------------------------------
 
 
-def _bands(rounds: Iterable[RoundFacts], x: Callable[[float], float], bottom: float, span_s: float) -> str:
+def _bands(rounds: Iterable[FaultEffects], x: Callable[[float], float], bottom: float, span_s: float) -> str:
     """Background bands: from the fault to its heal, and from there until all nodes have caught up."""
     found = []
     for one in rounds:
@@ -107,7 +107,7 @@ def _bands(rounds: Iterable[RoundFacts], x: Callable[[float], float], bottom: fl
     return "".join(found)
 
 
-def _marks(rounds: Sequence[RoundFacts], x: Callable[[float], float], bottom: float) -> str:
+def _marks(rounds: Sequence[FaultEffects], x: Callable[[float], float], bottom: float) -> str:
     """A line and a word for each fault, heal and recovery; words that would overlap are left out."""
     moments = [
         (at_s, kind, word)
@@ -130,7 +130,7 @@ def _marks(rounds: Sequence[RoundFacts], x: Callable[[float], float], bottom: fl
     return "".join(found)
 
 
-def _gaps(rounds: Iterable[RoundFacts], x: Callable[[float], float], top: float) -> str:
+def _gaps(rounds: Iterable[FaultEffects], x: Callable[[float], float], top: float) -> str:
     """Above the throughput: periods without acknowledgements."""
     found = []
     for one in rounds:
@@ -155,17 +155,17 @@ def _lanes(result: DrillResult, x: Callable[[float], float]) -> str:
     for row, node in enumerate(result.nodes):
         y = TOP + row * LANE
         found.append(f'<text class="label" x="{LEFT - 10}" y="{y + 15}" text-anchor="end">{escape(node)}</text>')
-        for lane in result.lanes.get(node, ()):
-            begin, width = x(lane.begin_s), max(x(lane.end_s) - x(lane.begin_s), 1.0)
+        for period in result.state_periods.get(node, ()):
+            begin, width = x(period.begin_s), max(x(period.end_s) - x(period.begin_s), 1.0)
             found.append(
-                f'<rect class="{_role_class(lane.view)}" x="{begin:.1f}" y="{y + 2}" width="{width:.1f}" '
-                f'height="{LANE - 4}" rx="3"><title>{escape(_lane_title(node, lane.view))}, '
-                f"{lane.begin_s:.2f} to {lane.end_s:.2f} s</title></rect>"
+                f'<rect class="{_role_class(period.view)}" x="{begin:.1f}" y="{y + 2}" width="{width:.1f}" '
+                f'height="{LANE - 4}" rx="3"><title>{escape(_lane_title(node, period.view))}, '
+                f"{period.begin_s:.2f} to {period.end_s:.2f} s</title></rect>"
             )
-            word = _lane_word(lane.view)
+            word = _lane_word(period.view)
             if width > _LANE_TEXT_PX * len(word) + 10:
                 found.append(
-                    f'<text class="{_role_class(lane.view)}" x="{begin + 6:.1f}" y="{y + 15}">{escape(word)}</text>'
+                    f'<text class="{_role_class(period.view)}" x="{begin + 6:.1f}" y="{y + 15}">{escape(word)}</text>'
                 )
     return "".join(found)
 

@@ -11,7 +11,7 @@ import click
 from cluster import terminal
 from cluster.drill.history import DrillEvent, EventKind
 from cluster.drill.runner import DrillResult
-from cluster.drill.timeline import RoundFacts
+from cluster.drill.timeline import FaultEffects
 from cluster.drill.verdict import DefectKind, DrillVerdict
 
 MARKS: Final = {
@@ -57,7 +57,7 @@ def shortened(text: str) -> str:
     return text if len(text) <= _TEXT_CHARS_MAX else text[: _TEXT_CHARS_MAX - 1] + "…"
 
 
-def round_row(one: RoundFacts) -> tuple[str, ...]:
+def round_row(one: FaultEffects) -> tuple[str, ...]:
     """A fault's effects in words."""
     here = one.round
     whole = here.recovered_s - here.fault_s
@@ -207,7 +207,7 @@ def _result(result: DrillResult) -> dict[str, object]:
                 }
                 for one in mine
             ]
-            for node, mine in result.lanes.items()
+            for node, mine in result.state_periods.items()
         },
         "series": [
             {
@@ -240,7 +240,7 @@ def _verdict(verdict: DrillVerdict) -> dict[str, object]:
     }
 
 
-def _round(one: RoundFacts) -> dict[str, object]:
+def _round(one: FaultEffects) -> dict[str, object]:
     here = one.round
     return {
         "number": here.number,

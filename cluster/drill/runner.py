@@ -13,7 +13,7 @@ from cluster.drill.history import DrillEvent, EventKind, HistoryRecorder, NodeCo
 from cluster.drill.load import QUEUES, TOPIC, Load
 from cluster.drill.readback import read_node
 from cluster.drill.target import SECURITY, DrillError, DrillTarget, MemberTarget
-from cluster.drill.timeline import Bucket, Lane, RoundFacts, facts_of, lanes, series, timeline
+from cluster.drill.timeline import Bucket, FaultEffects, StatePeriod, effects_of, series, state_periods, timeline
 from cluster.drill.verdict import DrillVerdict, judge
 from cluster.drill.watch import Watch, wait_until
 from dledger.errors import DLedgerError
@@ -37,9 +37,9 @@ class DrillResult:
     notes: tuple[str, ...]
     nodes: tuple[NodeId, ...]
     rate: float
-    rounds: tuple[RoundFacts, ...]
+    rounds: tuple[FaultEffects, ...]
     events: tuple[DrillEvent, ...]
-    lanes: dict[NodeId, list[Lane]]
+    state_periods: dict[NodeId, list[StatePeriod]]
     series: tuple[Bucket, ...]
     seconds: float
     verdict: DrillVerdict | None
@@ -116,7 +116,7 @@ def result_of(
     problems: list[str],
 ) -> DrillResult:
     """The result of a finished drill; ``verdict`` is None if the messages could not be read back."""
-    rounds = tuple(facts_of(one, notes) for one in context.rounds)
+    rounds = tuple(effects_of(one, notes) for one in context.rounds)
     problems += [f"no acknowledgements after: {one.round.fault}" for one in rounds if math.isinf(one.without_service_s)]
     return DrillResult(
         name=_name(drill, options),
@@ -127,7 +127,7 @@ def result_of(
         rate=options.rate,
         rounds=rounds,
         events=timeline(notes, rounds),
-        lanes=lanes(notes.seen, notes.ended_s),
+        state_periods=state_periods(notes.seen, notes.ended_s),
         series=series(notes),
         seconds=notes.ended_s,
         verdict=verdict,

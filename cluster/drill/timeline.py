@@ -30,7 +30,7 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundFacts:
+class FaultEffects:
     """The effects of a fault."""
 
     round: Round
@@ -49,13 +49,13 @@ class RoundFacts:
     """Messages sent in this round that failed, refused or of unknown outcome."""
 
 
-def facts_of(one: Round, notes: Notes) -> RoundFacts:
+def effects_of(one: Round, notes: Notes) -> FaultEffects:
     """Evaluate one round. ``notes`` are in order of time."""
     failed = [(at, why) for at, why in notes.attempts_failed if one.fault_s <= at < one.ends_s]
     gap, resumed = _longest_gap(_acknowledgements(notes), one.fault_s, min(one.ends_s, notes.ended_s))
     before = _leader_at(notes.seen, one.fault_s)
     after = _leader_at(notes.seen, min(one.ends_s, notes.ended_s))
-    return RoundFacts(
+    return FaultEffects(
         round=one,
         first_failed_s=failed[0][0] if failed else math.nan,
         first_failed_why=failed[0][1] if failed else "",
@@ -102,7 +102,7 @@ def _leader_at(seen: Iterable[SeenChange], at_s: float) -> tuple[NodeId | None, 
 # --- the timeline ----------------------------------------------------------------------------------------------------
 
 
-def timeline(notes: Notes, rounds: Sequence[RoundFacts]) -> tuple[DrillEvent, ...]:
+def timeline(notes: Notes, rounds: Sequence[FaultEffects]) -> tuple[DrillEvent, ...]:
     """All relevant events in order of time."""
     events = [*notes.events, *_role_events(notes.seen)]
     for one in rounds:
@@ -135,7 +135,7 @@ def _role_events(seen: Iterable[SeenChange]) -> list[DrillEvent]:
     return events
 
 
-class Lane(NamedTuple):
+class StatePeriod(NamedTuple):
     """A period in which a node's reported state did not change."""
 
     begin_s: float
@@ -143,17 +143,17 @@ class Lane(NamedTuple):
     view: NodeView
 
 
-def lanes(seen: Iterable[SeenChange], end_s: float) -> dict[NodeId, list[Lane]]:
+def state_periods(seen: Iterable[SeenChange], end_s: float) -> dict[NodeId, list[StatePeriod]]:
     """The states of each node from start to end."""
     changes: dict[NodeId, list[SeenChange]] = defaultdict(list)
     for one in seen:
         changes[one.node].append(one)
-    found: dict[NodeId, list[Lane]] = {}
+    found: dict[NodeId, list[StatePeriod]] = {}
     for node in sorted(changes):
         mine = changes[node]
         ends = [*(max(0.0, one.at_s) for one in mine[1:]), max(end_s, 0.0)]
         found[node] = [
-            Lane(max(0.0, one.at_s), end, one.view)
+            StatePeriod(max(0.0, one.at_s), end, one.view)
             for one, end in zip(mine, ends, strict=True)
             if end > max(0.0, one.at_s)
         ]

@@ -27,7 +27,7 @@ _log = logging.getLogger("dledger")
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentFacts:
+class ClosedSegment:
     """A segment other than the last one."""
 
     path: Path
@@ -38,10 +38,10 @@ class SegmentFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class CleanFacts:
+class CleaningInput:
     """The input of the decision."""
 
-    segments: Iterable[SegmentFacts]
+    segments: Iterable[ClosedSegment]
     """Oldest first, without the last one; lazily, because each one looked at costs reads."""
     end: int
     safe_index: int
@@ -62,9 +62,9 @@ class CleanFacts:
 class CleanPlan:
     """The segments to remove, and why no more."""
 
-    remove: tuple[SegmentFacts, ...]
+    remove: tuple[ClosedSegment, ...]
     disk_full: bool
-    forced: SegmentFacts | None = None
+    forced: ClosedSegment | None = None
     """Which of them has not expired."""
 
 
@@ -91,30 +91,30 @@ class ForcedRemoval:
         _log.warning(text, self.first_index, self.last_index, self.path, age_s, hours, *ratios, extra=extra)
 
 
-def plan(facts: CleanFacts, config: StoreConfig) -> CleanPlan:
+def plan(given: CleaningInput, config: StoreConfig) -> CleanPlan:
     """Decide which segments to remove."""
-    remove: list[SegmentFacts] = []
-    forced: SegmentFacts | None = None
-    due = facts.local_hour in config.delete_hour or facts.usage_ratio > config.disk_check_ratio
-    force = config.force_clean and facts.usage_ratio > config.disk_clean_ratio
-    for segment in facts.segments:
-        expired = due and facts.now_ms - segment.modified_ms > config.retention_hours * _MS_PER_HOUR
-        if not (expired or (force and not remove)) or _needed(segment, facts, config):
+    remove: list[ClosedSegment] = []
+    forced: ClosedSegment | None = None
+    due = given.local_hour in config.delete_hour or given.usage_ratio > config.disk_check_ratio
+    force = config.force_clean and given.usage_ratio > config.disk_clean_ratio
+    for segment in given.segments:
+        expired = due and given.now_ms - segment.modified_ms > config.retention_hours * _MS_PER_HOUR
+        if not (expired or (force and not remove)) or _needed(segment, given, config):
             break
         remove.append(segment)
         if not expired:
             forced = segment
-    no_room = facts.ran_out_of_space and facts.available_bytes < facts.bytes_wanted
-    return CleanPlan(tuple(remove), facts.usage_ratio > config.disk_full_ratio or no_room, forced)
+    no_room = given.ran_out_of_space and given.available_bytes < given.bytes_wanted
+    return CleanPlan(tuple(remove), given.usage_ratio > config.disk_full_ratio or no_room, forced)
 
 
-def _needed(segment: SegmentFacts, facts: CleanFacts, config: StoreConfig) -> bool:
+def _needed(segment: ClosedSegment, given: CleaningInput, config: StoreConfig) -> bool:
     # The first entry that stays must be safe too: a log truncated back to its begin would continue at the segment's
     # start, where the others still have the end of the segment before.
-    if segment.last_index >= facts.safe_index:
+    if segment.last_index >= given.safe_index:
         return True
-    far_behind = facts.end - segment.end > config.follower_keep_bytes
-    return segment.last_index > facts.protected_index and not far_behind
+    far_behind = given.end - segment.end > config.follower_keep_bytes
+    return segment.last_index > given.protected_index and not far_behind
 
 
 @dataclass(frozen=True, slots=True)

@@ -556,7 +556,7 @@ class FileStore(LogReader):
             while self._forced_untold:
                 self._forced_untold.pop(0).tell(self._config)
 
-    def _forced(self, segment: cleaner.SegmentFacts, room: cleaner.Room) -> None:
+    def _forced(self, segment: cleaner.ClosedSegment, room: cleaner.Room) -> None:
         """Note that it will be removed before it has expired."""
         age_ms = max(0, self._clock.wall_ms() - segment.modified_ms)
         first = self._state.begin.index + 1
@@ -564,9 +564,9 @@ class FileStore(LogReader):
         self.forced_segments += 1
         self._forced_untold.append(self.last_forced)
 
-    def _clean_facts(self, protected_index: LogIndex, room: cleaner.Room) -> cleaner.CleanFacts:
+    def _clean_facts(self, protected_index: LogIndex, room: cleaner.Room) -> cleaner.CleaningInput:
         state, now_ms = self._state, self._clock.wall_ms()
-        return cleaner.CleanFacts(
+        return cleaner.CleaningInput(
             segments=self._removable(),
             end=state.end,
             safe_index=min(state.committed, state.flushed.index),
@@ -579,7 +579,7 @@ class FileStore(LogReader):
             bytes_wanted=cleaner.segment_room(self._config),
         )
 
-    def _removable(self) -> Iterator[cleaner.SegmentFacts]:
+    def _removable(self) -> Iterator[cleaner.ClosedSegment]:
         """The segments before the one with the last entry.
 
         Lazily: each costs reads under the node's lock, and mostly the first one stays.
@@ -599,7 +599,7 @@ class FileStore(LogReader):
                 except CorruptLogError:  # ``on_damage`` reports it; it goes with the next intact one
                     continue
                 modified_ms = file.path.stat().st_mtime_ns // 1_000_000
-                yield cleaner.SegmentFacts(file.path, file.base, end, last_index, modified_ms)
+                yield cleaner.ClosedSegment(file.path, file.base, end, last_index, modified_ms)
         except (CorruptLogError, IndexBeforeBeginError):  # its end is damaged, or it was truncated meanwhile
             return
 

@@ -196,18 +196,18 @@ class _Opener:
         self._unchecked = config.import_unchecked or checkpoint.begin.position < imported_end(layout.directory)
         settings = ScanSettings(config.recovery_verify_bytes, self._unchecked, layout.data[0])
         outcome = scan_log(files, misshapen, checkpoint, settings)
-        decision = plan(outcome.facts)
+        decision = plan(outcome.findings)
         hard_state = self._hard_state()
         members = MembersFile(self._fs, layout.directory, self._identity.node_id)
         if isinstance(decision, Refuse):
             damage = decision.damage
-            self._refuse_javas(files, outcome.facts.end)
+            self._refuse_javas(files, outcome.findings.end)
             if self._damage is None:
                 raise CorruptLogError(damage.path, damage.offset, damage.reason, REPAIR_ADVICE)
-            decision, misshapen = self._damage.settle(files, outcome.facts, misshapen, hard_state)
+            decision, misshapen = self._damage.settle(files, outcome.findings, misshapen, hard_state)
         if imported:
             self._check_import(files, outcome, checkpoint)
-        doubted = "" if imported else doubt(outcome.facts, decision, life)
+        doubted = "" if imported else doubt(outcome.findings, decision, life)
         if doubted:  # durably, before its evidence is gone
             hard_state.doubt(doubted)
         self._remove_leftovers([*data.temporary, *index.temporary, *(one.path for one in misshapen)])
@@ -365,13 +365,13 @@ class _Opener:
 
     def _check_import(self, files: LogFiles, outcome: LogScanOutcome, checkpoint: LogCheckpoint) -> None:
         """An imported log has no checksums: refuse to drop more than a torn end. Raises ``CorruptLogError``."""
-        facts = outcome.facts
-        later = files.data.base_of(facts.stop.position) + files.segment_bytes
-        nothing = facts.end.index == checkpoint.begin.index
-        if (nothing and facts.rest_in_use) or any(
+        findings = outcome.findings
+        later = files.data.base_of(findings.stop.position) + files.segment_bytes
+        nothing = findings.end.index == checkpoint.begin.index
+        if (nothing and findings.rest_in_use) or any(
             file.non_zero_end(0) for file in files.data.files() if file.base >= later
         ):
-            stop = facts.stop
+            stop = findings.stop
             raise CorruptLogError(stop.path, stop.offset, f"{stop.reason}, and valid entries follow it", REPAIR_ADVICE)
 
     def _files(self) -> LogFiles:
@@ -422,8 +422,8 @@ class _Opener:
 
     def _carry_out(self, files: LogFiles, outcome: LogScanOutcome, decision: Plan) -> Mark:
         """Drop what the plan drops and mend the index; afterwards everything kept is durable."""
-        end = decision.end if isinstance(decision, Cut) else outcome.facts.end
-        clean = outcome.facts.checkpoint.clean_stop and not isinstance(decision, Cut)
+        end = decision.end if isinstance(decision, Cut) else outcome.findings.end
+        clean = outcome.findings.checkpoint.clean_stop and not isinstance(decision, Cut)
         if isinstance(decision, Cut):
             files.cut_data(end.position, MappedFile.non_zero_end)
         if outcome.index_wrong_from is not None:

@@ -24,7 +24,7 @@ from dledger.store.log_files import LogFiles
 from dledger.store.members_file import MEMBERS_FILE, begin_new_memory
 from dledger.store.mmap_file import MappedFile
 from dledger.store.mmap_file_list import FoundFile
-from dledger.store.recovery import Cut, Damage, Keep, Refuse, ScanFacts, plan
+from dledger.store.recovery import Cut, Damage, Keep, Refuse, ScanFindings, plan
 from dledger.types import HardState
 
 _log = logging.getLogger("dledger")
@@ -248,25 +248,25 @@ class DamagedStart:
         """Whether the log's end was set aside."""
 
     def settle(
-        self, files: LogFiles, facts: ScanFacts, misshapen: tuple[FoundFile, ...], hard_state: FileHardState
+        self, files: LogFiles, findings: ScanFindings, misshapen: tuple[FoundFile, ...], hard_state: FileHardState
     ) -> tuple[Keep | Cut, tuple[FoundFile, ...]]:
         """Set damaged files aside; returns the plan for the rest, and the misshapen files still in place.
 
         Raises ``CorruptLogError`` if nothing verifies what to keep.
         """
         step = files.segment_bytes
-        last = files.data.base_of(facts.checkpoint.flushed.position)
-        damaged = {files.data.base_of(one.position): one for one in reversed(facts.bad_files)}
+        last = files.data.base_of(findings.checkpoint.flushed.position)
+        damaged = {files.data.base_of(one.position): one for one in reversed(findings.bad_files)}
         holes = {base: one for base, one in damaged.items() if base + step <= last}
-        middle = facts.misshapen_middle
+        middle = findings.misshapen_middle
         left = replace(
-            facts,
-            bad_files=tuple(one for one in facts.bad_files if files.data.base_of(one.position) not in holes),
+            findings,
+            bad_files=tuple(one for one in findings.bad_files if files.data.base_of(one.position) not in holes),
             misshapen_middle=None if middle is None or files.data.base_of(middle.position) in holes else middle,
         )
         decision = plan(left)
         if isinstance(decision, Refuse):
-            decision = self._cut(files, facts, decision.damage, misshapen, hard_state)
+            decision = self._cut(files, findings, decision.damage, misshapen, hard_state)
             holes = {base: one for base, one in holes.items() if base + step <= decision.end.position}
         for base, one in sorted(holes.items()):
             self._leave_empty(files, base, one)
@@ -279,13 +279,13 @@ class DamagedStart:
     def _cut(
         self,
         files: LogFiles,
-        facts: ScanFacts,
+        findings: ScanFindings,
         damage: Damage,
         misshapen: tuple[FoundFile, ...],
         hard_state: FileHardState,
     ) -> Cut:
-        end = facts.end
-        if end.position > damage.position or not facts.mark_agrees:
+        end = findings.end
+        if end.position > damage.position or not findings.mark_agrees:
             raise CorruptLogError(damage.path, damage.offset, damage.reason, REPAIR_ADVICE)
         lost = [one.path for one in misshapen if one.base >= end.position and one.path.exists()]
         behind = [file for file in files.data.files() if file.base + file.size > end.position]

@@ -71,7 +71,7 @@ class Damage:
 
 
 @dataclass(frozen=True, slots=True)
-class ScanFacts:
+class ScanFindings:
     """Recovery's findings, before it changes anything."""
 
     checkpoint: LogCheckpoint
@@ -116,67 +116,67 @@ class Refuse:
 Plan = Keep | Cut | Refuse
 
 
-def plan(facts: ScanFacts) -> Plan:
+def plan(findings: ScanFindings) -> Plan:
     """Decide (see the table above)."""
-    mark = facts.checkpoint.flushed
+    mark = findings.checkpoint.flushed
     for refusal in (_bad_file, _below_mark, _wrong_mark, _below_commit):
-        damage = refusal(facts)
+        damage = refusal(findings)
         if damage:
             return Refuse(damage)
-    if facts.checkpoint.clean_stop and facts.end.index > mark.index:
-        return Cut(mark, f"{facts.end.index - mark.index} entries after the end of a cleanly stopped log")
-    if facts.stopped_at_bad:
-        return Cut(facts.end, facts.stop.reason)
-    if facts.rest_in_use or facts.bad_files:
-        return Cut(facts.end, "unflushed remains after the last whole entry")
+    if findings.checkpoint.clean_stop and findings.end.index > mark.index:
+        return Cut(mark, f"{findings.end.index - mark.index} entries after the end of a cleanly stopped log")
+    if findings.stopped_at_bad:
+        return Cut(findings.end, findings.stop.reason)
+    if findings.rest_in_use or findings.bad_files:
+        return Cut(findings.end, "unflushed remains after the last whole entry")
     return Keep()
 
 
-def doubt(facts: ScanFacts, decision: Keep | Cut, life: LastLife) -> str:
+def doubt(findings: ScanFindings, decision: Keep | Cut, life: LastLife) -> str:
     """Why the member may have forgotten statements; empty if it has not (see the second table above)."""
     if life.replaced:
         return life.replaced
     cut = decision.reason if isinstance(decision, Cut) else ""
-    if facts.checkpoint.clean_stop:
+    if findings.checkpoint.clean_stop:
         return f"its files are from different times: {cut}" if cut else ""
     if life.flushed_late and not life.same_boot:
         return "it acknowledged before flushing (flush_mode=async), and the machine has restarted since"
     if life.flushed_late and cut:
         return f"it acknowledged before flushing (flush_mode=async), and the end of its log was cut: {cut}"
-    if cut and not facts.torn:
+    if cut and not findings.torn:
         return f"the end of its log was cut, and an interrupted write does not explain it: {cut}"
     return ""
 
 
-Refusal = Callable[[ScanFacts], Damage | None]
+Refusal = Callable[[ScanFindings], Damage | None]
 
 
-def _bad_file(facts: ScanFacts) -> Damage | None:
-    if facts.misshapen_middle:
-        return facts.misshapen_middle
-    flushed = facts.checkpoint.flushed
-    return next((damage for damage in facts.bad_files if damage.position < flushed.position), None)
+def _bad_file(findings: ScanFindings) -> Damage | None:
+    if findings.misshapen_middle:
+        return findings.misshapen_middle
+    flushed = findings.checkpoint.flushed
+    return next((damage for damage in findings.bad_files if damage.position < flushed.position), None)
 
 
-def _below_mark(facts: ScanFacts) -> Damage | None:
-    mark = facts.checkpoint.flushed
-    if facts.end.index >= mark.index:
+def _below_mark(findings: ScanFindings) -> Damage | None:
+    mark = findings.checkpoint.flushed
+    if findings.end.index >= mark.index:
         return None
-    return _told(facts.stop, f"entries up to {mark.index} were flushed, but the log ends at {facts.end.index}")
+    return _told(findings.stop, f"entries up to {mark.index} were flushed, but the log ends at {findings.end.index}")
 
 
-def _wrong_mark(facts: ScanFacts) -> Damage | None:
-    mark = facts.checkpoint.flushed
-    if facts.mark_agrees:
+def _wrong_mark(findings: ScanFindings) -> Damage | None:
+    mark = findings.checkpoint.flushed
+    if findings.mark_agrees:
         return None
-    return _told(facts.stop, f"entry {mark.index} is not the one that was flushed (end or chainCrc differ)")
+    return _told(findings.stop, f"entry {mark.index} is not the one that was flushed (end or chainCrc differ)")
 
 
-def _below_commit(facts: ScanFacts) -> Damage | None:
-    committed = facts.checkpoint.committed
-    if facts.end.index >= committed:
+def _below_commit(findings: ScanFindings) -> Damage | None:
+    committed = findings.checkpoint.committed
+    if findings.end.index >= committed:
         return None
-    return _told(facts.stop, f"entries up to {committed} were committed, but the log ends at {facts.end.index}")
+    return _told(findings.stop, f"entries up to {committed} were committed, but the log ends at {findings.end.index}")
 
 
 def _told(stop: Damage, what: str) -> Damage:

@@ -1,4 +1,4 @@
-"""Scans a log at start: collects the facts on which ``recovery.plan`` decides. Changes nothing.
+"""Scans a log at start: collects the findings on which ``recovery.plan`` decides. Changes nothing.
 
 It starts ``recovery_verify_bytes`` below the flushed mark, at an entry that the index names and the data confirm, and
 verifies every record from there to the end. Of earlier segments, only the first record is checked. If the index cannot
@@ -32,7 +32,7 @@ from dledger.store.format import (
 from dledger.store.log_files import LogFiles
 from dledger.store.mmap_file import MappedFile, UnreadableError
 from dledger.store.mmap_file_list import FoundFile
-from dledger.store.recovery import Damage, ScanFacts, is_torn
+from dledger.store.recovery import Damage, ScanFindings, is_torn
 from dledger.types import Boundary
 
 _CHUNK_ENTRIES = 16 * 1024
@@ -90,7 +90,7 @@ def _blank_to_the_end(file: MappedFile, offset: int) -> bool:
 class LogScanOutcome:
     """Facts for the plan, and what carrying it out needs."""
 
-    facts: ScanFacts
+    findings: ScanFindings
     start: ScanWalk
     last: Follow
     entries: int
@@ -124,7 +124,7 @@ def scan_log(
             wrong_from = first
         if state.follow.index == mark.index:
             mark_agrees = state.mark == mark
-    facts = ScanFacts(
+    findings = ScanFindings(
         checkpoint=checkpoint,
         end=state.mark,
         stop=_stop(files, state, settings),
@@ -135,7 +135,7 @@ def scan_log(
         bad_files=tuple(sorted((*bad_files, *heads_bad), key=lambda one: one.position)),
         misshapen_middle=_middle(files, misshapen),
     )
-    return LogScanOutcome(facts, start, state.follow, count, wrong_from)
+    return LogScanOutcome(findings, start, state.follow, count, wrong_from)
 
 
 def _start_at_begin(checkpoint: LogCheckpoint) -> ScanWalk:

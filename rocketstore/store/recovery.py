@@ -1,7 +1,7 @@
 """Startup: brings the consume queues and the index up to the log.
 
 The log recovers itself; the queues and the index are derived from it, so the only question is from where to rebuild
-them. ``plan`` answers it from facts, ``recover`` carries it out. The possible cases:
+them. ``plan`` answers it from findings, ``recover`` carries it out. The possible cases:
 
 1. *Clean stop.* Everything is durable up to ``replay_from``, the end. Nothing to do.
 2. *Crash.* What was appended to queues and index after the checkpoint may exist completely, partly, torn, or not at
@@ -38,7 +38,7 @@ _log = logging.getLogger("rocketstore")
 _PROBE_BYTES: Final = 64 * KIB
 
 
-class QueueFacts(NamedTuple):
+class QueueFindings(NamedTuple):
     """The state of the consume queues after each has recovered by itself."""
 
     units: int
@@ -49,7 +49,7 @@ class QueueFacts(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class RecoveryFacts:
+class RecoveryFindings:
     """Everything the plan depends on.
 
     ``queues`` are as they are once cut (``cut_of``): anything after the cut may be torn, and is ignored.
@@ -60,7 +60,7 @@ class RecoveryFacts:
     checkpoint: StoreCheckpoint
     log_min: int
     log_end: int
-    queues: QueueFacts
+    queues: QueueFindings
     index: IndexLoad | None
     file_by_time: int
 
@@ -76,23 +76,23 @@ class RecoveryPlan:
     """The queues' contents reach the log's begin: they have missed nothing that the log no longer contains."""
 
 
-def plan(facts: RecoveryFacts, *, index_safe: bool) -> RecoveryPlan:
+def plan(findings: RecoveryFindings, *, index_safe: bool) -> RecoveryPlan:
     """Decide what must be rebuilt. ``index_safe``: including what only the index lacks."""
-    checkpoint, end = facts.checkpoint, facts.log_end
-    start, reason = _queues_from(facts)
-    whole = facts.queues.are_sound and facts.queues.units >= checkpoint.queue_units
-    if not facts.queues.are_sound:
-        start, reason = facts.log_min, "consume queues do not end with their own messages"
+    checkpoint, end = findings.checkpoint, findings.log_end
+    start, reason = _queues_from(findings)
+    whole = findings.queues.are_sound and findings.queues.units >= checkpoint.queue_units
+    if not findings.queues.are_sound:
+        start, reason = findings.log_min, "consume queues do not end with their own messages"
     elif not whole:
-        start, reason = facts.log_min, "files of consume queues are missing"
-    whole = whole and (facts.queues.units > 0 if checkpoint.replay_from == UNKNOWN else start >= facts.log_min)
-    index_from = _index_from(facts) if index_safe else None
+        start, reason = findings.log_min, "files of consume queues are missing"
+    whole = whole and (findings.queues.units > 0 if checkpoint.replay_from == UNKNOWN else start >= findings.log_min)
+    index_from = _index_from(findings) if index_safe else None
     if index_from is not None and index_from < start:
         start, reason = index_from, "files of the index are missing"
-    start = min(max(start, facts.log_min), max(end, facts.log_min))
-    invariant(start <= max(end, facts.log_min), "replay begins beyond the log", start=start, end=end)
-    cut = cut_of(checkpoint, end, facts.file_by_time, clean_stop=facts.clean_stop)
-    return RecoveryPlan(cut, start, reason, whole or not facts.log_min)
+    start = min(max(start, findings.log_min), max(end, findings.log_min))
+    invariant(start <= max(end, findings.log_min), "replay begins beyond the log", start=start, end=end)
+    cut = cut_of(checkpoint, end, findings.file_by_time, clean_stop=findings.clean_stop)
+    return RecoveryPlan(cut, start, reason, whole or not findings.log_min)
 
 
 def cut_of(checkpoint: StoreCheckpoint, log_end: int, file_by_time: int, *, clean_stop: bool) -> int:
@@ -103,24 +103,26 @@ def cut_of(checkpoint: StoreCheckpoint, log_end: int, file_by_time: int, *, clea
     return min(known, log_end)
 
 
-def _queues_from(facts: RecoveryFacts) -> tuple[int, str]:
-    checkpoint = facts.checkpoint
+def _queues_from(findings: RecoveryFindings) -> tuple[int, str]:
+    checkpoint = findings.checkpoint
     if checkpoint.replay_from != UNKNOWN:
-        return checkpoint.replay_from, "clean stop" if facts.clean_stop else "the last stop was not clean"
-    if facts.clean_stop and facts.queues.max_physical >= 0:
-        return facts.queues.max_physical, "the last clean stop was RocketMQ's"
-    if facts.clean_stop:
-        return facts.log_min, "there are no consume queues"
-    start = min(facts.file_by_time, max(facts.queues.max_physical, facts.log_min))  # no gap after the queues' contents
+        return checkpoint.replay_from, "clean stop" if findings.clean_stop else "the last stop was not clean"
+    if findings.clean_stop and findings.queues.max_physical >= 0:
+        return findings.queues.max_physical, "the last clean stop was RocketMQ's"
+    if findings.clean_stop:
+        return findings.log_min, "there are no consume queues"
+    start = min(
+        findings.file_by_time, max(findings.queues.max_physical, findings.log_min)
+    )  # no gap after the queues' contents
     return start, "the last stop was not clean, and there is no checkpoint of this store"
 
 
-def _index_from(facts: RecoveryFacts) -> int | None:
-    if facts.index is None:
+def _index_from(findings: RecoveryFindings) -> int | None:
+    if findings.index is None:
         return None
-    missing = facts.index.replay_from
-    if facts.index.indexed_to < facts.checkpoint.index_end:
-        missing = facts.index.indexed_to if missing is None else min(missing, facts.index.indexed_to)
+    missing = findings.index.replay_from
+    if findings.index.indexed_to < findings.checkpoint.index_end:
+        missing = findings.index.indexed_to if missing is None else min(missing, findings.index.indexed_to)
     return missing
 
 
@@ -175,16 +177,16 @@ def recover(
         )
         if index.indexed_to >= end:
             index.truncate(end)
-    facts = RecoveryFacts(
+    findings = RecoveryFindings(
         clean_stop=clean_stop,
         checkpoint=checkpoint,
         log_min=log.min_offset,
         log_end=end,
-        queues=QueueFacts(queue_units(queues), queues.max_physical_offset, are_sound=repaired.replay_from != -1),
+        queues=QueueFindings(queue_units(queues), queues.max_physical_offset, are_sound=repaired.replay_from != -1),
         index=found,
         file_by_time=first_file,
     )
-    decided = plan(facts, index_safe=index_safe)
+    decided = plan(findings, index_safe=index_safe)
     if decided.replay_from < log.max_offset:
         _log.info(
             "building queues and index from %d to %d of the log: %s",

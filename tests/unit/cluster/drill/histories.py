@@ -17,7 +17,7 @@ from cluster.drill.history import (
     ServedMessage,
 )
 from cluster.drill.runner import DrillResult
-from cluster.drill.timeline import Round, facts_of, lanes, series, timeline
+from cluster.drill.timeline import Round, effects_of, series, state_periods, timeline
 from cluster.drill.verdict import DrillVerdict, judge
 from dledger.types import NodeId
 
@@ -101,7 +101,7 @@ def failover() -> Notes:
 
 def result_of(notes: Notes, verdict: DrillVerdict | None, *problems: str, name: str = "kill-leader") -> DrillResult:
     """As the runner would put it together, for one fault at second 1."""
-    rounds = (facts_of(Round(1, "SIGKILL to n0", N0, 1.0, 3.0, 3.5), notes),)
+    rounds = (effects_of(Round(1, "SIGKILL to n0", N0, 1.0, 3.0, 3.5), notes),)
     return DrillResult(
         name=name,
         summary="SIGKILL to the leader",
@@ -111,7 +111,7 @@ def result_of(notes: Notes, verdict: DrillVerdict | None, *problems: str, name: 
         rate=10.0,
         rounds=rounds,
         events=timeline(notes, rounds),
-        lanes=lanes(notes.seen, notes.ended_s),
+        state_periods=state_periods(notes.seen, notes.ended_s),
         series=series(notes),
         seconds=notes.ended_s,
         verdict=verdict,

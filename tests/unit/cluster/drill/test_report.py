@@ -14,7 +14,7 @@ import pytest
 from cluster.drill import html, report
 from cluster.drill.chart import chart
 from cluster.drill.history import DrillEvent, EventKind, NodeView, SendOutcome
-from cluster.drill.timeline import Lane, Round, facts_of
+from cluster.drill.timeline import Round, StatePeriod, effects_of
 from tests.unit.cluster.drill.histories import N0, failover, perfect, result_of
 
 
@@ -224,7 +224,7 @@ def test_the_chart_of_a_drill_that_broke_off_is_drawn_all_the_same() -> None:
     notes.sends = [one for one in notes.sends if one.ended_s < 1.0]
     notes.events.append(DrillEvent(3.9, EventKind.PROBLEM, "no leader that accepts messages"))
     result = result_of(notes, None, "no leader that accepts messages")
-    rounds = tuple(facts_of(Round(n, "x", N0, 1.0 + n / 100), notes) for n in range(1, 5))
+    rounds = tuple(effects_of(Round(n, "x", N0, 1.0 + n / 100), notes) for n in range(1, 5))
     broken = type(result)(**{name: getattr(result, name) for name in result.__slots__} | {"rounds": rounds})
 
     root = ElementTree.fromstring(chart(broken, 1))
@@ -236,9 +236,9 @@ def test_the_chart_of_a_drill_that_broke_off_is_drawn_all_the_same() -> None:
 
 
 def test_a_role_of_a_broker_is_text() -> None:
-    """It is what the other side says, and the page shows it where a role is too long for its lane."""
+    """It is what the other side says, and the page shows it where a role is too long for its period."""
     result = result_of(failover(), perfect().verdict())
-    evil = replace(result, lanes={N0: [Lane(0.0, result.seconds, NodeView("<b>&", 3))]})
+    evil = replace(result, state_periods={N0: [StatePeriod(0.0, result.seconds, NodeView("<b>&", 3))]})
 
     drawn = chart(evil, 1)
 

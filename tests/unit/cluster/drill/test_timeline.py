@@ -7,7 +7,7 @@ import math
 import pytest
 
 from cluster.drill.history import DrillSend, EventKind, NodeView, Notes, SeenChange, SendOutcome
-from cluster.drill.timeline import Round, facts_of, lanes, quantile, series, timeline
+from cluster.drill.timeline import Round, effects_of, quantile, series, state_periods, timeline
 from tests.unit.cluster.drill.histories import N0, N1, failover
 
 
@@ -21,7 +21,7 @@ def acknowledged(*times: float) -> Notes:
 
 def test_facts_of_a_failover() -> None:
     """The gap runs from the last acknowledgement before the fault to the first one after it."""
-    facts = facts_of(Round(1, "SIGKILL to n0", N0, 1.0, 3.0, 3.5), failover())
+    facts = effects_of(Round(1, "SIGKILL to n0", N0, 1.0, 3.0, 3.5), failover())
 
     assert facts.without_service_s == pytest.approx(1.10)
     assert facts.first_acknowledged_s == pytest.approx(2.01)
@@ -33,7 +33,7 @@ def test_facts_of_a_failover() -> None:
 
 def test_the_longest_gap_counts_not_the_first() -> None:
     """An acknowledgement that was on its way at the fault does not end the outage."""
-    facts = facts_of(Round(1, "", N0, 1.0), acknowledged(0.9, 1.05, 3.0, 3.1))
+    facts = effects_of(Round(1, "", N0, 1.0), acknowledged(0.9, 1.05, 3.0, 3.1))
 
     assert facts.without_service_s == pytest.approx(1.95)
     assert facts.first_acknowledged_s == pytest.approx(3.0)
@@ -41,7 +41,7 @@ def test_the_longest_gap_counts_not_the_first() -> None:
 
 def test_no_acknowledgement_after_the_fault_is_an_outage_for_ever() -> None:
     """And not one of no length."""
-    facts = facts_of(Round(1, "", N0, 1.0), acknowledged(0.5, 0.9))
+    facts = effects_of(Round(1, "", N0, 1.0), acknowledged(0.5, 0.9))
 
     assert facts.without_service_s == math.inf
     assert math.isnan(facts.first_acknowledged_s)
@@ -51,14 +51,14 @@ def test_a_round_ends_where_the_next_begins() -> None:
     """Its outage is not the next one's."""
     notes = acknowledged(0.9, 1.4, 2.9, 6.0)
 
-    assert facts_of(Round(1, "", N0, 1.0, ends_s=3.0), notes).without_service_s == pytest.approx(1.5)
-    assert facts_of(Round(2, "", N0, 3.0), notes).without_service_s == pytest.approx(3.1)
+    assert effects_of(Round(1, "", N0, 1.0, ends_s=3.0), notes).without_service_s == pytest.approx(1.5)
+    assert effects_of(Round(2, "", N0, 3.0), notes).without_service_s == pytest.approx(3.1)
 
 
 def test_the_timeline_is_in_order_and_tells_of_roles() -> None:
     """A follower that hears of a new term is no news; a silent node, a candidate and a leader are."""
     notes = failover()
-    rounds = [facts_of(Round(1, "SIGKILL to n0", N0, 1.0, 3.0, 3.5), notes)]
+    rounds = [effects_of(Round(1, "SIGKILL to n0", N0, 1.0, 3.0, 3.5), notes)]
 
     events = timeline(notes, rounds)
 
@@ -87,7 +87,9 @@ def test_a_failed_attempt_that_cost_no_message_is_told_as_such() -> None:
 
     first = [
         next(
-            one.text for one in timeline(notes, [facts_of(Round(1, "", N0, 1.0), notes)]) if "first failed" in one.text
+            one.text
+            for one in timeline(notes, [effects_of(Round(1, "", N0, 1.0), notes)])
+            if "first failed" in one.text
         )
         for notes in (noticed, harmless)
     ]
@@ -101,21 +103,21 @@ def test_a_failed_attempt_that_cost_no_message_is_told_as_such() -> None:
 def test_a_fault_that_nobody_noticed_has_no_first_failure() -> None:
     """Nothing is told of what did not happen."""
     notes = acknowledged(0.9, 1.0, 1.1)
-    rounds = [facts_of(Round(1, "", N0, 0.95), notes)]
+    rounds = [effects_of(Round(1, "", N0, 0.95), notes)]
 
     assert EventKind.FIRST_FAILED not in [event.kind for event in timeline(notes, rounds)]
 
 
 def test_lanes_cover_the_whole_time() -> None:
     """Each stretch ends where the next begins, the last one with the drill."""
-    found = lanes(failover().seen, 4.0)
+    found = state_periods(failover().seen, 4.0)
 
     assert [(one.begin_s, one.end_s, one.view.role) for one in found[N0]] == [
         (0.0, 1.04, "LEADER"),
         (1.04, 3.2, ""),
         (3.2, 4.0, "FOLLOWER"),
     ]
-    assert lanes([SeenChange(0.0, N1, NodeView("LEADER", 1))], 2.0)[N1][0].end_s == 2.0
+    assert state_periods([SeenChange(0.0, N1, NodeView("LEADER", 1))], 2.0)[N1][0].end_s == 2.0
 
 
 def test_throughput_and_latency_by_tenths_of_a_second() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from dledger.config import StoreConfig
 from dledger.errors import DiskFullError, IndexBeforeBeginError
-from dledger.store.cleaner import CleanFacts, Room, SegmentFacts, local_hour, plan, protected
+from dledger.store.cleaner import CleaningInput, ClosedSegment, Room, local_hour, plan, protected
 from dledger.store.fs import DiskUsage
 from dledger.types import LogIndex
 from dledger.values import MIB
@@ -19,9 +19,9 @@ from tests.unit.dledger.store.support import FakeClock, UnsyncedFs, abandon, bod
 
 _HOUR = 3_600_000
 _SEGMENTS = tuple(
-    SegmentFacts(Path(str(k)), k * 100, (k + 1) * 100, last_index=k * 10 + 9, modified_ms=k * _HOUR) for k in range(4)
+    ClosedSegment(Path(str(k)), k * 100, (k + 1) * 100, last_index=k * 10 + 9, modified_ms=k * _HOUR) for k in range(4)
 )
-_FACTS = CleanFacts(
+_FACTS = CleaningInput(
     segments=_SEGMENTS,
     end=450,
     safe_index=1000,
@@ -52,7 +52,7 @@ _FACTS = CleanFacts(
         pytest.param({"segments": ()}, 0, id="only the last segment"),
     ],
 )
-def test_plan(changes: dict[str, int | float | tuple[SegmentFacts, ...]], removed: int) -> None:
+def test_plan(changes: dict[str, int | float | tuple[ClosedSegment, ...]], removed: int) -> None:
     """Oldest first, stopping at the first that stays."""
     config = StoreConfig(follower_keep_bytes=300)
 

@@ -24,7 +24,7 @@ from dledger.store.recovery import (
     Keep,
     Plan,
     Refuse,
-    ScanFacts,
+    ScanFindings,
     _is_one_bit,
     doubt,
     is_torn,
@@ -37,7 +37,7 @@ _END = Mark(9, 1000, 5)
 _STOP = Damage(Path("data/0"), 1000, 1000, "no record starts here")
 _BEFORE = Damage(Path("data/short"), 10, 512, "the segment has 10 bytes instead of 512")
 _AFTER = Damage(Path("data/short"), 10, 1024, "the segment has 10 bytes instead of 512")
-_WHOLE = ScanFacts(
+_WHOLE = ScanFindings(
     checkpoint=LogCheckpoint(flushed=_END, committed=LogIndex(5)),
     end=_END,
     stop=_STOP,
@@ -52,7 +52,7 @@ SEGMENT_BYTES = 64 * SECTOR_BYTES
 
 
 @pytest.mark.parametrize(
-    ("facts", "expected"),
+    ("findings", "expected"),
     [
         pytest.param(_WHOLE, Keep(), id="whole"),
         pytest.param(_UNFLUSHED, Keep(), id="whole entries above the mark are kept"),
@@ -77,13 +77,13 @@ SEGMENT_BYTES = 64 * SECTOR_BYTES
         ),
     ],
 )
-def test_plan(facts: ScanFacts, expected: Plan) -> None:
+def test_plan(findings: ScanFindings, expected: Plan) -> None:
     """The table in the module's docstring."""
-    assert plan(facts) == expected
+    assert plan(findings) == expected
 
 
 @pytest.mark.parametrize(
-    ("facts", "reason"),
+    ("findings", "reason"),
     [
         pytest.param(_ABOVE, "entries up to 10 were flushed, but the log ends at 9", id="shorter than the mark"),
         pytest.param(replace(_ABOVE, stopped_at_bad=True), "were flushed", id="bad record below the mark"),
@@ -95,9 +95,9 @@ def test_plan(facts: ScanFacts, expected: Plan) -> None:
         ),
     ],
 )
-def test_plan_refuses_where_the_scan_stopped(facts: ScanFacts, reason: str) -> None:
+def test_plan_refuses_where_the_scan_stopped(findings: ScanFindings, reason: str) -> None:
     """Damage of flushed bytes is never cut away; the place and the reason are told."""
-    decision = plan(facts)
+    decision = plan(findings)
 
     assert isinstance(decision, Refuse)
     assert (decision.damage.path, decision.damage.offset) == (_STOP.path, _STOP.offset)
@@ -126,7 +126,7 @@ _DOUBTS: tuple[tuple[tuple[bool | None, ...], bool], ...] = (
 def test_doubt(case: tuple[bool, ...]) -> None:
     """The second table in the module's docstring: every combination is one case of it, and no other."""
     replaced, clean, late, same_boot, cut, bad, torn = case
-    facts = replace(_WHOLE, checkpoint=replace(_WHOLE.checkpoint, clean_stop=clean), stopped_at_bad=bad, torn=torn)
+    findings = replace(_WHOLE, checkpoint=replace(_WHOLE.checkpoint, clean_stop=clean), stopped_at_bad=bad, torn=torn)
     life = LastLife(same_boot, late, "copied" if replaced else "")
     decision = Cut(_END, "because") if cut else Keep()
 
@@ -137,7 +137,7 @@ def test_doubt(case: tuple[bool, ...]) -> None:
     ]
 
     assert len(expected) == 1
-    assert bool(doubt(facts, decision, life)) is expected[0]
+    assert bool(doubt(findings, decision, life)) is expected[0]
 
 
 @dataclass(frozen=True)

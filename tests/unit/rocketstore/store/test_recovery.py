@@ -12,7 +12,7 @@ from rocketstore.consume_queue.repair import QueueRecovery
 from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.index.service import IndexLoad, IndexService
 from rocketstore.store.checkpoint import UNKNOWN, StoreCheckpoint
-from rocketstore.store.recovery import QueueFacts, RecoveryFacts, RecoveryPlan, file_by_time, plan, recover
+from rocketstore.store.recovery import QueueFindings, RecoveryFindings, RecoveryPlan, file_by_time, plan, recover
 from tests.unit.rocketstore.fakes import FakeLog
 
 OURS = StoreCheckpoint(1, 1, 1, replay_from=600, queue_units=10, index_end=500, index_entries=7)
@@ -79,8 +79,8 @@ def decide(
     index_safe: bool = True,
 ) -> RecoveryPlan:
     found = (index or Index()).load_facts
-    facts = RecoveryFacts(clean, checkpoint, begin, end, QueueFacts(units, max_physical), found, by_time)
-    return plan(facts, index_safe=index_safe)
+    findings = RecoveryFindings(clean, checkpoint, begin, end, QueueFindings(units, max_physical), found, by_time)
+    return plan(findings, index_safe=index_safe)
 
 
 def test_after_a_clean_stop_building_goes_on_where_it_was() -> None:
