@@ -14,7 +14,7 @@ import time
 from pathlib import PurePath
 from typing import Any, Final
 
-from dledger.escapes import escaped, escaped_json
+from cluster.escapes import escaped, escaped_json
 from dledger.log_output import speaking_group
 
 LEVELS: Final = ("debug", "info", "warning", "error")

@@ -7,9 +7,9 @@ import errno
 import click
 from click.exceptions import NoArgsIsHelpError
 
+from cluster.escapes import escaped_lines
 from dledger.contexts import USED
 from dledger.errors import ConfigError, DLedgerError
-from dledger.escapes import escaped_lines
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2

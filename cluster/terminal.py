@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from rocketstore.message.message import HostAddress
 
+from cluster.escapes import escaped, escaped_json
 from dledger.conditions import Condition
-from dledger.escapes import escaped, escaped_json
 
 Advance = Callable[[int], None]
 """Advances a progress bar by a number of steps."""

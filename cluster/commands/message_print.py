@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from cluster import terminal
+from cluster.escapes import escaped
 from cluster.moments import time_text
-from dledger.escapes import escaped
 
 if TYPE_CHECKING:
     from rocketstore.message.message import Message

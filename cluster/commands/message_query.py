@@ -9,7 +9,7 @@ import click
 from cluster import terminal
 from cluster.broker_target import BrokerTarget, broker_options
 from cluster.commands.message_print import body_of, message_json, print_details, print_message
-from cluster.letters import walk
+from cluster.dead_letters import walk
 from cluster.moments import Moment, start_of, time_text
 from dledger import flag_values
 from dledger.errors import IndexOutOfRangeError, InvalidRequestError

@@ -13,7 +13,7 @@ import click
 
 from cluster import terminal
 from cluster.commands.message_print import body_of, message_json
-from cluster.letters import walk
+from cluster.dead_letters import walk
 from cluster.moments import Moment, start_of, time_text
 from dledger import flag_values
 
@@ -26,7 +26,7 @@ LISTED = 50
 
 
 @dataclass(frozen=True, slots=True)
-class WantedLetters:
+class WantedMessages:
     """``offsets``: only these; otherwise those stored from ``start`` to before ``until_ms`` (0: no end), with this
     ``key`` if it is given, at most ``count``.
     """
@@ -44,7 +44,7 @@ class WantedLetters:
 
 
 def wanted_options(command: _F) -> _F:
-    """The options of ``WantedLetters``."""
+    """The options of ``WantedMessages``."""
     for option in reversed(
         (
             click.option(
@@ -68,7 +68,7 @@ def wanted_options(command: _F) -> _F:
     return command
 
 
-def found(brokers: ChosenBrokers, topic: str, wanted: WantedLetters) -> Iterator[tuple[str, Message]]:
+def found(brokers: ChosenBrokers, topic: str, wanted: WantedMessages) -> Iterator[tuple[str, Message]]:
     """The messages of a topic that are wanted, with the names of their brokers, oldest first in each queue.
 
     Raises ``NotFoundError`` if there is no such topic.

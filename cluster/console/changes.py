@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from cluster.console.browse import QUEUES_MAX, broker_of
 from cluster.console.clients import ClientLists
 from cluster.console.inputs import OFFSET_MAX, BadInputError, Fields
-from cluster.letters import send_again
+from cluster.dead_letters import send_again
 from dledger.access.rules import DEAD_PREFIX
 from dledger.errors import DLedgerError, InvalidRequestError
 from rocketstore.client import Message, MessageQueue, NotFoundError, SendStatus, TopicInfo

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster import logs, terminal
+from cluster.escapes import escaped, escaped_json, escaped_lines
 from cluster.reporting import ErrorReportingGroup
 from dledger.errors import DLedgerError
-from dledger.escapes import escaped, escaped_json, escaped_lines
 
 EVIL = "\x1b[31mEVIL\x1b]0;pwn\x07\x9b2J\r\u202egnp\u2028\n2026-11-27 00:00:00,000 INFO forged line"
 BAD = ("\x1b", "\x07", "\r", "\x9b", "\u202e", "\u2028")
