@@ -10,7 +10,7 @@ import click
 
 from cluster import terminal
 from cluster.broker_target import BrokerTarget, broker_options
-from cluster.commands.undelivered import LISTED, WantedMessages, export_to, found, letter_row, show, wanted_options
+from cluster.commands.undelivered import LISTED, DeadLetterQuery, export_to, found, letter_row, show, wanted_options
 from cluster.dead_letters import send_again
 from cluster.reporting import ErrorReportingGroup
 from dledger.access.rules import DEAD_PREFIX
@@ -64,7 +64,7 @@ def list_letters(  # noqa: PLR0913  # one parameter per option
         if group is None:
             _list_groups(brokers.admin, as_json)
             return
-        wanted = WantedMessages(offsets, start, until, key, count or LISTED)
+        wanted = DeadLetterQuery(offsets, start, until, key, count or LISTED)
         messages = found(brokers, f"{DEAD_PREFIX}{group}", wanted)
         show(messages, ("offset", "dead since", "keys", "of topic", "deliveries"), _row, as_json=as_json)
 
@@ -117,7 +117,7 @@ def resend(  # noqa: PLR0913  # one parameter per option
 
     Without options, all of them. The old ones stay where they are, so the same command would send them again.
     """
-    wanted = WantedMessages(offsets, start, until, key, count or sys.maxsize)
+    wanted = DeadLetterQuery(offsets, start, until, key, count or sys.maxsize)
     with target.brokers() as brokers:
         letters = [(broker, one.offset) for broker, one in found(brokers, f"{DEAD_PREFIX}{group}", wanted)]
         told = f"{len(letters):,} dead letters of {group}" if len(letters) != 1 else f"1 dead letter of {group}"
@@ -157,7 +157,7 @@ def export(  # noqa: PLR0913  # one parameter per option
     target: BrokerTarget,
 ) -> None:
     """Write dead letters as JSON, one per line, with their properties and bodies."""
-    wanted = WantedMessages(offsets, start, until, key, count or sys.maxsize)
+    wanted = DeadLetterQuery(offsets, start, until, key, count or sys.maxsize)
     with target.brokers() as brokers:
         written = export_to(found(brokers, f"{DEAD_PREFIX}{group}", wanted), output)
     click.echo(f"{written:,} dead letters of {group} written", err=True)

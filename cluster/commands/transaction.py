@@ -11,7 +11,7 @@ import click
 from cluster import terminal
 from cluster.broker_target import BrokerTarget, broker_options
 from cluster.commands.message_query import check_offset_id
-from cluster.commands.undelivered import LISTED, WantedMessages, export_to, found, letter_row, show, wanted_options
+from cluster.commands.undelivered import LISTED, DeadLetterQuery, export_to, found, letter_row, show, wanted_options
 from cluster.reporting import ErrorReportingGroup
 from rocketstore.types import CHECKED_TOO_OFTEN_TOPIC
 
@@ -56,7 +56,7 @@ def list_given_up(  # one parameter per option
 ) -> None:
     """Show transactions that were given up (50, unless --max says otherwise), with the ids for resume."""
     with target.brokers() as brokers:
-        messages = found(brokers, CHECKED_TOO_OFTEN_TOPIC, WantedMessages(offsets, start, until, key, count or LISTED))
+        messages = found(brokers, CHECKED_TOO_OFTEN_TOPIC, DeadLetterQuery(offsets, start, until, key, count or LISTED))
         show(messages, ("offset", "given up", "keys", "of topic", "group", "id"), _row, as_json=as_json)
 
 
@@ -106,7 +106,7 @@ def resume(  # noqa: PLR0913  # one parameter per option
         raise click.UsageError("give the ids of messages, or --all")
     with target.brokers() as brokers:
         if everything:
-            wanted = WantedMessages(offsets, start, until, key, count or sys.maxsize)
+            wanted = DeadLetterQuery(offsets, start, until, key, count or sys.maxsize)
             ids = [_id_of(one) for _, one in found(brokers, CHECKED_TOO_OFTEN_TOPIC, wanted)]
             if ids and not yes:
                 terminal.confirm(f"Check {len(ids):,} transactions again?")
@@ -153,7 +153,7 @@ def export(  # one parameter per option
     target: BrokerTarget,
 ) -> None:
     """Write given-up transactions as JSON, one message per line, with properties and bodies."""
-    wanted = WantedMessages(offsets, start, until, key, count or sys.maxsize)
+    wanted = DeadLetterQuery(offsets, start, until, key, count or sys.maxsize)
     with target.brokers() as brokers:
         written = export_to(found(brokers, CHECKED_TOO_OFTEN_TOPIC, wanted), output)
     click.echo(f"{written:,} given-up transactions written", err=True)

@@ -26,7 +26,7 @@ LISTED = 50
 
 
 @dataclass(frozen=True, slots=True)
-class WantedMessages:
+class DeadLetterQuery:
     """``offsets``: only these; otherwise those stored from ``start`` to before ``until_ms`` (0: no end), with this
     ``key`` if it is given, at most ``count``.
     """
@@ -44,7 +44,7 @@ class WantedMessages:
 
 
 def wanted_options(command: _F) -> _F:
-    """The options of ``WantedMessages``."""
+    """The options of ``DeadLetterQuery``."""
     for option in reversed(
         (
             click.option(
@@ -68,7 +68,7 @@ def wanted_options(command: _F) -> _F:
     return command
 
 
-def found(brokers: ChosenBrokers, topic: str, wanted: WantedMessages) -> Iterator[tuple[str, Message]]:
+def found(brokers: ChosenBrokers, topic: str, wanted: DeadLetterQuery) -> Iterator[tuple[str, Message]]:
     """The messages of a topic that are wanted, with the names of their brokers, oldest first in each queue.
 
     Raises ``NotFoundError`` if there is no such topic.
