@@ -62,7 +62,7 @@ def test_the_messages_of_a_client_stay_in_order_also_while_the_master_is_being_r
 
 def test_one_host_cannot_use_up_what_is_passed_on(slave: RemotingHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """A master that does not answer makes requests wait at its slaves."""
-    monkeypatch.setattr(slave.remoting._forwarding, "_shares", HostQuota(8, 6))
+    monkeypatch.setattr(slave.remoting._forwarding, "_quota", HostQuota(8, 6))
     with socket.create_server(("127.0.0.1", 0)) as silent, ExitStack() as stack:
         host, port = silent.getsockname()
         address = f"{host}:{port}"
