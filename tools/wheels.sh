@@ -21,6 +21,7 @@ declare -A works=(
     [bench]='import matplotlib, pysyncobj; from importlib.metadata import version; version("py-spy")'
     [compression]='import lz4.frame, zstandard'
     [console]='import uvicorn; from cluster.console.server import ConsoleServer'
+    [delta]='import deltalake, dledger_spark.jobs.delta_table, dledger_spark.jobs.delta_compaction'
     [drill]='import docker; from cluster.containers.engine import engine'
     [otel]='from rocketstore.client.aio.spans import OpenTelemetry; OpenTelemetry()'
     [spark]='import pyspark, pyarrow, dledger_spark; from pyspark_dledger import *'
@@ -65,7 +66,7 @@ try_python() { # its version, the program, and its number, from 1
         # An extra without its line above fails by name.
         proof=${works[$extra]-raise SystemExit("add to tools/wheels.sh how to see that $extra works")}
         # Spark is 500 MB, and its own matter: one version shows that the extra names what it needs.
-        case $extra in spark*) [ "$number" = 1 ] || continue ;; esac
+        case $extra in spark* | delta) [ "$number" = 1 ] || continue ;; esac
         check "$version: [$extra]" install "$venv/bin/python" "$wheel[$extra]"
         check "$version: [$extra] works" "$venv/bin/python" -W error::DeprecationWarning:__main__ -c "$proof"
     done
