@@ -55,6 +55,26 @@ def test_every_topic_of_a_group_is_a_table(spark: SparkSession, broker: BrokerNo
     assert [row.badBody for row in bad] == ["JSON is malformed: invalid character (byte 0)"]
 
 
+def test_a_stream_follows_a_table(spark: SparkSession, broker: BrokerNode, tmp_path: Path) -> None:
+    """With the table's options, and those of the stream besides."""
+    register_topics(spark, broker.options, BODIES, topics=["orders"], database=DATABASE)
+    query = (
+        spark.readStream.option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", "20")
+        .table("logs.orders")
+        .where("badBody IS NULL")
+        .writeStream.format("memory")
+        .queryName("followed_orders")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(60)
+    found = [row.id for row in spark.table("followed_orders").collect()]
+    spark.catalog.dropTempView("followed_orders")
+    assert sorted(found) == list(range(30))
+
+
 def test_a_time_in_sql_bounds_the_part_that_is_read(spark: SparkSession, tmp_path: Path) -> None:
     """One of many splits for one of many hours, also for a date; the rows are those without such bounds."""
     first = int(datetime(2026, 11, 29, tzinfo=UTC).timestamp() * 1000)

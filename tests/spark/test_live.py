@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
+from pyspark.sql.datasource import GreaterThanOrEqual
+from pyspark.sql.types import StructField, StructType, TimestampType
 
+from dledger_spark.options import ReadOptions
+from dledger_spark.schema import projection_of
+from dledger_spark.source.live import FilteringLiveReader, LogPartition
 from tests.support.spark_nodes import BrokerNode, EntryNode, broker_node, entry_node
 
 if TYPE_CHECKING:
@@ -160,3 +166,22 @@ def test_lost_entries_are_told_in_batches_too(spark: SparkSession, tmp_path: Pat
         with pytest.raises(PySparkException, match=f"entries 3 to {begin - 1} "):
             read(spark, node, **options).count()
         assert read(spark, node, **options, failOnDataLoss="false").count() == 190 - begin
+
+
+def test_a_time_in_a_filter_bounds_the_ranges_and_no_row_is_lost(spark: SparkSession, broker: BrokerNode) -> None:
+    """As planned for the same filter, and as Spark finds it in all rows."""
+    rows = read(spark, broker).select("storeTimestamp", "index").collect()
+    newest = max(row.storeTimestamp for row in rows)
+    expected = {row["index"] for row in rows if row.storeTimestamp >= newest}
+
+    frame = read(spark, broker, pushFilters="true").where(f.col("storeTimestamp") >= f.lit(newest))
+    assert {row["index"] for row in frame.select("index").collect()} == expected
+
+    options = ReadOptions.parse({**broker.options, "pushFilters": "true"})
+    projection = projection_of(StructType([StructField("storeTimestamp", TimestampType())]), "default")
+    for time, kept in ((newest, True), (newest + timedelta(days=1), False)):
+        reader = FilteringLiveReader(options, projection)
+        assert list(reader.pushFilters([GreaterThanOrEqual(("storeTimestamp",), time.astimezone(UTC))])) == []
+        ranges = [one.wanted for one in reader.partitions() if isinstance(one, LogPartition)]
+        assert all(one.first > min(row["index"] for row in rows) for one in ranges)
+        assert any(one.count for one in ranges) == kept

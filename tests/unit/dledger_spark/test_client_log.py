@@ -8,10 +8,15 @@ from types import SimpleNamespace
 import pytest
 
 from dledger.errors import IndexBeforeBeginError
+from dledger.layout import ENTRY
+from dledger.store.format import encode_record
+from dledger_spark.directory import TimeBounds
 from dledger_spark.errors import OptionError
 from dledger_spark.options import ReadOptions
 from dledger_spark.source.client_log import ClientLog
 from dledger_spark.source.group_log import TrimmedError
+from dledger_spark.source.live import within_times
+from dledger_spark.source.ranges import IndexRange
 from rocketstore.client import Admin, ForbiddenError, TopicInfo
 from rocketstore.state.changes import TopicConfig
 from tests.support.fake_group import FakeGroup, fake_group
@@ -136,3 +141,25 @@ def test_progress_before_the_logs_begin_is_published_as_that(monkeypatch: pytest
         ("g", 1000, ["T"]),
         ("g", 1200, ["T"]),
     ]
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_times_ascend_unless_the_first_entry_has_no_checksums(
+    group: FakeGroup, monkeypatch: pytest.MonkeyPatch, checked: bool
+) -> None:
+    """RocketMQ writes none, and its clocks may go back; a log of which nothing is kept tells nothing."""
+    data, _ = encode_record(1, 0, 0, b"body", 0, 1, 0)
+    bare = bytearray(data)
+    for name in ("chain_crc", "body_crc"):
+        bare[ENTRY.at(name) : ENTRY.behind(name)] = bytes(ENTRY.behind(name) - ENTRY.at(name))
+    chunk = SimpleNamespace(data=data if checked else bytes(bare))
+    log = log_of(group, "leader")
+
+    monkeypatch.setattr(ClientLog, "chunks", lambda _self, _first, _end: iter([chunk]))
+    assert log.times_ascend() == checked
+    bounds, whole = TimeBounds(5), IndexRange(0, ALL)
+    monkeypatch.setattr(ClientLog, "index_at", lambda _self, _ms: 30)
+    assert within_times(log, whole, bounds) == (IndexRange(30, ALL) if checked else whole)
+    assert within_times(log, whole, TimeBounds()) == whole
+    monkeypatch.setattr(ClientLog, "chunks", lambda _self, _first, _end: iter([]))
+    assert not log.times_ascend()
