@@ -75,7 +75,7 @@ class Contexts:
 def check_name(name: str) -> str:
     """A name for a context. Raises ``ConfigError`` if it is none."""
     if not _NAME.fullmatch(name):
-        raise ConfigError([f"{name!r} is no name of a context: use up to 64 of A-Z a-z 0-9 _ . -, no . or - first"])
+        raise ConfigError([f"invalid context name {name!r}: use up to 64 of A-Z a-z 0-9 _ . -, no . or - first"])
     return name
 
 

@@ -159,7 +159,7 @@ def _file_layer(vocabulary: Vocabulary, file: Path | None, problems: list[str]) 
         problems.append(f"{file}: this is a certificate or a key, not a conf file")
     elif foreign:  # it may be a secret: nothing of it is shown
         more = f", nor are {len(foreign) - 1} more lines" if len(foreign) > 1 else ""
-        problems.append(f"{file}:{foreign[0]}: the line is no setting (name=value){more}: is this a conf file?")
+        problems.append(f"{file}:{foreign[0]}: the line is not a setting (name=value){more}: is this a conf file?")
     return layer
 
 

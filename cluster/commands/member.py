@@ -335,7 +335,7 @@ def _wait(client: DLedgerClient, node: str, replaces: str, as_json: bool) -> Nod
         added = member_view.find_member(status, node)
         if added is None and status.configuration_committed:
             told.end()
-            raise click.ClickException(f"{node} is no member any more: somebody cancelled its addition")
+            raise click.ClickException(f"{node} is not a member any more: somebody cancelled its addition")
         if not removed and replaces and member_view.find_member(status, replaces) is None:
             removed = True
             told.end()

@@ -153,7 +153,7 @@ def _named(members: list[OldMember], directory: str, option: str) -> str:
     """The name of the member with this directory. Raises ``ConfigError``."""
     found = [one.name for one in members if one.root.resolve() == Path(directory).resolve()]
     if not found:
-        raise ConfigError([f"{option} {directory} is none of the directories to be compared"])
+        raise ConfigError([f"{option} {directory} is not among the directories to be compared"])
     return found[0]
 
 

@@ -256,7 +256,7 @@ BROKER_SPECS: Final = (
     _gauge("rocketmq_pulls_waiting", "Pulls that wait for messages (long polls).", java="pullRequestHold…Size"),
     _counter(
         "rocketmq_filter_errors_total",
-        "Messages not delivered because a property is no number or truth value where the consumer's SQL needs one.",
+        "Messages not delivered because a property is not a number or truth value where the consumer's SQL needs one.",
     ),
     _gauge("rocketmq_grpc_clients", "RocketMQ 5's clients that are known here: those of all members at the leader."),
     _counter("rocketmq_grpc_calls_total", "Calls of RocketMQ 5's clients."),

@@ -362,7 +362,7 @@ def _without(current: Configuration, node_id: NodeId) -> Configuration:
 
 def _added(current: Configuration, change: MemberChange) -> Configuration | DLedgerError:
     if not _NODE_ID.fullmatch(change.node_id):
-        return InvalidRequestError(f"{change.node_id!r} is no node id: it ends at the first of - ; : , or a space")
+        return InvalidRequestError(f"invalid node id {change.node_id!r}: it ends at the first of - ; : , or a space")
     if current.find(change.node_id) is not None:
         return MemberExistsError(f"{change.node_id} is a member already: remove it first, or choose another id")
     if len(current.learners) >= LEARNERS_MAX:
@@ -403,7 +403,7 @@ def _moved(current: Configuration, member: ClusterMember, change: MemberChange) 
 
 def _refuse_address(current: Configuration, member: ClusterMember) -> DLedgerError | None:
     if not member.host or not 0 < member.port < 1 << 16:
-        return InvalidRequestError(f"{member.host}:{member.port} is no address of a member")
+        return InvalidRequestError(f"invalid member address {member.host}:{member.port}")
     for one in current.members:
         if one.node_id != member.node_id and (one.host, one.port) == (member.host, member.port):
             return MemberExistsError(f"{one.node_id} has the address {one.host}:{one.port}")

@@ -195,7 +195,7 @@ class RemotingConnection(asyncio.Protocol):
             share = max(FRAMES_LEAST, CROWD_FRAMES_PER_TURN // (1 + self._room.crowd))
             frames = self._frames(min(FRAMES_PER_TURN, share, REQUESTS_MAX - self._under_way))
         except FrameError as error:
-            self.close(f"bytes that are no frame: {error}")
+            self.close(f"malformed frame: {error}")
             return
         sizes = [0 if frame.flag & FLAG_RESPONSE else _bytes_of(frame) for frame in frames]
         self._under_way_bytes += sum(sizes)

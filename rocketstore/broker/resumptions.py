@@ -76,7 +76,7 @@ class Resumptions:
             if message.topic == CHECKED_TOO_OFTEN_TOPIC and known == offset:
                 self._check_topic(message)
                 return record
-        why = f"at {offset} is no message of {CHECKED_TOO_OFTEN_TOPIC}: only those can be checked again"
+        why = f"there is no message of {CHECKED_TOO_OFTEN_TOPIC} at {offset}: only those can be checked again"
         raise Refusal(RefusalKind.NO_MESSAGE, why)
 
     def _check_topic(self, given_up: Message) -> None:

@@ -88,8 +88,8 @@ class SqlFilter:
         if not self._is_reported:
             self._is_reported = True
             _log.warning(
-                "SQL filter %r: messages are not delivered, because a property is no number or truth value where the "
-                "expression needs one",
+                "SQL filter %r: messages are not delivered, because a property is not a number or truth value where "
+                "the expression needs one",
                 self._expression[:_SHOWN_CHARS],
             )
 

@@ -84,7 +84,7 @@ class GatewayAccess:
         except (ValueError, OverflowError):
             signed_s = math.nan
         if math.isnan(signed_s):
-            raise NotAuthenticatedError("x-mq-date-time is no date of the form 20261130T120000Z")
+            raise NotAuthenticatedError("invalid x-mq-date-time: use the form 20261130T120000Z")
         now_s = self._clock.wall_ms() / 1000
         if abs(now_s - signed_s) > WINDOW_S:
             now = datetime.fromtimestamp(now_s, UTC).strftime(_DATE)

@@ -154,7 +154,7 @@ def _of_type(kind: pb.MessageType, topic: str, system: pb.SystemProperties) -> d
         case pb.DELAY:
             due_ms = to_ms(system.delivery_timestamp)
             if due_ms <= 0:
-                raise RejectedError(pb.ILLEGAL_DELIVERY_TIME, "the delivery timestamp is no time since 1970")
+                raise RejectedError(pb.ILLEGAL_DELIVERY_TIME, "invalid delivery timestamp: use a time since 1970")
             return {PROPERTY_TIMER_DELIVER_MS: str(due_ms)}
         case pb.PRIORITY:
             if not 0 <= system.priority <= PRIORITY_MAX:

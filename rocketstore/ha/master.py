@@ -476,7 +476,7 @@ class _Slave:
         """The first number."""
         number: int = REPORT.unpack(await self._reader.readexactly(REPORT.size))[0]
         if number < GREETING:
-            raise HaProtocolError(f"it begins with {number}, which is no offset")
+            raise HaProtocolError(f"it begins with {number}, which is not an offset")
         return number
 
     async def words(self, offset: int) -> bytes:

@@ -197,7 +197,7 @@ class HaService:
     def superseded(self, successor: str) -> None:
         """A later master is there: take no messages any more, which would be lost. On any thread."""
         if successor != self._successor:
-            _LOG.critical("this broker is no master any more: %s", successor)
+            _LOG.critical("this broker is not the master any more: %s", successor)
         self._successor = successor
         self._supersede(successor)
         self._conditions.set(ConditionKind.SUPERSEDED, successor)

@@ -246,7 +246,7 @@ class HaSlave:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 transport, inbox = await loops.connect(Inbox, host, port, context=context)
         except ValueError as error:  # no address, or no name of a host
-            raise MasterRefusedError(f"{address!r} is no address: {error}") from error
+            raise MasterRefusedError(f"invalid address {address!r}: {error}") from error
         try:
             self._view = replace(self._view, address=address)
             if context is not None:

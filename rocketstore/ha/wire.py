@@ -56,7 +56,7 @@ class Words:
         except (ValueError, RecursionError) as error:
             raise HaProtocolError(f"an introduction is not JSON: {error}") from error
         if not isinstance(found, dict):
-            raise HaProtocolError("an introduction is no JSON object")
+            raise HaProtocolError("an introduction is not a JSON object")
         values = {}
         for one in fields(cls):
             value = found.get(one.name)

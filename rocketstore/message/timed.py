@@ -89,7 +89,7 @@ def due_of(message: Message, now_ms: int) -> int | None:
 
 def _number(name: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX):
-        raise WrongTimeError(f"{name}={text[:40]!r} is no time: give a whole number, not below 0")
+        raise WrongTimeError(f"invalid {name}={text[:40]!r}: use a whole number of at least 0")
     return int(text)
 
 

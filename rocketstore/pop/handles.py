@@ -80,7 +80,7 @@ def decode_handle(text: str) -> Handle:
         raise InvalidHandleError("a handle is base64url: send it back as it was received") from error
     data, checksum = whole[: -_SUM.size], whole[-_SUM.size :]
     if len(data) < _HEAD.size + 2 or data[0] != _VERSION or _SUM.pack(crc32c(data)) != checksum:
-        raise InvalidHandleError("this is no handle, or it is damaged: send it back as it was received")
+        raise InvalidHandleError("invalid or damaged handle: send it back as it was received")
     _, flags, queue_id, offset, attempt, number, generation = _HEAD.unpack_from(data)
     group, topic = _names(data[_HEAD.size :])
     return Handle(group, topic, bool(flags & _RETRY), queue_id, offset, attempt, number, generation)
@@ -97,15 +97,15 @@ def _names(data: bytes) -> tuple[str, str]:
     group, rest = _text(data)
     topic, rest = _text(rest)
     if rest:
-        raise InvalidHandleError("this is no handle: it is too long")
+        raise InvalidHandleError("invalid handle: it is too long")
     return group, topic
 
 
 def _text(data: bytes) -> tuple[str, bytes]:
     if not data or len(data) <= data[0]:
-        raise InvalidHandleError("this is no handle: it is too short")
+        raise InvalidHandleError("invalid handle: it is too short")
     end = 1 + data[0]
     try:
         return data[1:end].decode(), data[end:]
     except UnicodeDecodeError as error:
-        raise InvalidHandleError("this is no handle: its names are damaged") from error
+        raise InvalidHandleError("invalid handle: its names are damaged") from error

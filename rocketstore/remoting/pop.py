@@ -165,11 +165,11 @@ class CheckPoint(NamedTuple):
         """Raises ``RequestError`` for anything else than a check point."""
         parts = text.split(" ")
         if len(parts) < _PLACES or len(text) > 4096:
-            raise RequestError(f"<extraInfo> is no check point of a message: {text[:64]!r}")
+            raise RequestError(f"invalid <extraInfo>, not a check point of a message: {text[:64]!r}")
         try:
             start, pop_time, invisible, revive, retry, *place = map(int, (*parts[:5], *parts[6:_PLACES_WITH_LOG]))
         except ValueError:
-            raise RequestError(f"<extraInfo> has a place that is no number: {text[:64]!r}") from None
+            raise RequestError(f"<extraInfo> has a place that is not a number: {text[:64]!r}") from None
         queue_id, offset, log_offset = place if len(place) > 2 else (*place, -1)
         longs = start, pop_time, invisible, offset, log_offset
         if max(map(abs, longs)) >= _INT64 or max(abs(revive), abs(queue_id)) >= _INT32:

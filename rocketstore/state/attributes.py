@@ -225,7 +225,7 @@ def message_type_of(value: object) -> MessageType:
 
 def _check(value: object, what: str, least: int, most: int) -> None:
     if type(value) is not int or not least <= value <= most:
-        raise InvalidRequestError(f"{what}: {value!r:.64} is no whole number from {least} to {most}")
+        raise InvalidRequestError(f"{what}: invalid value {value!r:.64}: use a whole number from {least} to {most}")
 
 
 @dataclass(frozen=True, slots=True)

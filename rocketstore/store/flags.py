@@ -17,7 +17,7 @@ class Obstacle(StrEnum):
     QUEUE_ERROR = "the consume queues cannot follow the log"
     INDEX_ERROR = "the index cannot follow the log"
     DISK_FULL = "the disk is full"
-    SUPERSEDED = "this broker is no master any more"
+    SUPERSEDED = "this broker is not the master any more"
     TOO_FEW_REPLICAS = "too few brokers have a copy"
 
 

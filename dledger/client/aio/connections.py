@@ -194,7 +194,7 @@ class NodeConnections:
             )
         if any(answer.fields.get(name) != value for name, value in ANNOUNCED.items()):
             raise InvalidRequestError(
-                f"{address} answers, but is no node of this project in its present version: give the addresses of "
+                f"{address} answers, but is not a node of this project's present version: give the addresses of "
                 "nodes of the group (that of a name server is for --namesrv, which commands about brokers have)"
             )
         if answer.code == AnswerCode.REQUEST_CODE_NOT_SUPPORTED:
@@ -224,7 +224,7 @@ class NodeConnections:
     def _greeted(self, connection: RemotingConnection, done: asyncio.Task[NodeLink]) -> None:
         self._greetings.pop(connection, None)
         if done.cancelled() or done.exception() is not None:
-            connection.close("it is no node that can be used")
+            connection.close("it cannot be used as a node")
 
     def _lost(self, address: str) -> None:
         link = self._links.pop(address, None)

@@ -133,7 +133,7 @@ def _members(wire: Iterable[pb.MemberInfo]) -> Iterable[ClusterMember]:
 def _node_id(text: str) -> NodeId:
     """Ids are words of settings, so what separates words there may not be part of one."""
     if not text or not text.isprintable() or not _SEPARATORS.isdisjoint(text):
-        raise InvalidRequestError(f"{text[:64]!r} is no id of a member")
+        raise InvalidRequestError(f"invalid member id {text[:64]!r}")
     return NodeId(name(text, "id"))
 
 

@@ -222,7 +222,7 @@ def decode_configuration_entry(data: bytes | memoryview) -> Configuration | None
     except UnreadablePayloadError as error:
         raise InvalidRequestError(str(error)) from error
     if found is None or encode_configuration(found) != payload:
-        raise InvalidRequestError(f"{len(payload)} bytes are no configuration")
+        raise InvalidRequestError(f"malformed configuration of {len(payload)} bytes")
     if len(found.members) > MEMBERS_MAX:
         raise InvalidRequestError(f"a configuration of {len(found.members)} members; the limit is {MEMBERS_MAX}")
     if not (0 <= index < NUMBER_LIMIT and 0 <= term < NUMBER_LIMIT):

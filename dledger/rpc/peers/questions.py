@@ -98,7 +98,7 @@ class PeerQuestions:
         self._check_open()
         member = self._identity.addresses.first(peer)
         if member is None:
-            raise UnavailableError("it is no member any more")
+            raise UnavailableError("it is not a member any more")
         context = None if self._tls is None else self._tls.connecting()
         connection = PeerConnection.dial(member.host, member.port, member.node_id, context, deadline)
         with self._lock:

@@ -87,7 +87,7 @@ class AckEntry(Body):
         try:
             bits = int.from_bytes(binascii.a2b_base64(self.bit_set, strict_mode=True), "little")
         except (ValueError, binascii.Error):
-            raise RequestError("the field <b> of an acknowledgement is no base64") from None
+            raise RequestError("the field <b> of an acknowledgement is not base64") from None
         if bits >> ACKED_MAX:
             raise RequestError(f"an acknowledgement names messages more than {ACKED_MAX} apart")
         while bits:

@@ -238,7 +238,7 @@ def test_what_another_writes_while_one_waits_for_it_stays(path: Path, monkeypatc
 @pytest.mark.parametrize("name", ["", ".x", "-x", "a b", "a/b", "x" * 65, "ä"])
 def test_a_name_that_shells_would_stumble_over_is_refused(name: str) -> None:
     """Names are typed and completed."""
-    with pytest.raises(ConfigError, match="is no name of a context"):
+    with pytest.raises(ConfigError, match="invalid context name"):
         contexts.check_name(name)
 
 

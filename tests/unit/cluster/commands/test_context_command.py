@@ -63,7 +63,7 @@ def test_a_context_is_added_listed_shown_used_and_removed(run: Run, tmp_path: Pa
         (("add", "x", "-b", "a:1", "-g", ""), "--group is empty"),
         (("add", "x", "-b", "a:1", "--access-key", "\udcff"), "contexts hold only UTF-8"),
         (("add", "x", "--tls-ca", "missing.crt", "-b", "a:1"), "--tls-ca: there is no file"),
-        (("add", "a b", "-b", "a:1"), "is no name of a context"),
+        (("add", "a b", "-b", "a:1"), "invalid context name"),
         (("use",), "give a NAME, or --none"),
         (("use", "x", "--none"), "give a NAME, or --none"),
         (("use", "x"), "unknown context 'x'; there is none yet"),

@@ -248,8 +248,8 @@ def test_a_name_server_with_tls_is_asked_with_its_own_certificate(tmp_path: Path
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("status",), "answers, but is no node of this project"),
-        (("append", "x"), "answers, but is no node of this project"),
+        (("status",), "answers, but is not a node of this project"),
+        (("append", "x"), "answers, but is not a node of this project"),
         (("topic", "list"), "is a name server"),
         (("message", "print", "-t", "orders"), "is a name server"),
     ],

@@ -161,7 +161,7 @@ def test_conf_files_are_compared_with_each_other_and_with_the_files(tmp_path: Pa
         (("--nodes", "{0},{0}"), "is given 2 times"),
         (("--nodes", "{0},/nowhere"), "/nowhere is not a directory"),
         (("--nodes", "{0},{1}", "--dry-run"), "use them with --align"),
-        (("--nodes", "{0},{1}", "--align", "--discard", "/nowhere"), "is none of the directories"),
+        (("--nodes", "{0},{1}", "--align", "--discard", "/nowhere"), "is not among the directories"),
         (("--nodes", "{0},{1}", "--align", "--discard", "{0}", "--master", "{0}"), "cannot be both"),
     ],
 )

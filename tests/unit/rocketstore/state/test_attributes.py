@@ -38,7 +38,7 @@ def test_the_delay_before_each_repetition(policy: RetryPolicy, delays: list[int]
 def test_a_retry_policy_is_bounded() -> None:
     with pytest.raises(InvalidRequestError, match="1 to 64 delays"):
         FixedRetryDelays((1,) * (DELAYS_MAX + 1))
-    with pytest.raises(InvalidRequestError, match="no whole number"):
+    with pytest.raises(InvalidRequestError, match="use a whole number"):
         FixedRetryDelays((-1,))
 
 

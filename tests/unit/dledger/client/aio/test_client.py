@@ -335,7 +335,7 @@ def test_a_server_that_announces_nothing_is_asked_nothing() -> None:
         listening = await asyncio.get_running_loop().create_server(server.protocol, "127.0.0.1", 0)
         host, port = listening.sockets[0].getsockname()
         async with DLedgerClient(f"{host}:{port}", timeout_s=10) as client:
-            with pytest.raises(InvalidRequestError, match="no node of this project"):
+            with pytest.raises(InvalidRequestError, match="not a node of this project"):
                 await client.append(b"a")
         listening.close()
         await server.close(0)

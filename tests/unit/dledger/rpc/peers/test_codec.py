@@ -390,8 +390,8 @@ def test_a_configuration_comes_back_from_an_answer_to_a_handshake() -> None:
     [
         (bytes(16), "a configuration of 16 bytes"),
         (bytes(5000), "a configuration of 5000 bytes"),
-        (bytes(17), "1 bytes are no configuration"),
-        (encode_configuration_entry(configured()) + b"x", "bytes are no configuration"),
+        (bytes(17), "malformed configuration of 1 bytes"),
+        (encode_configuration_entry(configured()) + b"x", "malformed configuration"),
         (b"\xff" * 8 + encode_configuration_entry(configured())[8:], "at entry -1 of term 2 is impossible"),
         (encode_configuration_entry(configured())[:-1], "damaged"),
         (encode_configuration_entry(crowd(MEMBERS_MAX + 1)), "14 members"),
