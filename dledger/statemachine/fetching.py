@@ -90,6 +90,8 @@ class SnapshotFetcher:
         self._not_before_ms = 0
         self._stopping = False
         self._partial: tuple[SnapshotMeta, SnapshotBuilder] | None = None
+        self._partial_of: NodeId | None = None
+        """From whom some of it came last."""
         self._doubted: dict[NodeId, LogIndex] = {}
         """Pieces that arrived damaged, by sender, which is told with the next request; at most one."""
         self.bytes_received = 0
@@ -198,25 +200,34 @@ class SnapshotFetcher:
     # -- one fetch -----------------------------------------------------------------------------------------------
 
     def _fetch(self, wanted: SnapshotFetch) -> SnapshotMeta:
-        """From the first member that gives it. Raises ``UnavailableError``, with what each of them has said."""
+        """From the first member that gives it. Raises ``UnavailableError``, with what each of them has said.
+
+        A transfer that broke is tried again with the same one before others are asked: they have other snapshots.
+        """
         failed: list[str] = []
         for peer in self._sources(wanted.leader):
+            before = self.bytes_received
             try:
                 return self._fetch_from(peer, wanted)
             except (UnavailableError, DamagedSnapshotError) as error:
                 failed.append(str(error))
+                if self._partial is not None and self.bytes_received > before:
+                    self._partial_of = peer
+                    break
         raise UnavailableError("; ".join(failed) or "there is no other member")
 
     def _sources(self, leader: NodeId) -> list[NodeId]:
-        """The leader first, whose snapshots are believed; learners spare it."""
+        """The leader first, whose snapshots are believed; learners spare it. Before all, who has sent a part of one."""
         others = [one for one in self._client.peers if one != leader]
-        return [*others, leader] if self._is_learner() else [leader, *others]
+        sources = [*others, leader] if self._is_learner() else [leader, *others]
+        begun = None if self._partial is None else self._partial_of
+        return sorted(sources, key=lambda one: one != begun)
 
     def _fetch_from(self, peer: NodeId, wanted: SnapshotFetch) -> SnapshotMeta:
         begun = NO_INDEX if self._partial is None else self._partial[0].index
-        request = SnapshotRequest(wanted.at_least, begun, self._doubted.get(peer, NO_INDEX))
+        # Told once: the peer reads all of it before it answers, perhaps for longer than this member waits.
+        request = SnapshotRequest(wanted.at_least, begun, self._doubted.pop(peer, NO_INDEX))
         with self._client.transfer(peer, request) as transfer:
-            self._doubted.pop(peer, None)
             meta = decode_meta(transfer.description)
             if meta.index < wanted.at_least:
                 raise UnavailableError(f"{peer} sends the snapshot of entry {meta.index}, which is too old")

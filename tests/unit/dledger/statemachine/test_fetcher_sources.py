@@ -19,6 +19,7 @@ from dledger.errors import UnavailableError
 from dledger.rpc.peers.codec import SnapshotRequest
 from dledger.rpc.peers.snapshot_exchange import PeerSnapshotClient
 from dledger.runtime.supervisor import Supervisor
+from dledger.statemachine import fetching
 from dledger.statemachine.fetching import SnapshotFetcher
 from dledger.statemachine.snapshots import (
     PRODUCERS_FILE,
@@ -66,6 +67,10 @@ class Members:
     states: dict[NodeId, bytes] = field(default_factory=dict)
     breaks_at: dict[NodeId, int] = field(default_factory=dict)
     """The bytes of a file after which a connection is lost."""
+    breaks_once: dict[NodeId, int] = field(default_factory=dict)
+    """The same of the next connection alone."""
+    verifies_for_long: bool = False
+    """Whether an answer to who doubts a snapshot comes too late."""
     crcs: dict[LogIndex, int] = field(default_factory=dict)
     """Of the leader's log."""
     peers: tuple[NodeId, ...] = (N1, N2)
@@ -76,7 +81,10 @@ class Members:
         self.asked.append((peer, request))
         if peer not in self.snapshots:
             raise UnavailableError(f"{peer} is down")
+        if self.verifies_for_long and request.doubted != NO_INDEX:
+            raise UnavailableError(f"{peer} did not answer in time")
         state, breaks_at = self.states.get(peer, STATE), self.breaks_at.get(peer, len(STATE))
+        breaks_at = self.breaks_once.pop(peer, breaks_at)
         yield Transfer(encode_meta(self.snapshots[peer]), state, breaks_at)
 
     def chain_crc(self, _peer: NodeId, index: LogIndex) -> int | None:
@@ -244,7 +252,7 @@ def test_what_one_member_began_is_not_continued_with_another_ones_snapshot_of_th
     world.members.crcs = {LogIndex(9): CRC}
     world.fetcher.want(SnapshotFetch(N1, LogIndex(5)))
     wait_until(lambda: world.machine.adopted == [9], "it is adopted")
-    assert [peer for peer, _ in world.members.asked] == [N1, N2]
+    assert [peer for peer, _ in world.members.asked] == [N1, N1, N2]
     newest = world.store.newest
     assert newest is not None
     with world.store.reader(newest) as reader:
@@ -293,6 +301,48 @@ def test_what_arrives_damaged_counts_nowhere_and_is_doubted(world: World) -> Non
     doubted = [request.doubted for peer, request in world.members.asked if peer == N1]
     assert doubted[:2] == [NO_INDEX, 9]
     assert not world.conditions.holds(ConditionKind.SNAPSHOT_FAILED)
+
+
+def test_a_doubt_is_told_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sender reads all of a large snapshot before it answers, which takes longer than anybody waits; told again
+    each time, it would do nothing else, and never send it.
+    """
+    monkeypatch.setattr(fetching, "RETRY_MS", 10)
+    world.members.snapshots, world.members.states = {N1: snapshot(9)}, {N1: b"tHe state"}
+    world.members.verifies_for_long = True
+    world.fetcher.want(SnapshotFetch(N1, LogIndex(5)))
+    wait_until(lambda: any(request.doubted == 9 for _, request in world.members.asked), "it is doubted")
+    world.members.states = {}
+    wait_until(lambda: world.machine.adopted == [9], "it is adopted")
+
+
+def test_a_transfer_that_breaks_goes_on_with_the_same_member(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S8: another one has another snapshot, of which what has arrived is no part. Only who is away is passed over."""
+    monkeypatch.setattr(fetching, "RETRY_MS", 10)
+    world.members.snapshots = {N1: snapshot(9), N2: snapshot(12)}
+    world.members.crcs, world.members.breaks_once = {LogIndex(12): CRC}, {N1: 4}
+    world.fetcher.want(SnapshotFetch(N1, LogIndex(5)))
+    wait_until(lambda: bool(world.machine.adopted), "one is adopted")
+
+    assert world.machine.adopted == [9]
+    assert world.fetcher.bytes_received == len(STATE)
+
+
+@pytest.mark.parametrize("learner", [False, True])
+def test_what_has_arrived_decides_whom_to_ask_first(
+    world: World, monkeypatch: pytest.MonkeyPatch, learner: bool
+) -> None:
+    """S8: also if it is of a member that is asked last otherwise; that one is away by now, so another one is asked."""
+    monkeypatch.setattr(fetching, "RETRY_MS", 10)
+    first, second = (N1, N2) if learner else (N2, N1)
+    world.learner, world.members.crcs = learner, {LogIndex(9): CRC, LogIndex(12): CRC}
+    world.members.snapshots, world.members.breaks_at = {first: snapshot(9)}, {first: 4}
+    world.fetcher.want(SnapshotFetch(N1, LogIndex(5)))
+    wait_until(lambda: world.fetcher.bytes_received > 0, "something has arrived")
+    world.members.snapshots = {second: snapshot(12)}
+    wait_until(lambda: world.machine.adopted == [12], "the other one's is adopted")
+    began = next(number for number, (peer, _) in enumerate(world.members.asked) if peer == first)
+    assert world.members.asked[began + 1][0] == first
 
 
 def test_a_snapshot_that_is_too_old_is_not_fetched(world: World) -> None:
