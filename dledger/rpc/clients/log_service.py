@@ -38,7 +38,7 @@ from dledger.rpc.ports import RoleEvent
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
 _APPEND_STREAM: Final = "AppendStream"
-_WITH_ROOM: Final = ("Append", "Read")
+_WITH_ROOM: Final = ("Append", "Read", "Command")
 """Unary methods whose answers already have room, or must be sent because the entries are appended."""
 _TRANSFER: Final = "TransferLeadership"
 
@@ -198,13 +198,18 @@ class LogService:
 
     async def _command(self, data: bytes, call: Call) -> bytes:
         request = machine_codec.decode_commands(data)
+        is_applied = False
         try:
-            return machine_codec.encode_results(
-                await self._requests.command(call.caller, call.quota, request, len(data))
-            )
+            results = await self._requests.command(call.caller, call.quota, request, len(data))
+            is_applied = True
+            answer = machine_codec.encode_results(results)
+            call.check_answer(len(answer))
         except DLedgerError as error:
+            if is_applied:  # only the results found no room
+                error.outcome = "unknown"
             self._requests.note_refusal(error)
             return machine_codec.encode_results(error)
+        return answer
 
     async def _query(self, data: bytes, call: Call) -> bytes:
         request = machine_codec.decode_query(data)

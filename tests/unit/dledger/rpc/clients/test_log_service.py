@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from dledger.access.quota import Quota
 from dledger.client_server import ClientServer
 from dledger.config import ConnectionLimits, ReplicationConfig, ServerConfig, StoreConfig
 from dledger.errors import (
@@ -38,8 +39,10 @@ from dledger.errors import (
 from dledger.members import ChangeKind, MemberChange
 from dledger.pb import client_pb2 as pb
 from dledger.rpc import options
-from dledger.rpc.clients import append_stream, codec, member_codec
+from dledger.rpc.clients import append_stream, codec, machine_codec, member_codec
+from dledger.rpc.clients.answers import SMALL_BYTES
 from dledger.rpc.clients.codec import ReadMode
+from dledger.rpc.clients.machine_codec import Commands
 from dledger.types import AppendedBatch, LogIndex, NodeId, Role, Term
 from dledger.values import MIB
 from tests.support import grpc_log
@@ -119,6 +122,22 @@ def service() -> Iterator[Service]:
 
 def append_request(*bodies: bytes, request_id: int = 1, ordered: bool = False) -> bytes:
     return grpc_log.encode_append(codec.Append("default", bodies, request_id, ordered))
+
+
+# --- commands -------------------------------------------------------------------------------------------------------
+
+
+def test_commands_whose_results_find_no_room_are_applied(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal that looks like one of the request would have its client send them again."""
+    monkeypatch.setattr(Quota, "try_answer", lambda _quota, _size: False)
+    command = bytes(SMALL_BYTES)
+    request = machine_codec.encode_commands(Commands("default", [command]))
+
+    with pytest.raises(DLedgerError, match="no room") as told:
+        machine_codec.decode_results(service.call("Command", request))
+
+    assert told.value.outcome == "unknown"
+    assert service.node.bodies() == [command]
 
 
 # --- append ---------------------------------------------------------------------------------------------------------
