@@ -76,6 +76,8 @@ class MapHistory:
 
     changes: list[Change] = field(default_factory=list)
     looks: list[Look] = field(default_factory=list)
+    done: int = 0
+    """The number of operations that succeeded."""
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def record(self, one: Change | Look) -> None:
@@ -83,14 +85,11 @@ class MapHistory:
         with self._changed:
             if isinstance(one, Change):
                 self.changes.append(one)
+                self.done += one.told in (Told.DONE, Told.OTHER_REVISION)
             else:
                 self.looks.append(one)
+                self.done += 1
             self._changed.notify_all()
-
-    @property
-    def done(self) -> int:
-        """The number of operations that succeeded."""
-        return len(self.looks) + sum(one.told in (Told.DONE, Told.OTHER_REVISION) for one in self.changes)
 
     def wait_for_more(self, count: int, timeout_s: float) -> None:
         """Return after ``count`` more have succeeded. Raises ``TimeoutError``."""
