@@ -9,8 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -213,12 +213,9 @@ def lock(name: str, command: tuple[str, ...], ttl: float, target: GroupTarget) -
     signal.signal(signal.SIGTERM, _end)  # or the command would go on without the lock
     with closing(target.client()) as client:
         revision, began_s = _acquire(client, key, ttl_ms)
-        running = None
-        if command:
-            running = subprocess.Popen(command, env={**os.environ, "DLEDGER_LOCK": str(revision)})
-        else:
+        if not command:
             click.echo(revision)
-        code, held = _hold(client, key, ttl_ms, revision, began_s, running)
+        code, held = _hold(client, key, ttl_ms, revision, began_s, command)
         if not held:
             raise click.ClickException(f"the lock {name} was lost: its lease ended")
         sys.exit(code)
@@ -226,6 +223,19 @@ def lock(name: str, command: tuple[str, ...], ttl: float, target: GroupTarget) -
 
 def _end(number: int, _frame: object) -> None:
     sys.exit(128 + number)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """SIGTERM waits until the block has ended: a command that is just being started would survive it."""
+    signals: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: signals.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if signals:
+            signal.raise_signal(signal.SIGTERM)
 
 
 def _stop(running: subprocess.Popen[bytes]) -> None:
@@ -257,15 +267,21 @@ def _hold(
     ttl_ms: int,
     revision: int,
     began_s: float,
-    running: subprocess.Popen[bytes] | None,
+    command: Sequence[str],
 ) -> tuple[int, bool]:
-    """Prolong the lease until the command has ended, or for ever; its exit code, and whether the lock was kept.
+    """Run the command and prolong the lease until it has ended, without a command for ever.
+
+    Returns its exit code, and whether the lock was kept.
 
     An answer that has not come when the lease ends by this clock comes too late: somebody else may hold the lock.
     """
     owner = f"{os.uname().nodename}:{os.getpid()}"
     current = revision
+    running = None
     try:
+        if command:
+            with _uninterrupted():
+                running = subprocess.Popen(command, env={**os.environ, "DLEDGER_LOCK": str(revision)})
         while True:
             try:
                 if running is None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner, Result
@@ -172,7 +172,7 @@ def test_a_lease_counts_from_its_request(monkeypatch: pytest.MonkeyPatch) -> Non
     nobody = cast(DLedgerClient, None)
     revision, began_s = commands._acquire(nobody, "lock/job", 9000)
     assert (revision, began_s) == (1, 100)
-    assert commands._hold(nobody, "lock/job", 9000, revision, began_s, None) == (1, False)
+    assert commands._hold(nobody, "lock/job", 9000, revision, began_s, ()) == (1, False)
     # It asks every 3 s, and an answer takes 2 s: of the 9 s since the last request so many are left.
     assert left == [None, 9 - 5, 9 - 5, 9 - 5, 9]
 
@@ -223,6 +223,30 @@ def test_a_lock_that_is_told_to_end_ends_its_command_first(node: Running) -> Non
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_signal_while_the_command_starts_ends_it_too(node: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not lost between the start of a process and the moment that the lock knows of it."""
+    started: list[subprocess.Popen[bytes]] = []
+    begin = subprocess.Popen
+
+    def popen(*words: Any, **more: Any) -> subprocess.Popen[bytes]:  # noqa: ANN401  # as the real one
+        started.append(begin(*words, **more))
+        signal.raise_signal(signal.SIGTERM)
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ended = node.run("kv", "lock", "job", "--", "sleep", "1000")
+        assert ended.exit_code == 128 + signal.SIGTERM
+        assert [one.poll() for one in started] == [-signal.SIGTERM]
+        assert node.run("kv", "get", "lock/job").exit_code == 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        for one in started:
+            one.kill()
+            one.wait()
 
 
 def test_wrong_numbers_and_long_texts_are_refused_with_what_is_right(node: Running) -> None:
