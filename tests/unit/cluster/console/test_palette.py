@@ -91,7 +91,7 @@ def test_roles_have_shapes_of_their_own_and_words() -> None:
     roles = ("leader", "follower", "candidate", "unreachable", "unknown", "plain")
 
     assert all(shapes[one] != shapes[two] for one, two in combinations(roles, 2))
-    words = re.search(r"const ROLE = \{(.*?)\};", FILES["nodes.js"][0].decode(), re.DOTALL)
+    words = re.search(r"const ROLE = \{(.*?)\};", FILES["lanes.js"][0].decode(), re.DOTALL)
     assert words is not None
     assert all(f"{role}:" in words[1] for role in roles)
 
