@@ -19,6 +19,7 @@ from dledger.conditions import ConditionKind, Conditions
 from dledger.config import ServerConfig
 from dledger.core.ports import PreparedAppend, ProducersAt
 from dledger.errors import (
+    CorruptLogError,
     DamagedSnapshotError,
     DLedgerError,
     InvalidRequestError,
@@ -138,9 +139,19 @@ class MachineHost:
         log, at = self._log, meta.boundary
         if at.index < log.begin.index:
             return  # the applier waits for a newer one
-        is_held = at.index <= log.last.index and log.term_at(at.index) == at.term
+        try:
+            is_held = at.index <= log.last.index and log.term_at(at.index) == at.term
+            is_same = is_held and log.chain_crc_at(at.index) == at.chain_crc
+        except CorruptLogError as damage:  # a later read or scrub finds it again, and repairs it from a member
+            _log.warning(
+                "%s: the log cannot be compared with the snapshot of entry %d, and goes on without that: %s",
+                self._config.node_id,
+                at.index,
+                damage,
+            )
+            return
         if is_held or at.index <= log.committed_index:
-            if not is_held or log.chain_crc_at(at.index) != at.chain_crc:
+            if not is_same:
                 raise DamagedSnapshotError(
                     f"entry {at.index} of the log in {log.directory} is not the one in its snapshot: find out what "
                     "wrote to this directory, keep it, and start the node with --repair"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -496,6 +497,35 @@ def test_a_log_that_ends_before_the_snapshot_goes_on_after_it(tmp_path: Path) ->
         assert command(server, b"a", producer=ProducerBatch("p", 0)) == (b"1",)
         assert command(server, b"b", producer=ProducerBatch("p", 1)) == (b"2",)
         assert query(server) == ["a", "b"]
+
+
+def test_damage_at_the_snapshots_last_entry_does_not_keep_a_node_from_starting(tmp_path: Path) -> None:
+    """Its repair from other members needs a node that runs."""
+    config = config_in(tmp_path, recovery_verify_bytes=0)
+    with running(config, History()) as server:
+        for number in range(10):
+            command(server, str(number).encode())
+        end, index = server.log.mark_at(save(server).index).position, save(server).index
+        begin = server.log.mark_at(LogIndex(index - 1)).position
+        for number in range(10, 1500):
+            command(server, str(number).encode())
+    segments = sorted((tmp_path / f"dledger-{N0}" / "data").iterdir())
+    assert len(segments) > 1
+    with segments[0].open("r+b") as file:
+        file.seek(begin)
+        file.write(bytes(byte ^ 0xFF for byte in os.pread(file.fileno(), end - begin, begin)))
+    store = store_of(config)
+    for meta in store.snapshots[:-1]:
+        store.set_aside(meta, "the newest one is to be that of the damaged entry")
+
+    machine = History()
+    server = DLedgerServer(config, state_machine=machine)
+    try:
+        assert server._machine is not None
+        assert server._machine.applied_index == index
+        assert server.log.last.index > 1500, "nothing is given up of the entries after it"
+    finally:
+        server.stop()
 
 
 def test_a_snapshot_of_another_history_is_refused(tmp_path: Path) -> None:
