@@ -26,6 +26,7 @@ from dledger.log_output import speaking_group
 from dledger.pb import client_pb2
 from dledger.runtime.supervisor import NodeFailedError
 from dledger.server import DLedgerServer
+from dledger.store.fs import DiskUsage, FileSystem
 from dledger.store.hard_state import FileHardState
 from dledger.types import AppendedBatch, HardState, NodeId, Role
 from tests.support.cluster import Outcome
@@ -157,14 +158,24 @@ def test_a_failed_member_stops_and_the_other_goes_on(named: Named, server: Group
     DLedgerServer(again).stop(graceful=False)
 
 
-def test_a_group_whose_disk_is_full_leaves_the_others_taking_appends(named: Named) -> None:
-    """Each group's room is its own: its limits, its directory, its refusal, its condition."""
-    (first, full), second = named
-    store = replace(full.store, disk_check_ratio=1e-9, disk_clean_ratio=1e-9, disk_full_ratio=1e-9)
-    server = GroupsServer([(first, replace(full, store=store)), second])
+def test_a_group_whose_disk_is_full_leaves_the_others_taking_appends(
+    named: Named, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each group's room is its own: its directory, its refusal, its condition."""
+    is_full, measure = threading.Event(), FileSystem.usage
+
+    def usage(fs: FileSystem, path: Path) -> DiskUsage:
+        found = measure(fs, path)
+        if is_full.is_set() and path.is_relative_to(named[0][1].store.base_dir):
+            return replace(found, available_bytes=0, used_bytes=found.total_bytes)
+        return found
+
+    monkeypatch.setattr(FileSystem, "usage", usage)
+    server = GroupsServer(named)
     try:
         server.start()
         _wait_leading(server)
+        is_full.set()  # not before: a member whose disk is full does not campaign
         a, b = server.servers["a"], server.servers["b"]
         wait_until(lambda: a.conditions.holds(ConditionKind.DISK_FULL), "the first one's disk counts as full")
         refused, appended = Outcome[AppendedBatch](), Outcome[AppendedBatch]()
