@@ -7,7 +7,8 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dledger.layout import ENTRY_HEADER_BYTES
+from dledger.layout import BLANK_MAGIC, ENTRY_HEADER_BYTES
+from dledger.store.format import BLANK
 from dledger.types import NOOP_CHANNEL, Magic
 from dledger_spark.decode import walk
 from dledger_spark.directory.files import LogSegment
@@ -18,8 +19,8 @@ from dledger_spark.options import EARLIEST, LATEST, ReadOptions
 from rocketstore.message.record import HEAD, store_timestamp
 
 _HEAD_BYTES = ENTRY_HEADER_BYTES + max(head.size for head in HEAD.values())
-_TRIED = 64
-"""How many entries without a message to skip when searching for a time: terms start with such entries."""
+_LATER = 1 << 63
+"""Later than any store time: that of entries after which there is no message."""
 
 
 def range_of(log: LogDirectory, options: ReadOptions) -> tuple[int, int]:
@@ -108,10 +109,17 @@ def _position_at(log: LogDirectory, time_ms: int, *, verified: bool = False) -> 
     search then finds one of the positions where the time is crossed.)
     """
 
-    def time_at(segment: LogSegment, position: int) -> int:
-        return _time_at(log, segment, position, verified=verified) or 0
+    def time_at(number: int, position: int) -> int:
+        """As of the next message, in whichever segment: an entry without one would seem older than those before it."""
+        for following in range(number, len(log.segments)):
+            found = _time_at(log, log.segments[following], position, verified=verified)
+            if found is not None:
+                return found
+            position = log.segments[following].end
+        return _LATER
 
-    number = bisect_left(log.segments, time_ms, key=lambda one: time_at(one, max(one.base, log.begin)))
+    numbers = range(len(log.segments))
+    number = bisect_left(numbers, time_ms, key=lambda one: time_at(one, max(log.segments[one].base, log.begin)))
     if number > 0:
         found = _in_segment(log, number - 1, time_ms, time_at)
         if found is not None:
@@ -119,7 +127,7 @@ def _position_at(log: LogDirectory, time_ms: int, *, verified: bool = False) -> 
     return max(log.segments[number].base, log.begin) if number < len(log.segments) else log.end
 
 
-def _in_segment(log: LogDirectory, number: int, time_ms: int, time_at: Callable[[LogSegment, int], int]) -> int | None:
+def _in_segment(log: LogDirectory, number: int, time_ms: int, time_at: Callable[[int, int], int]) -> int | None:
     """The first such message in a segment whose first message is older; None if there is none."""
     segment = log.segments[number]
     try:
@@ -130,11 +138,11 @@ def _in_segment(log: LogDirectory, number: int, time_ms: int, time_at: Callable[
     with segment.path.open("rb") as file, mmap.mmap(file.fileno(), segment.size, access=mmap.ACCESS_READ) as mapped:
         found = walk(mapped, segment.framing, start - segment.base, stop - segment.base)
     starts = [int(one) + segment.base for one in found.starts]
-    place = bisect_left(starts, time_ms, key=lambda one: time_at(segment, one))
+    place = bisect_left(starts, time_ms, key=lambda one: time_at(number, one))
     return starts[place] if place < len(starts) else None
 
 
-def _by_index(log: LogDirectory, number: int, time_ms: int, time_at: Callable[[LogSegment, int], int]) -> int | None:
+def _by_index(log: LogDirectory, number: int, time_ms: int, time_at: Callable[[int, int], int]) -> int | None:
     """The same without reading the segment between its probes. Raises ``LookupError`` if the index lacks one."""
     segment, index = log.segments[number], log.index
     if index is None or segment.framing == "plain":
@@ -150,26 +158,27 @@ def _by_index(log: LogDirectory, number: int, time_ms: int, time_at: Callable[[L
     entries = range(
         first_index_of(log, segment), log.committed + 1 if following is None else first_index_of(log, following)
     )
-    found = bisect_left(entries, time_ms, key=lambda one: time_at(segment, start(one)))
+    found = bisect_left(entries, time_ms, key=lambda one: time_at(number, start(one)))
     return start(entries[found]) if found < len(entries) else None
 
 
 def _time_at(log: LogDirectory, segment: LogSegment, position: int, *, verified: bool = False) -> int | None:
     """The store time (ms) of the first message at or after a position; None if the segment ends before one.
 
+    0 if an entry on the way is damaged, whose size is not known either.
     Raises ``OptionError`` for entries that hold no messages; if ``verified``, ``BrokenRecordError`` for damaged ones.
     """
-    for _ in range(_TRIED):
-        if position >= min(segment.end, log.end):
-            return None
+    while position < min(segment.end, log.end):
         head = segment.read(position, _HEAD_BYTES)
         if segment.framing == "plain":
             return store_timestamp(head)
+        if BLANK.unpack(head[: BLANK.size].ljust(BLANK.size, b"\0"))[0] == BLANK_MAGIC:
+            return None
         header = segment.header(position)
         if verified and not is_whole_entry(segment, position):
             raise BrokenRecordError(f"segment {segment.name}, offset {position - segment.base}: a damaged entry")
-        if header is None:
-            return None
+        if header is None or header.size < ENTRY_HEADER_BYTES:
+            return 0
         if header.magic == Magic.NORMAL and header.channel != NOOP_CHANNEL:
             if log.content() != "message":
                 raise OptionError(

@@ -13,15 +13,28 @@ from hypothesis import strategies as st
 from pyspark.sql import datasource as spark
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
+from dledger.clock import Clock
+from dledger.config import StoreConfig
 from dledger.layout import ENTRY
-from dledger_spark.directory import SplitSizes, TimeBounds, open_directory, plan_splits, range_of, within_times
+from dledger.store.file_store import FileStore
+from dledger.types import Magic, NodeId, Term
+from dledger_spark.decode import DecodeContext
+from dledger_spark.directory import (
+    SplitSizes,
+    TimeBounds,
+    open_directory,
+    plan_splits,
+    range_of,
+    read_split,
+    within_times,
+)
 from dledger_spark.options import ReadOptions
 from dledger_spark.schema import projection_of
 from dledger_spark.source.batch import DirectoryReader, directory_reader
 from dledger_spark.source.filters import pushed, time_bounds
 from rocketstore.message.message import Message
-from rocketstore.message.record import STORE_TIMESTAMP_AT
-from tests.support.log_bytes import DiskLog, write_disk_log
+from rocketstore.message.record import STORE_TIMESTAMP_AT, encode_record
+from tests.support.log_bytes import CLUSTER_ID, DiskLog, place_records, write_disk_log
 from tests.unit.rocketstore.bench import fill, running, small_config
 
 COUNT = 600
@@ -71,6 +84,48 @@ def test_a_part_holds_all_messages_of_its_times_and_begins_and_ends_with_them(
     ]
     found = [position for position in positions if begin <= position < end]
     assert found == wanted
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+@pytest.mark.parametrize("counts", [(1, 5), (1, 200), (3, 400, 2, 900, 1), (2, 400, 400)])
+def test_entries_without_a_message_do_not_hide_those_before_them(
+    tmp_path: Path, counts: tuple[int, ...], indexed: bool
+) -> None:
+    """Of elections and snapshots, any number in a row and over whole segments: messages and such entries in turns."""
+    times: list[int] = []
+    store = FileStore.open(
+        StoreConfig(base_dir=tmp_path, segment_bytes=16 * 1024, index_segment_bytes=32 * 1024),
+        cluster_id=CLUSTER_ID,
+        group="default",
+        node_id=NodeId("n0"),
+        clock=Clock(),
+    )
+    store.add_batch_hook(place_records)
+    for number, count in enumerate(counts):
+        for _ in range(count):
+            if number % 2:
+                store.append_as_leader(Term(1), [b""], magic=Magic.NOOP)
+            else:
+                times.append(FIRST_MS + len(times) * STEP_MS)
+                store.append_as_leader(Term(1), [encode_record(Message("T", b"", store_timestamp=times[-1]))])
+    store.set_committed(store.last.index)
+    store.close()
+    log = open_directory(store.directory)
+    if not indexed:
+        log = type(log)(log.path, log.segments, None, log.begin, log.end, log.committed, log.boundary)
+    schema = projection_of(SCHEMA, "default").columns
+
+    for time in times[:: max(1, len(times) // 20)]:
+        for begin, end, kept in (
+            (*within_times(log, log.begin, log.end, TimeBounds(time)), [one for one in times if one >= time]),
+            (*within_times(log, log.begin, log.end, TimeBounds(None, time)), [one for one in times if one < time]),
+            (*range_of(log, ReadOptions(path="x", starting_ms=time)), [one for one in times if one >= time]),
+        ):
+            found: list[int] = []
+            for split in plan_splits(log, begin, end, SplitSizes(1 << 20)):
+                for batch in read_split(split, schema, DecodeContext(content="message"), 1 << 20):
+                    found += [int(one.timestamp() * 1000) for one in batch.column(0).to_pylist()]
+            assert found == kept
 
 
 def test_few_bytes_are_planned_for_a_short_time(disk_log: DiskLog) -> None:
