@@ -8,15 +8,18 @@ from the commit that names it. Those of tasks and runs that failed are removed b
 from __future__ import annotations
 
 import json
+import math
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -32,7 +35,8 @@ _FILE_ACTIONS: Final = frozenset({"add", "cdc"})
 _GROUP_BYTES: Final = 32 << 20
 """How many bytes of rows, before compression, a row group holds: a task keeps as many in memory."""
 _TEXT_MAX: Final = 32
-"""Longer texts have no statistics: readers expect theirs to be cut in a way of its own."""
+"""How many characters of a text are in statistics."""
+_LAST_CHARACTER: Final = "\U0010ffff"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +102,13 @@ def write_file(directory: Path, rows: Iterator[pa.RecordBatch]) -> DataFile | No
     name = f"part-{uuid.uuid4().hex}.parquet"
     path = directory / name
     writer: Any = None  # Any: pyarrow has no types
+    endless: set[str] = set()
     try:
         for group in _groups(rows):
             if writer is None:
                 writer = pq.ParquetWriter(path, group.schema, compression="zstd")
             writer.write_table(group)
+            endless |= {one for one in group.column_names if _is_endless(group[one])}
     finally:
         if writer is not None:
             writer.close()
@@ -112,7 +118,12 @@ def write_file(directory: Path, rows: Iterator[pa.RecordBatch]) -> DataFile | No
     _sync(directory)
     about = path.stat()
     facts = pq.read_metadata(path)
-    return DataFile(name, about.st_size, facts.num_rows, stats_of(facts), int(about.st_mtime * 1000))
+    return DataFile(name, about.st_size, facts.num_rows, stats_of(facts, endless), int(about.st_mtime * 1000))
+
+
+def _is_endless(column: pa.ChunkedArray) -> bool:
+    """Whether there are infinite numbers, or ones that are none."""
+    return pa.types.is_floating(column.type) and not pc.all(pc.is_finite(column), min_count=0).as_py()
 
 
 def _groups(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -129,8 +140,12 @@ def _groups(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(waiting)
 
 
-def stats_of(facts: pq.FileMetaData) -> str:
-    """A file's statistics: readers skip files by them."""
+def stats_of(facts: pq.FileMetaData, endless: Collection[str]) -> str:
+    """A file's statistics: readers skip files by them.
+
+    ``endless``: columns with numbers that JSON does not have. They, and those with times that Python does not have, get
+    no ends. All others do: ``to_pyarrow_table(filters=…)`` of deltalake 1.6 finds no row of a file without them.
+    """
     least: dict[str, object] = {}
     greatest: dict[str, object] = {}
     nulls: dict[str, int] = {}
@@ -142,16 +157,39 @@ def stats_of(facts: pq.FileMetaData) -> str:
         nulls[name] = sum(one.null_count for one in chunks)
         known = [one for one in chunks if one.has_min_max]
         if known and len(known) == sum(one.null_count < one.num_values + one.null_count for one in chunks):
-            ends = min(one.min for one in known), max(one.max for one in known)
-            if all(isinstance(one, int | datetime) or (isinstance(one, str) and len(one) <= _TEXT_MAX) for one in ends):
-                least[name], greatest[name] = map(_as_json, ends)
-    return json.dumps({"numRecords": facts.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls})
+            try:
+                lowest, highest = min(one.min for one in known), max(one.max for one in known)
+            except OverflowError:  # a time outside of the years 1 to 9999, which Python has no value for
+                continue
+            ends = _at_most(lowest), _at_least(highest)
+            if None not in ends and name not in endless:
+                least[name], greatest[name] = ends
+    facts_as_json = {"numRecords": facts.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
+    return msgspec.json.encode(facts_as_json).decode()
 
 
-def _as_json(value: object) -> object:
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return value
+def _at_most(value: object) -> object:
+    """The value in JSON, or a lesser one; None if there is none."""
+    if isinstance(value, str):
+        return value[:_TEXT_MAX]
+    if isinstance(value, datetime):  # in milliseconds: readers know that they are rounded down
+        at = value if value.tzinfo is None else value.astimezone(UTC)  # without a zone, as the column has it
+        return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    if isinstance(value, Decimal):
+        return msgspec.Raw(format(value, "f").encode())
+    if isinstance(value, date):
+        return value.isoformat()
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _at_least(value: object) -> object:
+    """The value in JSON, or a greater one; None if there is none."""
+    if isinstance(value, str) and len(value) > _TEXT_MAX:
+        end = _TEXT_MAX
+        while value.startswith(_LAST_CHARACTER, end):
+            end += 1
+        return value[:end] + _LAST_CHARACTER
+    return _at_most(value)
 
 
 def sync_versions(directory: Path, first: int, last: int) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime
+from decimal import Context, Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,6 +25,7 @@ from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([("index", pa.int64()), ("body", pa.binary())])
 KEYED = pa.schema([("index", pa.int64()), ("Key", pa.string()), ("body", pa.binary())])
+EXACT = Context(prec=38)
 ORIGIN = TableOrigin("c1", "G", {"topics": ["orders"]})
 
 
@@ -214,10 +219,83 @@ def test_statistics_are_those_of_the_rows(tmp_path: Path) -> None:
     assert written.rows == 6
     assert json.loads(written.stats) == {
         "numRecords": 6,
-        "minValues": {"index": 4, "at": "1970-01-01T00:00:00.001Z", "topic": "a"},
-        "maxValues": {"index": 9, "at": "2023-11-14T22:13:20.123Z", "topic": "b"},
+        "minValues": {"index": 4, "at": "1970-01-01T00:00:00.001Z", "topic": "a", "long": "x" * 32},
+        "maxValues": {"index": 9, "at": "2023-11-14T22:13:20.123Z", "topic": "b", "long": "x" * 32 + "\U0010ffff"},
         "nullCount": {"index": 2, "at": 0, "topic": 2, "long": 0, "none": 6, "body": 0},
     }
+
+
+VALUES: Mapping[pa.DataType, Sequence[object]] = {
+    pa.string(): ["x" * 33, "x" * 32 + "\U0010ffff\U0010ffff", "y"],
+    pa.float64(): [0.1, -1e300, 2.5],
+    pa.float32(): [0.1, -1e30, 2.5],
+    pa.date32(): [date(2023, 11, 14), date(1, 1, 1), date(9999, 12, 31)],
+    pa.timestamp("us"): [
+        datetime.fromisoformat(one) for one in ("2023-11-14T22:13:20.123456", "2000-01-01", "2040-01-01")
+    ],
+    pa.timestamp("us", "UTC"): [datetime(2023, 11, 14, 22, 13, 20, 123999, UTC), datetime(1969, 1, 1, tzinfo=UTC)],
+    pa.decimal128(38, 10): [Decimal(10**37 + 1).scaleb(-10, EXACT), Decimal("1e-10"), Decimal("0E-10")],
+    pa.bool_(): [True, False],
+}
+"""Some of each type that a body's column can have."""
+
+
+@pytest.mark.parametrize("kind", VALUES, ids=str)
+def test_a_reader_that_skips_files_finds_every_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: pa.DataType
+) -> None:
+    """By the ends of each column, wherever the table was written."""
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    schema = pa.schema([("index", pa.int64()), ("value", kind)])
+    table = opened(tmp_path / "t", schema)
+    try:
+        for number, value in enumerate(VALUES[kind]):
+            add_values(table, number, [value])
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    ours = DeltaTable(tmp_path / "t")
+    for number, value in enumerate(VALUES[kind]):
+        exact = pa.scalar(value, kind)
+        for sign in ("=", "<=", ">="):
+            rows = ours.to_pyarrow_table(filters=[("value", sign, exact)], columns=["index"])["index"].to_pylist()
+            assert number in rows, (sign, value)
+        assert len(ours.to_pyarrow_table(filters=[("value", "!=", exact)])) == len(VALUES[kind]) - 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "odd"),
+    [
+        (pa.timestamp("us", tz="UTC"), [300_000_000_000_000_000, 0]),
+        (pa.timestamp("us"), [-300_000_000_000_000_000, 0]),
+        (pa.date32(), [2_000_000_000, 0]),
+        (pa.float64(), [math.nan, 0.0]),
+        (pa.float32(), [math.inf, 0.0]),
+    ],
+    ids=str,
+)
+def test_a_value_that_statistics_cannot_hold_stops_no_batch(
+    tmp_path: Path, kind: pa.DataType, odd: Sequence[object]
+) -> None:
+    """Any producer's clock or number: its column has no statistics in that file."""
+    table = opened(tmp_path / "t", pa.schema([("index", pa.int64()), ("value", kind)]))
+    stats = add_values(table, 0, odd)
+
+    assert (stats["minValues"], stats["maxValues"]) == ({"index": 0}, {"index": 1})
+    assert indexes(tmp_path / "t") == [0, 1]
+
+
+def add_values(table: LogTable, first: int, values: Sequence[object]) -> dict[str, dict[str, object]]:
+    """Write and commit entries with these values; the statistics of their file."""
+    schema = pa.schema(DeltaTable(table.path).schema().to_arrow())
+    numbers = pa.array(range(first, first + len(values)), pa.int64())
+    batch = pa.RecordBatch.from_arrays([numbers, pa.array(values, schema.field(1).type)], schema=schema)
+    written = write_file(table.path, iter([batch]))
+    assert written is not None
+    table.append([written], EntrySpan(first, first + len(values)))
+    found: dict[str, dict[str, object]] = json.loads(written.stats)
+    return found
 
 
 def upsert(table: LogTable, first: int, keys: Sequence[str | None]) -> None:
