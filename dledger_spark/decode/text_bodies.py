@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, TypedDict
 import msgspec
 import pyarrow as pa
 
+from dledger_spark.body_types import PRECISION_MAX
 from dledger_spark.errors import SchemaError
 
 Parser = Callable[[bytes], dict[str, Any]]  # Any: each column has its own type
@@ -33,7 +34,7 @@ _SIMPLE: Final[dict[pa.DataType, Any]] = {
 
 def json_parser(columns: pa.StructType) -> Parser:
     """Parses objects with these members; others are skipped."""
-    return msgspec.json.Decoder(_object(columns)).decode
+    return _with_sane_decimals(columns, msgspec.json.Decoder(_object(columns)).decode)
 
 
 def csv_parser(columns: pa.StructType, delimiter: str) -> Parser:
@@ -49,13 +50,35 @@ def csv_parser(columns: pa.StructType, delimiter: str) -> Parser:
         fields = next(lines, [])
         if len(fields) != len(names):
             raise ValueError(f"{len(fields)} fields where the schema has {len(names)} columns")
-        if next(lines, None):
+        if any(lines):
             raise ValueError("more than one line")
         values = {name: text or None for name, text in zip(names, fields, strict=True)}
         found: dict[str, Any] = msgspec.convert(values, kind, strict=False)
         return found
 
-    return parse
+    return _with_sane_decimals(columns, parse)
+
+
+def _with_sane_decimals(columns: pa.StructType, parse: Parser) -> Parser:
+    """The parser, which refuses decimals of more places than any column has: Arrow's conversion crashes on some."""
+    if "decimal" not in str(columns):
+        return parse
+
+    def parse_sane(body: bytes) -> dict[str, Any]:
+        found = parse(body)
+        left: list[Any] = [found]  # Any: of any column
+        while left:
+            one = left.pop()
+            if isinstance(one, decimal.Decimal):
+                if one.is_finite() and abs(int(one.as_tuple().exponent)) > PRECISION_MAX:
+                    raise ValueError(f"{str(one)[:PRECISION_MAX]} is not a number of at most {PRECISION_MAX} digits")
+            elif isinstance(one, dict):
+                left += one.values()
+            elif isinstance(one, list):
+                left += one
+        return found
+
+    return parse_sane
 
 
 def _object(columns: pa.StructType) -> Any:  # noqa: ANN401  # a type made at run time

@@ -78,6 +78,8 @@ def test_a_json_object_is_its_members() -> None:
         (b'{"id": 9223372036854775808}', r"at `\$.id`"),
         (b'{"item": {"n": 2147483648}}', r"at `\$.item.n`"),
         (b'{"total": 1.234}', "^total: "),
+        (b'{"total": "1e-77"}', "not a number of at most 38 digits"),
+        (b'{"total": "1e-999999999"}', "not a number of at most 38 digits"),
         (b'{"total": 12345}', "^total: "),
         (b'{"total": "NaN"}', "^total: "),
         (b'{"tags": ["a", 1]}', r"at `\$.tags"),
@@ -114,6 +116,7 @@ def test_a_line_of_csv_is_its_fields() -> None:
         (b"1", "1 fields"),
         (b"1,a,b", "3 fields"),
         (b"1,a\n2,b", "more than one line"),
+        (b"1,a\n\n2,b", "more than one line"),
         (b"x,a", "got `str`"),
         (b"99999999999,a", "2147483647"),
         (b'1,"a', "unexpected end"),
@@ -128,6 +131,16 @@ def test_a_bad_line_of_csv_is_nulls_with_the_reason(body: bytes, reason: str) ->
     assert list(good.values()) == [1, "a", None]
     assert (bad["id"], bad["name"]) == (None, None)
     assert reason in bad["badBody"]
+
+
+def test_decimals_are_held_by_their_columns_or_bad_wherever_they_are() -> None:
+    """Arrow would take an amount of more than 76 places for another one, and crash on one of very many."""
+    schema = "m map<string, array<struct<d: decimal(38,38)>>>"
+    tiny, zero, far = (b'{"m": {"k": [{"d": %s}]}}' % one for one in (b"1e-38", b"0e-38", b'"1e-999999999"'))
+    rows = in_json(schema, tiny, far, zero)
+
+    assert [row["m"] and row["m"][0][1] for row in rows] == [[{"d": Decimal("1e-38")}], None, [{"d": Decimal(0)}]]
+    assert [row["d"] for row in in_csv("d decimal(38,2)", b"1e-77", b"1e-2")] == [None, Decimal("0.01")]
 
 
 def test_compressed_bodies_are_parsed_as_they_were_and_damaged_ones_are_bad() -> None:
