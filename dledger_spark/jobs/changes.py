@@ -103,9 +103,11 @@ class ChangeSender:
         self._target = write_options(options.target)
         self._table = _opened(options.path)
         self._application = f"dledger-changes/{options.target.group}/{options.target.topic}"
-        noted = self._table.transaction_version(self._application)
-        self.sent = options.from_version - 1 if noted is None else noted
+        self._noted = self._table.transaction_version(self._application)
+        self.sent = options.from_version - 1 if self._noted is None else self._noted
         """The newest version whose changes are all stored; before the first one: one less than it."""
+        self._begin = self.sent + 1
+        """The version after the one that the table has noted: it names the writer, as it does for the next run."""
         self.messages = 0
         self.is_done = False
         """Whether the newest version is sent."""
@@ -115,6 +117,8 @@ class ChangeSender:
         from dledger_spark.source.sink_targets import open_target
 
         self._table.update_incremental()
+        if self._table.transaction_version(self._application) != self._noted:
+            raise self._busy("the table's note has changed")
         newest = self._table.version()
         last = min(newest, self.sent + VERSIONS_MAX)
         self.is_done = last == newest
@@ -143,7 +147,7 @@ class ChangeSender:
         return True
 
     def _writer(self) -> str:
-        facts = [self._table.metadata().id, self._application, self.sent + 1]
+        facts = [self._table.metadata().id, self._application, self._begin]
         return f"changes-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]}/0"
 
     def _changes(self, version: int) -> pa.Table:
@@ -182,10 +186,14 @@ class ChangeSender:
         try:
             self._table.create_write_transaction([], "append", self._table.schema(), commit_properties=noted)
         except CommitFailedError as error:
-            raise JobBusyError(
-                f"another run sends the changes of {self._options.path} to {self._options.target.topic} ({error}): no "
-                "message is there twice; let only one run"
-            ) from error
+            raise self._busy(error) from error
+        self._noted, self._begin = version, version + 1
+
+    def _busy(self, reason: object) -> JobBusyError:
+        return JobBusyError(
+            f"another run sends the changes of {self._options.path} to {self._options.target.topic} ({reason}): no "
+            "message is there twice; let only one run"
+        )
 
 
 def messages_of(changes: pa.Table, key: str, version: int) -> pa.RecordBatch:

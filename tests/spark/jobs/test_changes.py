@@ -18,6 +18,7 @@ from dledger_spark.jobs.changes import ChangeSender, ChangesOptions
 from dledger_spark.jobs.delta_table import EntrySpan, LogTable, TableOrigin, open_table
 from dledger_spark.jobs.errors import JobBusyError, JobError
 from dledger_spark.jobs.replay import ReplayTarget
+from dledger_spark.source.sink_rows import row_format
 from dledger_spark.source.sink_targets import TopicTarget
 from rocketstore.client.aio.admin_records import QueueRange, TopicInfo
 from rocketstore.client.blocking import Admin, Producer
@@ -139,6 +140,44 @@ def test_a_killed_run_is_completed_by_the_next(
 
     assert before == (2 if moment == "middle" else 5)
     assert [one[:2] for one in stored(node)] == [(str(number), key) for number, key in enumerate("abcdef")]
+
+
+def test_a_run_that_is_killed_after_versions_without_changes_is_completed(
+    node: BrokerNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own note is such a version: the writer is the same for the next run, which knows only of the note."""
+    path = tmp_path / "t"
+    upsert(path, 0, ["a"])
+    sender = ChangeSender(options_for(node, path), row_format(changes._COLUMNS))
+    while sender.send():
+        pass
+    upsert(path, 1, ["b", "c"])
+
+    def die(*_: object) -> None:
+        raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ChangeSender, "_note", die)
+        with pytest.raises(KilledError):
+            sender.send()
+    changes.run(options_for(node, path))
+
+    assert [one[0] for one in stored(node)] == ["0", "1", "2"]
+
+
+def test_of_two_runs_in_turns_the_second_is_refused(node: BrokerNode, tmp_path: Path) -> None:
+    """Before it sends anything: the first one's writers are others by then."""
+    path = tmp_path / "t"
+    upsert(path, 0, ["a"])
+    first, second = (ChangeSender(options_for(node, path), row_format(changes._COLUMNS)) for _ in range(2))
+    first.send()
+    upsert(path, 1, ["b"])
+    with pytest.raises(JobBusyError, match="let only one run"):
+        second.send()
+    while first.send():
+        pass
+
+    assert [one[0] for one in stored(node)] == ["0", "1"]
 
 
 def test_a_second_run_is_refused_and_sends_nothing_twice(
