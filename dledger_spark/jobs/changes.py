@@ -14,7 +14,8 @@ import base64
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from pathlib import Path
@@ -24,6 +25,7 @@ import click
 
 from dledger import extras, flag_values
 from dledger.errors import ConfigError
+from dledger_spark.jobs.batches import STATE, locked
 from dledger_spark.jobs.command import report_command, run_standalone
 from dledger_spark.jobs.errors import JobBusyError, JobError, MissingPartError
 from dledger_spark.jobs.replay import DROPPED_PROPERTIES, ReplayTarget, write_options
@@ -75,13 +77,14 @@ def run(options: ChangesOptions) -> JobReport:
     began = time.monotonic()
     form = row_format(_COLUMNS)
     check_target(write_options(options.target), form)
-    sender = ChangeSender(options, form)
-    try:
-        while sender.send() or not options.once:
-            if sender.is_done:
-                time.sleep(options.trigger_s)
-    except KeyboardInterrupt:
-        click.echo("stopping", err=True)
+    with _only_run(options):
+        sender = ChangeSender(options, form)
+        try:
+            while sender.send() or not options.once:
+                if sender.is_done:
+                    time.sleep(options.trigger_s)
+        except KeyboardInterrupt:
+            click.echo("stopping", err=True)
     seconds = time.monotonic() - began
     summary = (
         Fact("table", str(options.path)),
@@ -94,6 +97,25 @@ def run(options: ChangesOptions) -> JobReport:
     return JobReport("changes", f"Changes of {options.path}", summary)
 
 
+@contextmanager
+def _only_run(options: ChangesOptions) -> Iterator[None]:
+    """While it lasts, no other run on this machine sends to the same topic.
+
+    Of two at a time, one may note versions that the other has sent in part, with more of them, by its own writer.
+    """
+    _opened(options.path)
+    state = options.path / STATE
+    state.mkdir(exist_ok=True)
+    name = hashlib.sha256(_application(options.target).encode()).hexdigest()[:32]
+    with locked(state / f"changes-{name}.lock", options.path):
+        yield
+
+
+def _application(target: ReplayTarget) -> str:
+    """The id of the transactions that note what the topic has."""
+    return f"dledger-changes/{target.group}/{target.topic}"
+
+
 class ChangeSender:
     """Sends some versions at a time."""
 
@@ -102,7 +124,7 @@ class ChangeSender:
         self._form = form
         self._target = write_options(options.target)
         self._table = _opened(options.path)
-        self._application = f"dledger-changes/{options.target.group}/{options.target.topic}"
+        self._application = _application(options.target)
         self._noted = self._table.transaction_version(self._application)
         self.sent = options.from_version - 1 if self._noted is None else self._noted
         """The newest version whose changes are all stored; before the first one: one less than it."""
