@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +30,11 @@ from dledger_spark.jobs.errors import JobBusyError, JobError
 
 ROWS: Final = "dledger.rows"
 UNKNOWN: Final = -1
+_FIRST: Final = "dledger.first"
+_END: Final = "dledger.end"
+_TERM: Final = "dledger.term"
+_COMMITS_READ: Final = 64
+"""At first, when looking for the last commit of a run."""
 _PROPERTIES: Final = {
     "delta.enableChangeDataFeed": "true",  # for those who follow the table's changes
     "delta.logRetentionDuration": "interval 7 days",  # a follower commits often: Delta's 30 days are millions of files
@@ -71,6 +77,7 @@ class LogTable:
         self.path = path
         self.origin = origin
         self._table = table
+        self._kept = _version_kept(path, table)
         self._synced = table.version()
 
     @property
@@ -81,12 +88,12 @@ class LogTable:
     @property
     def position(self) -> int | None:
         """The index of the first entry that is not in the table; None if nothing was committed yet."""
-        return self._table.transaction_version(self.origin.application)
+        return self._kept.transaction_version(self.origin.application)
 
     @property
     def chain_crc(self) -> int:
         """``chainCrc`` of the last entry in the table, which covers all before it; -1 if not known."""
-        noted = self._table.transaction_version(f"{self.origin.application}/chainCrc")
+        noted = self._kept.transaction_version(f"{self.origin.application}/chainCrc")
         return UNKNOWN if noted is None else noted
 
     def append(self, files: Sequence[DataFile], span: EntrySpan) -> None:
@@ -131,6 +138,7 @@ class LogTable:
         self._committed(span.end)
 
     def _committed(self, end: int) -> None:
+        self._kept = self._table
         if self.position != end:
             raise self._busy(f"it holds the entries before {self.position} now")
         version = self.version
@@ -147,10 +155,10 @@ class LogTable:
             )
 
     def _commit_of(self, span: EntrySpan) -> CommitProperties:
-        facts = {"first": span.first, "end": span.end, "term": span.term}
+        facts = {_FIRST: span.first, _END: span.end, _TERM: span.term}
         application = self.origin.application
         return CommitProperties(
-            custom_metadata={f"dledger.{name}": str(value) for name, value in facts.items()},
+            custom_metadata={name: str(value) for name, value in facts.items()},
             app_transactions=[
                 Transaction(application, span.end),
                 Transaction(f"{application}/chainCrc", span.chain_crc),
@@ -178,6 +186,51 @@ def open_table(path: Path, schema: pa.Schema, origin: TableOrigin) -> LogTable:
     if missing:
         table.alter.add_columns(missing)
     return LogTable(path, table, origin)
+
+
+def _version_kept(path: Path, newest: DeltaTable) -> DeltaTable:
+    """The table as of the version whose rows it has: an older one, if it was restored after the last commit of a run.
+
+    Restoring leaves the transactions as they are, so their position is beyond rows that are not there any more. Raises
+    ``JobError`` if that version is no longer kept.
+    """
+    table, until = newest, newest.version()
+    while (commit := _restoring(newest, until)) is not None:
+        said: Mapping[str, Any] = commit.get("operationParameters", {})  # Any: a JSON document
+        try:
+            table = DeltaTable(path)
+            table.load_as_version(_version_said(said))
+        except (DeltaError, ValueError) as error:
+            raise JobError(
+                f"version {commit['version']} restored {path} to another ({said}), which is not readable ({error}): "
+                "it is not known how much of the log it holds: follow the log into a new directory"
+            ) from error
+        until = min(table.version(), commit["version"] - 1)
+    return table
+
+
+def _restoring(table: DeltaTable, until: int) -> dict[str, Any] | None:  # Any: as above
+    """The last commit, up to version ``until``, that restored an older version, unless a run has committed since."""
+    limit = _COMMITS_READ
+    while True:
+        commits = table.history(limit)
+        for one in (each for each in commits if each["version"] <= until):
+            if _END in one:
+                return None
+            if one.get("operation") == "RESTORE":
+                return one
+        if len(commits) < limit:
+            return None
+        limit *= 8
+
+
+def _version_said(said: Mapping[str, Any]) -> int | str | datetime:  # Any: as above
+    """The version to restore, or its time: deltalake notes milliseconds, Spark a text."""
+    if said.get("version") is not None:
+        return int(said["version"])
+    if "datetime" in said:
+        return datetime.fromtimestamp(int(said["datetime"]) / 1000, UTC)
+    return str(said.get("timestamp"))
 
 
 def _quoted(name: str) -> str:

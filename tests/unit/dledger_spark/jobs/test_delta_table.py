@@ -76,6 +76,53 @@ def test_of_two_runs_the_one_that_commits_second_is_refused(tmp_path: Path) -> N
     assert opened(tmp_path / "t").position == 10
 
 
+def test_a_restored_table_continues_after_the_rows_that_it_has(tmp_path: Path) -> None:
+    """By version or time, of a restored one too; the position noted last is beyond rows that are gone."""
+    path = tmp_path / "t"
+    table = opened(path)
+    for first in range(4):
+        add(table, first, 1)
+    at = DeltaTable(path).history()[1]["timestamp"]
+    found = []
+    for version in (2, 1, 5, datetime.fromtimestamp(at / 1000, UTC), 4):
+        DeltaTable(path).restore(version)
+        found.append((opened(path).position, indexes(path)))
+    with pytest.raises(JobBusyError):
+        add(table, 4, 1)
+    add(opened(path), 4, 1)
+    DeltaTable(path).optimize.compact()
+    found.append((opened(path).position, indexes(path)))
+    DeltaTable(path).restore(1)
+    again = opened(path)
+    for first in range(1, 6):
+        add(again, first, 1)
+
+    assert found == [
+        (2, [0, 1]),
+        (1, [0]),
+        (2, [0, 1]),
+        (3, [0, 1, 2]),
+        (4, [0, 1, 2, 3]),
+        (5, [0, 1, 2, 3, 4]),
+    ]
+    assert (opened(path).position, indexes(path)) == (6, list(range(6)))
+
+
+def test_a_table_restored_to_a_version_that_is_gone_is_refused(tmp_path: Path) -> None:
+    """Its rows are there; how far they reach is not known."""
+    path = tmp_path / "t"
+    table = opened(path)
+    for first in range(3):
+        add(table, first, 1)
+    DeltaTable(path).restore(2)
+    DeltaTable(path).create_checkpoint()
+    for version in range(4):
+        (path / "_delta_log" / f"{version:020d}.json").unlink()
+
+    with pytest.raises(JobError, match="into a new directory"):
+        opened(path)
+
+
 def test_a_position_alone_is_committed_too(tmp_path: Path) -> None:
     """Entries that have no rows are not read again."""
     table = opened(tmp_path / "t")
