@@ -13,8 +13,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date, datetime
@@ -237,7 +238,7 @@ def messages_of(changes: pa.Table, key: str, version: int) -> pa.RecordBatch:
 
 
 _Message = tuple[tuple[int, str, bytes], bytes, str | None, str | None, list[tuple[str, str]]]
-"""Its sort key, and its columns."""
+"""Its sort key, and its columns. Null columns are not in the key: one added later does not change the order."""
 
 
 def _message(row: dict[str, Any], key: str, version: int) -> _Message:  # Any: each column has a type of its own
@@ -246,15 +247,16 @@ def _message(row: dict[str, Any], key: str, version: int) -> _Message:  # Any: e
     body = shown.get("body")
     if isinstance(body, str):
         body = body.encode()
-    text = json.dumps(shown, default=_as_text, ensure_ascii=False, sort_keys=True)
+    text = _as_json(shown)
+    known = _as_json({name: value for name, value in shown.items() if value is not None})
     keys = shown.get(key or "keys")
     properties = {name: value for name, value in _pairs(shown.get("properties")) if name not in DROPPED_PROPERTIES}
     properties |= {"changeType": change, "tableVersion": str(version)}
     at = shown.get("index")
     return (
-        (at if isinstance(at, int) else 0, change, text.encode()),
+        (at if isinstance(at, int) else 0, change, known.encode()),
         body if isinstance(body, bytes) else text.encode(),
-        None if keys is None else _plain(keys),
+        None if keys is None else _plain(_in_json(keys)),
         shown["tags"] if isinstance(shown.get("tags"), str) else None,
         sorted(properties.items()),
     )
@@ -268,6 +270,19 @@ def _pairs(value: object) -> list[tuple[str, str]]:
 
 def _plain(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=_as_text)
+
+
+def _as_json(row: Mapping[str, object]) -> str:
+    return json.dumps(_in_json(row), default=_as_text, ensure_ascii=False, sort_keys=True)
+
+
+def _in_json(value: object) -> object:
+    """The same, with numbers that JSON does not have as texts: NaN, Infinity, -Infinity."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {name: _in_json(one) for name, one in value.items()}
+    return [_in_json(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _as_text(value: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from dledger.errors import ConfigError
 from dledger_spark.jobs import changes
-from dledger_spark.jobs.changes import ChangeSender, ChangesOptions
+from dledger_spark.jobs.changes import ChangeSender, ChangesOptions, messages_of
 from dledger_spark.jobs.delta_table import EntrySpan, LogTable, TableOrigin, open_table
 from dledger_spark.jobs.errors import JobBusyError, JobError
 from dledger_spark.jobs.replay import ReplayTarget
@@ -218,6 +219,30 @@ def test_a_table_of_any_columns_is_sent_as_json(node: BrokerNode, tmp_path: Path
         ({"id": 2, "price": None}, "2", "delete", "1"),
         ({"id": 2, "price": None}, "2", "insert", "0"),
     ]
+
+
+def test_a_column_that_is_added_between_runs_does_not_change_the_order() -> None:
+    """The next run counts what the first has sent, in the same order."""
+    rows = pa.table({"a": [1, 10, 100], "_change_type": ["insert"] * 3})
+    wider = rows.append_column("b", pa.nulls(3, pa.int64())).append_column("aa", pa.nulls(3, pa.string()))
+
+    before, after = (
+        [json.loads(one)["a"] for one in messages_of(table, "", 0)["body"].to_pylist()] for table in (rows, wider)
+    )
+    assert before == after
+
+
+def test_every_number_becomes_json_that_any_reader_takes() -> None:
+    """JSON has no infinite numbers: they are texts, wherever they are."""
+    odd = pa.table({"n": [math.nan], "more": [[{"deep": [math.inf, -math.inf, 1.5]}]], "_change_type": ["insert"]})
+    batch = messages_of(odd, "n", 0)
+
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    body = json.loads(batch["body"][0].as_py(), parse_constant=refuse)
+    assert body == {"n": "NaN", "more": [{"deep": ["Infinity", "-Infinity", 1.5]}]}
+    assert batch["keys"].to_pylist() == ["NaN"]
 
 
 def test_what_cannot_be_sent_is_said(node: BrokerNode, tmp_path: Path) -> None:
