@@ -42,7 +42,7 @@ def register_topics(
     format that exist are made anew. Raises ``OptionError``, ``SchemaError`` before any table is made.
     """
     from dledger_spark.decode.typed_bodies import body_format  # loads Arrow
-    from dledger_spark.source.table_options import options_in
+    from dledger_spark.source.table_options import options_in, refuse_secrets
 
     if _OTHERS.search(database) or not database:
         raise OptionError(f"invalid name of a database {database!r}: use letters, digits and _")
@@ -55,6 +55,7 @@ def register_topics(
         raise OptionError(f"there is no topic {' or '.join(unknown)} whose bodies could have columns")
     tables = {topic: given | dict(bodies.get(topic, {})) | {"topic": topic} for topic in names}
     for each in tables.values():
+        refuse_secrets(each)
         body_format(ReadOptions.parse(each))
     places = {topic: f"{database}.`{name}`" for topic, name in names.items()}
     spark.sql(f"CREATE DATABASE IF NOT EXISTS {database}")

@@ -100,8 +100,7 @@ def run(spark: SparkSession, options: TableOptions) -> JobReport:
     holds = kept.holds_messages if reading.record_format == "auto" else reading.record_format == "message"
     names = (*options.columns, options.key) if options.columns and options.key else options.columns
     projection = projection_of(chosen_columns(names, reading, holds_messages=holds))
-    if options.key and options.key not in projection.names:
-        raise ConfigError([f"--key: no column {options.key} among {', '.join(projection.names)}"])
+    check_key(options.key, projection)
     path = options.out.absolute()
     refuse_foreign(path)
     (path / STATE).mkdir(parents=True, exist_ok=True)
@@ -131,6 +130,14 @@ def check(options: TableOptions) -> None:
         raise ConfigError(["a directory does not grow while being read: name a running group, --bootstrap HOST:PORT,…"])
     if source.to_index is not None or source.to_time_ms is not None:
         raise ConfigError(["a table follows the log without an end: leave out --to-index and --to-time, or use --once"])
+
+
+def check_key(key: str, projection: Projection) -> None:
+    """Raises ``ConfigError`` for a column that is not there, or whose values are not simple ones."""
+    if key and key not in projection.names:
+        raise ConfigError([f"--key: no column {key} among {', '.join(projection.names)}"])
+    if key and (kind := projection.schema.field(key).type).num_fields:
+        raise ConfigError([f"--key: column {key} is {kind}: use one with simple values"])
 
 
 def read_options(options: TableOptions) -> ReadOptions:

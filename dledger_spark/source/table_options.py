@@ -34,12 +34,17 @@ def options_of_table(options: Mapping[str, str]) -> dict[str, str] | None:
     if _TABLE_MARK not in options:
         return None
     own = {name: text for name, text in options.items() if name not in _OF_SPARK and not name.startswith(_PREFIX)}
-    if _SECRETS & {name.lower() for name in own}:
+    refuse_secrets(own)
+    return own
+
+
+def refuse_secrets(options: Mapping[str, str]) -> None:
+    """Raises ``OptionError`` for options that no table may have."""
+    if _SECRETS & {name.lower() for name in options}:
         raise OptionError(
             "a table would expose its secretKey to everybody: create a temporary view (CREATE TEMPORARY VIEW … "
             "USING dledger OPTIONS …), or name its file (secretKeyFile)"
         )
-    return own
 
 
 def with_options(columns: Sequence[str], options: Mapping[str, str]) -> str:

@@ -123,6 +123,8 @@ def test_mistakes_are_told_before_anything_is_made(spark: SparkSession, broker: 
     ):
         with pytest.raises(PipelineError, match=problem):
             register_topics(spark, options, bodies, database=database)
+    with pytest.raises(OptionError, match="secretKeyFile"):
+        register_topics(spark, broker.options | {"secretKey": "s"}, topics=["orders"], database=DATABASE)
     assert not spark.catalog.databaseExists(DATABASE)
     for topics, problem in (
         (["a-b", "A_b"], "topics a-b and A_b would be one table"),
