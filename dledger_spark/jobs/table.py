@@ -275,9 +275,10 @@ class TableFollower:
         return int(self._read["initial"]) if position is None else position
 
     def _span(self, end: Mapping[str, str | int]) -> EntrySpan:
-        """The entries that a commit up to ``end`` adds."""
+        """The entries that a commit up to ``end`` adds. Raises ``JobError`` if the log was replaced meanwhile."""
         from dledger_spark.jobs.delta_table import UNKNOWN, EntrySpan
 
+        self._check_history()  # after the rows were read: a log that was replaced does not come back
         first, after = self._first(), int(end["index"])
         last = self._entry(after - 1)
         term, chain_crc = (UNKNOWN, UNKNOWN) if last is None else (last.term, last.chain_crc)

@@ -21,7 +21,7 @@ from dledger_spark.jobs import table
 from dledger_spark.jobs.delta_table import LogTable
 from dledger_spark.jobs.errors import JobBusyError, JobError
 from dledger_spark.jobs.source import LogSource
-from dledger_spark.jobs.table import TableOptions
+from dledger_spark.jobs.table import TableFollower, TableOptions
 from rocketstore.client.aio.admin_records import TopicInfo
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.message.message import Message
@@ -31,6 +31,7 @@ from tests.support.waiting import wait_until
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from dledger.types import Entry
     from dledger_spark.jobs.report import JobReport
 
 PATIENCE_S = 120
@@ -262,6 +263,33 @@ def test_a_trimmed_or_shorter_log_stops_the_run(spark: SparkSession, tmp_path: P
             follow(spark, node, out)
 
     assert DeltaTable(out).to_pyarrow_table().num_rows == len(indexes)
+
+
+def test_rows_of_a_log_that_replaces_the_followed_one_are_not_added(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if that happens while a batch is read: both have the same names, and the other one is longer."""
+    read, entry, batches = TableFollower._run, TableFollower._entry, []
+
+    def read_two(self: TableFollower, *of_batch: object) -> list[object]:
+        found: list[object] = read(self, *of_batch)  # type: ignore[arg-type]  # as given
+        batches.append(len(found))
+        return found
+
+    def entry_then(self: TableFollower, index: int) -> Entry | None:
+        found = entry(self, index)
+        return replace(found, chain_crc=found.chain_crc ^ 1) if found is not None and len(batches) > 1 else found
+
+    monkeypatch.setattr(TableFollower, "_run", read_two)
+    monkeypatch.setattr(TableFollower, "_entry", entry_then)
+    with entry_node(tmp_path / "log") as node:
+        node.append(0, 20)
+        with pytest.raises(JobError, match="of another log with the same names"):
+            follow(spark, node, tmp_path / "t", others={"maxOffsetsPerTrigger": "10"})
+
+    assert len(batches) == 2
+    assert numbers(tmp_path / "t") == list(range(len(numbers(tmp_path / "t"))))
+    assert 0 < len(numbers(tmp_path / "t")) <= 10
 
 
 def test_progress_is_shown_to_those_who_watch_consumers(spark: SparkSession, tmp_path: Path) -> None:

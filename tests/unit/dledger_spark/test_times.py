@@ -87,7 +87,7 @@ def test_a_part_holds_all_messages_of_its_times_and_begins_and_ends_with_them(
 
 
 @pytest.mark.parametrize("indexed", [True, False])
-@pytest.mark.parametrize("counts", [(1, 5), (1, 200), (3, 400, 2, 900, 1), (2, 400, 400)])
+@pytest.mark.parametrize("counts", [(3, 5), (3, 900), (3, 400, 2, 900, 1), (2, 400, 400)])
 def test_entries_without_a_message_do_not_hide_those_before_them(
     tmp_path: Path, counts: tuple[int, ...], indexed: bool
 ) -> None:

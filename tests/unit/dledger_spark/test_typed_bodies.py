@@ -151,6 +151,8 @@ def test_compressed_bodies_are_parsed_as_they_were_and_damaged_ones_are_bad() ->
 
     assert [row["id"] for row in rows] == [5, 6, None]
     assert rows[2]["badBody"] == "cannot be decompressed"
+    bodies = [b'{"id": 6}'] * ROWS_AT_ONCE + [zlib.compress(b'{"id": 5}')]
+    assert rows_of(wanted, bodies, [0] * ROWS_AT_ONCE + [1])[-1] == {"id": 5, "badBody": None}
 
 
 def test_a_bad_body_fails_the_query_if_it_shall() -> None:
@@ -170,10 +172,12 @@ def test_a_batch_of_any_size_keeps_the_order(numbers: list[int | None]) -> None:
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch of too many bytes is an error that names the option."""
-    monkeypatch.setattr(typed_bodies, "BATCH_BYTES_MAX", 5000)
+    """A batch of too many bytes, all its parts together, is an error that names the option."""
+    bodies = [b'{"id": 1}'] * ROWS_AT_ONCE
+    monkeypatch.setattr(typed_bodies, "BATCH_BYTES_MAX", pa.array(bodies, pa.binary()).nbytes * 3 // 2)
+    assert len(in_json("id long", *bodies)) == ROWS_AT_ONCE
     with pytest.raises(OptionError, match="bodyFormat"):
-        in_json("id long", *[b'{"id": 1}'] * 2000)
+        in_json("id long", *bodies * 2)
 
 
 def test_columns_of_bodies_stand_beside_those_of_the_log_and_hide_their_names() -> None:

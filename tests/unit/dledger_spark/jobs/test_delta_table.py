@@ -108,6 +108,16 @@ def test_a_restored_table_continues_after_the_rows_that_it_has(tmp_path: Path) -
     assert (opened(path).position, indexes(path)) == (6, list(range(6)))
 
 
+def test_a_restored_table_is_of_the_log_that_its_version_was_of(tmp_path: Path) -> None:
+    """The checksum is that of the log up to the position, and not of a later one."""
+    table = opened(tmp_path / "t")
+    for first in range(3):
+        table.append([], EntrySpan(first, first + 1, chain_crc=100 + first))
+    DeltaTable(tmp_path / "t").restore(2)
+
+    assert (opened(tmp_path / "t").position, opened(tmp_path / "t").chain_crc) == (2, 101)
+
+
 def test_a_table_restored_to_a_version_that_is_gone_is_refused(tmp_path: Path) -> None:
     """Its rows are there; how far they reach is not known."""
     path = tmp_path / "t"
