@@ -107,7 +107,8 @@ class _Words:
         if self._words[0].lower() == "not":
             raise SchemaError(f"column {word} of the bodies is NOT NULL: every column is null where a body is bad")
         if self._words[0].lower() == "comment":
-            del self._words[:2]
+            del self._words[0]
+            self._word("the text of a comment")
         return (word[1:-1].replace("``", "`") if word.startswith("`") else word), kind
 
     def _type(self) -> pa.DataType:

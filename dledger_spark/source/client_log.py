@@ -141,7 +141,10 @@ class ClientLog:
 
     def index_at(self, time_ms: int) -> int:
         """The first committed entry stored at this time or later, or the committed end."""
-        return self._locate(times_ms=(time_ms,)).places[0].index
+        found = self._locate(times_ms=(time_ms,))
+        if found.places[0].index >= found.range.end.index:  # not there yet, if from a lagging member
+            found = self._locate(ReadFrom.LEADER, times_ms=(time_ms,))
+        return found.places[0].index
 
     def times_ascend(self) -> bool:
         """Whether store times never go back: not if RocketMQ has written the first entries, which have no checksums."""

@@ -34,6 +34,7 @@ def test_every_type_is_read_and_written() -> None:
         ("a int b int", "needs a comma or its end before 'b int'"),
         ("a array<int", "needs '>' at its end"),
         ("a int>", "needs a comma or its end before '>'"),
+        ("a int comment", "needs the text of a comment at its end"),
         ("a interval", "type interval in the schema of the bodies: use boolean"),
         ("a int NOT NULL", "column a of the bodies is NOT NULL"),
         ("a int, A long", "two columns a"),

@@ -10,6 +10,7 @@ import pytest
 from dledger.errors import IndexBeforeBeginError
 from dledger.layout import ENTRY
 from dledger.store.format import encode_record
+from dledger.types import LogIndex
 from dledger_spark.directory import TimeBounds
 from dledger_spark.errors import OptionError
 from dledger_spark.options import ReadOptions
@@ -19,6 +20,7 @@ from dledger_spark.source.live import within_times
 from dledger_spark.source.ranges import IndexRange
 from rocketstore.client import Admin, ForbiddenError, TopicInfo
 from rocketstore.state.changes import TopicConfig
+from tests.support.fake_bulk import FakeBulkLog
 from tests.support.fake_group import FakeGroup, fake_group
 from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness
 
@@ -163,3 +165,22 @@ def test_times_ascend_unless_the_first_entry_has_no_checksums(
     assert within_times(log, whole, TimeBounds()) == whole
     monkeypatch.setattr(ClientLog, "chunks", lambda _self, _first, _end: iter([]))
     assert not log.times_ascend()
+
+
+@pytest.mark.parametrize("read_from", READ_FROM)
+def test_a_member_that_lags_does_not_end_a_time_too_early(
+    group: FakeGroup, monkeypatch: pytest.MonkeyPatch, read_from: str
+) -> None:
+    """It has committed no entry of then yet, and answers with its end. The time of each entry is its index here."""
+    monkeypatch.setattr(
+        FakeBulkLog,
+        "place_at_time",
+        lambda self, ms: self.place_of_index(LogIndex(min(ms, self.committed_range().end.index))),
+    )
+    for node in group.nodes[1:]:
+        node.committed = LogIndex(20)
+    log = log_of(group, read_from)
+
+    assert {log.index_at(40) for _ in range(10)} == {40}
+    assert {log.index_at(10) for _ in range(10)} == {10}
+    assert {log.index_at(ALL + 5) for _ in range(10)} == {ALL}
