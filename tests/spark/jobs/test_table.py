@@ -216,6 +216,9 @@ def test_with_a_key_the_last_message_is_the_row(spark: SparkSession, tmp_path: P
             follow(spark, node, tmp_path / "u", key="colour")
         with pytest.raises(ConfigError, match="--key: column properties is map"):
             follow(spark, node, tmp_path / "u", key="properties")
+        priced = {"bodyFormat": "json", "bodySchema": "price double"}
+        with pytest.raises(ConfigError, match="--key: column price is double"):
+            follow(spark, node, tmp_path / "u", key="price", others=priced)
 
     keyed: dict[str | None, list[int]] = {}
     for row in DeltaTable(out).to_pyarrow_table().sort_by("index").to_pylist():
