@@ -22,6 +22,7 @@ from dledger_spark.decode.typed_bodies import TypedBodyFormat, typed
 from dledger_spark.errors import SchemaError
 
 AT = datetime.datetime(2026, 11, 30, 12, tzinfo=datetime.UTC)
+EXACTLY = AT + datetime.timedelta(microseconds=123_456)
 LINE = {
     "type": "record",
     "name": "Line",
@@ -88,6 +89,11 @@ def test_an_avro_record_is_its_fields() -> None:
     (row,) = rows_of(avro(AVRO), [avro_body(ORDER)])
 
     assert row == {**ORDER, "prices": [("x", 1.5)], "badBody": None}
+    few = {"type": "bytes", "logicalType": "decimal", "precision": 2, "scale": 1}
+    amounts = avro({"type": "record", "name": "R", "fields": [{"name": "amount", "type": few}]})
+    fits, too_long = rows_of(amounts, [b"\x02\x63", b"\x04\x03\xe7"])
+    assert (fits["amount"], too_long["amount"]) == (Decimal("9.9"), None)
+    assert too_long["badBody"].startswith("amount: ")
 
 
 def test_a_damaged_avro_body_is_nulls_or_another_record_and_never_an_error() -> None:
@@ -212,7 +218,7 @@ def order_body() -> bytes:
     order.first.SetInParent()
     order.lines.add(name="l")
     order.by_number[3].name = "three"
-    order.at.FromDatetime(AT)
+    order.at.FromDatetime(EXACTLY)
     found: bytes = order.SerializeToString()
     return found
 
@@ -232,7 +238,7 @@ def test_a_protobuf_message_is_its_fields() -> None:
         "first": {"name": ""},
         "lines": [{"name": "l"}],
         "by_number": [(3, {"name": "three"})],
-        "at": AT,
+        "at": EXACTLY,
         "text": "t",
         "count": None,
         "badBody": None,

@@ -7,6 +7,7 @@ import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -198,6 +199,32 @@ def test_every_filter_gives_bounds_that_no_kept_row_is_outside_of(
     ours = pushed(found, PROJECTION)
     assert ours is not None
     assert time_bounds([ours]) == TimeBounds(*bounds)
+
+
+@pytest.mark.parametrize(
+    ("found", "kept"),
+    [
+        (spark.In(("keys",), ("a", "c")), ["a"]),
+        (spark.EqualTo(("keys",), "a"), ["a"]),
+        (spark.GreaterThan(("keys",), "a"), ["b"]),
+        (spark.StringContains(("keys",), "a"), ["a"]),
+        (spark.EqualNullSafe(("keys",), "a"), ["a"]),
+        (spark.EqualNullSafe(("keys",), None), [None]),
+        (spark.IsNull(("keys",)), [None]),
+    ],
+)
+def test_a_filter_keeps_the_rows_that_sql_keeps(found: spark.Filter, kept: list[str | None]) -> None:
+    """Of a comparison with null neither it nor its opposite; of those that know null, one of them."""
+    projection = projection_of(StructType([StructField("keys", StringType())]), "default")
+    rows = ["a", None, "b"]
+    batch = pa.RecordBatch.from_arrays([pa.array(rows)], names=["keys"])
+    knows_null = isinstance(found, spark.EqualNullSafe | spark.IsNull)
+    others = [one for one in rows if one not in kept and (one is not None or knows_null)]
+
+    for each, wanted in ((found, kept), (spark.Not(found), others)):
+        ours = pushed(each, projection)
+        assert ours is not None
+        assert [one for one, keep in zip(rows, ours.keeps(batch), strict=True) if keep] == wanted
 
 
 def test_a_reader_plans_only_the_times_of_its_filters(disk_log: DiskLog) -> None:

@@ -228,6 +228,19 @@ def test_a_column_keeps_its_type(tmp_path: Path) -> None:
         opened(tmp_path / "t", pa.schema([("index", pa.int64()), ("body", pa.string())]))
 
 
+def test_a_part_of_a_column_keeps_its_type(tmp_path: Path) -> None:
+    """Of a map or a list, too."""
+    for number, (old, new) in enumerate(
+        (
+            (pa.map_(pa.string(), pa.string()), pa.map_(pa.string(), pa.int64())),
+            (pa.list_(pa.string()), pa.list_(pa.int64())),
+        )
+    ):
+        opened(tmp_path / str(number), pa.schema([("index", pa.int64()), ("part", old)]))
+        with pytest.raises(ConfigError, match="a type cannot change"):
+            opened(tmp_path / str(number), pa.schema([("index", pa.int64()), ("part", new)]))
+
+
 def test_maps_lists_and_times_are_the_same_types_when_a_table_is_opened_again(tmp_path: Path) -> None:
     """Delta names their parts in its own way."""
     from dledger_spark.schema import COLUMNS, HEADERS, arrow_schema
@@ -465,11 +478,12 @@ def test_commits_and_their_files_are_synced(tmp_path: Path, monkeypatch: pytest.
     table = opened(path, KEYED)
     add(table, 0, 4, KEYED.remove(1))
     add(table, 4, 4, KEYED.remove(1))
+    DeltaTable(path).optimize.compact()
     upsert(table, 8, ["a", "b"])
     upsert(table, 10, ["b", "c"])
     assert compact(path, 1).made == 1
 
     written = {one.relative_to(path).as_posix() for one in path.rglob("*.parquet")}
-    commits = {f"_delta_log/{number:020d}.json" for number in range(1, 6)}
+    commits = {f"_delta_log/{number:020d}.json" for number in range(1, 7)}
     assert len([one for one in written if one.startswith("_change_data/")]) >= 1
     assert written | commits | {"_delta_log"} <= synced
