@@ -150,9 +150,10 @@ def stats_of(facts: pq.FileMetaData, endless: Collection[str]) -> str:
     greatest: dict[str, object] = {}
     nulls: dict[str, int] = {}
     for column in range(facts.num_columns):
-        name = facts.schema.column(column).path
+        about = facts.schema.column(column)
+        name = about.path
         chunks = [facts.row_group(group).column(column).statistics for group in range(facts.num_row_groups)]
-        if "." in name or any(one is None or not one.has_null_count for one in chunks):  # nested, or not counted
+        if about.name != name or any(one is None or not one.has_null_count for one in chunks):  # nested, or not counted
             continue
         nulls[name] = sum(one.null_count for one in chunks)
         known = [one for one in chunks if one.has_min_max]

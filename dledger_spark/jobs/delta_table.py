@@ -291,6 +291,12 @@ def _missing(path: Path, there: pa.Schema, wanted: pa.Schema) -> list[Field]:
     if wrong:
         said = "; ".join(f"column {one.name} is {known[one.name]} there, and {one.type} now" for one in wrong)
         raise ConfigError([f"{path}: {said}: a type cannot change; leave the column out, or write to a new directory"])
+    lower = {name.lower(): name for name in known}
+    if alike := [one.name for one in columns if one.name not in known and one.name.lower() in lower]:
+        said = "; ".join(f"column {name} is {lower[name.lower()]} there" for name in alike)
+        raise ConfigError(
+            [f"{path}: {said}: names that differ only in case are one; name it so, or write to a new directory"]
+        )
     return [field for field in Schema.from_arrow(wanted).fields if field.name not in known]
 
 

@@ -12,6 +12,7 @@ from decimal import Context, Decimal
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
@@ -226,6 +227,8 @@ def test_a_column_keeps_its_type(tmp_path: Path) -> None:
     opened(tmp_path / "t")
     with pytest.raises(ConfigError, match=r"column body is .* a type cannot change"):
         opened(tmp_path / "t", pa.schema([("index", pa.int64()), ("body", pa.string())]))
+    with pytest.raises(ConfigError, match="column Body is body there"):
+        opened(tmp_path / "t", pa.schema([("index", pa.int64()), ("Body", pa.binary())]))
 
 
 def test_a_part_of_a_column_keeps_its_type(tmp_path: Path) -> None:
@@ -332,6 +335,20 @@ def test_a_reader_that_skips_files_finds_every_row(
             rows = ours.to_pyarrow_table(filters=[("value", sign, exact)], columns=["index"])["index"].to_pylist()
             assert number in rows, (sign, value)
         assert len(ours.to_pyarrow_table(filters=[("value", "!=", exact)])) == len(VALUES[kind]) - 1
+
+
+def test_a_name_with_a_point_is_that_of_a_column(tmp_path: Path) -> None:
+    """And not of a member of one, which has no statistics."""
+    member = pa.struct([("b", pa.int64())])
+    schema = pa.schema([("index", pa.int64()), ("a.b", pa.int64()), ("a", member)])
+    table = opened(tmp_path / "t", schema)
+    batch = pa.RecordBatch.from_arrays([pa.array([0]), pa.array([5]), pa.array([{"b": 7}], member)], schema=schema)
+    written = write_file(table.path, iter([batch]))
+    assert written is not None
+    table.append([written], EntrySpan(0, 1))
+
+    assert json.loads(written.stats)["minValues"] == {"index": 0, "a.b": 5}
+    assert DeltaTable(tmp_path / "t").to_pyarrow_dataset().to_table(filter=pc.field("a.b") == 5).num_rows == 1
 
 
 @pytest.mark.parametrize(
