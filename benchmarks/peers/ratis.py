@@ -19,7 +19,7 @@ from cluster.local.group import HOST, free_ports
 MODULE: Final = "machines"
 _NODE_HEAP: Final = ("-Xms512m", "-Xmx512m")
 _LOAD_HEAP: Final = ("-Xms256m", "-Xmx256m")
-_ANSWER_S: Final = 300.0
+_ANSWER_S: Final = 90.0
 """How much longer than its load a program may take; the first one waits for an election."""
 
 
