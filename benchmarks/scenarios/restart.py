@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Final
 
@@ -35,10 +35,15 @@ class LoggedNode:
         self.fill(log_bytes)
 
     def fill(self, log_bytes: int) -> None:
-        """Append so much while the node is stopped."""
+        """Append so much while the node is stopped; then it runs until it has committed that, as a node would have."""
         with self._writer() as writer:
             writer.ask({"do": "fill", "bytes": log_bytes}, FILL_SECONDS_MAX)
             writer.ask({"do": "close"}, 60.0)
+        self._group.start(NODE_ID)
+        self._group.leader()
+        with closing(self._group.client()) as client:
+            client.append(b"")
+        self._group.stop(NODE_ID)
 
     def restart_seconds(self) -> float:
         """Start the node, measure the time until it reports that it serves, and stop it cleanly again."""
