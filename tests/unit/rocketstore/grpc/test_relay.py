@@ -147,6 +147,8 @@ def test_a_leader_that_is_none_any_more_is_asked_no_longer(
     with GatewayHarness() as silent:
         silent.store.hold_results = True
         follow(member, silent)
+        silent_address = f"127.0.0.1:{silent.remoting_port}"
+        wait_until(lambda: leader_seen_by(member) == silent_address, "the member looks for its leader again")
         found: list[pb.Code] = []
         thread = Thread(target=lambda: found.append(client.send(message(b"moved")).status.code))
         thread.start()
