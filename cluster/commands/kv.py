@@ -269,7 +269,7 @@ def _hold(
     began_s: float,
     command: Sequence[str],
 ) -> tuple[int, bool]:
-    """Run the command and prolong the lease until it has ended, without a command for ever.
+    """Run the command and prolong the lease until it has ended; without a command, until this is interrupted.
 
     Returns its exit code, and whether the lock was kept.
 
