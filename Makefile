@@ -177,7 +177,7 @@ drill: $(STAMP) ## Kill the leader of a group of containers under load; 0 only i
 		if [ -n "$$missing" ]; then echo "installing: $$missing"; \
 			apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
 				apt-get install -qq --no-install-recommends -y $$missing >/dev/null; fi; fi
-	@BASE_IMAGE="$(BASE_IMAGE)" $(BIN)/dledger drill $(DRILL)
+	@BASE_IMAGE="$(BASE_IMAGE)" $(BIN)/python -m cluster.drill $(DRILL)
 
 compose-check: $(STAMP) ## The image and compose.yaml, tried from the host (needs Docker, or root and docker.io)
 	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/compose/test_image.py tests/compose/test_compose.py tests/compose/test_compose_tls.py tests/compose/test_compose_groups.py

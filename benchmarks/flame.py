@@ -21,7 +21,7 @@ import click
 from benchmarks.load import LoadClient
 from benchmarks.processes import ChildError
 from benchmarks.scenarios.appends import BODY_BYTES, BULK_CALLERS, BULK_ENTRIES, WINDOWS
-from cluster.local.group import LocalGroup
+from dledger_cli.local.group import LocalGroup
 
 INSTALL: Final = "the extra `bench` (pip install py-spy)"
 WARMUP_SECONDS: Final = 2.0

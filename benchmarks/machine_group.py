@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.processes import REPOSITORY
-from cluster.local.group import LocalGroup
 from dledger.types import NodeId
+from dledger_cli.local.group import LocalGroup
 
 MODULE: Final = "benchmarks.children.machine_node"
 

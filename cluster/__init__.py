@@ -1,1 +1,1 @@
-"""Tools to deploy and operate groups: the command line, the console, metrics, drills, the demo and local groups."""
+"""Deployment files, and drills that break a group on purpose: the repository's own, not installed."""

@@ -1,8 +1,8 @@
 """Measuring points of the hot paths: one call per batch, push or flush, never one per entry.
 
-``Instruments`` does nothing; ``cluster.metrics`` overrides it. Calls come from any thread, also under the node's lock
-or the store's flush lock, so they must be quick, must not block and must not raise. Figures that can be read from a
-node's state on demand (indexes, lags, pending entries) come from ``DLedgerServer.measure`` instead.
+``Instruments`` does nothing; ``dledger_cli.metrics`` overrides it. Calls come from any thread, also under the node's
+lock or the store's flush lock, so they must be quick, must not block and must not raise. Figures that can be read from
+a node's state on demand (indexes, lags, pending entries) come from ``DLedgerServer.measure`` instead.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from itertools import islice
 from pathlib import Path
 
-from cluster.local.brokers import LocalBrokers
+from dledger_cli.local.brokers import LocalBrokers
 from rocketstore.client import Admin, Consumer, Message, NotFoundError, Producer, TopicInfo
 from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.nameserver.server import NameServer

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
-from cluster.local.group import LocalGroup
+from dledger_cli.local.group import LocalGroup
 from tests.support import lacking, memory_disk, preloaded, sweeps, tiers
 
 IN_MEMORY = frozenset({"contract", "crash", "fuzz", "paper", "scenarios", "unit"})

@@ -42,7 +42,7 @@ ln -s "$python" "$place/bin/python3"
 run() { "${as_user[@]}" env -i -C "$place/clone" PATH="$place/bin" HOME="$place/home" LANG=C.UTF-8 "$@"; }
 run make .venv/.python
 run bash -c "cd .venv/lib/python3.*/site-packages && printf '%s\\n' '$place/clone' '$packages' >packages.pth"
-run bash -c "printf '#!%s\\nfrom cluster.entry import main\\nmain()\\n' '$place/clone/.venv/bin/python' >.venv/bin/dledger"
+run bash -c "printf '#!%s\\nfrom dledger_cli.entry import main\\nmain()\\n' '$place/clone/.venv/bin/python' >.venv/bin/dledger"
 run chmod 755 .venv/bin/dledger
 run touch .venv/.installed-demo .venv/.installed
 run make test PYTEST_ARGS="--tier=$tier" TESTS="${TESTS:-tests}" | tee "$place/log"

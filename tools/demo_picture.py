@@ -42,7 +42,7 @@ def steps(told: str) -> list[str]:
 
 def main(file: Path) -> None:
     """Run the demo and write the picture. Raises ``CalledProcessError`` if the demo fails."""
-    command = [sys.executable, "-m", "cluster.entry", "demo"]
+    command = [sys.executable, "-m", "dledger_cli.entry", "demo"]
     told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=300).stdout
     file.write_text(picture(["$ make demo", *steps(told)]), encoding="utf-8")
 

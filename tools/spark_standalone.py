@@ -23,9 +23,9 @@ from typing import Final
 
 import click
 
-from cluster.local.group import HOST, free_ports
-from cluster.reporting import ErrorReportingGroup
 from dledger.errors import DLedgerError
+from dledger_cli.local.group import HOST, free_ports
+from dledger_cli.reporting import ErrorReportingGroup
 from dledger_spark.errors import PipelineError
 from dledger_spark.session import java_version
 

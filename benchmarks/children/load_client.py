@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import stats
-from cluster.local.group import client_security
 from dledger.client import AppendFuture, DLedgerClient
 from dledger.client.aio import DLedgerClient as AsyncClient
 from dledger.remoting.client import DisconnectedError, RemotingClient, UnreachableError
@@ -26,6 +25,7 @@ from dledger.remoting.connection import REQUESTS_MAX
 from dledger.remoting.frame import Frame
 from dledger.remoting.log.codec import UNORDERED, LogCode, encode_append, error_of
 from dledger.rpc.clients.codec import Append
+from dledger_cli.local.group import client_security
 
 CONNECTION_REQUESTS: Final = REQUESTS_MAX - 24
 """Single requests on one connection: a node reads no more from one that has ``REQUESTS_MAX`` in progress."""

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from random import Random
 from typing import Final
 
-from cluster import process
-from cluster.commands.serve import run_node
 from dledger import settings
 from dledger.statemachine.ports import Applied, Snapshot, SnapshotReader, SnapshotWriter, StateMachine
 from dledger.values import MIB
+from dledger_cli import process
+from dledger_cli.commands.serve import run_node
 
 _RANDOM: Final = Random(1).randbytes(MIB)  # the same on all members
 _COUNTS_BYTES: Final = 42

@@ -19,7 +19,7 @@ from pathlib import Path
 import grpc
 
 from benchmarks.processes import ChildError, end, spawn_daemon
-from cluster.local.group import free_ports
+from dledger_cli.local.group import free_ports
 
 INSTALL = "etcd (Debian: apt-get install etcd-server)"
 RPC_TIMEOUT_SECONDS = 5.0

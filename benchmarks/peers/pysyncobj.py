@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.processes import ChildError, PythonChild
-from cluster.local.group import free_ports
+from dledger_cli.local.group import free_ports
 
 INSTALL = "the extra `bench` (pip install pysyncobj)"
 

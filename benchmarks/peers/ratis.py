@@ -14,7 +14,7 @@ from typing import Final
 from benchmarks.load import CommandRates
 from benchmarks.peers import java
 from benchmarks.processes import ChildError, end
-from cluster.local.group import HOST, free_ports
+from dledger_cli.local.group import HOST, free_ports
 
 MODULE: Final = "machines"
 _NODE_HEAP: Final = ("-Xms512m", "-Xmx512m")

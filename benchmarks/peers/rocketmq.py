@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from benchmarks.peers import java
 from benchmarks.processes import ChildError, LineChild, end, spawn_daemon
-from cluster.local.group import HOST, free_ports
+from dledger_cli.local.group import HOST, free_ports
 
 MODULES: Final = ("client", "broker")
 """Of ``java.build``."""

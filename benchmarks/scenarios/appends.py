@@ -19,8 +19,8 @@ from benchmarks.process_facts import processor_s
 from benchmarks.processes import ChildError
 from benchmarks.registry import Scenario, load
 from benchmarks.targets import ETCD, OWN_P50, PYSYNCOBJ
-from cluster.local.group import LocalGroup
 from dledger.sending.window import WindowOptions
+from dledger_cli.local.group import LocalGroup
 
 BODY_BYTES: Final = 1024
 PEER_WINDOW: Final = 1000

@@ -17,9 +17,9 @@ from benchmarks.figures import Figure
 from benchmarks.registry import Scenario, load
 from benchmarks.scenarios import failover
 from benchmarks.sending import send_rate
-from cluster.local.brokers import LocalBrokers
-from cluster.local.group import LocalGroup
 from dledger.errors import DLedgerError
+from dledger_cli.local.brokers import LocalBrokers
+from dledger_cli.local.group import LocalGroup
 from rocketstore.client.aio.admin_records import TopicInfo
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.client.blocking_consumer import Consumer

@@ -13,7 +13,7 @@ from benchmarks.context import Context
 from benchmarks.figures import Figure
 from benchmarks.registry import Scenario
 from benchmarks.targets import BARE_PYTHON
-from cluster.local.group import LocalGroup
+from dledger_cli.local.group import LocalGroup
 
 STARTS: Final = 15
 WAIT_S: Final = 60.0
@@ -25,12 +25,12 @@ def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
     """``dledger --help``, and ``dledger status`` of one node; beside them, an interpreter that does nothing."""
     bare = processor_s(["-c", "pass"])
     if HELP in names:
-        yield Figure(HELP, processor_s(["-m", "cluster.entry", "--help"]), "s", BARE_PYTHON, bare)
+        yield Figure(HELP, processor_s(["-m", "dledger_cli.entry", "--help"]), "s", BARE_PYTHON, bare)
     if STATUS in names:
         with LocalGroup(context.directory / "cli", size=1) as group:
             (address,) = (node.client_address for node in group.nodes.values())
             group.leader()
-            taken = processor_s(["-m", "cluster.entry", "status", "--bootstrap", address])
+            taken = processor_s(["-m", "dledger_cli.entry", "status", "--bootstrap", address])
         yield Figure(STATUS, taken, "s", BARE_PYTHON, bare)
 
 

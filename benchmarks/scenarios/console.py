@@ -19,7 +19,7 @@ from benchmarks.context import Context
 from benchmarks.figures import Figure
 from benchmarks.process_facts import processor_s
 from benchmarks.registry import Scenario
-from cluster.local.brokers import LocalBrokers
+from dledger_cli.local.brokers import LocalBrokers
 
 SECONDS_MIN: Final = 30.0
 SETTLE_SECONDS: Final = 5.0
@@ -99,7 +99,7 @@ def _get(url: str) -> bytes:
 
 @contextmanager
 def _console(addresses: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    words = [sys.executable, "-m", "cluster.cli", "console", "--nodes", ",".join(addresses)]
+    words = [sys.executable, "-m", "dledger_cli.cli", "console", "--nodes", ",".join(addresses)]
     words += ["--listen", "127.0.0.1:0", "--until-stdin-closes"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -21,8 +21,8 @@ from benchmarks.processes import ChildError, PythonChild
 from benchmarks.registry import Scenario
 from benchmarks.scenarios.brokers import TOPIC, prepare
 from benchmarks.targets import ALONE
-from cluster.local.brokers import LocalBrokers
 from dledger.remoting.frame import Frame
+from dledger_cli.local.brokers import LocalBrokers
 from rocketstore.client.blocking import Admin
 from rocketstore.remoting.codes import RequestCode
 

@@ -14,10 +14,10 @@ from benchmarks.figures import Figure
 from benchmarks.peers import etcd
 from benchmarks.registry import Scenario
 from benchmarks.targets import ETCD, OWN_P50
-from cluster.local.group import LocalGroup
 from dledger.client import DLedgerClient
 from dledger.errors import DLedgerError
 from dledger.types import NodeId
+from dledger_cli.local.group import LocalGroup
 
 ETCD_KILLS_MAX: Final = 5
 GIVE_UP_SECONDS: Final = 30.0

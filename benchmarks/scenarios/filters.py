@@ -16,7 +16,7 @@ from benchmarks.processes import ChildError, PythonChild
 from benchmarks.registry import Scenario
 from benchmarks.scenarios.brokers import TOPIC, prepare
 from benchmarks.targets import ALONE
-from cluster.local.brokers import LocalBrokers
+from dledger_cli.local.brokers import LocalBrokers
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.message.message import Message
 

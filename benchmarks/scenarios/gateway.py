@@ -21,7 +21,7 @@ from benchmarks.process_facts import processor_s
 from benchmarks.processes import REPOSITORY, ChildError, LineChild, PythonChild
 from benchmarks.registry import Scenario, load
 from benchmarks.targets import APACHE_GATEWAY, BARE_GRPC
-from cluster.local.brokers import LocalBrokers
+from dledger_cli.local.brokers import LocalBrokers
 from rocketstore.client import Admin, ClientError, GroupInfo, TopicInfo
 from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.nameserver.server import NameServer

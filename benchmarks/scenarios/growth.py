@@ -15,7 +15,7 @@ from benchmarks.processes import PythonChild
 from benchmarks.registry import Scenario, load, logs
 from benchmarks.scenarios.appends import round_trips
 from benchmarks.scenarios.restart import LoggedNode
-from cluster.local.group import LocalGroup
+from dledger_cli.local.group import LocalGroup
 
 ENTRY_SIZE: Final = "growth_entry_size"
 LOAD: Final = "growth_load"

@@ -17,7 +17,7 @@ from benchmarks.processes import ChildError
 from benchmarks.registry import Scenario, load
 from benchmarks.scenarios.brokers import MESSAGE, QUEUES, TOPIC, prepare
 from benchmarks.sending import send_count, send_rate
-from cluster.local.brokers import LocalBrokers
+from dledger_cli.local.brokers import LocalBrokers
 from rocketstore.client.aio.admin_records import TopicInfo
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.client.blocking_consumer import Consumer

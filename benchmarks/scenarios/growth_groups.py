@@ -17,9 +17,9 @@ from benchmarks.registry import Scenario, load, logs
 from benchmarks.scenarios.appends import BODY_BYTES, WINDOWS
 from benchmarks.scenarios.failover import first_append_after
 from benchmarks.scenarios.growth import gibs
-from cluster.local.group import LocalGroup
-from cluster.local.several_groups import SeveralGroups
 from dledger.client import DLedgerClient
+from dledger_cli.local.group import LocalGroup
+from dledger_cli.local.several_groups import SeveralGroups
 
 GROUPS: Final = "growth_groups"
 FAILOVER: Final = "growth_log_failover"

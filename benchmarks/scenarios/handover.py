@@ -14,8 +14,8 @@ from benchmarks import stats
 from benchmarks.context import Context
 from benchmarks.figures import Figure
 from benchmarks.registry import Scenario
-from cluster.local.group import LocalGroup
 from dledger.client import DLedgerClient
+from dledger_cli.local.group import LocalGroup
 
 BODY: Final = os.urandom(1024)
 AFTER_SECONDS: Final = 0.3

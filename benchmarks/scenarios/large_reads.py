@@ -15,7 +15,7 @@ from benchmarks.load import LoadClient
 from benchmarks.registry import Scenario, load
 from benchmarks.scenarios.appends import BULK_ENTRIES, round_trips
 from benchmarks.targets import APPEND_ALONE
-from cluster.local.group import LocalGroup
+from dledger_cli.local.group import LocalGroup
 
 BODY_BYTES: Final = 1536
 ENTRIES: Final = 300 * BULK_ENTRIES

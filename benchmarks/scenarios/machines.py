@@ -18,9 +18,9 @@ from benchmarks.process_facts import processor_s
 from benchmarks.registry import Scenario, constant, load, logs
 from benchmarks.scenarios.appends import BODY_BYTES, WINDOWS, round_trips
 from benchmarks.targets import BARE_LOG
-from cluster.local.group import LocalGroup, wait_until
 from dledger.client import DLedgerClient
 from dledger.types import NO_INDEX
+from dledger_cli.local.group import LocalGroup, wait_until
 
 APPENDS: Final = "machine_append"
 APPEND_PROCESSOR: Final = "machine_append_processor"

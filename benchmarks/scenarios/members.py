@@ -17,10 +17,10 @@ from benchmarks.registry import Scenario, load, logs
 from benchmarks.scenarios.restart import LoggedNode
 from benchmarks.store_access import GROUP, NODE_ID
 from benchmarks.targets import NO_CHANGE, WIPED_MEMBER
-from cluster.local.group import LocalGroup, LocalNode, wait_until
 from dledger.client import DLedgerClient, member_change
 from dledger.members import MemberRole
 from dledger.types import LogIndex, NodeId
+from dledger_cli.local.group import LocalGroup, LocalNode, wait_until
 
 BODY_BYTES: Final = 1024
 BATCH: Final = 100

@@ -15,9 +15,9 @@ from benchmarks.figures import Figure
 from benchmarks.process_facts import processor_s
 from benchmarks.registry import Scenario
 from benchmarks.targets import UNMEASURED
-from cluster.local.brokers import LocalBrokers
-from cluster.local.group import LocalGroup
 from dledger.client import DLedgerClient
+from dledger_cli.local.brokers import LocalBrokers
+from dledger_cli.local.group import LocalGroup
 from rocketstore.client.aio.admin_records import TopicInfo
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.client.blocking_consumer import Consumer

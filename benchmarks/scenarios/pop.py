@@ -15,7 +15,7 @@ from benchmarks import stats
 from benchmarks.context import Context
 from benchmarks.figures import Figure
 from benchmarks.registry import Scenario
-from cluster.local.brokers import LocalBrokers
+from dledger_cli.local.brokers import LocalBrokers
 from rocketstore.client import Admin, Consumer, Message, Producer, TopicInfo
 from rocketstore.client.aio import Producer as AioProducer
 from rocketstore.client.aio import SimpleConsumer

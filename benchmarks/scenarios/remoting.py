@@ -15,7 +15,7 @@ from benchmarks.peers.rocketmq import JavaLoad
 from benchmarks.processes import ChildError
 from benchmarks.registry import Scenario, load
 from benchmarks.targets import JAVA_BROKERS
-from cluster.local.brokers import LocalBrokers
+from dledger_cli.local.brokers import LocalBrokers
 from rocketstore.client import Admin, ClientError
 from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.nameserver.server import NameServer

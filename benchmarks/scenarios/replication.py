@@ -21,10 +21,10 @@ from benchmarks.processes import ChildError, PythonChild
 from benchmarks.registry import Scenario, load
 from benchmarks.sending import send_count, send_rate
 from benchmarks.targets import JAVA_PAIR, PUT_ALONE, RAW_COPY
-from cluster.local.brokers import LocalBrokers
-from cluster.local.group import HOST, free_ports
 from dledger.conditions import ConditionKind
 from dledger.remoting.frame import Frame
+from dledger_cli.local.brokers import LocalBrokers
+from dledger_cli.local.group import HOST, free_ports
 from rocketstore.client.aio.admin_records import TopicInfo
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.message.message import Message

@@ -16,8 +16,8 @@ from benchmarks.load import LoadClient
 from benchmarks.process_facts import resident_of, threads_of
 from benchmarks.processes import ChildError
 from benchmarks.registry import Scenario
-from cluster.local.group import LocalGroup
 from dledger.client import DLedgerClient
+from dledger_cli.local.group import LocalGroup
 
 IDLE_SECONDS: Final = 3.0
 PENDING_APPENDS: Final = 10_000

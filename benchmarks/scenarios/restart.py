@@ -15,7 +15,7 @@ from benchmarks.processes import PythonChild
 from benchmarks.registry import Scenario, logs
 from benchmarks.store_access import GROUP, NODE_ID
 from benchmarks.targets import SMALL_LOG
-from cluster.local.group import LocalGroup
+from dledger_cli.local.group import LocalGroup
 
 WRITER: Final = "benchmarks.children.store_writer"
 TAIL_BYTES: Final = 32 << 20

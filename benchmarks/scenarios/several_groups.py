@@ -23,9 +23,9 @@ from benchmarks.registry import Scenario, load
 from benchmarks.scenarios.appends import BODY_BYTES, WINDOWS
 from benchmarks.scenarios.brokers import TOPIC, prepare
 from benchmarks.targets import BEFORE, ONE_GROUP
-from cluster.local.several_brokers import SeveralBrokers
-from cluster.local.several_groups import SeveralGroups
 from dledger.types import NodeId
+from dledger_cli.local.several_brokers import SeveralBrokers
+from dledger_cli.local.several_groups import SeveralGroups
 
 APPENDS: Final = "groups_append"
 SENDS: Final = "groups_send"

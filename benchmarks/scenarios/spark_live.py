@@ -20,7 +20,7 @@ from benchmarks.processes import PythonChild
 from benchmarks.registry import Scenario, constant
 from benchmarks.sending import send_count
 from benchmarks.targets import BARE_PRODUCER, OWN_P50, SENT_MEANWHILE
-from cluster.local.brokers import LocalBrokers
+from dledger_cli.local.brokers import LocalBrokers
 from rocketstore.client.aio.admin_records import TopicInfo
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.message.message import Message

@@ -15,8 +15,8 @@ from benchmarks.scenarios.appends import BODY_BYTES, WINDOWS
 from benchmarks.scenarios.brokers import MESSAGE, prepare
 from benchmarks.sending import send_rate
 from benchmarks.targets import PLAINTEXT
-from cluster.local.brokers import LocalBrokers
-from cluster.local.group import LocalGroup
+from dledger_cli.local.brokers import LocalBrokers
+from dledger_cli.local.group import LocalGroup
 from rocketstore.client.blocking import Admin, Producer
 
 

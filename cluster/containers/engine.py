@@ -24,8 +24,8 @@ import docker
 import requests
 
 from cluster.containers import firewall
-from cluster.local.group import LocalGroupError, wait_until
 from dledger.errors import DLedgerError
+from dledger_cli.local.group import LocalGroupError, wait_until
 
 RUN_DIR: Final = Path("/run/dledger-engine")
 """Locks, socket, pid and log of our own engine. The path is short because socket names are limited."""

@@ -42,7 +42,7 @@ _GLIBC_MINOR: Final = 36
 """Debian 12's: wheels for newer C libraries do not run there."""
 LOCK: Final = DEPLOY / "requirements.lock"
 """The packages installed from PyPI: exact versions with hashes."""
-_CONTEXT: Final = ("pyproject.toml", "README.md", "LICENSE", "dledger", "rocketstore", "cluster")
+_CONTEXT: Final = ("pyproject.toml", "README.md", "LICENSE", "dledger", "rocketstore", "dledger_cli", "cluster/deploy")
 _KEY_LENGTH: Final = 12
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""``dledger drill``: chooses where to run, runs the drills one after the other, reports, and returns the exit code."""
+"""Chooses where to run, runs the drills one after the other, reports, and returns the exit code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from cluster import terminal
 from cluster.drill import html, report
 from cluster.drill.context import DrillOptions
 from cluster.drill.drills import DRILLS, Drill
@@ -26,6 +25,7 @@ from cluster.drill.runner import DrillResult, run_drill
 from cluster.drill.target import Direction, DrillError, DrillTarget, MigrationTarget, NotPossibleError
 from dledger import html_page
 from dledger.extras import install_command
+from dledger_cli import terminal
 
 
 class DrillPlace(StrEnum):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from cluster.drill.processes import LocalProxiedBrokers, ProcessTarget, told
 from cluster.drill.target import SPARES, change_members
-from cluster.local.group import HOST
 from dledger.types import NodeId
+from dledger_cli.local.group import HOST
 
 
 class MemberBrokers(LocalProxiedBrokers):

@@ -28,10 +28,10 @@ from cluster.drill.target import (
     NotPossibleError,
     plain_settings,
 )
-from cluster.local.brokers import LocalBrokers
-from cluster.local.group import HOST, LocalGroupError, LocalNode
-from cluster.local.tcp_proxy import LocalProxiedGroup
 from dledger.types import NodeId
+from dledger_cli.local.brokers import LocalBrokers
+from dledger_cli.local.group import HOST, LocalGroupError, LocalNode
+from dledger_cli.local.tcp_proxy import LocalProxiedGroup
 
 FILLER: Final = ".drill-filler"
 _CHUNK: Final = bytes(1 << 20)
@@ -266,7 +266,7 @@ class ProcessMigration(ProcessTarget):
 
     def run_tool(self, *words: str) -> tuple[int, str]:
         """Run it as a process."""
-        command = [sys.executable, "-m", "cluster.entry", *words]
+        command = [sys.executable, "-m", "dledger_cli.entry", *words]
         try:
             done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=TOOL_TIMEOUT_S)
         except subprocess.TimeoutExpired as error:

@@ -8,11 +8,11 @@ from typing import Final
 
 import click
 
-from cluster import terminal
 from cluster.drill.history import DrillEvent, EventKind
 from cluster.drill.runner import DrillResult
 from cluster.drill.timeline import FaultEffects
 from cluster.drill.verdict import DefectKind, DrillVerdict
+from dledger_cli import terminal
 
 MARKS: Final = {
     EventKind.FAULT: "FAULT",

@@ -182,7 +182,7 @@ class MigrationTarget(DrillTarget, Protocol):
 
 def change_members(addresses: Iterable[str], group: str, *words: str) -> None:
     """Run ``dledger member`` with these words; returns when the change is complete. Raises ``DrillError``."""
-    command = [sys.executable, "-m", "cluster.entry", "member", *words, "-b", ",".join(addresses), "-g", group]
+    command = [sys.executable, "-m", "dledger_cli.entry", "member", *words, "-b", ",".join(addresses), "-g", group]
     environment = {**os.environ, "DLEDGER_INSECURE": "true"}  # on networks inside this host
     try:
         done = subprocess.run(

@@ -10,9 +10,9 @@ from typing import Final, Self
 
 from cluster.drill.history import HistoryRecorder, NodeView
 from cluster.drill.target import SECURITY, DrillError
-from cluster.local.group import wait_until as poll_until
 from dledger.errors import DLedgerError
 from dledger.types import NodeId
+from dledger_cli.local.group import wait_until as poll_until
 from rocketstore.client import Admin
 from rocketstore.remoting.bodies.runtime import RuntimeInfo
 

@@ -1,4 +1,4 @@
-"""Whether a slave may become the master: what a person would look at before. Pure; ``cluster.commands.ha`` asks around.
+"""Whether a slave may become the master: what a person would look at before. Pure; ``dledger ha`` asks around.
 
 Each check that fails has a name for the loss it is about, and anyone who promotes nevertheless must give it.
 """

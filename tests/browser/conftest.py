@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.console.demo_console import appending, open_console, trading
-from cluster.console.server import ConsoleServer
-from cluster.local.brokers import LocalBrokers
-from cluster.local.group import LocalGroup
+from dledger_cli.console.demo_console import appending, open_console, trading
+from dledger_cli.console.server import ConsoleServer
+from dledger_cli.local.brokers import LocalBrokers
+from dledger_cli.local.group import LocalGroup
 from tests.browser.chromium import Page, browser, need_chromium
 
 HERE = Path(__file__).parent

@@ -12,12 +12,12 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from cluster.broker_target import BrokerTarget
-from cluster.connection import GroupTarget
-from cluster.console.demo_console import open_console, trading
-from cluster.console.server import ConsoleServer, ListenAddress
-from cluster.local.brokers import LocalBrokers
-from cluster.local.group import HOST
+from dledger_cli.broker_target import BrokerTarget
+from dledger_cli.connection import GroupTarget
+from dledger_cli.console.demo_console import open_console, trading
+from dledger_cli.console.server import ConsoleServer, ListenAddress
+from dledger_cli.local.brokers import LocalBrokers
+from dledger_cli.local.group import HOST
 from tests.browser.chromium import INSTALL, Page, browser, is_installed
 from tests.support.runtime_broker import runtime_broker
 from tests.unit.rocketstore.nameserver.wire import calling, config_in, running

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from cluster.broker_target import BrokerTarget
-from cluster.connection import GroupTarget
-from cluster.console import clients
-from cluster.console.control import NoControl
-from cluster.console.server import ConsoleServer, ListenAddress
+from dledger_cli.broker_target import BrokerTarget
+from dledger_cli.connection import GroupTarget
+from dledger_cli.console import clients
+from dledger_cli.console.control import NoControl
+from dledger_cli.console.server import ConsoleServer, ListenAddress
 from rocketstore.client import Message, TopicInfo
 from tests.browser.chromium import Page
 from tests.browser.test_page import BROKEN_REFERENCES, DOUBLE_IDS, LOW_CONTRAST, NAMELESS, TOO_SMALL
 from tests.support.waiting import wait_until
-from tests.unit.cluster.console.group_pages import Broker, plain_broker
-from tests.unit.cluster.console.support import request
+from tests.unit.dledger_cli.console.group_pages import Broker, plain_broker
+from tests.unit.dledger_cli.console.support import request
 
 FOCUSED = "const one = document.activeElement; return one.id || one.getAttribute('aria-label') || one.textContent;"
 ASKED = """

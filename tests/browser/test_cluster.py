@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from cluster.broker_target import BrokerTarget
-from cluster.connection import GroupTarget
-from cluster.console.server import ConsoleServer, ListenAddress
-from cluster.local.brokers import LocalBrokers
+from dledger_cli.broker_target import BrokerTarget
+from dledger_cli.connection import GroupTarget
+from dledger_cli.console.server import ConsoleServer, ListenAddress
+from dledger_cli.local.brokers import LocalBrokers
 from rocketstore.client.aio.admin_records import TopicInfo
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.message.message import Message
 from tests.browser.chromium import Page
 from tests.browser.test_page import ATTACK, audit
 from tests.support.runtime_broker import JAVA, RuntimeBroker, runtime_broker
-from tests.unit.cluster.console.support import request
+from tests.unit.dledger_cli.console.support import request
 from tests.unit.rocketstore.nameserver.wire import calling, config_in, running
 
 NO_SUCH_NAME_SERVER = "127.0.0.1:1"

@@ -12,7 +12,7 @@ import pytest
 from rocketstore.client import Message
 from tests.browser.chromium import Page
 from tests.browser.test_changes import console_of, until_says
-from tests.unit.cluster.console.group_pages import Broker, plain_broker
+from tests.unit.dledger_cli.console.group_pages import Broker, plain_broker
 
 HOLD = """
 const [part] = arguments;

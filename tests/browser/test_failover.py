@@ -6,11 +6,11 @@ import threading
 import time
 from collections.abc import Callable
 
-from cluster.console.server import ConsoleServer
-from cluster.local.brokers import LocalBrokers
-from cluster.local.group import LocalGroup
 from dledger.errors import DLedgerError
 from dledger.types import NodeId, Role
+from dledger_cli.console.server import ConsoleServer
+from dledger_cli.local.brokers import LocalBrokers
+from dledger_cli.local.group import LocalGroup
 from tests.browser.chromium import Page
 
 SHOWN_WITHIN_S = 3.0
@@ -193,7 +193,7 @@ def test_a_group_without_a_majority_is_told_as_such(
 
 def test_a_console_that_goes_is_noticed_and_one_that_returns_is_joined(page: Page, log_group: LocalGroup) -> None:
     """What is shown is marked as old; nobody has to reload."""
-    from cluster.console.demo_console import open_console
+    from dledger_cli.console.demo_console import open_console
 
     with open_console(log_group, port=0) as first:
         page.open(first.url)

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from cluster.broker_target import BrokerTarget
-from cluster.connection import GroupTarget
-from cluster.console.listing import PAGE_ROWS
-from cluster.console.server import ConsoleServer, ListenAddress
+from dledger_cli.broker_target import BrokerTarget
+from dledger_cli.connection import GroupTarget
+from dledger_cli.console.listing import PAGE_ROWS
+from dledger_cli.console.server import ConsoleServer, ListenAddress
 from rocketstore.client import Message
 from rocketstore.remoting.bodies.topics import TopicConfigData, TopicConfigList
 from rocketstore.remoting.codes import RequestCode
 from tests.browser.chromium import Page
 from tests.browser.test_page import BROKEN_REFERENCES, DOUBLE_IDS, LOW_CONTRAST, NAMELESS, TOO_SMALL
 from tests.support.remoting import RemotingSocket
-from tests.unit.cluster.console.group_pages import Broker, plain_broker
-from tests.unit.cluster.console.support import request
+from tests.unit.dledger_cli.console.group_pages import Broker, plain_broker
+from tests.unit.dledger_cli.console.support import request
 
 TOPICS, GROUPS = 10_000, 1_000
 NAMES = "return [...document.querySelectorAll(`#${arguments[0]} tr[data-row]`)].map((one) => one.dataset.row)"

@@ -9,17 +9,17 @@ from functools import partial
 
 import pytest
 
-from cluster.broker_target import BrokerTarget
-from cluster.connection import GroupTarget
-from cluster.console.server import ConsoleServer, ListenAddress
 from dledger.clock import Clock
+from dledger_cli.broker_target import BrokerTarget
+from dledger_cli.connection import GroupTarget
+from dledger_cli.console.server import ConsoleServer, ListenAddress
 from rocketstore.client import Message
 from rocketstore.server import BrokerServer
 from tests.browser.chromium import Page
 from tests.browser.test_crossing import HELD, HOLD
 from tests.browser.test_page import find, press
 from tests.support.waiting import wait_until
-from tests.unit.cluster.console.group_pages import Broker
+from tests.unit.dledger_cli.console.group_pages import Broker
 from tests.unit.rocketstore.test_server import plain
 
 REMOVED, SENT, DEAD = 5, 70, 45

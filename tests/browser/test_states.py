@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from cluster.broker_target import BrokerTarget
-from cluster.connection import GroupTarget
-from cluster.console.sampler import SamplePace
-from cluster.console.server import ConsoleServer, ListenAddress
-from cluster.local.group import free_ports
 from dledger.rpc.ports import PeerStatus
 from dledger.types import LogIndex, NodeId
+from dledger_cli.broker_target import BrokerTarget
+from dledger_cli.connection import GroupTarget
+from dledger_cli.console.sampler import SamplePace
+from dledger_cli.console.server import ConsoleServer, ListenAddress
+from dledger_cli.local.group import free_ports
 from tests.browser.chromium import Page
 from tests.support.fake_group import FakeGroup, fake_group
-from tests.unit.cluster.console.group_pages import plain_broker
+from tests.unit.dledger_cli.console.group_pages import plain_broker
 
 PACE = SamplePace(watched_s=0.1, unwatched_s=0.2, unsettled_s=0.1, unreachable_s=0.1, timeout_s=0.5)
 CLIPPED = """

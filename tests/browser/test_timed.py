@@ -16,7 +16,7 @@ from rocketstore.client import Message
 from tests.browser.chromium import Page
 from tests.browser.test_changes import console_of, flaws, until_says
 from tests.support.waiting import wait_until
-from tests.unit.cluster.console.group_pages import Broker, plain_broker
+from tests.unit.dledger_cli.console.group_pages import Broker, plain_broker
 
 HOUR_MS = 3_600_000
 COUNT = 30

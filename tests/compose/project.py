@@ -17,8 +17,8 @@ from docker.models.containers import Container
 
 from cluster.containers.engine import EngineClient
 from cluster.containers.image import PROJECT
-from cluster.local.group import free_ports
 from dledger.values import GRPC_PORT_OFFSET
+from dledger_cli.local.group import free_ports
 from tests.support.lacking import lacks
 from tests.support.waiting import wait_until
 
@@ -50,7 +50,7 @@ class Project:
 
     def dledger(self, *arguments: str, environment: Mapping[str, str] | None = None) -> str:
         """A command on the host, which knows nothing but the published ports."""
-        return run([sys.executable, "-m", "cluster.entry", *arguments], self.environment | dict(environment or {}))
+        return run([sys.executable, "-m", "dledger_cli.entry", *arguments], self.environment | dict(environment or {}))
 
     def nodes(self) -> list[dict[str, Any]]:  # Any: JSON
         """What ``dledger status`` says."""

@@ -10,7 +10,6 @@ from typing import Protocol
 
 import pytest
 
-from cluster.local.group import free_ports
 from dledger.config import Member, ReplicationConfig, ServerConfig, StoreConfig
 from dledger.core.messages import (
     Envelope,
@@ -28,6 +27,7 @@ from dledger.errors import InvalidRequestError, ResponseCode
 from dledger.rpc.peers.transport import PeerTransport
 from dledger.rpc.ports import Receiver
 from dledger.types import NO_ENTRY, EntryId, EntryRun, LogIndex, NodeId, Position, Term
+from dledger_cli.local.group import free_ports
 from tests.sim_store.memory_transport import MemoryNetwork, MemoryTransport
 from tests.support.receiver import RecordingReceiver
 from tests.support.waiting import wait_until

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from cluster.cli import main
+from dledger_cli.cli import main
 from tests.docs.documents import ROOT, Line, documents, lines
 
 _ASSIGNMENT = re.compile(r"[A-Z_][A-Z0-9_]*=")

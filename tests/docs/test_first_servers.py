@@ -1,6 +1,6 @@
 """The documents' lines for a name server and for three machines, with this machine's addresses and directories.
 
-Its lines for Java are part of ``make interop``, and ``dledger drill upgrade`` has tests of its own.
+Its lines for Java are part of ``make interop``, and the drill ``upgrade`` has tests of its own.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local.brokers import LocalBrokers
-from cluster.local.group import free_ports, wait_until
 from dledger.values import CLIENT_PORT_OFFSET
+from dledger_cli.local.brokers import LocalBrokers
+from dledger_cli.local.group import free_ports, wait_until
 from tests.docs.documents import ROOT
 from tests.docs.test_readme import DEADLINE_S, PATH, block, run
 from tests.integration.harness import STEADY

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cluster.demo import read_entries, spark_lines
-from cluster.local.group import LocalGroup
 from dledger.client import DLedgerClient, ReadMode
 from dledger.types import LogIndex, Magic
+from dledger_cli.demo import read_entries, spark_lines
+from dledger_cli.local.group import LocalGroup
 from tests.docs.documents import ROOT
 from tests.support.spark import spark as spark
 from tests.support.spark import spark_sockets as spark_sockets

@@ -96,7 +96,7 @@ def _has_pieces(text: str, line: str) -> bool:
 
 def _literals() -> set[str]:
     found = {str(RecoveryReport(clean_stop=True, last_index=0, verified_from=0, verified_entries=0))}
-    for package in ("dledger", "rocketstore", "cluster"):
+    for package in ("dledger", "rocketstore", "dledger_cli", "cluster"):
         for source in (ROOT / package).rglob("*.py"):
             for node in ast.walk(ast.parse(source.read_text())):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):

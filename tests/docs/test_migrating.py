@@ -9,9 +9,9 @@ from typing import Final
 import pytest
 from click.testing import CliRunner
 
-from cluster.cli import main
-from cluster.local.brokers import LocalBrokers
 from dledger.types import NodeId
+from dledger_cli.cli import main
+from dledger_cli.local.brokers import LocalBrokers
 from rocketstore.client.aio.admin_records import TopicInfo
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.message.message import Message

@@ -12,12 +12,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from cluster import reporting
-from cluster.cli import main
-from cluster.local.group import LocalGroup, LocalGroupError, wait_until
 from dledger.client import ReadMode
 from dledger.runtime.supervisor import EXIT_FATAL
 from dledger.types import LogIndex, Magic, NodeId
+from dledger_cli import reporting
+from dledger_cli.cli import main
+from dledger_cli.local.group import LocalGroup, LocalGroupError, wait_until
 from tests.docs.documents import ROOT, table_below
 from tools.docs_reference import commands, configuration
 from tools.docs_reference.records import default_text

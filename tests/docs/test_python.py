@@ -15,9 +15,9 @@ import pytest
 from click.testing import CliRunner
 
 import rocketstore.client
-from cluster.cli import main
-from cluster.local.brokers import LocalBrokers
 from dledger.values import MIB
+from dledger_cli.cli import main
+from dledger_cli.local.brokers import LocalBrokers
 from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.nameserver.server import NameServer
 from rocketstore.settings import load_broker_settings

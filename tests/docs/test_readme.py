@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from cluster import demo
-from cluster.demo import spark_lines
-from cluster.local.brokers import LocalBrokers
 from dledger.client import DLedgerClient
+from dledger_cli import demo
+from dledger_cli.demo import spark_lines
+from dledger_cli.local.brokers import LocalBrokers
 from rocketstore.settings import load_broker_settings
 from tests.docs.documents import ROOT, svg_lines
 from tests.integration.harness import STEADY
@@ -39,7 +39,7 @@ AFTER_THE_KILL = (
 )
 DEMO = """
 import json, sys
-from cluster import demo
+from dledger_cli import demo
 demo.SEGMENTS.update(json.loads(sys.argv[1]))
 sys.exit(demo.run(None, keep=True))
 """

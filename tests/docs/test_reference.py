@@ -106,7 +106,7 @@ def test_every_setting_is_used_by_the_code_or_said_to_change_nothing() -> None:
 
 
 def _attributes_read() -> Iterator[str]:
-    for package in ("dledger", "rocketstore", "cluster"):
+    for package in ("dledger", "rocketstore", "dledger_cli", "cluster"):
         for path in (ROOT / package).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):

@@ -11,11 +11,11 @@ from typing import Final
 
 import pytest
 
-from cluster.local.group import free_ports
 from dledger.client import DLedgerClient
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.server import DLedgerServer
 from dledger.types import NodeId
+from dledger_cli.local.group import free_ports
 from rocketstore.client.blocking import Producer
 from rocketstore.message.message import Message
 from rocketstore.remoting.codes import RequestCode
@@ -171,7 +171,9 @@ def test_the_threads_of_a_name_server_are_those_of_the_table(tmp_path: Path, bef
 def test_the_names_of_all_other_threads_stand_in_the_code() -> None:
     """Those that appear only with TLS, with access rules or in a process of their own."""
     sources = "".join(
-        path.read_text() for package in ("dledger", "rocketstore", "cluster") for path in (ROOT / package).rglob("*.py")
+        path.read_text()
+        for package in ("dledger", "rocketstore", "dledger_cli", "cluster")
+        for path in (ROOT / package).rglob("*.py")
     )
 
     for heading in ("Threads of a node", "Threads of a broker", "Threads of a name server", "Threads of the process"):

@@ -11,8 +11,8 @@ from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
-from cluster.local.brokers import LocalBrokers
-from cluster.local.group import free_ports
+from dledger_cli.local.brokers import LocalBrokers
+from dledger_cli.local.group import free_ports
 from rocketstore.client import Consumer
 from tests.support.waiting import wait_until
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cluster.local.group import free_ports
+from dledger_cli.local.group import free_ports
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.settings import load_broker_settings
 

@@ -17,8 +17,8 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from hypothesis import strategies as st
 
-from cluster.logs import is_no_lost_client
 from dledger.errors import DLedgerError
+from dledger_cli.logs import is_no_lost_client
 from tests.fuzz.shapes import Known, messages, mutilated
 from tests.support.http2 import PREFACE, Http2Link, call_frames
 from tests.support.waiting import wait_until

@@ -16,9 +16,9 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import event, given
 
-from cluster.cli import main as command_line
 from dledger.errors import DLedgerError
 from dledger.store.boot_record import BOOT_RECORD_FILE
+from dledger_cli.cli import main as command_line
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
 from rocketstore.server import BrokerServer

@@ -8,10 +8,10 @@ from typing import Final
 
 from click.testing import CliRunner
 
-from cluster.cli import main
-from cluster.local.brokers import LocalBrokers
-from cluster.local.tcp_proxy import LocalProxiedGroup
 from dledger.types import NodeId
+from dledger_cli.cli import main
+from dledger_cli.local.brokers import LocalBrokers
+from dledger_cli.local.tcp_proxy import LocalProxiedGroup
 from rocketstore.client import DLedgerError, TopicInfo
 from rocketstore.client.aio.received import split_records
 from rocketstore.types import BROKER_STATE_TOPIC

@@ -13,13 +13,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from cluster.local.brokers import LocalBrokers
-from cluster.local.group import HOST
-from cluster.local.tcp_proxy import LocalProxiedGroup
 from dledger.conditions import ConditionKind
 from dledger.errors import DLedgerError
 from dledger.remoting.codes import AnswerCode
 from dledger.types import NodeId
+from dledger_cli.local.brokers import LocalBrokers
+from dledger_cli.local.group import HOST
+from dledger_cli.local.tcp_proxy import LocalProxiedGroup
 from rocketstore.client import Message, Producer, SendResult, SendStatus
 from rocketstore.client.aio.received import split_records
 from tests.integration.broker_harness import QUEUES, SMALL_FILES, BrokerGroup

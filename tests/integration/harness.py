@@ -8,12 +8,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
-from cluster.demo import digest_of
-from cluster.local.group import HOST, LocalGroup
-from cluster.local.tcp_proxy import LocalProxiedGroup
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.rpc.ports import NodeStatus
 from dledger.types import NodeId, Role, Term
+from dledger_cli.demo import digest_of
+from dledger_cli.local.group import HOST, LocalGroup
+from dledger_cli.local.tcp_proxy import LocalProxiedGroup
 from tests.support.history import AppendOp, History, Outcome, check
 from tests.support.waiting import wait_until
 from tests.support.workload import Workload, read_log

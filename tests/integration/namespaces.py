@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cluster.local.group import LocalNode
 from dledger.client import ClientSecurity
 from dledger.types import NodeId
+from dledger_cli.local.group import LocalNode
 from tests.integration.harness import Group
 from tests.support.lacking import lacks, need_root, program
 

@@ -14,12 +14,12 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from cluster.local.group import HOST
 from dledger.client import DLedgerClient
 from dledger.errors import DLedgerError, EntryTooLargeError, InvalidRequestError
 from dledger.pb import client_pb2, raft_pb2
 from dledger.rpc.peers.frames import Frame, FrameKind, Purpose, pack
 from dledger.types import LogIndex, NodeId
+from dledger_cli.local.group import HOST
 from tests.integration.harness import N0, Group, like_the_members, undisturbed
 from tests.support.lacking import lacks
 from tests.support.peer_wire import PeerWire, handshake_frame

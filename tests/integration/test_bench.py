@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from click.testing import CliRunner
 
-from cluster.cli import main
+from dledger_cli.cli import main
 from rocketstore.client.blocking import Admin
 from tests.integration.broker_harness import BrokerGroup
 from tests.integration.harness import Group

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from cluster.local.group import HOST
 from dledger.remoting.codes import AnswerCode
+from dledger_cli.local.group import HOST
 from rocketstore.client import Message, TopicInfo
 from rocketstore.remoting.codes import OwnCode, RequestCode
 from tests.integration.broker_harness import BrokerGroup

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 
 from click.testing import CliRunner, Result
 
-from cluster.cli import main
 from dledger.remoting.codes import AnswerCode
 from dledger.types import NodeId
+from dledger_cli.cli import main
 from rocketstore.client.aio.admin_records import TopicInfo
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.client.blocking_consumer import Consumer

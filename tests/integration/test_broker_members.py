@@ -29,7 +29,7 @@ class RegisteredBrokers(MemberBrokers):
     def member(self, *words: str) -> None:
         """As an operator does it."""
         addresses = ",".join(self.nodes[node].client_address for node in self.members)
-        command = [sys.executable, "-m", "cluster.entry", "member", *words, "-b", addresses, "-g", self.name]
+        command = [sys.executable, "-m", "dledger_cli.entry", "member", *words, "-b", addresses, "-g", self.name]
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=TIMEOUT_S)
         assert done.returncode == 0, done.stderr
 

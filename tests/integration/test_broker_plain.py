@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cluster.local.group import LocalGroupError
+from dledger_cli.local.group import LocalGroupError
 from tests.integration.broker_harness import BrokerGroup
 from tests.integration.harness import N0
 

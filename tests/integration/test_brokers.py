@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local.brokers import LocalBrokers
-from cluster.local.group import free_ports
+from dledger_cli.local.brokers import LocalBrokers
+from dledger_cli.local.group import free_ports
 from rocketstore.client.aio.admin_records import TopicInfo
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.client.blocking_consumer import Consumer
@@ -140,7 +140,11 @@ def test_a_plain_broker_needs_no_settings(tmp_path: Path) -> None:
 def run_broker(*words: str) -> subprocess.CompletedProcess[str]:
     """``dledger broker`` with something wrong, so that it ends by itself."""
     return subprocess.run(
-        [sys.executable, "-m", "cluster.cli", "broker", *words], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-m", "dledger_cli.cli", "broker", *words],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
     )
 
 
@@ -174,7 +178,7 @@ def test_a_taken_port_and_a_taken_directory_are_named(tmp_path: Path) -> None:
 
 def test_a_stop_signal_ends_it_with_exit_code_0(tmp_path: Path) -> None:
     """Although numpy's threads do not know the signal."""
-    command = [sys.executable, "-m", "cluster.cli", "broker", "-s", str(tmp_path), "--port", "0"]
+    command = [sys.executable, "-m", "dledger_cli.cli", "broker", "-s", str(tmp_path), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert " is ready: " in process.stdout.readline()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from cluster import cli
-from cluster.local.brokers import LocalBrokers
+from dledger_cli import cli
+from dledger_cli.local.brokers import LocalBrokers
 from rocketstore.client import Admin, BrokerUnreachableError, Consumer, Message, NotFoundError, Producer
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.nameserver.wire import config_in, running

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from cluster.cli import main
-from cluster.local.group import READY_WORDS, LocalGroup, free_ports
 from dledger.types import NodeId
+from dledger_cli.cli import main
+from dledger_cli.local.group import READY_WORDS, LocalGroup, free_ports
 
 SMALL = {"segment_bytes": "64k", "index_segment_bytes": "16k"}
 DEADLINE_S = 30.0
@@ -128,7 +128,7 @@ def test_nobody_there_is_an_error_in_bounded_time() -> None:
 
 def test_follow_shows_what_comes(group: LocalGroup) -> None:
     """``tail -f`` in a process of its own, ended by Ctrl-C with exit code 130."""
-    words = [sys.executable, "-m", "cluster.cli", "tail", "-f", "-n", "0", "-b", ",".join(group.addresses)]
+    words = [sys.executable, "-m", "dledger_cli.cli", "tail", "-f", "-n", "0", "-b", ",".join(group.addresses)]
     marker = "followed"
     with subprocess.Popen(words, stdout=subprocess.PIPE) as tail:
         assert tail.stdout is not None
@@ -193,7 +193,7 @@ def test_a_second_process_on_the_same_directory_is_refused(tmp_path: Path) -> No
         words = ["serve", "-s", str(tmp_path), "-p", f"n0-127.0.0.1:{ports[0]}", "--client-port", str(ports[1])]
 
         second = subprocess.run(
-            [sys.executable, "-m", "cluster.cli", *words],
+            [sys.executable, "-m", "dledger_cli.cli", *words],
             capture_output=True,
             timeout=DEADLINE_S,
             check=False,
@@ -215,7 +215,7 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
         words = ["serve", "-s", str(tmp_path), "-p", f"n0-127.0.0.1:{free_ports(1)[0]}", "--client-port", str(port)]
 
         shown = subprocess.run(
-            [sys.executable, "-m", "cluster.cli", *words],
+            [sys.executable, "-m", "dledger_cli.cli", *words],
             capture_output=True,
             timeout=DEADLINE_S,
             check=False,

@@ -16,13 +16,13 @@ from tests.integration.access_harness import SecuredBrokers
 from tests.integration.conftest import Adopt
 from tests.integration.harness import Group
 from tests.support.waiting import wait_until
-from tests.unit.cluster.console.support import Reply, request
+from tests.unit.dledger_cli.console.support import Reply, request
 
 
 @contextmanager
 def console(addresses: list[str], **variables: str) -> Iterator[str]:
     """Its address; ended when the block ends."""
-    words = [sys.executable, "-m", "cluster.cli", "console", "--nodes", ",".join(addresses)]
+    words = [sys.executable, "-m", "dledger_cli.cli", "console", "--nodes", ",".join(addresses)]
     words += ["--listen", "127.0.0.1:0", "--until-stdin-closes"]
     environ = {name: text for name, text in os.environ.items() if not name.startswith("DLEDGER_")} | variables
     with subprocess.Popen(words, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

@@ -155,7 +155,7 @@ def test_ordered_members_keep_the_order_of_each_queue(quick: Quick) -> None:
 
 def consume(quick: Quick, file: Path) -> subprocess.Popen[bytes]:
     words = ["message", "consume", "-t", quick.name, "-g", quick.name, "--follow", "--from", "first"]
-    command = [sys.executable, "-m", "cluster.entry", *words, "-b", ",".join(quick.brokers.addresses)]
+    command = [sys.executable, "-m", "dledger_cli.entry", *words, "-b", ",".join(quick.brokers.addresses)]
     with file.open("wb") as stream:
         return subprocess.Popen(command, stdout=stream)
 

@@ -10,9 +10,9 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from cluster.local.group import LocalGroupError, free_ports
 from dledger.errors import DiskFullError, DLedgerError
 from dledger.types import NodeId, Role
+from dledger_cli.local.group import LocalGroupError, free_ports
 from tests.integration.harness import N0, STEADY, Group
 from tests.integration.tracing import traced
 from tests.support.damage import turn

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local.group import LocalGroup
+from dledger_cli.local.group import LocalGroup
 from tests.integration.conftest import Adopt
 from tests.integration.harness import ProxiedGroup
 from tests.support.false_alarms import assert_no_false_election

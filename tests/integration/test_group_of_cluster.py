@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local.brokers import LocalBrokers
 from dledger.errors import DLedgerError
+from dledger_cli.local.brokers import LocalBrokers
 from rocketstore.client import Admin, Message, Producer, TopicInfo
 from tests.support.running_consumer import RunningConsumer
 from tests.support.waiting import wait_until
@@ -41,7 +41,7 @@ class Cluster:
     def consume(self, file: Path) -> subprocess.Popen[bytes]:
         """A member that is a command of its own."""
         words = ["message", "consume", "-t", TOPIC, "-g", GROUP, "--follow", "--from", "first"]
-        command = [sys.executable, "-m", "cluster.entry", *words]
+        command = [sys.executable, "-m", "dledger_cli.entry", *words]
         with file.open("wb") as stream:
             return subprocess.Popen(command, stdout=stream, env=os.environ | {"DLEDGER_NAMESRV": self.name_server})
 

@@ -10,8 +10,8 @@ from contextlib import closing
 
 import pytest
 
-from cluster.local.group import HOST, free_ports
 from dledger.types import NodeId, Role
+from dledger_cli.local.group import HOST, free_ports
 from tests.integration.harness import N0, N1, N2, Group
 from tests.support.waiting import wait_until
 

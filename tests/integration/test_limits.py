@@ -10,10 +10,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from cluster.local.group import HOST
 from dledger.remoting.codes import AnswerCode
 from dledger.rpc import options
 from dledger.rpc.clients import codec
+from dledger_cli.local.group import HOST
 from rocketstore.client.aio.queue_reader import SUBSCRIPTION, SUSPEND
 from rocketstore.remoting.codes import RequestCode
 from tests.integration.access_harness import ALICE, ROOT, SecuredBrokers, SecuredGroup, unharmed

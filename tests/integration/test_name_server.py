@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local.brokers import LocalBrokers
 from dledger.values import parse_address
+from dledger_cli.local.brokers import LocalBrokers
 from rocketstore.client.aio.admin_records import TopicInfo
 from rocketstore.client.blocking import Admin
 from tests.support import known

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-from cluster.local.group import HOST
 from dledger.rpc import tls
 from dledger.rpc.acceptor import UNKNOWN_MAX
 from dledger.types import NodeId
+from dledger_cli.local.group import HOST
 from tests.integration.harness import Group, undisturbed
 from tests.support.certificates import files
 from tests.support.waiting import wait_until

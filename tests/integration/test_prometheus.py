@@ -14,9 +14,9 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
-from cluster.local.brokers import LocalBrokers
-from cluster.local.group import LocalGroup
-from cluster.metrics.catalog import BROKER_SPECS, NODE_SPECS, SPECS, MetricKind
+from dledger_cli.local.brokers import LocalBrokers
+from dledger_cli.local.group import LocalGroup
+from dledger_cli.metrics.catalog import BROKER_SPECS, NODE_SPECS, SPECS, MetricKind
 from rocketstore.client.aio.admin_records import TopicInfo
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.client.blocking_consumer import Consumer

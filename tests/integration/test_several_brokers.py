@@ -15,9 +15,9 @@ from typing import Any, Final, Self
 import pytest
 from click.testing import CliRunner
 
-from cluster import cli
-from cluster.local.several_brokers import SeveralBrokers
 from dledger.types import NodeId
+from dledger_cli import cli
+from dledger_cli.local.several_brokers import SeveralBrokers
 from rocketstore.client import Admin, Consumer, DLedgerError, Message, Producer, TopicInfo
 from tests.integration.harness import N0, N1, N2
 from tests.support.small_disk import fill, small_disk

@@ -15,14 +15,14 @@ from pathlib import Path
 import grpc
 import pytest
 
-from cluster import certs
-from cluster.local.brokers import LocalBrokers
-from cluster.local.group import HOST
 from dledger.client import ClientSecurity, DLedgerClient, TlsFiles
 from dledger.errors import ConfigError, DLedgerError, TlsError, UnavailableError
 from dledger.rpc import tls
 from dledger.rpc.peers.frames import Frame, FrameKind, Purpose
 from dledger.types import NodeId
+from dledger_cli import certs
+from dledger_cli.local.brokers import LocalBrokers
+from dledger_cli.local.group import HOST
 from rocketstore.client import Admin
 from rocketstore.message.message import Message
 from tests.integration.harness import N0, N1, Group, like_the_members, undisturbed
@@ -158,7 +158,7 @@ def test_commands_are_told_what_they_need(secured: Group) -> None:
 
 
 def dledger(*words: str, environ: dict[str, str], stdin: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "cluster.entry", *words]
+    command = [sys.executable, "-m", "dledger_cli.entry", *words]
     return subprocess.run(command, env=environ, input=stdin, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -284,7 +284,7 @@ def test_a_node_with_a_bad_certificate_does_not_start(make_group: Callable[..., 
 def test_plaintext_beyond_loopback_needs_a_word(make_group: Callable[..., Group]) -> None:
     """Both servers and clients refuse, and say both ways out; with the word the server starts."""
     group = make_group(size=1)
-    words = [sys.executable, "-m", "cluster.cli"]
+    words = [sys.executable, "-m", "dledger_cli.cli"]
     members = f"n0-{HOST}:{group.nodes[N0].peer_port}"
     serve = [*words, "serve", "-p", members, "-s", str(group.directory), "--client-port", "0"]
     refused = [

@@ -65,7 +65,7 @@ class Broker:
         self.directory.mkdir(parents=True, exist_ok=True)
         lines = "".join(f"{name}={value}\n" for name, value in self.settings.items())
         self.conf.write_text(lines + _MARK * import_unchecked)
-        command = [sys.executable, "-m", "cluster.entry", "broker", "-c", str(self.conf)]
+        command = [sys.executable, "-m", "dledger_cli.entry", "broker", "-c", str(self.conf)]
         with (self.directory / "ours.out").open("ab") as out:
             process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
         try:

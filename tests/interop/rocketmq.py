@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from cluster.local.group import free_ports
+from dledger_cli.local.group import free_ports
 from tests.interop.java import OPENED, SOURCES, JavaMissingError, environment
 
 TIMEOUT_S: Final = 180

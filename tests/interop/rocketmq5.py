@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from cluster.local.group import free_ports
+from dledger_cli.local.group import free_ports
 from tests.interop.rocketmq import command, environment_in
 from tests.support.waiting import wait_until
 

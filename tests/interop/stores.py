@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster.local.group import free_ports
 from dledger.clock import Clock
 from dledger.config import ElectionConfig, FlushMode, Member, ServerConfig, StoreConfig
 from dledger.server import DLedgerServer
 from dledger.store.identity import layout_of
 from dledger.types import NodeId, Role
+from dledger_cli.local.group import free_ports
 from rocketstore.commit_log.mixed import MixedCommitLog
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.replicated import MESSAGES, ReplicatedCommitLog, for_broker

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from cluster import cli
+from dledger_cli import cli
 from rocketstore.client import Admin, ClientError
 from tests.interop import java, rocketmq, rocketmq5
 from tests.interop.rocketmq import broker_port

@@ -6,10 +6,10 @@ import json
 import shutil
 from pathlib import Path
 
-from cluster.local.group import free_ports
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.server import DLedgerServer
 from dledger.types import LogIndex, NodeId, Role, Standing
+from dledger_cli.local.group import free_ports
 from tests.interop.goldens import LEDGER, open_golden
 from tests.interop.stores import SEGMENT_BYTES
 from tests.support.waiting import wait_until

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import pytest
 
-from cluster.local.brokers import LocalBrokers
 from dledger.remoting.fastjson import loads
 from dledger.types import NodeId
 from dledger.values import parse_address
+from dledger_cli.local.brokers import LocalBrokers
 from rocketstore.nameserver.server import NameServer
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.server import BrokerServer

@@ -66,7 +66,7 @@ def test_a_group_of_ours_goes_back_to_a_plain_broker(tmp_path: Path, name_server
             books.write(master)
         books.check(master)
     plain = Broker(tmp_path / "plain", {"namesrvAddr": name_server})
-    command = [sys.executable, "-m", "cluster.entry", "upgrade", "export", str(master.root), str(plain.root)]
+    command = [sys.executable, "-m", "dledger_cli.entry", "upgrade", "export", str(master.root), str(plain.root)]
     printed = subprocess.run([*command, "-c", str(master.conf)], capture_output=True, text=True, check=False)
     assert printed.returncode == 0, printed.stderr
     assert "every record equals the member's" in printed.stdout

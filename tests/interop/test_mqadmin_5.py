@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from cluster.local.brokers import LocalBrokers
+from dledger_cli.local.brokers import LocalBrokers
 from rocketstore.client import Producer
 from rocketstore.message.message import Message
 from tests.interop import java

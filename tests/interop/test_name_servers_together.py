@@ -10,8 +10,8 @@ from typing import Final
 
 import pytest
 
-from cluster.local.brokers import LocalBrokers
-from cluster.local.group import free_ports
+from dledger_cli.local.brokers import LocalBrokers
+from dledger_cli.local.group import free_ports
 from rocketstore.client import Message, Producer, TopicInfo
 from rocketstore.nameserver.server import NameServer
 from tests.interop import java, rocketmq

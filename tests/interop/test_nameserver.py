@@ -12,17 +12,17 @@ from typing import Any, cast
 import pytest
 from click.testing import CliRunner
 
-from cluster import cli
-from cluster.broker_target import BrokerTarget
-from cluster.connection import GroupTarget
-from cluster.console.server import ConsoleServer, ListenAddress
-from cluster.local.group import free_ports
+from dledger_cli import cli
+from dledger_cli.broker_target import BrokerTarget
+from dledger_cli.connection import GroupTarget
+from dledger_cli.console.server import ConsoleServer, ListenAddress
+from dledger_cli.local.group import free_ports
 from rocketstore.nameserver.server import NameServer
 from rocketstore.remoting.codes import RequestCode
 from tests.interop import java, rocketmq
 from tests.support import known
 from tests.support.waiting import wait_until
-from tests.unit.cluster.console.support import request, stream
+from tests.unit.dledger_cli.console.support import request, stream
 from tests.unit.rocketstore.nameserver.wire import calling, config_in, running
 
 pytestmark = pytest.mark.interop

@@ -10,8 +10,8 @@ from typing import Final
 
 import pytest
 
-from cluster.local.brokers import LocalBrokers
 from dledger.errors import DLedgerError
+from dledger_cli.local.brokers import LocalBrokers
 from rocketstore.client import Admin
 from rocketstore.nameserver.server import NameServer
 from tests.interop import java, rocketmq

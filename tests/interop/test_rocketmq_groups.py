@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from cluster.local.brokers import LocalBrokers
+from dledger_cli.local.brokers import LocalBrokers
 from rocketstore.client import Admin, ConsumedMessage, Message, MessageQueue, NotFoundError, Producer, TopicInfo
 from tests.interop import java, rocketmq
 from tests.support.running_consumer import RunningConsumer

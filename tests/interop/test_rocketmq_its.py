@@ -10,10 +10,10 @@ from typing import Final
 
 import pytest
 
-from cluster.local.brokers import LocalBrokers
-from cluster.local.group import LocalTls
 from dledger.config import ClientAuth, SecurityConfig
 from dledger.types import NodeId, TlsServerMode
+from dledger_cli.local.brokers import LocalBrokers
+from dledger_cli.local.group import LocalTls
 from rocketstore.nameserver.server import NameServer
 from tests.interop import java, rocketmq
 from tests.support import known

@@ -9,8 +9,8 @@ from typing import Final
 
 import pytest
 
-from cluster.local.brokers import LocalBrokers
 from dledger.errors import DLedgerError
+from dledger_cli.local.brokers import LocalBrokers
 from rocketstore.client import Admin, Message, PreparedMessage, Producer, TopicInfo, TransactionState
 from rocketstore.nameserver.server import NameServer
 from tests.interop import java, rocketmq

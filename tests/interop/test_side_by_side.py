@@ -10,8 +10,8 @@ from typing import Final
 
 import pytest
 
-from cluster.local.brokers import LocalBrokers
 from dledger.errors import DLedgerError
+from dledger_cli.local.brokers import LocalBrokers
 from rocketstore.client import Consumer, Message, Producer
 from rocketstore.nameserver.server import NameServer
 from rocketstore.remoting.codes import RequestCode

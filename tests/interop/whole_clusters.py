@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cluster.local.brokers import LocalBrokers
-from cluster.local.group import free_ports
+from dledger_cli.local.brokers import LocalBrokers
+from dledger_cli.local.group import free_ports
 from tests.interop import rocketmq
 from tests.support import known
 from tests.support.waiting import wait_until

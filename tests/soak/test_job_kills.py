@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
-from cluster.local.brokers import LocalBrokers
-from cluster.local.group import LocalGroup
+from dledger_cli.local.brokers import LocalBrokers
+from dledger_cli.local.group import LocalGroup
 from dledger_spark.rebuild.install import STAGING
 from rocketstore.client.aio.admin_records import TopicInfo
 from rocketstore.client.blocking import Admin, Producer

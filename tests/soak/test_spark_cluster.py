@@ -31,7 +31,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> DiskLog:
 
 def test_a_job_gives_on_a_cluster_what_it_gives_here(cluster: StandaloneCluster, log: DiskLog) -> None:
     """``dledger pipeline … --master``."""
-    words = [sys.executable, "-m", "cluster.entry", "pipeline", "stats", str(log.directory), "--json"]
+    words = [sys.executable, "-m", "dledger_cli.entry", "pipeline", "stats", str(log.directory), "--json"]
     done = subprocess.run(
         [*words, "--master", cluster.master, "--conf", "spark.executor.memory=512m"],
         capture_output=True,
@@ -103,7 +103,7 @@ def install_wheel(python: Path, directory: Path) -> Path:
     """Build one of a copy of the sources, for setuptools leaves files beside them; gives where it is installed."""
     source = directory / "source"
     ignored = shutil.ignore_patterns("__pycache__")
-    for name in (*PACKAGES, "cluster"):
+    for name in (*PACKAGES, "dledger_cli"):
         shutil.copytree(ROOT / name, source / name, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)

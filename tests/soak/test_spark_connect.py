@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cluster.local.brokers import LocalBrokers
-from cluster.local.group import LocalGroup
+from dledger_cli.local.brokers import LocalBrokers
+from dledger_cli.local.group import LocalGroup
 from tests.spark.jobs.logs import bodies, write_log
 from tests.support.lacking import lacks
 from tests.support.spark import need_java

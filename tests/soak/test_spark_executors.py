@@ -13,8 +13,8 @@ from typing import Final
 
 import pytest
 
-from cluster.local.brokers import LocalBrokers
-from cluster.local.group import LocalGroup
+from dledger_cli.local.brokers import LocalBrokers
+from dledger_cli.local.group import LocalGroup
 from rocketstore.client.aio.admin_records import TopicInfo
 from rocketstore.client.blocking import Admin
 from tests.spark.jobs.logs import bodies, write_log

@@ -7,8 +7,8 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from cluster.local.brokers import LocalBrokers
-from cluster.local.group import LocalGroup
+from dledger_cli.local.brokers import LocalBrokers
+from dledger_cli.local.group import LocalGroup
 from rocketstore.client.aio.admin_records import TopicInfo
 from rocketstore.client.blocking import Admin
 from tests.support.spark_copy import CopyProcess, stored_bodies, stored_count, wait_stored

@@ -14,7 +14,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from cluster.local.brokers import LocalBrokers
+from dledger_cli.local.brokers import LocalBrokers
 from dledger_spark.jobs.source import LogSource
 from dledger_spark.jobs.table import TableOptions, chosen_columns, projection_of, read_options
 from dledger_spark.source.stream import LogStreamReader

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.local.group import LocalGroup
 from dledger.client import DLedgerClient
 from dledger.errors import DLedgerError
 from dledger.types import NodeId
+from dledger_cli.local.group import LocalGroup
 from dledger_spark.audit.replica import open_replicas
 from dledger_spark.jobs.audit import AuditOptions, run
 from tests.integration.harness import SMALL_SEGMENTS

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.errors import PySparkException
 
-from cluster.local.group import LocalGroup
 from dledger.types import LogChunk, LogIndex
+from dledger_cli.local.group import LocalGroup
 from tests.integration.harness import SMALL_SEGMENTS
 from tests.support.damage import turn
 from tests.support.running_group import RunningGroup

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql import functions as f
 
-from cluster.local.brokers import LocalBrokers
 from dledger.errors import DLedgerError
+from dledger_cli.local.brokers import LocalBrokers
 from rocketstore.client.aio.admin_records import TopicInfo
 from rocketstore.client.blocking import Admin
 from tests.support.spark_copy import CopyProcess

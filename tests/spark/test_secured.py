@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.errors import PySparkException
 
-from cluster.local.brokers import LocalBrokers
-from cluster.local.group import LocalGroup
 from dledger.client import ClientSecurity
+from dledger_cli.local.brokers import LocalBrokers
+from dledger_cli.local.group import LocalGroup
 from tests.integration.access_harness import ALICE, BOB, ROOT, Rules, SecuredGroup
 
 if TYPE_CHECKING:

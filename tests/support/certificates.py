@@ -14,8 +14,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from cluster.certs import Pair
 from dledger.client.security import TlsFiles
+from dledger_cli.certs import Pair
 
 
 def files(directory: Path, name: str, *, ca: Path | None = None) -> TlsFiles:

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from cluster.local.group import free_ports
 from dledger.client_server import ClientServer
 from dledger.config import ServerConfig, StoreConfig
 from dledger.errors import LeaderHint
 from dledger.rpc.ports import MemberStatus
 from dledger.types import NodeId
+from dledger_cli.local.group import free_ports
 from tests.support.fake_node import FakeNode, client_server
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow.dataset as ds
 
-from cluster.local.group import LocalGroup
+from dledger_cli.local.group import LocalGroup
 from dledger_spark.jobs.batches import MANIFEST
 from dledger_spark.jobs.source import LogSource
 from tests.support.spark import ROOT

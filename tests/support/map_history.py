@@ -1,4 +1,4 @@
-"""What clients of the map of ``cluster.kv`` asked and were told, and whether one order of it all explains that.
+"""What clients of the map of ``dledger_cli.kv`` asked and were told, and whether one order of it all explains that.
 
 Every answer names its place: a change the entry that made it (its revision), a read the last entry that it saw (its
 index). So no search is needed: the order is given, and each rule is a comparison.

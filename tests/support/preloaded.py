@@ -1,7 +1,8 @@
 """Real node processes that need not load Python's modules first: forked from one that has loaded them.
 
 Loading is nine tenths of the processor time of a start, and the tests of groups start processes some thousand times.
-Everything else is as with ``python -m cluster.entry``: one process each, to be killed, with its own pipes and signals.
+Everything else is as with ``python -m dledger_cli.entry``: one process each, to be killed, with its own pipes and
+signals.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
 from typing import IO, Final
 
-from cluster.local.group import LocalGroup, NodeProcess
+from dledger_cli.local.group import LocalGroup, NodeProcess
 
 MODULES: Final = (
-    "cluster.cli",
-    "cluster.commands.broker",
-    "cluster.commands.serve",
-    "cluster.metrics",
+    "dledger_cli.cli",
+    "dledger_cli.commands.broker",
+    "dledger_cli.commands.serve",
+    "dledger_cli.metrics",
     "dledger.server",
     "rocketstore.server",
 )
-_ENTRY: Final = [sys.executable, "-m", "cluster.entry"]
+_ENTRY: Final = [sys.executable, "-m", "dledger_cli.entry"]
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(list(MODULES))
 
@@ -105,7 +106,7 @@ def _run(arguments: list[str], environment: dict[str, str], log: str, stdin: Con
     )
     os.environ.clear()
     os.environ.update(environment)
-    from cluster import entry
+    from dledger_cli import entry
 
     sys.argv = [entry.__file__, *arguments]
     entry.main()

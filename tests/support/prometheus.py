@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import yaml
 
-from cluster.local.group import free_ports
+from dledger_cli.local.group import free_ports
 from tests.support.lacking import lacks
 from tests.support.waiting import wait_until
 

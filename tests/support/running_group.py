@@ -6,11 +6,11 @@ import queue
 from pathlib import Path
 from typing import Any
 
-from cluster.local.group import free_ports
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.errors import DLedgerError
 from dledger.server import DLedgerServer
 from dledger.types import AppendedBatch, LogIndex, Magic, NodeId, Role
+from dledger_cli.local.group import free_ports
 from tests.support.waiting import wait_until
 
 _LEADERS_MAX = 5

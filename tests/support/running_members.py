@@ -11,8 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from cluster import certs
-from cluster.local.group import free_ports
 from dledger.config import Member, SecurityConfig, ServerConfig, StoreConfig
 from dledger.errors import (
     ChangeInProgressError,
@@ -34,6 +32,8 @@ from dledger.members import ChangeKind, Configuration, MemberChange
 from dledger.runtime.supervisor import NodeFailedError
 from dledger.server import DLedgerServer
 from dledger.types import AppendedBatch, LogIndex, Magic, NodeId, ProducerBatch, Role, Standing
+from dledger_cli import certs
+from dledger_cli.local.group import free_ports
 from tests.support.certificates import files
 from tests.support.waiting import wait_until
 

@@ -77,7 +77,7 @@ def jobs(log: str, replica: str, target: dict[str, str]) -> dict[str, Any]:
     """What commands give that use the session there is."""
     from click.testing import CliRunner
 
-    from cluster.cli import main as dledger
+    from dledger_cli.cli import main as dledger
 
     shutil.copytree(log, replica)
     to = ("--to", target["bootstrap.servers"], "--to-group", target["group"], "--to-topic", target["topic"])

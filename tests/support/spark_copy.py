@@ -24,7 +24,7 @@ from tests.support.waiting import wait_until
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from cluster.local.brokers import LocalBrokers
+    from dledger_cli.local.brokers import LocalBrokers
 
 ROOT: Final = Path(__file__).parents[2]
 PATIENCE_S: Final = 300

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from cluster.local.group import free_ports
 from dledger.client import DLedgerClient
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.server import DLedgerServer
 from dledger.types import NodeId, Role
+from dledger_cli.local.group import free_ports
 from rocketstore.client.blocking import Producer
 from rocketstore.message.message import Message
 from rocketstore.server import BrokerServer

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import click
 
-from cluster.cli import main
+from dledger_cli.cli import main
 
 
 def walk() -> Iterator[tuple[click.Command, click.Context]]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from cluster.metrics.catalog import BROKER_LABELS, BROKER_SPECS, NAME_SERVER_SPECS, NODE_LABELS, NODE_SPECS, Spec
-from cluster.metrics.histogram import LATENCY_BOUNDS_S
 from dledger.core.outbox import RoleReason
+from dledger_cli.metrics.catalog import BROKER_LABELS, BROKER_SPECS, NAME_SERVER_SPECS, NODE_LABELS, NODE_SPECS, Spec
+from dledger_cli.metrics.histogram import LATENCY_BOUNDS_S
 from tools.docs_reference.sections import replaced
 
 _REASONS: Final = {

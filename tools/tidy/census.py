@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-PACKAGES: Final = ("dledger", "rocketstore", "dledger_spark", "pyspark_dledger", "cluster")
+PACKAGES: Final = ("dledger", "rocketstore", "dledger_spark", "pyspark_dledger", "dledger_cli", "cluster")
 ATTRIBUTES_MAX: Final = 15
 """Of a class, set in its constructor; more are hard to keep in mind."""
 ARGUMENTS_MAX: Final = 7

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cluster.local.group import free_ports
 from dledger.client import DLedgerClient
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.server import DLedgerServer
 from dledger.types import NodeId, Role, Term
+from dledger_cli.local.group import free_ports
 from rocketstore.client.aio.received import ConsumedMessage
 from rocketstore.client.blocking import Producer
 from rocketstore.client.blocking_consumer import Consumer

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from cluster.local.brokers import LocalBrokers
+from dledger_cli.local.brokers import LocalBrokers
 from tests.interop import java
 from tests.interop.official.clients import LANGUAGES, NOT_TRIED, InstallError, Language, OfficialClient, running
 from tests.interop.official.world import Users, World

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
-from cluster.local.brokers import LocalBrokers
+from dledger_cli.local.brokers import LocalBrokers
 from tests.interop.official.balancer import balancer
 from tests.interop.official.clients import Fields, OfficialClient
 from tests.interop.official.conftest import SETTINGS

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from cluster import certs
+from dledger_cli import certs
 from rocketstore.server import BrokerServer
 from rocketstore.settings import load_broker_settings
 from tests.interop.official.clients import ClientError, Fields, Language, OfficialClient, running

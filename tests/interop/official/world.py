@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from cluster.local.brokers import LocalBrokers
+from dledger_cli.local.brokers import LocalBrokers
 from rocketstore.client import Admin, GroupInfo, NotFoundError, TopicInfo
 from tests.interop.official.clients import ClientError, Fields, Language, OfficialClient
 from tests.support.waiting import wait_until

@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner
 from deltalake import DeltaTable
 
-from cluster.local.brokers import LocalBrokers
 from dledger.errors import ConfigError, DLedgerError
+from dledger_cli.local.brokers import LocalBrokers
 from dledger_spark.errors import DataLossError
 from dledger_spark.jobs import table
 from dledger_spark.jobs.delta_table import LogTable

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local.group import free_ports
 from dledger.clock import Clock
 from dledger.conditions import CONDITIONS_MAX, LIMIT_TOLD_MS, TEXT_MAX, Condition, ConditionKind, Conditions
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.rpc.clients import codec as client_codec
 from dledger.server import DLedgerServer
 from dledger.types import NodeId
+from dledger_cli.local.group import free_ports
 from tests.support.waiting import ManualClock, wait_until
 
 KIND = ConditionKind

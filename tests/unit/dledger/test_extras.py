@@ -33,7 +33,7 @@ def test_the_command_names_the_packages_of_the_extra(extra: str, command: str, m
     assert extras.install_command(extra) == command
 
 
-@pytest.mark.parametrize("extra", ["console", "drill", "spark", "spark-connect"])
+@pytest.mark.parametrize("extra", ["console", "spark", "spark-connect"])
 def test_every_extra_that_errors_name_exists(extra: str) -> None:
     """In this installation's own metadata."""
     assert "clone" not in extras.install_command(extra)

@@ -13,7 +13,6 @@ from pathlib import Path
 import grpc
 import pytest
 
-from cluster.local.group import free_ports
 from dledger.client import DLedgerClient
 from dledger.clock import Clock
 from dledger.conditions import ConditionKind
@@ -29,6 +28,7 @@ from dledger.server import DLedgerServer
 from dledger.store.fs import DiskUsage, FileSystem
 from dledger.store.hard_state import FileHardState
 from dledger.types import AppendedBatch, HardState, NodeId, Role
+from dledger_cli.local.group import free_ports
 from tests.support.cluster import Outcome
 from tests.support.counting import History
 from tests.support.waiting import wait_until

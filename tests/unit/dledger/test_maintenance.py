@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local.group import free_ports
 from dledger import maintenance
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.server import DLedgerServer
 from dledger.types import AppendedBatch, NodeId
+from dledger_cli.local.group import free_ports
 from tests.support.cluster import Outcome
 from tests.support.waiting import wait_until
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local.group import free_ports
 from dledger.config import Member, SecurityConfig, ServerConfig, StoreConfig
 from dledger.core.outbox import Outbox, RoleChange
 from dledger.core.read_index import _PendingRead
@@ -21,6 +20,7 @@ from dledger.runtime.supervisor import EXIT_FATAL
 from dledger.runtime.tasks import Task
 from dledger.server import DLedgerServer
 from dledger.types import AppendedBatch, HardState, LogIndex, NodeId, Role, Term
+from dledger_cli.local.group import free_ports
 from tests.support.cluster import N1, N2, Outcome
 from tests.support.solo import Solo
 from tests.support.waiting import wait_until

@@ -7,12 +7,12 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
-from cluster.local.group import free_ports
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.core.ports import PreparedAppend
 from dledger.errors import DLedgerError
 from dledger.server import DLedgerServer
 from dledger.types import AppendedBatch, ProducerBatch, Term
+from dledger_cli.local.group import free_ports
 from tests.support.cluster import N0
 from tests.support.waiting import wait_until
 

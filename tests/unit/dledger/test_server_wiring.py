@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local.group import free_ports
 from dledger.conditions import ConditionKind
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.core.member_state import Leader
@@ -19,6 +18,7 @@ from dledger.instruments import SILENT, AppendDone, Instruments
 from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.server import DLedgerServer
 from dledger.types import NO_ENTRY, AppendedBatch, HardState, LogIndex, Magic, NodeId, Standing, Term
+from dledger_cli.local.group import free_ports
 from tests.support.cluster import Outcome
 from tests.support.damage import turn
 

@@ -218,7 +218,7 @@ def test_a_package_that_connect_lacks_is_told_with_what_to_install(
 
 def test_the_command_line_does_not_load_spark() -> None:
     """``import dledger_spark`` and its options cost nothing to those who do not use Spark."""
-    code = "import sys, dledger_spark.options, cluster.entry; print({'pyspark', 'pyarrow'} & set(sys.modules))"
+    code = "import sys, dledger_spark.options, dledger_cli.entry; print({'pyspark', 'pyarrow'} & set(sys.modules))"
 
     said = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ)

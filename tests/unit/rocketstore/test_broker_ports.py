@@ -14,13 +14,13 @@ import pytest
 from cryptography import x509
 from grpc_health.v1 import health_pb2
 
-from cluster import certs
-from cluster.local.group import free_ports
 from dledger.config import SecurityConfig
 from dledger.errors import ConfigError
 from dledger.rpc import tls
 from dledger.rpc.clients import connections
 from dledger.types import TlsServerMode
+from dledger_cli import certs
+from dledger_cli.local.group import free_ports
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.server import BrokerServer

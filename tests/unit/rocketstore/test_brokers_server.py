@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local.group import free_ports
 from dledger.conditions import ConditionKind
 from dledger.errors import ConfigError, DirectoryLockedError
 from dledger.log_output import speaking_group
 from dledger.remoting.codes import AnswerCode
+from dledger_cli.local.group import free_ports
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.brokers_server import BrokersServer, check_brokers_together
 from rocketstore.server import BrokerServer

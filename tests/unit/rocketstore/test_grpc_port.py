@@ -8,8 +8,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from cluster.local.group import free_ports
 from dledger.pb import client_pb2
+from dledger_cli.local.group import free_ports
 from rocketstore.remoting.bodies.runtime import RuntimeInfo
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.server import BrokerServer

@@ -15,7 +15,6 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from cluster.local.group import free_ports
 from dledger.client import ClientSecurity, DLedgerClient
 from dledger.errors import (
     AccessDeniedError,
@@ -25,6 +24,7 @@ from dledger.errors import (
     InvalidRequestError,
 )
 from dledger.remoting.codes import AnswerCode
+from dledger_cli.local.group import free_ports
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.broker_remoting.pulls import SUBSCRIPTION, SUSPEND
 from rocketstore.client.aio.received import split_records

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[3]
-PACKAGES: Final = ("dledger", "rocketstore", "dledger_spark", "benchmarks", "cluster")
+PACKAGES: Final = ("dledger", "rocketstore", "dledger_spark", "benchmarks", "dledger_cli", "cluster")
 HOMES: Final = {
     "dledger/layout.py": "makes structs and tables of layouts; the log's own are here",
     "dledger/core/membership_payload.py": "bodies of NOOPs that tell of members",

@@ -11,6 +11,7 @@ ROOT: Final = Path(__file__).parents[3]
 PACKAGES: Final = (
     "dledger",
     "rocketstore",
+    "dledger_cli",
     "cluster",
     "dledger_spark",
     "pyspark_dledger",

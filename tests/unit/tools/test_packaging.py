@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from glob import glob
 from pathlib import Path
 from typing import Final
 
 import dledger
 
 ROOT: Final = Path(__file__).parents[3]
-REPOSITORY_ONLY: Final = frozenset({"benchmarks", "examples", "tests", "tools"})
+REPOSITORY_ONLY: Final = frozenset({"benchmarks", "cluster", "examples", "tests", "tools"})
+_PAGES: Final = (".css", ".html", ".js")
 
 
 def packages() -> list[Path]:
@@ -31,7 +34,8 @@ def imported(path: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             yield node.module.partition(".")[0]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "\n" not in node.value:
-            yield node.value.partition(".")[0] if "." in node.value and " " not in node.value else ""
+            is_name = "." in node.value and " " not in node.value and not node.value.endswith(_PAGES)
+            yield node.value.partition(".")[0] if is_name else ""
 
 
 def test_nothing_that_is_installed_needs_the_repository() -> None:
@@ -55,17 +59,24 @@ def test_every_file_of_a_package_is_installed() -> None:
     data = [
         path
         for package in packages()
-        for path in package.rglob("*")
-        if path.is_file() and path.suffix not in (".py", ".pyi", ".pyc")
+        for directory, _, names in os.walk(package, followlinks=True)
+        for path in (Path(directory) / name for name in names)
+        if path.suffix not in (".py", ".pyi", ".pyc")
     ]
     installed = {
         path
         for package, of_package in patterns.items()
         for pattern in of_package
-        for path in (ROOT / package).glob(pattern + "/*" if pattern.endswith("**") else pattern)
+        for path in map(
+            Path,
+            glob(
+                f"{ROOT}/{package}/{pattern}/*" if pattern.endswith("**") else f"{ROOT}/{package}/{pattern}",
+                recursive=True,
+            ),
+        )
     }
 
-    assert ROOT / "cluster" / "deploy" / "systemd" / "dledger.service" in data
+    assert ROOT / "dledger_cli" / "deploy" / "systemd" / "dledger.service" in data
     assert {path for path in data if path not in installed} == set()
 
 

@@ -18,7 +18,7 @@ from cluster.containers.image import PROJECT
     ("lock", "extras"),
     [
         (image.LOCK, ["console"]),
-        (Path("requirements-dev.lock"), ["dev", "console", "drill", "spark"]),
+        (Path("requirements-dev.lock"), ["dev", "console", "spark"]),
     ],
 )
 def test_locks_hold_what_the_project_asks_for(lock: Path, extras: list[str]) -> None:

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import yaml
 
-from cluster.commands.broker_start import broker
-from cluster.commands.health import own_servers
 from cluster.containers.image import DEPLOY, PROJECT
+from dledger_cli.commands.broker_start import broker
+from dledger_cli.commands.health import own_servers
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.brokers_server import check_brokers_together
 from rocketstore.nameserver.settings import load_name_server_settings

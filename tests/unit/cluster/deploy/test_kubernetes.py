@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.cli import COMMANDS
 from cluster.containers.image import DEPLOY, PROJECT
+from dledger_cli.cli import COMMANDS
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.settings import load_broker_settings
 from tests.unit.cluster.deploy.shell import as_started

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.commands.health import own_servers
 from cluster.containers.image import DEPLOY, PROJECT
 from dledger import settings
 from dledger.config import ServerConfig
+from dledger_cli.commands.health import own_servers
 from tests.unit.cluster.deploy.shell import as_started
 from tests.unit.cluster.deploy.test_nameserver_manifests import IMAGE_SETS
 

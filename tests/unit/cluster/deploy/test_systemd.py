@@ -11,9 +11,9 @@ from pathlib import Path
 import click
 import pytest
 
-from cluster.cli import main
 from cluster.containers.image import DEPLOY, PROJECT
-from cluster.reporting import EXIT_USAGE
+from dledger_cli.cli import main
+from dledger_cli.reporting import EXIT_USAGE
 from tests.support.lacking import program
 
 UNITS = PROJECT / DEPLOY / "systemd"

@@ -1,4 +1,4 @@
-"""``dledger drill``: which drills are run, where, and what the exit code says."""
+"""``python -m cluster.drill``: which drills are run, where, and what the exit code says."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import NoReturn
 import pytest
 from click.testing import CliRunner, Result
 
-from cluster.cli import main
 from cluster.containers.engine import EngineUnavailableError
 from cluster.drill import main as drill_main
+from cluster.drill.__main__ import main as drill_command
 from cluster.drill.context import DrillOptions
 from cluster.drill.drills import DRILLS, Drill
 from cluster.drill.history import DrillEvent
@@ -59,7 +59,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Ran:
 
 
 def drill(*words: str) -> Result:
-    return CliRunner().invoke(main, ["drill", *words])
+    return CliRunner().invoke(drill_command, words)
 
 
 def test_a_passed_drill_ends_with_0(ran: Ran) -> None:

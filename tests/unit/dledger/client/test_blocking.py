@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local.group import free_ports
 from dledger.client import ReadMode, blocking, member_change
 from dledger.client.blocking import SUBMITTED_BYTES_MAX, AppendFuture, DLedgerClient
 from dledger.errors import (
@@ -22,6 +21,7 @@ from dledger.errors import (
     UnavailableError,
 )
 from dledger.types import Role
+from dledger_cli.local.group import free_ports
 from tests.support.fake_group import FakeGroup, fake_group
 from tests.support.running_group import RunningGroup
 from tests.support.waiting import wait_until

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.local.group import free_ports
 from dledger.client import AppendResult, ClientSecurity, DLedgerClient, MemberRole, ReadMode, member_change
 from dledger.client.shared import TimeLimit
 from dledger.config import ServerConfig
@@ -35,6 +34,7 @@ from dledger.errors import (
 from dledger.members import ANY_CONFIGURATION
 from dledger.rpc.peers.transport import PeerTransport
 from dledger.types import NodeId, Role
+from dledger_cli.local.group import free_ports
 from tests.support.fake_group import FakeGroup, fake_group
 from tests.support.receiver import RecordingReceiver
 from tests.support.waiting import wait_until

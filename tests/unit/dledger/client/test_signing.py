@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local.group import free_ports
 from dledger.access.guard import AccessControl
 from dledger.client import ClientSecurity, DLedgerClient
 from dledger.clock import Clock
 from dledger.config import AccessConfig, ServerConfig
 from dledger.errors import AccessDeniedError, ConfigError, DLedgerError
+from dledger_cli.local.group import free_ports
 from tests.support.fake_node import FakeNode, client_server
 
 ALICE = ClientSecurity(access_key="alice", secret_key="alice-secret")

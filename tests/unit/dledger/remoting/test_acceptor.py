@@ -14,7 +14,6 @@ from typing import cast
 import grpc
 import pytest
 
-from cluster import certs
 from dledger.client.security import TlsFiles
 from dledger.config import ClientAuth, SecurityConfig
 from dledger.remoting.acceptor import REASONS_MAX, RemotingAcceptor
@@ -27,6 +26,7 @@ from dledger.rpc.bridge import LoopThread
 from dledger.rpc.listening import listen
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.types import TlsServerMode
+from dledger_cli import certs
 from tests.support.certificates import files
 from tests.support.waiting import wait_until
 

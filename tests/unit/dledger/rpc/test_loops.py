@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from cluster import certs
 from dledger.rpc import loops
+from dledger_cli import certs
 
 NOBODY = "nobody.invalid"
 

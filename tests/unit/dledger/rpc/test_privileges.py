@@ -20,8 +20,6 @@ from google.protobuf.message import Message as ProtoMessage
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from cluster import certs
-from cluster.local.group import free_ports
 from dledger.access.guard import AccessGuard
 from dledger.access.rules import parse_rules
 from dledger.client.security import ClientSecurity, TlsFiles
@@ -34,6 +32,8 @@ from dledger.rpc.peers import codec, frames
 from dledger.rpc.peers.frames import FrameKind, Purpose
 from dledger.rpc.peers.transport import PeerTransport
 from dledger.types import NO_ENTRY, Boundary, LogIndex, NodeId, Position, Term
+from dledger_cli import certs
+from dledger_cli.local.group import free_ports
 from tests.support.certificates import files
 from tests.support.fake_node import FakeNode, client_server
 from tests.support.grpc_client import open_channel

@@ -17,8 +17,6 @@ from pathlib import Path
 import grpc
 import pytest
 
-from cluster import certs
-from cluster.local.group import free_ports
 from dledger.client.security import TlsFiles
 from dledger.config import ClientAuth, Member, SecurityConfig, ServerConfig
 from dledger.core.messages import Envelope, HeartbeatRequest, PushCommit, TakeLeadership, VoteRequest
@@ -31,6 +29,8 @@ from dledger.rpc.tls import FileWatch
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.rpc.tls_stream import TlsStream
 from dledger.types import NO_ENTRY, LogIndex, NodeId, Term
+from dledger_cli import certs
+from dledger_cli.local.group import free_ports
 from tests.support.certificates import expire, files, reissue
 from tests.support.peer_wire import PeerWire, handshake_frame
 from tests.support.receiver import RecordingReceiver

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local.group import free_ports
 from dledger.client import DLedgerClient
 from dledger.conditions import ConditionKind
 from dledger.config import Member, ServerConfig, StoreConfig
@@ -22,6 +21,7 @@ from dledger.statemachine.fetching import SnapshotFetcher
 from dledger.statemachine.host import MachineHost
 from dledger.statemachine.snapshots import STATE_FILE
 from dledger.types import NO_INDEX, NodeId, Role
+from dledger_cli.local.group import free_ports
 from tests.support.counting import History
 from tests.support.waiting import wait_until
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import grpc
 import pytest
 
-from cluster.local.group import free_ports
 from dledger.client import DLedgerClient, aio
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.errors import DLedgerError, InvalidRequestError, NoStateMachineError, NotLeaderError
@@ -22,6 +21,7 @@ from dledger.rpc.clients.codec import ReadMode
 from dledger.rpc.clients.machine_codec import Commands, Query
 from dledger.server import DLedgerServer
 from dledger.types import LogIndex, NodeId, ProducerBatch, Role
+from dledger_cli.local.group import free_ports
 from tests.support.counting import History
 from tests.support.waiting import wait_until
 

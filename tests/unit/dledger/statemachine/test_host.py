@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local.group import free_ports
 from dledger.client import DLedgerClient
 from dledger.clock import Clock
 from dledger.conditions import ConditionKind
@@ -45,6 +44,7 @@ from dledger.statemachine.snapshots import SnapshotBuilder, SnapshotStore
 from dledger.store.fs import FileSystem
 from dledger.types import AppendedBatch, LogIndex, ProducerBatch, QueryAnswer, SnapshotState
 from dledger.values import MIB
+from dledger_cli.local.group import free_ports
 from tests.support.cluster import N0
 from tests.support.counting import History, Saved
 from tests.support.remoting import RemotingSocket

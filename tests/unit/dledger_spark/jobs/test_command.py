@@ -21,9 +21,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from cluster.cli import main as dledger
 from dledger.contexts import changing, contexts_path
 from dledger.errors import ConfigError, UnavailableError
+from dledger_cli.cli import main as dledger
 from dledger_spark.errors import LogDirectoryError, OptionError
 from dledger_spark.jobs import JOBS, command, source, stats
 from dledger_spark.jobs.command import PROGRESS_BAR, JobFrame, job_command, job_session, require_spark, run_standalone
@@ -79,7 +79,7 @@ def _sample(report: JobReport, sources: list[LogSource] | None = None) -> click.
 def test_help_loads_neither_spark_nor_arrow(words: tuple[str, ...]) -> None:
     """Most machines that run ``dledger`` have no Spark, and loading it takes a second."""
     code = (
-        "import sys\nfrom cluster.cli import main\n"
+        "import sys\nfrom dledger_cli.cli import main\n"
         f"try:\n    main({list(words)!r}, prog_name='dledger')\nexcept SystemExit as end:\n    assert not end.code\n"
         "print(sorted({name.partition('.')[0] for name in sys.modules} & {'pyspark', 'pyarrow', 'pandas', 'py4j'}))\n"
     )

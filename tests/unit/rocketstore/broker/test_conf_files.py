@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local.group import free_ports
 from dledger.errors import ConfigError
 from dledger.remoting.codes import AnswerCode
+from dledger_cli.local.group import free_ports
 from rocketstore.nameserver.settings import load_name_server_settings
 from rocketstore.server import BrokerServer
 from rocketstore.settings import load_broker_settings

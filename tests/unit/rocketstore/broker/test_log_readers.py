@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from cluster.commands.consumer import consumer
 from dledger.client import DLedgerClient
 from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.store.format import decode_entry
 from dledger.types import Entry, LogPlace, Magic
+from dledger_cli.commands.consumer import consumer
 from rocketstore.client import Admin, Producer, TopicInfo
 from rocketstore.message.message import HostAddress, Message
 from rocketstore.message.record import MESSAGE_MAGIC, decode_record, encode_record, stored_at

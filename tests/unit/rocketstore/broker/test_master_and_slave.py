@@ -13,13 +13,13 @@ from unittest.mock import patch
 
 import pytest
 
-from cluster import certs
-from cluster.local.group import free_ports
-from cluster.local.tcp_proxy import ProxyNetwork
 from dledger.conditions import ConditionKind
 from dledger.remoting.codes import AnswerCode
 from dledger.store.fs import FileSystem
 from dledger.types import NodeId
+from dledger_cli import certs
+from dledger_cli.local.group import free_ports
+from dledger_cli.local.tcp_proxy import ProxyNetwork
 from rocketstore.client.aio.results import SendStatus
 from rocketstore.client.blocking import Producer
 from rocketstore.message.message import Message

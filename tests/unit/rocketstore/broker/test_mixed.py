@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from cluster.cli import main
-from cluster.local.group import free_ports
 from dledger.conditions import ConditionKind
 from dledger.errors import ConfigError
+from dledger_cli.cli import main
+from dledger_cli.local.group import free_ports
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.client import PreparedMessage, Producer, TransactionState
 from rocketstore.commit_log.mixed import MixedCommitLog

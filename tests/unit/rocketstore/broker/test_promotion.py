@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from cluster.cli import main
 from dledger.conditions import ConditionKind
 from dledger.remoting.codes import AnswerCode
+from dledger_cli.cli import main
 from rocketstore.broker_remoting import successor
 from rocketstore.broker_remoting.registration import NameServerRegistration
 from rocketstore.broker_remoting.successor import SuccessorWatch

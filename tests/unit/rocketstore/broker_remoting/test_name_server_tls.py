@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from cluster import certs
 from dledger.config import ClientAuth, SecurityConfig
 from dledger.errors import ConfigError
 from dledger.types import TlsServerMode
+from dledger_cli import certs
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.config import MessageStoreConfig
 from rocketstore.nameserver.server import NameServer

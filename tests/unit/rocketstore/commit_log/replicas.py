@@ -6,11 +6,11 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster.local.group import free_ports
 from dledger.clock import Clock
 from dledger.config import ElectionConfig, FlushMode, Member, ReplicationConfig, ServerConfig, StoreConfig
 from dledger.server import DLedgerServer
 from dledger.types import NodeId, Role
+from dledger_cli.local.group import free_ports
 from rocketstore.commit_log.replicated import MESSAGES, ReplicatedCommitLog, for_broker
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import Message

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster import certs
 from dledger.rpc import loops, tls
+from dledger_cli import certs
 from rocketstore.ha.inbox import ROOM_BYTES, Inbox
 from tests.support.certificates import files
 

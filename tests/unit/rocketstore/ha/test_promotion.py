@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.commands import ha
+from dledger_cli.commands import ha
 from rocketstore.ha.promotion import CONTACT_MS_MAX, Loss, Master, OtherSlave, checks
 from rocketstore.remoting.bodies.ha import NEVER, HaFacts
 

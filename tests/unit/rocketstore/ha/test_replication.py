@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster import certs
 from dledger.clock import Clock
 from dledger.rpc import tls
 from dledger.rpc.tls_stream import TlsStream
+from dledger_cli import certs
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.ha import master as master_module
 from rocketstore.ha.master import GREETING_MAX_PER_HOST

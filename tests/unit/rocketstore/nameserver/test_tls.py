@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.blocking_remoting import BlockingRemotingClient
-from cluster import certs
 from dledger.config import ClientAuth, SecurityConfig
 from dledger.remoting.client import UnreachableError
 from dledger.remoting.codes import AnswerCode
@@ -19,6 +18,7 @@ from dledger.remoting.frame import Frame
 from dledger.rpc import tls
 from dledger.types import TlsServerMode
 from dledger.values import parse_address
+from dledger_cli import certs
 from rocketstore.nameserver.server import NameServer
 from rocketstore.remoting.codes import RequestCode
 from tests.support.certificates import files

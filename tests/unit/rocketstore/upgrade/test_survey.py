@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from cluster.cli import main
 from dledger.errors import ConfigError
+from dledger_cli.cli import main
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import Message
 from rocketstore.state.unserved import TIMER_TOPIC

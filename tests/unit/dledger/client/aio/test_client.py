@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from cluster import certs
-from cluster.local.group import free_ports
 from dledger.access.guard import AccessGuard
 from dledger.access.rules import parse_rules
 from dledger.client import AppendResult, ClientSecurity, ReadMode, TlsFiles
@@ -44,6 +42,8 @@ from dledger.remoting.frame import Frame
 from dledger.remoting.server import Handlers, RemotingServer, ServerLimits
 from dledger.rpc import loops
 from dledger.types import Role
+from dledger_cli import certs
+from dledger_cli.local.group import free_ports
 from tests.support.certificates import expire, files, resetting_server
 from tests.support.fake_group import FakeGroup, fake_group
 from tests.support.fake_node import FakeNode, client_server

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from cluster.local.group import free_ports
 from dledger.config import Member, ServerConfig
 from dledger.core.membership import Membership, implicit_configuration
 from dledger.core.messages import Envelope, HeartbeatRequest, Message, PushCommit
@@ -20,6 +19,7 @@ from dledger.rpc.peers.identity import PeerIdentity
 from dledger.rpc.peers.server import CONNECTIONS_MAX, STRANGERS_MAX
 from dledger.rpc.peers.transport import PeerTransport
 from dledger.types import LogIndex, NodeId, Term
+from dledger_cli.local.group import free_ports
 from tests.support.peer_wire import PeerWire
 from tests.support.receiver import RecordingReceiver
 from tests.support.waiting import wait_until

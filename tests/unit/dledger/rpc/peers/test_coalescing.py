@@ -15,7 +15,6 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from cluster.local.group import free_ports
 from dledger.config import Member, ServerConfig
 from dledger.core.messages import Envelope, HeartbeatRequest, HeartbeatResponse
 from dledger.errors import NodeBusyError, ResponseCode, TlsError
@@ -27,6 +26,7 @@ from dledger.rpc.peers.outgoing import HEARTBEATS_MAX
 from dledger.rpc.peers.port import PeerPort
 from dledger.rpc.peers.transport import PeerTransport
 from dledger.types import NodeId, Term
+from dledger_cli.local.group import free_ports
 from tests.support.peer_wire import PeerWire
 from tests.support.receiver import RecordingReceiver
 from tests.support.waiting import wait_until

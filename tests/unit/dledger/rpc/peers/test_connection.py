@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from cluster import certs
 from dledger.errors import InvalidRequestError
 from dledger.rpc import tls
 from dledger.rpc.peers import frames
 from dledger.rpc.peers.connection import PeerConnection
 from dledger.rpc.peers.frames import Frame, FrameKind
 from dledger.rpc.tls_stream import TlsStream
+from dledger_cli import certs
 from tests.support.certificates import files
 
 FRAMES: list[Frame] = [

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from cluster import certs
 from dledger.errors import InvalidRequestError
 from dledger.rpc import tls
 from dledger.rpc.peers import frames
 from dledger.rpc.peers.frames import Frame, FrameBuffer, FrameKind
 from dledger.rpc.tls_stream import SEAL_BYTES, TlsStream
+from dledger_cli import certs
 from tests.support.certificates import files
 
 FRAMES: list[Frame] = [(FrameKind.PUSH, b"abc"), (FrameKind.PUSH_ANSWER, b""), (FrameKind.REFUSAL, b"x" * 300)]

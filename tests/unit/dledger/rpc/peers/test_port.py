@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import pytest
 
-from cluster.local.group import free_ports
 from dledger.config import Member, ServerConfig
 from dledger.core.messages import PushCommit
 from dledger.rpc.peers.frames import FrameKind, Purpose
 from dledger.rpc.peers.port import PeerPort
 from dledger.rpc.peers.transport import PeerTransport
 from dledger.types import LogIndex, NodeId, Term
+from dledger_cli.local.group import free_ports
 from tests.support.peer_wire import PeerWire, handshake_frame
 from tests.support.receiver import RecordingReceiver
 from tests.support.waiting import wait_until

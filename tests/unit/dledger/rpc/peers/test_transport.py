@@ -15,7 +15,6 @@ from typing import Final
 
 import pytest
 
-from cluster.local.group import free_ports
 from dledger.config import Member, ReplicationConfig, ServerConfig
 from dledger.core.messages import (
     Envelope,
@@ -40,6 +39,7 @@ from dledger.rpc.peers.outgoing import HEARTBEATS_MAX, OTHERS_MAX
 from dledger.rpc.peers.suspicion import LeaderWatch
 from dledger.rpc.peers.transport import PeerTransport
 from dledger.types import NO_ENTRY, LogIndex, NodeId, Term
+from dledger_cli.local.group import free_ports
 from tests.support.peer_wire import PeerWire, handshake_frame
 from tests.support.receiver import RecordingReceiver
 from tests.support.waiting import wait_until

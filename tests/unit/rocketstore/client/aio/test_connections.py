@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster.certs import make_authority, make_node
 from dledger.client.security import ClientSecurity
 from dledger.errors import ConfigError, DLedgerError
 from dledger.remoting import client as remoting_client
@@ -15,6 +14,7 @@ from dledger.remoting.acl import is_signed
 from dledger.remoting.codes import OUTCOME_FIELD, TLS_REQUIRED, AnswerCode
 from dledger.remoting.frame import Frame
 from dledger.rpc import tls
+from dledger_cli.certs import make_authority, make_node
 from rocketstore.client.aio import errors
 from rocketstore.client.aio.connections import BrokerConnections
 from rocketstore.client.aio.producer import Producer

@@ -1,0 +1,284 @@
+"""``dledger cluster rebalance``: spreads the leaders of groups of brokers over their machines."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from dledger import flag_values
+from dledger.errors import DLedgerError
+from dledger.members import MemberRole
+from dledger.rpc.ports import NodeStatus
+from dledger.types import NodeId
+from dledger_cli import terminal
+from dledger_cli.broker_target import BrokerTarget, broker_options
+from dledger_cli.commands.status import find_leader
+from dledger_cli.placement import GroupPlacement, LeaderPlacement, Move
+
+if TYPE_CHECKING:
+    from dledger.client import DLedgerClient
+    from rocketstore.client.aio.admin_records import BrokerStatus
+    from rocketstore.client.aio.errors import ClientError
+    from rocketstore.client.aio.routes import RoutedBroker
+    from rocketstore.client.blocking import Admin
+
+_ATTEMPTS_PER_GROUP: Final = 3
+"""Leaders may move by themselves meanwhile, so the number of transfers has a bound."""
+_POLL_S: Final = 0.05
+
+
+@click.command(
+    short_help="Spread the leaders over the machines.",
+    epilog="""\b
+Examples:
+  dledger cluster rebalance --namesrv 10.0.0.1:9876 --dry-run
+  dledger cluster rebalance --namesrv 10.0.0.1:9876
+  dledger cluster rebalance --json | jq .machines
+
+Machines are told apart by the hosts in dLegerPeers; if two members of a group are on one host, each process counts
+for itself. One leader moves at a time, without losing a message, and the next one follows once it accepts messages.
+A group with preferredLeaderIds goes back to those by itself.
+
+Exit codes: 0 each machine leads its share, give or take one; 1 not, with the reason.""",
+)
+@click.option("--dry-run", is_flag=True, help="Move nothing: show which leaders would move.")
+@click.option(
+    "--wait",
+    "wait_s",
+    type=flag_values.Seconds(min=0, min_open=True),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long each new leader may take until it accepts messages.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@broker_options
+def rebalance(dry_run: bool, wait_s: float, as_json: bool, target: BrokerTarget) -> None:
+    """Move the leaders of groups of brokers until each machine leads its share of them."""
+    with target.brokers() as brokers:
+        if not target.broker_name:
+            brokers.every()  # refuses several clusters
+        run = _Run(_Groups(brokers.admin, brokers.found(), target), wait_s, quiet=as_json)
+        placement = run.plan() if dry_run else run.carry_out()
+    problems = run.problems(placement)
+    if as_json:
+        terminal.print_json(
+            {
+                "balanced": not problems,
+                "dry_run": dry_run,
+                "moves": [one.facts(placement) for one in run.steps],
+                "machines": placement.led(),
+                "problems": problems,
+            }
+        )
+    else:
+        rows = [(place, str(len(names)), " ".join(names)) for place, names in placement.led().items()]
+        terminal.print_table(("machine", "leads", "groups"), [tuple(map(_shown, row)) for row in rows])
+    if problems:
+        raise click.ClickException(f"not balanced: {_shown('; '.join(problems))}")
+
+
+def _shown(text: str) -> str:
+    """Anybody may have registered anything."""
+    return terminal.printable(text.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A transfer that was made or tried, or would be made."""
+
+    move: Move
+    seconds: float | None = None
+    """From the request until the new leader accepted messages; None: it does not, or nothing was done."""
+    error: str = ""
+
+    def facts(self, placement: LeaderPlacement) -> dict[str, object]:
+        """For JSON."""
+        move = self.move
+        return {
+            "group": move.group,
+            "from_node": move.source,
+            "to_node": move.target,
+            "from": placement.place(move.group, move.source),
+            "to": placement.place(move.group, move.target),
+            "seconds": self.seconds,
+            "error": self.error,
+        }
+
+    def line(self, placement: LeaderPlacement) -> str:
+        """For people."""
+        group, source, target = self.move.group, self.move.source, self.move.target
+        told = f"{group}: {source} ({placement.place(group, source)}) -> {target} ({placement.place(group, target)})"
+        if self.error:
+            return f"{told} failed: {self.error}"
+        return told if self.seconds is None else f"{told}, accepts messages after {self.seconds:.2f} s"
+
+
+class _Run:
+    """One run of the command."""
+
+    def __init__(self, groups: _Groups, wait_s: float, *, quiet: bool) -> None:
+        self._groups = groups
+        self._wait_s = wait_s
+        self._quiet = quiet
+        self.steps: list[_Step] = []
+
+    def plan(self) -> LeaderPlacement:
+        """Note the transfers without making them; returns the placement after them."""
+        placement = self._groups.placement()
+        moves = placement.moves()
+        for move in moves:
+            self._note(_Step(move), placement)
+        return placement.after(moves)
+
+    def carry_out(self) -> LeaderPlacement:
+        """Make the transfers, one at a time; returns the placement after them."""
+        placement = self._groups.placement()
+        for _ in range(_ATTEMPTS_PER_GROUP * len(placement.groups)):
+            moves = placement.moves()
+            if not moves:
+                break
+            step = self._groups.transfer(moves[0], self._wait_s)
+            self._note(step, placement)
+            self._groups.look(step.move.group)
+            placement = self._groups.placement()
+        return placement
+
+    def problems(self, placement: LeaderPlacement) -> list[str]:
+        """Why the leaders are not spread; empty if they are."""
+        found = list(self._groups.problems.values())
+        if placement.moves(even_unable=True):
+            found += [
+                f"{one.move.group} did not move to {one.move.target}: {one.error}" for one in self.steps if one.error
+            ]
+            told = {(one.move.group, one.move.target) for one in self.steps if one.error}
+            found += [
+                f"{name}: {node} ({placement.place(name, node)}) cannot lead: {why}"
+                for name, one in placement.groups.items()
+                for node, why in one.unable.items()
+                if (name, node) not in told
+            ]
+            if placement.moves():
+                found.append(
+                    f"leaders were moved {len(self.steps)} times: look at what moves them back (preferredLeaderIds, "
+                    "elections), and run this again"
+                )
+        return found
+
+    def _note(self, step: _Step, placement: LeaderPlacement) -> None:
+        self.steps.append(step)
+        if not self._quiet:
+            click.echo(_shown(step.line(placement)))
+
+
+class _Groups:
+    """The groups of brokers: who leads them, and how to change that."""
+
+    def __init__(self, admin: Admin, routed: Sequence[RoutedBroker], target: BrokerTarget) -> None:
+        self._admin = admin
+        self._target = target
+        self._refused: dict[str, dict[NodeId, str]] = {}
+        """Voters that did not take over, by group, and why: they are not tried again."""
+        self._found: dict[str, GroupPlacement] = {}
+        self._leaders: dict[str, NodeStatus] = {}
+        self.problems: dict[str, str] = {}
+        """The problems of a group as a whole, and what to do."""
+        statuses = admin.statuses()
+        self._addresses = {
+            one.name: one.readable
+            for one in routed
+            if not any(_is_plain(statuses.get(address)) for address in one.readable)
+        }
+        for name in self._addresses:
+            self.look(name)
+
+    def placement(self) -> LeaderPlacement:
+        """As known now."""
+        return LeaderPlacement(
+            [
+                dataclasses.replace(one, unable={**one.unable, **self._refused.get(name, {})})
+                for name, one in self._found.items()
+            ]
+        )
+
+    def look(self, name: str) -> None:
+        """Ask a group's members who leads now."""
+        self.problems.pop(name, None)
+        try:
+            with closing(self._client(name)) as client:
+                answers = client.members_status()
+        except DLedgerError as error:
+            self.problems[name] = f"{name}: no member answers: start its brokers ({error})"
+            return
+        statuses = [one for one in answers.values() if isinstance(one, NodeStatus)]
+        newest = max(statuses, key=lambda one: (one.configuration_index, one.term))
+        leader = find_leader(answers)
+        if leader is None:
+            self.problems[name] = f"{name} has no leader: start its members until a majority of them runs"
+        else:
+            self._leaders[name] = newest = leader
+        voters = {one.node_id: one.peer_address for one in newest.members if one.role is MemberRole.VOTER}
+        if leader is not None and leader.node_id not in voters:
+            self.problems[name] = f"{name} is being left by its leader: run this again once another one leads"
+            leader = None
+        unable = {node: why for node in voters if (why := _why_unable(answers.get(node)))}
+        self._found[name] = GroupPlacement(name, leader.node_id if leader is not None else None, voters, unable)
+
+    def transfer(self, move: Move, wait_s: float) -> _Step:
+        """Transfer a group's leadership, and wait until the new leader accepts messages."""
+        began_s = time.monotonic()
+        try:
+            with closing(self._client(move.group, wait_s)) as client:
+                client.transfer_leadership(move.target)
+        except DLedgerError as error:
+            return self._failed(move, str(error))
+        members = self._leaders[move.group].members
+        address = next(one.client_address for one in members if one.node_id == move.target)
+        never = threading.Event()
+        while not self._is_master(address):
+            if time.monotonic() - began_s >= wait_s:
+                told = f"it leads, but accepts no messages after {wait_s:g} s"
+                return self._failed(move, f"{told}: see `dledger broker status --node {address}`")
+            never.wait(_POLL_S)
+        return _Step(move, time.monotonic() - began_s)
+
+    def _failed(self, move: Move, why: str) -> _Step:
+        self._refused.setdefault(move.group, {})[move.target] = why
+        return _Step(move, error=why)
+
+    def _is_master(self, address: str) -> bool:
+        try:
+            return self._admin.status(address).runtime.is_master
+        except DLedgerError:
+            return False
+
+    def _client(self, name: str, timeout_s: float | None = None) -> DLedgerClient:
+        from dledger.client import DLedgerClient  # here, so that --help does not load it
+
+        return DLedgerClient(
+            self._addresses[name],
+            group="",  # the only one there; a broker's name may be another
+            timeout_s=timeout_s or self._target.timeout_s,
+            security=self._target.security.for_client(),
+        )
+
+
+def _is_plain(status: BrokerStatus | ClientError | None) -> bool:
+    """Whether a broker says that it replicates no log, or is another program's."""
+    return status is not None and not isinstance(status, DLedgerError) and not status.runtime.role
+
+
+def _why_unable(status: NodeStatus | DLedgerError | None) -> str:
+    """Why a voter cannot lead now; empty if it can, as far as one knows without trying."""
+    if not isinstance(status, NodeStatus):
+        return "it does not answer: start it"
+    if not status.voter:
+        return "its vote does not count until it has caught up: wait, and run this again"
+    return "its disk is full: make room" if status.disk_full else ""
