@@ -66,12 +66,7 @@ from dledger.rpc.peers.identity import BaseLogs, PeerIdentity
 from dledger.rpc.peers.log_exchange import PeerLogClient
 from dledger.rpc.peers.snapshot_exchange import PeerSnapshotClient
 from dledger.rpc.peers.transport import PeerTransport
-from dledger.rpc.ports import (
-    CommitEvent,
-    NodeEvent,
-    NodeStatus,
-    RoleEvent,
-)
+from dledger.rpc.ports import CommitEvent, NodeEvent, NodeStatus, RoleEvent
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.runtime.driver import SHARED_PATIENCE_S, Effects, NodeDriver
 from dledger.runtime.log_lines import NodeLines

@@ -34,15 +34,7 @@ from dledger.limits import Unit, limits_of
 from dledger.setting_notices import alarms_first, notices
 from dledger.setting_sources import Chosen, SettingTarget, Vocabulary
 from dledger.types import NodeId
-from dledger.values import (
-    parse_boolean,
-    parse_integer,
-    parse_millis,
-    parse_number,
-    parse_percentage,
-    parse_size,
-    split,
-)
+from dledger.values import parse_boolean, parse_integer, parse_millis, parse_number, parse_percentage, parse_size, split
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,10 +31,7 @@ from dledger.core.producers import ProducerTable, rebuild
 from dledger.core.progress import ProgressWatch
 from dledger.core.read_index import ReadIndexQueue
 from dledger.core.standing import Ballot, Electorate, Readmissions, Victory, victory, what_keeps_from_electing
-from dledger.errors import (
-    CorruptLogError,
-    DiskFullError,
-)
+from dledger.errors import CorruptLogError, DiskFullError
 from dledger.types import NO_INDEX, EntryId, NodeId, Standing, Term
 
 

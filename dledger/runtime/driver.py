@@ -25,15 +25,7 @@ from dledger.clock import Clock
 from dledger.config import ServerConfig
 from dledger.core.entry_pusher import EntryDispatcher
 from dledger.core.membership import Membership
-from dledger.core.messages import (
-    LoadRun,
-    Message,
-    PushAppend,
-    PushCommit,
-    PushCompare,
-    PushInstall,
-    PushTruncate,
-)
+from dledger.core.messages import LoadRun, Message, PushAppend, PushCommit, PushCompare, PushInstall, PushTruncate
 from dledger.core.node import Node
 from dledger.core.outbox import Outbox, RoleChange, SnapshotFetch, Wake
 from dledger.core.ports import Log

@@ -14,12 +14,7 @@ from struct import error as StructError  # noqa: N812  # it is an exception
 from typing import Final
 
 from dledger.config import ReplicationConfig
-from dledger.core.producer_payload import (
-    ProducerSnapshot,
-    Registration,
-    decode_payload,
-    encode_snapshot,
-)
+from dledger.core.producer_payload import ProducerSnapshot, Registration, decode_payload, encode_snapshot
 from dledger.core.producers import ProducerTable
 from dledger.errors import DamagedSnapshotError
 from dledger.records import record

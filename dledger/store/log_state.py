@@ -15,13 +15,7 @@ import errno
 import threading
 from collections.abc import Callable, Iterable
 
-from dledger.errors import (
-    CorruptLogError,
-    DiskError,
-    IndexBeforeBeginError,
-    IndexOutOfRangeError,
-    ShutdownError,
-)
+from dledger.errors import CorruptLogError, DiskError, IndexBeforeBeginError, IndexOutOfRangeError, ShutdownError
 from dledger.store.checkpoint import LogCheckpoint, Mark, mark_of
 from dledger.store.mmap_file import MappedFile
 from dledger.types import Boundary, EntryId, FlushMark, LogIndex

@@ -11,12 +11,7 @@ from typing import Final, NoReturn, TypeVar
 import numpy as np
 from crc32c import crc32c
 
-from dledger.errors import (
-    CorruptLogError,
-    IndexBeforeBeginError,
-    IndexOutOfRangeError,
-    InvalidRequestError,
-)
+from dledger.errors import CorruptLogError, IndexBeforeBeginError, IndexOutOfRangeError, InvalidRequestError
 from dledger.layout import BLANK_MAGIC, ENTRY, ENTRY_HEADER_BYTES
 from dledger.store.checkpoint import REPAIR_ADVICE, Mark
 from dledger.store.format import BLANK, HEADER, EntryHeader, Scan, columns_of, decode_run, is_magic, scan_run

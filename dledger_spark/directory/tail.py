@@ -26,14 +26,7 @@ from dledger.values import MIB
 from dledger_spark.decode import RecordWalk, WalkEnd, walk
 from dledger_spark.decode.layout import Ints
 from dledger_spark.directory.files import LogSegment
-from rocketstore.message.record import (
-    HEAD_V4,
-    MESSAGE_MAGIC,
-    MESSAGE_MAGIC_V2,
-    OVERHEAD,
-    place_of,
-    store_timestamp,
-)
+from rocketstore.message.record import HEAD_V4, MESSAGE_MAGIC, MESSAGE_MAGIC_V2, OVERHEAD, place_of, store_timestamp
 from rocketstore.message.scan import scan_records
 
 _CHECKED_BYTES: Final = 4 * MIB

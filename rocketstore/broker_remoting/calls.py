@@ -17,12 +17,7 @@ from rocketstore.broker_remoting.links import RemotingLink, connection_of
 from rocketstore.broker_remoting.queries import Queries
 from rocketstore.message.ids import parse_offset_message_id
 from rocketstore.remoting.bodies.queues import MessageQueue
-from rocketstore.remoting.bodies.stats import (
-    ConsumerStatusBody,
-    QueueOffsetForC,
-    ResetOffsetBody,
-    ResetOffsetBodyForC,
-)
+from rocketstore.remoting.bodies.stats import ConsumerStatusBody, QueueOffsetForC, ResetOffsetBody, ResetOffsetBodyForC
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import (
     ConsumeDirectlyHeader,

@@ -8,11 +8,7 @@ from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import Frame
 from rocketstore.broker.broker import Broker
 from rocketstore.broker_remoting.administration import Administration
-from rocketstore.remoting.bodies.groups import (
-    SubscriptionGroupConfig,
-    SubscriptionGroupList,
-    SubscriptionGroupTable,
-)
+from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupList, SubscriptionGroupTable
 from rocketstore.remoting.bodies.pop import RequestModesBody, SetRequestModeBody
 from rocketstore.remoting.bodies.topics import DataVersion
 from rocketstore.remoting.headers import DeleteGroupHeader, GroupConfigHeader, read_header

@@ -33,22 +33,8 @@ from rocketstore.mapped.sizes import check_sizes
 from rocketstore.message.columns import read_records
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import Message
-from rocketstore.message.record import (
-    BLANK,
-    BLANK_MAGIC,
-    MESSAGE_MAGICS,
-    OFFSETS,
-    OVERHEAD,
-    QUEUE_OFFSET_AT,
-    place_of,
-)
-from rocketstore.types import (
-    BrokerRole,
-    FlushDiskType,
-    PutMessageStatus,
-    PutResult,
-    ScannedRecords,
-)
+from rocketstore.message.record import BLANK, BLANK_MAGIC, MESSAGE_MAGICS, OFFSETS, OVERHEAD, QUEUE_OFFSET_AT, place_of
+from rocketstore.types import BrokerRole, FlushDiskType, PutMessageStatus, PutResult, ScannedRecords
 
 _MS_PER_HOUR: Final = 3_600_000
 _PUT_OK: Final = PutMessageStatus.PUT_OK

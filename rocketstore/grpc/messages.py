@@ -27,13 +27,7 @@ from rocketstore.grpc.checks import (
 )
 from rocketstore.grpc.codes import RejectedError
 from rocketstore.message.broker_properties import PROPERTY_DEAD_ID, PROPERTY_DEAD_TOPIC
-from rocketstore.message.compression import (
-    METHOD_FLAGS,
-    ZLIB,
-    UnknownCompressionError,
-    WrongBodyError,
-    decompress,
-)
+from rocketstore.message.compression import METHOD_FLAGS, ZLIB, UnknownCompressionError, WrongBodyError, decompress
 from rocketstore.message.message import (
     PROPERTY_KEYS,
     PROPERTY_PRIORITY,

@@ -16,13 +16,7 @@ from typing import Final
 
 from dledger.access.guard import AccessGuard
 from dledger.remoting.codes import Language
-from rocketstore.broker.clients import (
-    CLIENT_ID_CHARS_MAX,
-    ConsumingClient,
-    HalfCheck,
-    Heartbeat,
-    Subscription,
-)
+from rocketstore.broker.clients import CLIENT_ID_CHARS_MAX, ConsumingClient, HalfCheck, Heartbeat, Subscription
 from rocketstore.broker.groups import Groups
 from rocketstore.broker.permissions import PUB, topic_need
 from rocketstore.broker.refusal import Refusal

@@ -30,13 +30,7 @@ from numpy.typing import NDArray
 
 from dledger.clock import Clock
 from dledger.errors import CorruptLogError, DiskError, DiskFullError, DLedgerError
-from dledger.store.fs import (
-    TMP_SUFFIX,
-    FileSystem,
-    make_dirs_durably,
-    read_whole,
-    replace_durably,
-)
+from dledger.store.fs import TMP_SUFFIX, FileSystem, make_dirs_durably, read_whole, replace_durably
 from rocketstore.index.chains import IndexHeader
 from rocketstore.index.file import ADVICE, IndexFile, IndexShape, NewEntry
 from rocketstore.index.keys import TopicHashes, hashes_of, key_hash, key_hashes

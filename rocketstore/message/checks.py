@@ -21,11 +21,7 @@ from rocketstore.message.message import (
     PROPERTY_REAL_TOPIC,
     Message,
 )
-from rocketstore.message.properties import (
-    PROPERTIES_BYTES_MAX,
-    find_property_bytes,
-    join_properties,
-)
+from rocketstore.message.properties import PROPERTIES_BYTES_MAX, find_property_bytes, join_properties
 from rocketstore.message.record import BLANK, HEAD_V4, IPV4_BYTES, IPV6_BYTES, OVERHEAD, TOPIC_BYTES_MAX
 from rocketstore.types import (
     CHECKED_TOO_OFTEN_TOPIC,

@@ -31,14 +31,7 @@ from rocketstore.message.record import (
     OVERHEAD,
     tails_of,
 )
-from rocketstore.message.scan import (
-    ENTRY_MAGIC,
-    RecordScanOutcome,
-    known_topic,
-    scan_ended,
-    scan_entries,
-    scan_records,
-)
+from rocketstore.message.scan import ENTRY_MAGIC, RecordScanOutcome, known_topic, scan_ended, scan_entries, scan_records
 from rocketstore.message.walk import WalkEnd, record_starts, why_ended
 from rocketstore.types import SCHEDULE_TOPIC, RecordHead
 

@@ -11,16 +11,7 @@ from dledger.errors import DLedgerError
 from rocketstore.pop.fifo import attempts_so_far, covers, is_locked, relock
 from rocketstore.pop.journal import Journal
 from rocketstore.pop.lease_book import LeaseBook
-from rocketstore.pop.operations import (
-    CopyResult,
-    Loading,
-    Origin,
-    Pending,
-    PopCopy,
-    PopView,
-    Settling,
-    Verdict,
-)
+from rocketstore.pop.operations import CopyResult, Loading, Origin, Pending, PopCopy, PopView, Settling, Verdict
 from rocketstore.pop.queue import Lease, Queue
 from rocketstore.pop.tables import LEASE_MS_MAX, LeaseWindow, Parked, PopPlace
 

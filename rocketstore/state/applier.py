@@ -23,13 +23,7 @@ from typing import Final, Protocol
 from dledger.errors import CorruptLogError, InvalidRequestError
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
-from rocketstore.state.changes import (
-    Change,
-    FullPart,
-    MalformedStateError,
-    NewerStateError,
-    decode_state,
-)
+from rocketstore.state.changes import Change, FullPart, MalformedStateError, NewerStateError, decode_state
 from rocketstore.state.snapshot import BrokerSnapshot
 from rocketstore.state.tables import Tables
 from rocketstore.types import BROKER_STATE_TOPIC, GetMessageStatus, GetResult

@@ -8,14 +8,7 @@ import pytest
 
 from dledger.config import FlushMode
 from dledger.core.membership import Membership
-from dledger.core.messages import (
-    HeartbeatRequest,
-    PushAppend,
-    PushCompare,
-    PushInstall,
-    PushResponse,
-    TakeLeadership,
-)
+from dledger.core.messages import HeartbeatRequest, PushAppend, PushCompare, PushInstall, PushResponse, TakeLeadership
 from dledger.errors import LeaderNotReadyError, ShutdownError, TermChangedError, TransferFailedError
 from dledger.members import ChangeKind, Configuration, MemberChange, MemberRole
 from dledger.types import NO_INDEX, EntryId, HardState, LogIndex, NodeId, Role, Standing, Term

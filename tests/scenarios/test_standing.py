@@ -6,14 +6,7 @@ import pytest
 
 from dledger.config import FlushMode
 from dledger.core.histories import stated
-from dledger.core.messages import (
-    HeartbeatRequest,
-    HeartbeatResponse,
-    PushAppend,
-    PushKind,
-    Readmission,
-    VoteRequest,
-)
+from dledger.core.messages import HeartbeatRequest, HeartbeatResponse, PushAppend, PushKind, Readmission, VoteRequest
 from dledger.errors import TransferFailedError
 from dledger.types import NO_ENTRY, EntryId, HardState, LogIndex, Role, Standing, Term
 from tests.support.cluster import N0, N1, N2, N3, N4, Cluster, Outcome, made_log

@@ -17,14 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from dledger.config import FlushMode
 from dledger.core.member_state import MemberRun
 from dledger.core.membership import Membership
-from dledger.core.messages import (
-    CheckedAppend,
-    HeartbeatRequest,
-    LoadRun,
-    Message,
-    PushAppend,
-    VoteRequest,
-)
+from dledger.core.messages import CheckedAppend, HeartbeatRequest, LoadRun, Message, PushAppend, VoteRequest
 from dledger.core.node import Node
 from dledger.core.outbox import Outbox, Wake
 from dledger.errors import CorruptLogError, IndexBeforeBeginError, IndexOutOfRangeError, InvalidRequestError

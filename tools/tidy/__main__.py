@@ -10,14 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from tools.tidy.calls import ROOT, NotedCall, cost
-from tools.tidy.census import (
-    ARGUMENTS_MAX,
-    ATTRIBUTES_MAX,
-    CAPTION_WORDS_MAX,
-    LINES_MAX,
-    LINES_MIN,
-    take_census,
-)
+from tools.tidy.census import ARGUMENTS_MAX, ATTRIBUTES_MAX, CAPTION_WORDS_MAX, LINES_MAX, LINES_MIN, take_census
 from tools.tidy.operations import watch_appends, watch_sends
 
 _REPETITIONS: Final = 100

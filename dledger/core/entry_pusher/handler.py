@@ -37,18 +37,7 @@ from dledger.errors import CorruptLogError, DiskFullError, MisplacedRunError, Re
 from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.members import Configuration
 from dledger.records import record
-from dledger.types import (
-    NO_ENTRY,
-    NO_INDEX,
-    NO_TERM,
-    Boundary,
-    CheckedRun,
-    EntryId,
-    LogIndex,
-    NodeId,
-    Position,
-    Term,
-)
+from dledger.types import NO_ENTRY, NO_INDEX, NO_TERM, Boundary, CheckedRun, EntryId, LogIndex, NodeId, Position, Term
 
 
 @record(frozen=True, slots=True)

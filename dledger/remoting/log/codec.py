@@ -35,17 +35,7 @@ from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame, HeaderForm, encode
 from dledger.rpc.clients.codec import APPEND_ENTRIES_MAX, Append, Read, ReadAnswer, ReadMode, decode_error, encode_error
 from dledger.rpc.fields import NUMBER_LIMIT, index, name
-from dledger.types import (
-    NOOP_CHANNEL,
-    AppendedBatch,
-    Entry,
-    LogIndex,
-    Magic,
-    Position,
-    ProducerBatch,
-    StoredRun,
-    Term,
-)
+from dledger.types import NOOP_CHANNEL, AppendedBatch, Entry, LogIndex, Magic, Position, ProducerBatch, StoredRun, Term
 
 UNORDERED: Final = 0
 WAIT_MS_MAX: Final = 15_000

@@ -10,13 +10,7 @@ from typing import Final
 import grpc
 
 from dledger.access import signing
-from dledger.access.guard import (
-    AccessGuard,
-    Caller,
-    NotAuthenticatedError,
-    OtherAudienceError,
-    SessionsFullError,
-)
+from dledger.access.guard import AccessGuard, Caller, NotAuthenticatedError, OtherAudienceError, SessionsFullError
 from dledger.access.quota import Quotas, TooManyWaitsError
 from dledger.errors import AccessDeniedError, DLedgerError
 

@@ -20,16 +20,7 @@ from dledger.records import record
 from dledger.rpc.clients.repeated_field_limit import RepeatedFieldLimit, check_count
 from dledger.rpc.fields import index, name, parse
 from dledger.rpc.ports import MemberStatus, NodeStatus, PeerStatus, RoleEvent
-from dledger.types import (
-    AppendedBatch,
-    Entry,
-    LogIndex,
-    NodeId,
-    Position,
-    ProducerBatch,
-    Role,
-    Term,
-)
+from dledger.types import AppendedBatch, Entry, LogIndex, NodeId, Position, ProducerBatch, Role, Term
 
 APPEND_ENTRIES_MAX: Final = 4096
 """The limit of entries in one request; clients send at most 1,024."""

@@ -39,17 +39,7 @@ from dledger.records import record
 from dledger.rpc.fields import NUMBER_LIMIT, index, name, parse
 from dledger.rpc.peers import pushes
 from dledger.rpc.peers.pushes import decode_configuration_entry, encode_configuration_entry
-from dledger.types import (
-    NO_ENTRY,
-    NO_INDEX,
-    Boundary,
-    EntryId,
-    LogIndex,
-    NodeId,
-    Position,
-    Standing,
-    Term,
-)
+from dledger.types import NO_ENTRY, NO_INDEX, Boundary, EntryId, LogIndex, NodeId, Position, Standing, Term
 
 PROTOCOL_VERSION: Final = 6
 MEMBERS_MAX: Final = 1024

@@ -12,12 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from dledger.errors import (
-    CorruptLogError,
-    IndexBeforeBeginError,
-    IndexOutOfRangeError,
-    InvalidRequestError,
-)
+from dledger.errors import CorruptLogError, IndexBeforeBeginError, IndexOutOfRangeError, InvalidRequestError
 from dledger.rpc.peers import codec
 from dledger.rpc.peers.connection import PeerConnection
 from dledger.rpc.peers.frames import HANDSHAKE_BYTES_MAX, FrameKind, Purpose

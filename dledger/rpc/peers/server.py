@@ -16,13 +16,7 @@ from typing import Final
 
 from dledger.config import ServerConfig
 from dledger.core.messages import Envelope, HeartbeatRequest, HeartbeatResponse
-from dledger.errors import (
-    DLedgerError,
-    IdentityError,
-    InvalidRequestError,
-    TlsError,
-    UnknownMemberError,
-)
+from dledger.errors import DLedgerError, IdentityError, InvalidRequestError, TlsError, UnknownMemberError
 from dledger.log_output import speaks_for
 from dledger.rpc import options
 from dledger.rpc.bridge import LoopBridge

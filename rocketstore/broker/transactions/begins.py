@@ -18,12 +18,7 @@ from rocketstore.broker.refusal import Refusal
 from rocketstore.broker.transactions.messages import make_half
 from rocketstore.broker.transactions.service import TransactionService
 from rocketstore.message.checks import check_body, check_client_topic, check_keys, check_message
-from rocketstore.message.message import (
-    PROPERTY_CHECK_TIMES,
-    PROPERTY_PRODUCER_GROUP,
-    PROPERTY_TRANSACTION,
-    Message,
-)
+from rocketstore.message.message import PROPERTY_CHECK_TIMES, PROPERTY_PRODUCER_GROUP, PROPERTY_TRANSACTION, Message
 from rocketstore.message.properties import decode_properties
 from rocketstore.message.timed import asks_for_delay
 from rocketstore.types import PutMessageStatus, PutResult

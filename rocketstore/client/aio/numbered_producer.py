@@ -8,10 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from dledger.errors import ConfigError
-from rocketstore.client.aio.errors import (
-    ClientClosedError,
-    NumberOutOfOrderError,
-)
+from rocketstore.client.aio.errors import ClientClosedError, NumberOutOfOrderError
 from rocketstore.client.aio.futures import begin, settle
 from rocketstore.client.aio.outgoing import OutgoingMessage
 from rocketstore.client.aio.results import SendResult

@@ -35,13 +35,7 @@ from rocketstore.message.record import is_same_message
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.bodies.routes import MASTER_ID
 from rocketstore.remoting.codes import RequestCode
-from rocketstore.remoting.headers import (
-    OffsetAnswer,
-    OffsetByTimeHeader,
-    PullAnswer,
-    PullHeader,
-    write_header,
-)
+from rocketstore.remoting.headers import OffsetAnswer, OffsetByTimeHeader, PullAnswer, PullHeader, write_header
 
 _log = logging.getLogger(__name__)
 SUSPEND: Final = 2

@@ -13,13 +13,7 @@ import pytest
 
 from dledger.client import ReadMode, blocking, member_change
 from dledger.client.blocking import SUBMITTED_BYTES_MAX, AppendFuture, DLedgerClient
-from dledger.errors import (
-    DLedgerError,
-    EntryTooLargeError,
-    IndexOutOfRangeError,
-    PendingFullError,
-    UnavailableError,
-)
+from dledger.errors import DLedgerError, EntryTooLargeError, IndexOutOfRangeError, PendingFullError, UnavailableError
 from dledger.types import Role
 from dledger_cli.local.group import free_ports
 from tests.support.fake_group import FakeGroup, fake_group

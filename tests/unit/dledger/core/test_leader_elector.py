@@ -18,17 +18,7 @@ from dledger.core.messages import (
 from dledger.core.outbox import Wake
 from dledger.errors import ConfigError, DiskFullError
 from dledger.store.format import HEADER, EntryHeader
-from dledger.types import (
-    NOOP_CHANNEL,
-    AppendedBatch,
-    EntryId,
-    HardState,
-    LogIndex,
-    Magic,
-    Role,
-    Standing,
-    Term,
-)
+from dledger.types import NOOP_CHANNEL, AppendedBatch, EntryId, HardState, LogIndex, Magic, Role, Standing, Term
 from tests.support.cluster import N0, N1, N2, N3, Outcome
 from tests.support.disk_log import DiskLog
 from tests.support.members import configuration, put

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dledger.errors import (
-    AccessDeniedError,
-    DLedgerError,
-    InvalidRequestError,
-    PendingFullError,
-    RequestTimeoutError,
-)
+from dledger.errors import AccessDeniedError, DLedgerError, InvalidRequestError, PendingFullError, RequestTimeoutError
 from dledger.sending.batch import OutgoingBatch
 from tests.unit.dledger.sending.world import RULES
 

@@ -35,18 +35,7 @@ from dledger.statemachine.snapshots import PRODUCERS_FILE, STATE_FILE, SnapshotB
 from dledger.store.file_store import FileStore
 from dledger.store.format import columns_of
 from dledger.store.fs import FileSystem
-from dledger.types import (
-    NO_INDEX,
-    AppendedBatch,
-    Entry,
-    EntryColumns,
-    EntryId,
-    LogIndex,
-    Magic,
-    NodeId,
-    Position,
-    Term,
-)
+from dledger.types import NO_INDEX, AppendedBatch, Entry, EntryColumns, EntryId, LogIndex, Magic, NodeId, Position, Term
 from tests.support.cluster import N0
 from tests.support.counting import History
 

@@ -14,14 +14,7 @@ from dledger.clock import Clock
 from dledger.store.checkpoint import LogCheckpoint, Mark, create_checkpoint
 from dledger.store.file_store import FileStore
 from dledger.store.inspect import RecordItem
-from dledger.store.verify import (
-    PROBLEMS_MAX,
-    SAMPLE_ENTRIES,
-    LogDivergence,
-    VerifiedNode,
-    compare_nodes,
-    verify_node,
-)
+from dledger.store.verify import PROBLEMS_MAX, SAMPLE_ENTRIES, LogDivergence, VerifiedNode, compare_nodes, verify_node
 from dledger.types import GENESIS, Boundary, LogIndex, Position, Term
 from tests.support.damage import turn
 from tests.unit.dledger.store.support import UnsyncedFs, abandon, fill, open_store, small_config

@@ -30,13 +30,7 @@ from rocketstore.types import (
     StoredPlace,
 )
 from tests.support.waiting import ManualClock, wait_until
-from tests.unit.rocketstore.commit_log.replicas import (
-    SEGMENT_BYTES,
-    Replica,
-    members_of,
-    message,
-    node_config,
-)
+from tests.unit.rocketstore.commit_log.replicas import SEGMENT_BYTES, Replica, members_of, message, node_config
 
 
 @pytest.fixture

@@ -15,13 +15,7 @@ from rocketstore.pb import definition_pb2 as pb
 from rocketstore.pb import service_pb2 as pbs
 from rocketstore.state.changes import GroupConfig
 from tests.support.waiting import wait_until
-from tests.unit.rocketstore.grpc.harness import (
-    GatewayClient,
-    GatewayHarness,
-    consumer_settings,
-    endpoints,
-    message,
-)
+from tests.unit.rocketstore.grpc.harness import GatewayClient, GatewayHarness, consumer_settings, endpoints, message
 
 T = pb.Resource(name="T")
 G = pb.Resource(name="g")

@@ -11,12 +11,7 @@ import pytest
 
 from dledger.remoting.errors import RequestError
 from rocketstore.remoting import pop
-from rocketstore.remoting.bodies.pop import (
-    AssignmentsBody,
-    BatchAckBody,
-    QueryAssignmentBody,
-    QueueAssignment,
-)
+from rocketstore.remoting.bodies.pop import AssignmentsBody, BatchAckBody, QueryAssignmentBody, QueueAssignment
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.headers import read_header, write_header
 from rocketstore.remoting.pop import CheckPoint, PopHeader, message_offsets, order_counts, start_offsets

@@ -10,15 +10,7 @@ from dledger.errors import CorruptLogError, DiskError, DiskFullError
 from rocketstore.timer import reading
 from rocketstore.timer.entries import ENTRY, HOUR_MS, Entries, TimedEntry, TimedProgress
 from rocketstore.timer.files import TimerFiles
-from rocketstore.timer.hours import (
-    HOURS_FILE,
-    HourCounts,
-    HourMark,
-    count_hour,
-    decode_hours,
-    encode_hours,
-    hour_path,
-)
+from rocketstore.timer.hours import HOURS_FILE, HourCounts, HourMark, count_hour, decode_hours, encode_hours, hour_path
 from rocketstore.timer.reading import HourExtent, read_rest
 from rocketstore.types import TIMED_TOPIC, RecordHead
 from tests.crash.crash_fs import IO_ERROR, NO_SPACE, FailingFs, RecordingFs, crash_states

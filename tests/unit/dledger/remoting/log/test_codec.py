@@ -12,17 +12,7 @@ from dledger.errors import InvalidRequestError
 from dledger.remoting.log import codec
 from dledger.remoting.log.codec import StreamAppend, WaitingRead
 from dledger.rpc.clients.codec import APPEND_ENTRIES_MAX, Append, Read, ReadAnswer, ReadMode
-from dledger.types import (
-    NOOP_CHANNEL,
-    AppendedBatch,
-    Entry,
-    LogIndex,
-    Magic,
-    Position,
-    ProducerBatch,
-    StoredRun,
-    Term,
-)
+from dledger.types import NOOP_CHANNEL, AppendedBatch, Entry, LogIndex, Magic, Position, ProducerBatch, StoredRun, Term
 
 APPEND = Append("log", (b"first", b"", b"third"), ordered=True, producer=ProducerBatch("billing", 258, 3))
 APPEND_BYTES = bytes.fromhex(

@@ -19,12 +19,7 @@ from dledger.rpc.peers.codec import SnapshotRequest
 from dledger.rpc.peers.connection import PeerConnection
 from dledger.rpc.peers.frames import FrameKind
 from dledger.rpc.peers.questions import PeerQuestions
-from dledger.rpc.peers.snapshot_exchange import (
-    PIECE_BYTES,
-    TRANSFERS_MAX,
-    PeerSnapshotService,
-    SnapshotTransfer,
-)
+from dledger.rpc.peers.snapshot_exchange import PIECE_BYTES, TRANSFERS_MAX, PeerSnapshotService, SnapshotTransfer
 from dledger.types import NO_INDEX, LogIndex
 
 MIB = 1 << 20
