@@ -105,9 +105,11 @@ class StoreReader:
         Raises ``CorruptLogError``.
         """
         queue = self._find_queue(topic, queue_id)
+        low, high = (queue.min_offset, queue.max_offset) if queue is not None else (0, 0)
+        if high < offset <= self._log.queue_offsets.get((topic, queue_id), 0):  # stored, and not dispatched yet
+            return GetResult(GetMessageStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
         if queue is None:
             return GetResult(GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, 0 if correct_offset else offset, 0, 0)
-        low, high = queue.min_offset, queue.max_offset
         outside = _outside(offset, low, high)
         if outside is not None:
             status, proper = outside

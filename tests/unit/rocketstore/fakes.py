@@ -75,12 +75,17 @@ class RecordLog(PlainCommitLog):
         self.min_offset = begin
         self.max_offset = begin
         self.records: dict[int, bytes] = {}
+        self.numbers: dict[tuple[str, int], int] = {}
         self.file_bytes = 1 << 20
         self.is_replicated = False
 
     @property
     def end_offset(self) -> int:
         return self.max_offset
+
+    @property
+    def queue_offsets(self) -> dict[tuple[str, int], int]:
+        return self.numbers
 
     def scan(self, offset: int, bytes_max: int) -> ScannedRecords:
         """All heads from ``offset`` on."""

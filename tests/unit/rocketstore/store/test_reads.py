@@ -138,6 +138,22 @@ def test_an_unknown_queue_and_an_empty_one(offset: int) -> None:
     assert (unknown.status, unknown.next_offset) == (GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, 0)
 
 
+@pytest.mark.parametrize(("dispatched", "offset", "right"), [(10, 12, True), (10, 13, False), (0, 1, True)])
+@pytest.mark.parametrize("topic", ["T", "other"])
+def test_an_offset_of_a_message_that_is_not_dispatched_yet_is_right(
+    topic: str, dispatched: int, offset: int, right: bool
+) -> None:
+    """A consumer that knows what was stored is told that there is nothing yet, not to begin elsewhere."""
+    bench = Bench(dispatched)
+    bench.log.numbers = {(topic, 0): 12}
+    end = dispatched if topic == "T" else 0
+
+    result = bench.get(offset, topic=topic)
+
+    assert (result.status is GetMessageStatus.OFFSET_OVERFLOW_ONE, result.max_offset) == (right, end)
+    assert result.next_offset == (offset if right else end)
+
+
 @pytest.mark.parametrize(("offset", "topic"), [(0, "T"), (12, "T"), (5, "other")])
 def test_a_slave_does_not_put_offsets_right(offset: int, topic: str) -> None:
     """store.md 6.1: it may know less than the master."""
