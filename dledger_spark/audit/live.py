@@ -23,6 +23,7 @@ from dledger_spark.errors import PipelineError
 from dledger_spark.options import ReadOptions
 
 if TYPE_CHECKING:
+    from dledger.conditions import Condition
     from dledger.rpc.ports import NodeStatus
     from dledger.types import LogChunk
 
@@ -47,8 +48,8 @@ class LiveMember:
     begin_position: int
     committed_index: int
     committed_position: int
-    matters: tuple[str, ...] = ()
-    """The conditions of its log that the node reports."""
+    conditions: tuple[Condition, ...] = ()
+    """Those of its log, as the node reports them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ def look(client: DLedgerClient) -> Group:
                 int(status.begin_position),
                 int(status.committed_index),
                 int(status.committed_position),
-                _matters(status),
+                _of_its_log(status),
             )
         )
     if len(nodes) < 2:
@@ -101,20 +102,23 @@ def look(client: DLedgerClient) -> Group:
 
 
 def said(client: DLedgerClient, group: Group) -> tuple[str, ...]:
-    """Problems that the nodes report about their logs, at the first look or now: digests do not show these."""
+    """Problems that the nodes report about their logs, at the first look or now: digests do not show these.
+
+    Each is told once, in its newest words.
+    """
     now = client.members_status()
-    matters = {
-        f"{node.name} reports: {matter}": None
+    newest = {
+        (node.name, one.kind, one.subject): one.message
         for node in group.nodes
-        for matter in (*node.matters, *_matters(now.get(NodeId(node.name))))
+        for one in (*node.conditions, *_of_its_log(now.get(NodeId(node.name))))
     }
-    return tuple(matters)
+    return tuple(f"{name} reports: {kind}: {message}" for (name, kind, _), message in newest.items())
 
 
-def _matters(status: NodeStatus | DLedgerError | None) -> tuple[str, ...]:
+def _of_its_log(status: NodeStatus | DLedgerError | None) -> tuple[Condition, ...]:
     if status is None or isinstance(status, DLedgerError):
         return ()
-    return tuple(f"{one.kind}: {one.message}" for one in status.conditions if one.kind in _OF_LOGS)
+    return tuple(one for one in status.conditions if one.kind in _OF_LOGS)
 
 
 def _addresses(statuses: Sequence[NodeStatus]) -> dict[str, str]:
