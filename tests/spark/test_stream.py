@@ -207,7 +207,7 @@ def test_progress_is_published_as_a_consumer_groups(stream: Stream, tmp_path: Pa
         with Admin(broker.server.address) as admin:
             assert sum(one.lag for one in admin.progress("spark", "t")) == 0
             broker.send("t", 30, 12)
-            assert sum(one.lag for one in admin.progress("spark", "t")) == 12
+            wait_until(lambda: sum(one.lag for one in admin.progress("spark", "t")) == 12, "its queues have them all")
         stream.run(options)
         stream.run(options)
         ended = broker.log_end()
