@@ -8,17 +8,6 @@ from tests.support.cluster import N0, N1, N2, Cluster
 from tests.support.solo import Solo
 
 
-def test_commit_reaches_an_idle_follower() -> None:
-    """Without further appends a follower still learns the commit index (DLedger AppendAndPushTest)."""
-    cluster = Cluster(3)
-    cluster.elect()
-
-    cluster.append(N0, b"a")
-    cluster.advance(20)
-
-    assert [cluster.commit(one) for one in cluster.ids] == [1, 1, 1]
-
-
 def test_commit_reaches_a_restarted_follower_without_further_appends() -> None:
     """A follower whose checkpoint is behind learns the commit index from an idle leader."""
     cluster = Cluster(3)
@@ -32,21 +21,6 @@ def test_commit_reaches_a_restarted_follower_without_further_appends() -> None:
     cluster.advance(2000)
 
     assert cluster.commit(N1) == 1
-
-
-def test_a_lost_commit_message_is_repeated() -> None:
-    """A PushCommit that vanishes without a broken stream is sent again (reliability trap 32)."""
-    cluster = Cluster(3)
-    cluster.elect()
-    cluster.drop(PushCommit, target=N2)
-    cluster.append(N0, b"a")
-    cluster.advance(50)
-    assert cluster.commit(N2) == 0
-
-    cluster.heal()
-    cluster.advance(2000)
-
-    assert cluster.commit(N2) == 1
 
 
 def test_commit_messages_are_not_repeated_without_need() -> None:

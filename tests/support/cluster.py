@@ -362,9 +362,14 @@ class Cluster:
         sent = self.wire.pop(0)
         if any(hold(sent) for hold in self.holds):
             self.held.append(sent)
-        elif (sent.sender, sent.target) not in self.cut and not any(drop(sent) for drop in self.drops):
+        elif (sent.sender, sent.target) in self.cut or any(drop(sent) for drop in self.drops):
+            self.lose(sent)
+        else:
             self.deliver(sent)
         return True
+
+    def lose(self, sent: Sent) -> None:
+        """Called for each message that the network loses; a place for tests to watch."""
 
     def flush(self, node_id: NodeId) -> None:
         """One flush of a member's disk."""
@@ -373,6 +378,9 @@ class Cluster:
         host.log.flush()
         host.node.flushed()
         self._collect(host)
+
+    def change_roles(self, host: Host, changes: Iterable[RoleChange]) -> None:
+        """Called with each member's changes of role, term or leader; a place for tests to watch."""
 
     # -- what a driver does with an outbox -----------------------------------------------------------------------
 
@@ -389,6 +397,7 @@ class Cluster:
         for completion in outbox.completions:
             completion()
         host.role_changes += outbox.role_changes
+        self.change_roles(host, outbox.role_changes)
         for part in host.parts:
             part.runnable = part.runnable or bool(part.wake & outbox.wake)
         host.flush_wanted = host.flush_wanted or bool(outbox.wake & Wake.FLUSH)
