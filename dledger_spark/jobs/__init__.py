@@ -16,7 +16,6 @@ JOBS: Final[tuple[str, ...]] = (
     "stats",
     "retention",
     "replay",
-    "follow",
     "table",
     "changes",
 )

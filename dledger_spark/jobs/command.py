@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 EXIT_USAGE = 2
 PROGRESS_BAR = "spark.ui.showConsoleProgress"
 NOT_REMOTE = {
-    "follow": "its batches would be counted on the server, where the counts are not visible",
     "table": "its tasks write files, for which Spark Connect has no call",
 }
 """Jobs that cannot run on Spark Connect, and why."""

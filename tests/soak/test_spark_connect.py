@@ -75,4 +75,4 @@ def test_spark_connect_gives_what_a_classic_session_gives(tmp_path: Path) -> Non
     assert jobs["stats"]["summary"]["messages"] == messages
     assert jobs["audit"]["summary"]["verdict"] == "equal"
     assert jobs["replay"]["summary"]["stored_now"] == found["paced"] == messages
-    assert "follow does not support Spark Connect" in jobs["follow"]
+    assert "table does not support Spark Connect" in jobs["table"]

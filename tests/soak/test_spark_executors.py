@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +17,7 @@ from dledger_cli.local.group import LocalGroup
 from rocketstore.client.aio.admin_records import TopicInfo
 from rocketstore.client.blocking import Admin
 from tests.spark.jobs.logs import bodies, write_log
-from tests.support.job_runs import batches, counted, end_of, is_begun, is_staging, seen, start_export, start_follow
+from tests.support.job_runs import batches, end_of, is_staging, seen, start_export
 from tests.support.log_bytes import DiskLog
 from tests.support.spark_cluster import SMALL, WORKERS, environment, executor_of, executors
 from tests.support.spark_cluster import cluster as cluster
@@ -160,44 +159,6 @@ def test_an_export_read_by_others(cluster: StandaloneCluster, tmp_path: Path) ->
 
     assert code == 0, end_of(errors)
     assert seen(out) == expected
-
-
-def test_counts_of_a_stream_read_by_others(cluster: StandaloneCluster, source: LocalGroup, tmp_path: Path) -> None:
-    """Executors die, then all, then the driver, each in the middle of a batch: pyarrow adds up every message once."""
-    out, errors = tmp_path / "out", tmp_path / "errors"
-
-    def start() -> subprocess.Popen[bytes]:
-        return start_follow(source, ENTRIES // 8, out, errors, cluster.master, **SMALL)
-
-    def wait_begun(count: int) -> None:
-        """Until so many batches are there, and the next one is begun."""
-        wait_until(
-            lambda: run.poll() is not None or (batches(out) >= count and is_begun(out)),
-            f"batch {count}: {end_of(errors)}",
-            PATIENCE_S,
-        )
-        assert run.poll() is None, end_of(errors)
-
-    run = start()
-    try:
-        wait_begun(1)
-        kill(executors(cluster)[:1])
-        wait_begun(3)
-        kill(executors(cluster))
-        wait_begun(5)
-        os.killpg(run.pid, signal.SIGKILL)  # with its JVM
-        run.wait()
-        between = counted(out)
-        run = start()
-        code = run.wait(PATIENCE_S)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(run.pid, signal.SIGKILL)
-        run.wait()
-
-    assert code == 0, end_of(errors)
-    assert 0 < between < ENTRIES
-    assert counted(out) == ENTRIES
 
 
 def wait_held(gate: Gate, copy: CopyProcess, number: int) -> int:

@@ -1,4 +1,4 @@
-"""Runs of ``export``, ``follow`` and ``table`` as applications, and what they have written as others see it."""
+"""Runs of ``export`` and ``table`` as applications, and what they have written as others see it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pyarrow.dataset as ds
 
-from dledger_cli.local.group import LocalGroup
 from dledger_spark.jobs.batches import MANIFEST
 from dledger_spark.jobs.source import LogSource
 from tests.support.spark import ROOT
@@ -19,15 +18,6 @@ from tests.support.spark import ROOT
 def start_export(log: Path, out: Path, errors: Path, master: str, **conf: str) -> subprocess.Popen[bytes]:
     """A run with many small batches, in a session of its own."""
     return _start("export", [str(log), "--out", str(out), "--batch-bytes", "200k"], errors, master, conf)
-
-
-def start_follow(
-    source: LocalGroup, rows: int, out: Path, errors: Path, master: str, **conf: str
-) -> subprocess.Popen[bytes]:
-    """A run over all that a group has now, so many entries a batch, in a session of its own."""
-    words = ["-b", ",".join(source.addresses), "-g", source.name, "--from-index", "0", "--once", "--out", str(out)]
-    words += ["--option", f"maxOffsetsPerTrigger={rows}", "--option", "minPartitions=2"]
-    return _start("follow", words, errors, master, conf)
 
 
 def start_table(
@@ -59,11 +49,6 @@ def batches(out: Path) -> int:
     return len(list(out.glob(f"batch=*/{MANIFEST}")))
 
 
-def is_begun(out: Path) -> bool:
-    """Whether a job of Spark's is at work on a batch that is not there yet."""
-    return any(out.glob("_state/staging-*"))
-
-
 def is_staging(out: Path) -> bool:
     """Whether files of a batch that is not there yet are being written."""
     return any(out.glob("_state/staging-*/**/*.parquet"))
@@ -77,13 +62,6 @@ def seen(out: Path) -> Counter[bytes]:
     if "body" not in rows.schema.names:  # no file is there yet
         return Counter()
     return Counter(rows.to_table(columns=["body"])["body"].to_pylist())
-
-
-def counted(out: Path) -> int:
-    """How many messages a reader adds up from what ``follow`` has written so far."""
-    if not batches(out):
-        return 0
-    return int(sum(ds.dataset(out, partitioning="hive").to_table(columns=["messages"])["messages"].to_pylist()))
 
 
 def end_of(errors: Path) -> str:

@@ -85,7 +85,7 @@ def jobs(log: str, replica: str, target: dict[str, str]) -> dict[str, Any]:
         "stats": ("stats", log, "--json"),
         "audit": ("audit", log, replica, "--json"),
         "replay": ("replay", log, *to, "--rate", "100000", "--json"),
-        "follow": ("follow", "-b", target["bootstrap.servers"], "-g", target["group"], "--once"),
+        "table": ("table", "-b", target["bootstrap.servers"], "-g", target["group"], "-o", f"{replica}-table"),
     }
     found = {}
     for job, typed in words.items():

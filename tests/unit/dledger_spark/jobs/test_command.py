@@ -173,8 +173,8 @@ def test_a_job_that_cannot_run_on_spark_connect_says_where_it_can(monkeypatch: p
     monkeypatch.setattr(command, "is_remote", lambda _: True)
     monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)  # another test's may still be there
 
-    with pytest.raises(JobError, match=r"follow does not support Spark Connect.*--master"):
-        job_session(JobFrame("sc://h", {}, False, None, "follow")).__enter__()
+    with pytest.raises(JobError, match=r"table does not support Spark Connect.*--master"):
+        job_session(JobFrame("sc://h", {}, False, None, "table")).__enter__()
     with job_session(JobFrame("sc://h", {}, False, None, "stats")):
         assert session.ends == 1
 
