@@ -42,7 +42,8 @@ class ClientThread:
         self.loop: Final = uvloop.new_event_loop()
         self.is_left_behind = False
         """Whether this is a forked child, and the thread has stayed in its parent."""
-        self._posting = threading.RLock()  # guards the loop's end; also in signal handlers, on the thread that has it
+        self._posting = threading.RLock()  # guards _is_over; also in signal handlers, on the thread that has it
+        self._is_over = False
         self._thread = threading.Thread(target=self._run, name="rocketmq-clients", daemon=True)
         self._thread.start()
 
@@ -52,7 +53,11 @@ class ClientThread:
             work.close()
             raise RuntimeError("a callback of a client must not wait for it: hand the work to another thread")
         call = _Call(work)
-        self.post(call.begin)
+        try:
+            self.post(call.begin)
+        except ClientClosedError:
+            work.close()
+            raise
         try:
             while not call.done.acquire(timeout=LOOK_S):
                 self._check_alive()
@@ -64,11 +69,10 @@ class ClientThread:
 
     def post(self, callback: Callable[[], object]) -> None:
         """Call it on the loop soon. From any thread, and from signal handlers. Raises ``ClientClosedError``."""
-        try:
-            with self._posting:
-                self.loop.call_soon_threadsafe(callback)
-        except RuntimeError as error:  # the loop is closed
-            raise ClientClosedError("this client is closed") from error
+        with self._posting:
+            if self._is_over:
+                raise ClientClosedError("this client is closed")
+            self.loop.call_soon_threadsafe(callback)
 
     def stop(self) -> None:
         """End the thread once it has nothing to do at once; tasks that run there are cancelled."""
@@ -84,15 +88,16 @@ class ClientThread:
         asyncio.set_event_loop(self.loop)
         try:
             self.loop.run_forever()
+        finally:
+            with self._posting:
+                self._is_over = True
+            self.loop.run_until_complete(asyncio.sleep(0))  # begins what was posted until now
             left = asyncio.all_tasks(self.loop)
             for task in left:
                 task.cancel()
             self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
-        finally:
-            with self._posting:
-                self.loop.run_until_complete(asyncio.sleep(0))  # calls what was posted until now
-                self.loop.close()
+            self.loop.close()
 
 
 class _Call(Generic[_T]):

@@ -196,7 +196,7 @@ class GroupAdmin(AdminRequests):
 
     async def progress_of(self, groups: Iterable[str]) -> dict[str, list[QueueProgress]]:
         """``progress`` of many groups, without those that have none or that this account may not use."""
-        return await those_there({name: self.progress(name) for name in groups})
+        return await those_there(groups, self.progress)
 
     async def offsets(self, group: str, topic: str = "") -> dict[MessageQueue, int]:
         """A group's committed offsets. Raises ``NotFoundError`` if it has none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from dledger.errors import ConfigError
@@ -122,17 +122,18 @@ class AdminRequests:
         return QueueRange(queue, first, max(first, last), 0)
 
 
-async def those_there(asked: Mapping[str, Awaitable[_T]]) -> dict[str, _T]:
-    """The results by name, without those that do not exist or are not this account's."""
+async def those_there(names: Iterable[str], ask: Callable[[str], Awaitable[_T]]) -> dict[str, _T]:
+    """The answers by name, without those that do not exist or are not this account's."""
 
-    async def found(one: Awaitable[_T]) -> _T | None:
+    async def found(name: str) -> _T | None:
         try:
-            return await one
+            return await ask(name)
         except (NotFoundError, ForbiddenError):
             return None
 
-    results = await at_once(map(found, asked.values()))
-    return {name: one for name, one in zip(asked, results, strict=True) if one is not None}
+    asked = dict.fromkeys(names)
+    answers = await at_once(map(found, asked))
+    return {name: one for name, one in zip(asked, answers, strict=True) if one is not None}
 
 
 async def all_of(outcomes: Iterable[object]) -> None:

@@ -78,7 +78,7 @@ class TopicAdmin(AdminRequests):
 
     async def topic_ranges(self, topics: Iterable[str]) -> dict[str, list[QueueRange]]:
         """``queue_ranges`` of many topics, without those that do not exist or that this account may not read."""
-        return await those_there({name: self.queue_ranges(name) for name in topics})
+        return await those_there(topics, self.queue_ranges)
 
     async def offset_at(self, queue: MessageQueue, start: Start) -> int:
         """A queue's first offset, its end, or the offset of the first message stored at a time or later."""

@@ -273,14 +273,19 @@ async def within(deadline: Deadline, awaited: Awaitable[_T], what: str) -> _T:
 
 
 async def at_once(work: Iterable[Awaitable[_T]]) -> list[_T]:
-    """The results, in order; not more than ``ASKED_AT_ONCE`` are in progress."""
-    turns = asyncio.Semaphore(ASKED_AT_ONCE)
+    """The results, in order; not more than ``ASKED_AT_ONCE`` are in progress.
 
-    async def one(awaited: Awaitable[_T]) -> _T:
-        async with turns:
-            return await awaited
+    Work is taken when it is its turn: if this is cancelled, nothing was made that is never awaited.
+    """
+    numbered = enumerate(work)
+    found: dict[int, _T] = {}
 
-    return await asyncio.gather(*map(one, work))
+    async def take_turns() -> None:
+        for number, one in numbered:
+            found[number] = await one
+
+    await asyncio.gather(*(take_turns() for _ in range(ASKED_AT_ONCE)))
+    return [found[number] for number in range(len(found))]
 
 
 def parse_given(addresses: Sequence[str] | str | None, name_servers: Sequence[str] | str | None) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import gc
+import inspect
 import pickle
 import signal
 import subprocess
@@ -15,8 +16,9 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from queue import Queue
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 import uvloop
@@ -92,11 +94,11 @@ def message(body: bytes = b"x") -> Message:
 
 
 def test_all_kinds_of_messages_are_sent(world: World) -> None:
-    with Producer(world.address, timeout_s=20) as producer:
+    with Producer(world.address, timeout_s=60) as producer:
         assert producer.send(message(b"1"), queue=3).offset == 0
         assert len(producer.send_many([message(b"2"), message(b"3")])) == 2
         future = producer.submit(message(b"4"), key="k")
-        assert future.result(20).topic == "T"
+        assert future.result(60).topic == "T"
         producer.send_oneway(message(b"5"))
         wait_until(lambda: sorted(world.store.bodies()) == [b"1", b"2", b"3", b"4", b"5"], "all have arrived")
         with pytest.raises(errors.MessageRefusedError):
@@ -121,14 +123,14 @@ def test_threads_share_a_producer_and_each_keeps_its_order(world: World) -> None
 
 
 def test_errors_arrive_with_their_outcome(world: World) -> None:
-    with Producer(world.address, timeout_s=20) as producer:
+    with Producer(world.address, timeout_s=60) as producer:
         world.store.answers.append(refuses(AnswerCode.SYSTEM_ERROR, "late"))
         with pytest.raises(errors.BrokerFailedError, match="late") as caught:
             producer.send(message())
         assert caught.value.outcome == "unknown"
         world.store.answers.append(refuses(AnswerCode.SYSTEM_ERROR, "late"))
         future = producer.submit(message())
-        assert isinstance(future.exception(20), errors.BrokerFailedError)
+        assert isinstance(future.exception(60), errors.BrokerFailedError)
         with pytest.raises(errors.NotFoundError):
             producer.send(Message("nowhere", b""))
 
@@ -170,46 +172,89 @@ def test_messages_on_their_way_to_the_thread_are_bounded(world: World, monkeypat
 
 
 def test_a_future_that_was_cancelled_in_time_is_not_sent(world: World) -> None:
-    with Producer(world.address, timeout_s=20) as producer:
+    with Producer(world.address, timeout_s=60) as producer:
         producer.send(message(b"0"))
         blocked, go = threading.Event(), threading.Event()
 
         def block() -> None:
             blocked.set()
-            go.wait(20)
+            go.wait(60)
 
         producer._thread.post(block)
-        blocked.wait(20)
+        blocked.wait(60)
         first, second = producer.submit(message(b"1")), producer.submit(message(b"2"))
         assert first.cancel()
         go.set()
-        second.result(20)
+        second.result(60)
         assert world.store.bodies() == [b"0", b"2"]
 
 
-def test_a_callback_that_is_posted_while_the_thread_ends_is_called_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A message that another thread submits beside a close must get an outcome."""
-    outcomes: list[object] = []
+class Ending(NamedTuple):
+    """A thread for clients, and what another thread does with it while it ends."""
+
+    thread: ClientThread
+    then: list[Callable[[ClientThread], object]]
+
+
+@pytest.fixture(params=["stopped", "closed"])
+def ending(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ending:
+    """When its loop has stopped, or as it is closed."""
+    then: list[Callable[[ClientThread], object]] = []
 
     class Loop(uvloop.Loop):
+        def run_forever(self) -> None:
+            super().run_forever()
+            if request.param == "stopped":
+                self._do()
+
         def close(self) -> None:
-            poster.start()
-            poster.join(0.1)  # as far as it comes
+            self._do()
             super().close()
 
-    def post() -> None:
-        try:
-            thread.post(lambda: outcomes.append("called"))
-        except errors.ClientClosedError as error:
-            outcomes.append(error)
+        def _do(self) -> None:
+            while then:
+                other = threading.Thread(target=then.pop(), args=(thread,))
+                other.start()
+                other.join(0.1)  # as far as it comes
 
     monkeypatch.setattr(uvloop, "new_event_loop", Loop)
-    poster = threading.Thread(target=post)
     thread = ClientThread()
-    thread.stop()
-    poster.join()
+    return Ending(thread, then)
 
-    assert len(outcomes) == 1
+
+def test_a_callback_that_is_posted_while_the_thread_ends_is_called_or_refused(ending: Ending) -> None:
+    """A message that another thread submits beside a close must get an outcome."""
+    outcomes: Queue[object] = Queue()
+
+    def post(thread: ClientThread) -> None:
+        try:
+            thread.post(lambda: outcomes.put("called"))
+        except errors.ClientClosedError as error:
+            outcomes.put(error)
+
+    ending.then.append(post)
+    ending.thread.stop()
+
+    outcomes.get(timeout=60)
+    assert outcomes.empty()
+
+
+def test_a_call_while_the_thread_ends_fails_and_leaves_nothing_that_was_never_awaited(ending: Ending) -> None:
+    """As of a part that asks on and on, beside the close of its client."""
+    outcomes: Queue[object] = Queue()
+    asked = asyncio.sleep(3600)
+
+    def ask(thread: ClientThread) -> None:
+        try:
+            outcomes.put(thread.run(asked))
+        except errors.ClientClosedError as error:
+            outcomes.put(error)
+
+    ending.then.append(ask)
+    ending.thread.stop()
+
+    assert isinstance(outcomes.get(timeout=60), errors.ClientClosedError)
+    assert inspect.getcoroutinestate(asked) == inspect.CORO_CLOSED
 
 
 def test_a_message_whose_thread_was_to_be_told_by_another_one_fails_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +313,7 @@ def test_messages_added_while_others_are_taken_are_taken_later(monkeypatch: pyte
 
 
 def test_flush_waits_for_what_was_submitted(world: World) -> None:
-    with Producer(world.address, timeout_s=20) as producer:
+    with Producer(world.address, timeout_s=60) as producer:
         sent = [producer.submit(message(b"%d" % one)) for one in range(500)]
         producer.flush()
         assert all(one.done() for one in sent)
@@ -286,7 +331,7 @@ def test_local_transactions_run_on_the_callers_thread(world: World) -> None:
     def check(_: PreparedMessage) -> TransactionState:
         return TransactionState.UNKNOWN
 
-    with Producer(world.address, group="P", check=check, timeout_s=20) as producer:
+    with Producer(world.address, group="P", check=check, timeout_s=60) as producer:
         assert producer.send_in_transaction(message(), execute).state is TransactionState.COMMIT
         assert ran == [threading.get_ident()]
         with producer.transaction(message()) as transaction:
@@ -299,7 +344,7 @@ def test_local_transactions_run_on_the_callers_thread(world: World) -> None:
 
 def test_an_administrator_blocks_too(world: World) -> None:
     world.server.scripts[RequestCode.UPDATE_AND_CREATE_TOPIC] = lambda frame: frame.answer()
-    with Admin(world.address, timeout_s=20) as admin:
+    with Admin(world.address, timeout_s=60) as admin:
         (broker,) = admin.brokers()
         assert broker.master == world.address
         admin.put_topic(TopicInfo("U"))
@@ -332,7 +377,7 @@ def test_all_clients_share_a_thread_that_ends_with_the_last_one(world: World) ->
     assert len(client_threads()) == before
     with pytest.raises(errors.ClientClosedError, match="closed"):
         first.send(message())
-    with Producer(world.address, timeout_s=20) as third:
+    with Producer(world.address, timeout_s=60) as third:
         third.send(message())
 
 
@@ -340,11 +385,11 @@ def test_all_clients_share_a_thread_that_ends_with_the_last_one(world: World) ->
 def test_a_client_that_nobody_has_any_more_is_closed(world: World) -> None:
     """The thread ends with it, as with one that is closed."""
     before = len(client_threads())
-    producer = Producer(world.address, timeout_s=20)
+    producer = Producer(world.address, timeout_s=60)
     future = producer.submit(message())
     del producer
     gc.collect()
-    assert future.result(20)
+    assert future.result(60)
     wait_until(lambda: not loop_thread.SHARED._clients, "it is closed")
     wait_until(lambda: len(client_threads()) == before, "the thread has ended")
 
@@ -377,7 +422,7 @@ def test_arguments_of_a_producer_are_checked(
 
 
 def test_a_callback_that_waits_for_its_client_is_an_error_and_no_deadlock(world: World) -> None:
-    with Producer(world.address, timeout_s=20) as producer:
+    with Producer(world.address, timeout_s=60) as producer:
         found: list[BaseException] = []
 
         def callback(_: Future[SendResult]) -> None:
@@ -392,7 +437,7 @@ def test_a_callback_that_waits_for_its_client_is_an_error_and_no_deadlock(world:
 
 
 def test_closing_from_two_threads_at_once(world: World) -> None:
-    producer = Producer(world.address, timeout_s=20)
+    producer = Producer(world.address, timeout_s=60)
     sent = [producer.submit(message()) for _ in range(100)]
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: producer.close(), range(4)))
@@ -572,7 +617,7 @@ def test_what_is_pending_at_a_fork_has_failed_in_the_child(world: World) -> None
             assert wait(futures, 20).not_done == set()
             for future in futures:
                 try:
-                    future.result(20)
+                    future.result(60)
                 except ClientError as error:
                     assert "made in another process: make one after the fork" in str(error), error
                     assert error.outcome == "unknown"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -274,3 +274,37 @@ async def test_a_call_that_ran_out_of_time_says_what_kept_failing() -> None:
         servers[0].scripts[CODE] = slow
         with pytest.raises(errors.NotMasterError, match="starting"):
             await cluster.ask_master("", CODE, QueueHeader("T", 0), deadline=cluster.deadline())
+
+
+@on_loop
+async def test_work_that_is_cancelled_before_its_turn_is_never_made() -> None:
+    """A coroutine that was made and is never awaited is a warning of Python, and an error in tests."""
+    made: list[int] = []
+
+    def work(number: int) -> Awaitable[None]:
+        made.append(number)
+        return asyncio.sleep(3600)
+
+    task = asyncio.create_task(clusters.at_once(map(work, range(3 * clusters.ASKED_AT_ONCE))))
+    await until(lambda: made, "it begins")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert len(made) <= clusters.ASKED_AT_ONCE
+
+
+@on_loop
+async def test_of_much_work_a_limited_part_is_in_progress_and_all_is_done_in_order() -> None:
+    in_progress = 0
+
+    async def work(number: int) -> int:
+        nonlocal in_progress
+        in_progress += 1
+        assert in_progress <= clusters.ASKED_AT_ONCE
+        await asyncio.sleep(0)
+        in_progress -= 1
+        return number
+
+    numbers = range(3 * clusters.ASKED_AT_ONCE)
+    assert await clusters.at_once(map(work, numbers)) == list(numbers)
