@@ -35,7 +35,7 @@ from rocketstore.server import BrokerServer
 from rocketstore.settings import load_broker_settings
 from rocketstore.types import BrokerRole
 from tests.support.remoting import RemotingSocket, pull_fields, send_fields
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 _SMALL = {
     "mappedFileSizeCommitLog": "1m",
@@ -108,8 +108,9 @@ def send(server: BrokerServer, *bodies: bytes, properties: str = "") -> list[Sen
 
 
 def pull(server: BrokerServer, offset: int = 0, topic: str = "T") -> list[bytes]:
-    """The bodies that queue 0 of topic T holds, waiting for something."""
-    own = {"sysFlag": SUBSCRIPTION | SUSPEND, "subscription": "*", "maxMsgNums": 100, "suspendTimeoutMillis": 5000}
+    """The bodies that queue 0 of topic T holds of all that is stored, waiting for something."""
+    assert server.store.wait_dispatched(PATIENCE_S)
+    own = {"sysFlag": SUBSCRIPTION | SUSPEND, "subscription": "*", "maxMsgNums": 100, "suspendTimeoutMillis": 60_000}
     with RemotingSocket(server.port) as client:
         answer = client.ask(RequestCode.PULL_MESSAGE, pull_fields("readers", topic, offset) | own)
     return [one.body for one in split_records(answer.body)] if answer.code == AnswerCode.SUCCESS else []
@@ -204,7 +205,7 @@ def test_health_and_reflection_are_served(config: BrokerConfig) -> None:
         check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
             "/grpc.health.v1.Health/Check", request_serializer=None, response_deserializer=None
         )
-        found = health_pb2.HealthCheckResponse.FromString(check(b"", timeout=10))
+        found = health_pb2.HealthCheckResponse.FromString(check(b"", timeout=60))
         assert found.status == health_pb2.HealthCheckResponse.SERVING
 
 
@@ -302,7 +303,7 @@ def test_a_member_that_fails_takes_its_broker_along(tmp_path: Path) -> None:
     with running(alone(tmp_path)) as server:
         server.store.failure = RuntimeError("dispatch failed")
 
-        assert server.wait(10) == 70
+        assert server.wait(60) == 70
         assert server.fatal is server.store.failure
 
 
@@ -316,7 +317,7 @@ def test_a_thread_that_no_broker_can_do_without_takes_it_along(
     with running(make(tmp_path)) as server:
         getattr(server, part)._supervisor.report(failure)
 
-        assert server.wait(10) == 70
+        assert server.wait(60) == 70
         assert server.fatal is failure
 
 
@@ -329,7 +330,7 @@ def test_threads_of_a_broker_that_fail_take_it_along(tmp_path: Path, monkeypatch
     with running(alone(tmp_path)) as server:
         monkeypatch.setattr(server, "_has_caught_up", broken)
 
-        assert server.wait(10) == 70
+        assert server.wait(60) == 70
         assert str(server.fatal) == "a bug"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +25,7 @@ from rocketstore.remoting.bodies.routes import BrokerData, ClusterInfo
 from rocketstore.remoting.bodies.topics import RegisterBrokerBody
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.state.changes import TopicConfig
+from tests.support.waiting import PATIENCE_S
 from tests.unit.rocketstore.broker.harness import Harness
 
 
@@ -74,6 +74,12 @@ class _NameServers:
         return request.answer(fields=self.answer)
 
 
+@pytest.fixture(autouse=True)
+def _patient_announcements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They end when all have been told, however long that takes here."""
+    monkeypatch.setattr(registration_module, "ANNOUNCE_S_MAX", PATIENCE_S)
+
+
 def _registering(
     test: Callable[[Harness, NameServerRegistration, _NameServers], Any],
     *,
@@ -91,7 +97,7 @@ def _registering(
             registration = NameServerRegistration(harness.broker, client, "127.0.0.1:3", "127.0.0.1:4")
             registration.start()
             try:
-                await asyncio.wait_for(test(harness, registration, servers), 30)
+                await asyncio.wait_for(test(harness, registration, servers), PATIENCE_S)
             finally:
                 for one in asyncio.all_tasks() - {asyncio.current_task()}:
                     one.cancel()
@@ -116,7 +122,9 @@ def test_an_announcement_is_over_when_all_name_servers_know() -> None:
     _registering(test)
 
 
-def test_an_announcement_does_not_wait_for_a_name_server_that_is_silent() -> None:
+def test_an_announcement_does_not_wait_for_a_name_server_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration_module, "ANNOUNCE_S_MAX", 0.1)
+
     async def test(_: Harness, registration: NameServerRegistration, servers: _NameServers) -> None:
         servers.answers.clear()
         await registration.announce()
@@ -165,9 +173,11 @@ def test_of_several_addresses_only_those_that_failed_are_told_again(monkeypatch:
                 await asyncio.sleep(0.01)
 
         servers.silent.add(bad)
+        await tried(other, 1)
         await tried(bad, 5)
         assert (servers.tried[good], servers.tried[other]) == (1, 1)
         registration.wake()
+        await tried(other, 1)  # by a task of its own
         await tried(bad, 3)
         assert (servers.tried[good], servers.tried[other]) == (2, 2)
         servers.silent.clear()
@@ -213,7 +223,7 @@ def test_without_name_servers_there_is_nobody_to_wait_for() -> None:
         client = cast("RemotingClient", _NameServers())
         registration = NameServerRegistration(harness.broker, client, "127.0.0.1:3", "127.0.0.1:4")
         registration.start()
-        await asyncio.wait_for(registration.announce(), 30)
+        await asyncio.wait_for(registration.announce(), PATIENCE_S)
 
     with Harness() as harness:
         loops.run(run(harness))
@@ -233,9 +243,7 @@ def test_a_silent_name_server_does_not_delay_what_others_hear() -> None:
                 await asyncio.sleep(0.01)
         assert {address for address, _ in servers.told} == {"127.0.0.1:2"}
 
-    began = time.monotonic()
-    _registering(test, register_broker_timeout_mills=60_000)
-    assert time.monotonic() - began < 30
+    _registering(test, register_broker_timeout_mills=3_600_000)
 
 
 def test_whatever_fails_registrations_go_on() -> None:

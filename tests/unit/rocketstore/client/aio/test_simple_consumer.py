@@ -94,14 +94,22 @@ async def test_a_refused_ack_says_whether_it_may_have_been_this_one(
         assert outcomes == ["unknown", "not_applied"]
 
 
+class Held(asyncio.Event):
+    """Answers to receives arrive once it is set."""
+
+    count = 0
+    """How many the broker has given."""
+
+
 @pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Answers to receives arrive once this is set, and are late at once."""
-    call, arrive = Connections.call, asyncio.Event()
+def held(monkeypatch: pytest.MonkeyPatch) -> Held:
+    """Receives are late at once."""
+    call, arrive = Connections.call, Held()
 
     async def called(self: Connections, address: str, request: Frame, timeout_s: float) -> Frame:
         answer = await call(self, address, request, timeout_s)
         if request.code == RequestCode.POP_MESSAGE:
+            arrive.count += 1
             await arrive.wait()
         return answer
 
@@ -112,7 +120,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
 
 
 @on_loop
-async def late_answer(broker: PopBroker, held: asyncio.Event) -> None:
+async def late_answer(broker: PopBroker, held: Held) -> None:
     await asyncio.to_thread(broker.send, [b"a"])
     async with simple(broker) as consumer:
         assert await consumer.receive(1, 0.1) == []
@@ -123,36 +131,37 @@ async def late_answer(broker: PopBroker, held: asyncio.Event) -> None:
         await consumer.ack(message)
 
 
-def test_the_messages_of_a_late_answer_are_received(broker: PopBroker, held: asyncio.Event) -> None:
+def test_the_messages_of_a_late_answer_are_received(broker: PopBroker, held: Held) -> None:
     """Nobody else gets them before their time is over, and then with one more attempt."""
     late_answer(broker, held)
 
 
 @on_loop
-async def silent_master(broker: PopBroker, held: asyncio.Event) -> None:
+async def silent_master(broker: PopBroker, held: Held) -> None:
     async with simple(broker) as consumer:
         assert await consumer.receive(1, 0.0) == []
         ((key, asked),) = consumer._asked.items()
+        await until(lambda: held.count == 1, "the broker has no message for it")
         routes = consumer._cluster.routes
         known = routes.broker(key[1])
         assert known is not None
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(type(routes), "broker", lambda *_: dataclasses.replace(known, addresses={0: "127.0.0.1:9"}))
-            await asyncio.wait({asked}, timeout=20.0)
+            await asyncio.wait({asked}, timeout=60.0)
         assert isinstance(asked.exception(), TimedOutError)
         await asyncio.to_thread(broker.send, [b"a"])
         held.set()
         assert bodies(await consumer.receive(1, 20.0)) == [b"a"]
 
 
-def test_a_silent_master_is_given_up_when_there_is_another(broker: PopBroker, held: asyncio.Event) -> None:
+def test_a_silent_master_is_given_up_when_there_is_another(broker: PopBroker, held: Held) -> None:
     """It need not be waited for until its time is over."""
     silent_master(broker, held)
 
 
 @on_loop
 async def test_a_silent_master_is_waited_for_while_nobody_is_known_to_lead(
-    broker: PopBroker, held: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+    broker: PopBroker, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An election is under way: it may lead again, and its answer has messages that nobody else gets."""
     await asyncio.to_thread(broker.send, [b"a"])
