@@ -35,8 +35,8 @@ READY_WORDS: Final = " is ready: "
 START_TIMEOUT_S: Final = 30.0
 """How long a starting node may do nothing: neither log anything nor use the processor. A busy machine only slows it."""
 START_S_MAX: Final = 300.0
-STOP_TIMEOUT_S: Final = 15.0
-LEADER_TIMEOUT_S: Final = 15.0
+STOP_TIMEOUT_S: Final = 60.0
+LEADER_TIMEOUT_S: Final = 60.0
 _POLL_S: Final = 0.02
 _NEIGHBOURS: Final = 5
 _OFFSETS: Final = range(-(_NEIGHBOURS // 2), _NEIGHBOURS // 2 + 1)
@@ -284,7 +284,7 @@ class LocalGroup:
                         continue
         return answers
 
-    def wait_converged(self, timeout_s: float = 30.0) -> dict[NodeId, NodeStatus]:
+    def wait_converged(self, timeout_s: float = 120.0) -> dict[NodeId, NodeStatus]:
         """Wait until all nodes are running and have the same committed entries; returns their statuses."""
         answers: dict[NodeId, NodeStatus] = {}
 

@@ -70,7 +70,7 @@ def test_they_read_follow_and_write(spark: SparkSession, group: LocalGroup, capf
     exec(follow, names)
     query = names["query"]
     try:
-        wait_until(lambda: query.lastProgress is not None, "the stream to run", 60)
+        wait_until(lambda: query.lastProgress is not None, "the stream to run")
         exec(write, names)
         assert bodies(group) == [*LINES, b"hello from Spark"]
         wait_until(

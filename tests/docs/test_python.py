@@ -122,7 +122,7 @@ def test_the_commands_of_the_page_are_run(running: Running) -> None:
     assert len(commands) == 10
     for command in commands:
         if "query-by-key" in command or "consume " in command:
-            wait_until(lambda command=command: "an invoice" in _shown(command, running.broker), command, 60)  # type: ignore[misc]
+            wait_until(lambda command=command: "an invoice" in _shown(command, running.broker), command)  # type: ignore[misc]
         else:
             shown = _shown(command, running.broker)
             assert not shown.startswith("FAILED"), shown

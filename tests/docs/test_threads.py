@@ -85,7 +85,7 @@ def test_the_threads_of_a_node_are_those_of_the_table(tmp_path: Path, before: se
         for server in servers:
             stack.callback(server.stop, graceful=False)
             server.start()
-        with closing(DLedgerClient([server.client_address for server in servers], timeout_s=20)) as client:
+        with closing(DLedgerClient([server.client_address for server in servers], timeout_s=60)) as client:
             client.read(client.append(b"x").index)
         wanted = always | {"dledger-push-in-NODE", "dledger-control-in-NODE", "dledger-read-NODE_N"}
 
@@ -107,7 +107,7 @@ def test_the_threads_of_a_state_machine_are_there_with_one_only(tmp_path: Path, 
         with ExitStack() as stack:
             stack.callback(server.stop, graceful=False)
             server.start()
-            with closing(DLedgerClient(server.client_address, timeout_s=20)) as client:
+            with closing(DLedgerClient(server.client_address, timeout_s=60)) as client:
                 client.append(b"x")
                 if machine is not None:
                     client.query(b"")
@@ -148,7 +148,7 @@ def test_the_threads_of_a_broker_are_those_of_the_table(
         broker = BrokerServer(config)
         stack.callback(broker.stop)
         broker.start()
-        with Producer([broker.address], timeout_s=20) as producer:
+        with Producer([broker.address], timeout_s=60) as producer:
             producer.send(Message("t", b"x"))
 
             _compare(lambda: _names(before) - _of_the_client(), always, possible)

@@ -218,9 +218,9 @@ def nothing_piles_up() -> Iterator[None]:
     """Threads and sockets are about as many afterwards as before. (How many files there are depends on the topics.)"""
     threads_before, sockets_before = threading.active_count(), _sockets()
     yield
-    wait_until(lambda: threading.active_count() <= threads_before + THREADS_SPARE, "threads end", 30)
+    wait_until(lambda: threading.active_count() <= threads_before + THREADS_SPARE, "threads end")
     sockets_max = sockets_before + SOCKETS_SPARE
-    wait_until(lambda: _sockets() <= sockets_max, f"connections are closed ({_sockets()}, {sockets_before} before)", 30)
+    wait_until(lambda: _sockets() <= sockets_max, f"connections are closed ({_sockets()}, {sockets_before} before)")
 
 
 def _sockets() -> int:

@@ -148,7 +148,7 @@ class Load:
     def wait_for(self, count: int) -> None:
         """Wait for that many more."""
         goal = self.acknowledged + count
-        wait_until(lambda: self.acknowledged >= goal or bool(self.failures), f"{count} more are acknowledged", 30)
+        wait_until(lambda: self.acknowledged >= goal or bool(self.failures), f"{count} more are acknowledged")
 
     def stop(self) -> None:
         """End it."""

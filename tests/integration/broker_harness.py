@@ -69,7 +69,7 @@ class BrokerGroup(WatchedGroup, LocalBrokers):
 
     def wait_topic(self, name: str) -> None:
         """Wait until every broker serves reads and knows the topic."""
-        wait_until(lambda: all(name in self.topics_of(node) for node in self.nodes), f"every broker knows {name}", 20)
+        wait_until(lambda: all(name in self.topics_of(node) for node in self.nodes), f"every broker knows {name}")
 
     def topics_of(self, node: NodeId) -> list[str]:
         """The topics that this one broker knows; none before it serves reads."""

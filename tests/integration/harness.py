@@ -15,7 +15,7 @@ from dledger_cli.demo import digest_of
 from dledger_cli.local.group import HOST, LocalGroup
 from dledger_cli.local.tcp_proxy import LocalProxiedGroup
 from tests.support.history import AppendOp, History, Outcome, check
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 from tests.support.workload import Workload, read_log
 
 SMALL_SEGMENTS: Final = {"segment_bytes": "1m", "index_segment_bytes": "64k"}
@@ -44,7 +44,9 @@ class WatchedGroup(LocalGroup):
         """All others."""
         return [node for node in self.nodes if node != leader]
 
-    def wait_for(self, condition: Callable[[dict[NodeId, NodeStatus]], bool], what: str, timeout_s: float = 20) -> None:
+    def wait_for(
+        self, condition: Callable[[dict[NodeId, NodeStatus]], bool], what: str, timeout_s: float = PATIENCE_S
+    ) -> None:
         """Wait until the statuses of the nodes that answer satisfy ``condition``."""
         wait_until(lambda: condition(self.statuses()), what, timeout_s)
 
@@ -130,7 +132,7 @@ class Group(WatchedGroup):
 
     def append(self, count: int, *, size: int = 100) -> None:
         """Append ``count`` entries, all of which must be acknowledged."""
-        with closing(self.client(timeout_s=15.0)) as client:
+        with closing(self.client(timeout_s=60.0)) as client:
             for _ in range(0, count, APPEND_BATCH):
                 self._batches += 1
                 values = [b"batch-%d/%d " % (self._batches, n) + b"." * size for n in range(min(count, APPEND_BATCH))]
@@ -148,7 +150,7 @@ class Group(WatchedGroup):
         begin = max(one.begin_index for one in statuses.values())
         end = min(one.committed_index for one in statuses.values())  # the leader may add entries of its own meanwhile
         logs = {}
-        with closing(self.client(timeout_s=10.0)) as client:
+        with closing(self.client(timeout_s=60.0)) as client:
             for node in statuses:
                 logs[node] = read_log(client, begin, end, self.nodes[node].client_address)
         first = next(iter(logs.values()))

@@ -54,7 +54,7 @@ def test_garbage_bytes_are_hung_up_on(group: Group) -> None:
     with undisturbed(group):
         for port in ports_of(group):
             for garbage in GARBAGE.values():
-                with closing(socket.create_connection((HOST, port), timeout=10)) as link:
+                with closing(socket.create_connection((HOST, port), timeout=60)) as link:
                     try:
                         link.sendall(garbage)
                         link.shutdown(socket.SHUT_WR)
@@ -217,7 +217,7 @@ def test_idle_connections_delay_no_heartbeat(group: Group) -> None:
         idlers = []
         for number in range(IDLERS):
             port = (leader.peer_port, leader.client_port, leader.grpc_port)[number % 3]
-            idlers.append(links.enter_context(closing(socket.create_connection((HOST, port), timeout=10))))
+            idlers.append(links.enter_context(closing(socket.create_connection((HOST, port), timeout=60))))
         for number, link in enumerate(idlers):
             if number % 10 == 0:
                 try:

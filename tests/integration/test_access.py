@@ -37,7 +37,7 @@ def secured(adopt: Adopt, tmp_path: Path) -> SecuredGroup:
 
 
 def pipelined(client: DLedgerClient) -> AppendResult:
-    return client.submit(b"x").result(5)
+    return client.submit(b"x").result(60)
 
 
 def everything(client: DLedgerClient) -> dict[str, Callable[[], object]]:
@@ -164,16 +164,16 @@ def test_a_revoked_key_ends_open_streams(secured: SecuredGroup) -> None:
         wait_until(lambda: allowed(lambda: bob.append(b"bob's")), "the new permission is in force")
         follower = iter(bob.follow(root.metadata().end_index))
         next(follower)
-        bob.submit(b"bob's").result(5)
+        bob.submit(b"bob's").result(60)
 
         secured.rules.write(RULES.partition("- accessKey: bob")[0])
 
         with pytest.raises(AccessDeniedError):
             for _ in follower:
                 pass
-        wait_until(lambda: not allowed(lambda: bob.submit(b"late").result(5)), "what is submitted is refused")
+        wait_until(lambda: not allowed(lambda: bob.submit(b"late").result(60)), "what is submitted is refused")
         with pytest.raises(AccessDeniedError):
-            bob.submit(b"late").result(5)
+            bob.submit(b"late").result(60)
         secured.rules.write(RULES.replace("- paid=SUB", "- default=PUB|SUB"))
         wait_until(lambda: allowed(lambda: bob.append(b"again")), "the key is good again")
 
@@ -200,7 +200,7 @@ def test_rules_change_under_load_and_broken_ones_change_nothing(secured: Secured
             def heard(told: str = told, count: int = count) -> bool:
                 return all(secured.logs(node).count(told) >= count for node in secured.nodes)
 
-            wait_until(heard, f"version {version} is read by all", 20)
+            wait_until(heard, f"version {version} is read by all")
             load.wait_for(2)
 
     with closing(secured.client(security=ClientSecurity(access_key="extra6", secret_key="extra-secret"))) as client:

@@ -156,20 +156,20 @@ def test_a_revoked_key_ends_producers_and_waiting_consumers(secured: SecuredBrok
     with_bob = RULES.replace("- paid=SUB", "- paid=PUB|SUB\n  groupPerms:\n  - readers=SUB")
     secured.rules.write(with_bob)
     with unharmed(secured), secured.producer(3, security=BOB) as producer:
-        wait_until(lambda: allowed(lambda: producer.send(Message("paid", b"1"), queue=0)), "bob may send", 20)
+        wait_until(lambda: allowed(lambda: producer.send(Message("paid", b"1"), queue=0)), "bob may send")
         with secured.consumer_of(BOB, "readers", "paid", timeout_s=3) as consumer:
-            wait_until(lambda: bool(consumer.poll(timeout_s=3)), "bob may consume", 20)
+            wait_until(lambda: bool(consumer.poll(timeout_s=3)), "bob may consume")
 
             secured.rules.write(RULES.replace("- accessKey: bob", "- accessKey: bill"))
-            wait_until(lambda: not allowed(lambda: producer.send(Message("paid", b"2"), queue=0)), "bob is out", 20)
+            wait_until(lambda: not allowed(lambda: producer.send(Message("paid", b"2"), queue=0)), "bob is out")
             with secured.producer() as root:
                 root.send(Message("paid", b"not for bob"), queue=0)
 
             late = [one.body for _ in range(3) for one in consumer.poll(timeout_s=1)]
             assert b"not for bob" not in late
             secured.rules.write(with_bob)
-            wait_until(lambda: allowed(lambda: producer.send(Message("paid", b"3"), queue=0)), "bob is back", 20)
-            wait_until(lambda: b"3" in [one.body for one in consumer.poll(timeout_s=3)], "to consume, too", 20)
+            wait_until(lambda: allowed(lambda: producer.send(Message("paid", b"3"), queue=0)), "bob is back")
+            wait_until(lambda: b"3" in [one.body for one in consumer.poll(timeout_s=3)], "to consume, too")
 
 
 def allowed(work: Callable[[], object]) -> bool:
@@ -185,7 +185,7 @@ def test_a_failover_needs_no_new_keys(secured: SecuredBrokers) -> None:
     """Producers and consumers sign for the new master."""
     with (
         secured.producer(20, allow_duplicates=True, security=ALICE) as producer,
-        secured.consumer_of(ALICE, "billing", "orders", timeout_s=20) as consumer,
+        secured.consumer_of(ALICE, "billing", "orders", timeout_s=60) as consumer,
     ):
         producer.send(Message("orders", b"before"), queue=0)
         got = [one.body for one in consumer.poll(timeout_s=10)]
@@ -196,7 +196,7 @@ def test_a_failover_needs_no_new_keys(secured: SecuredBrokers) -> None:
             got.extend(one.body for one in consumer.poll(timeout_s=5))
             return b"after" in got
 
-        wait_until(came, "it came", 30)
+        wait_until(came, "it came")
 
     assert got[0] == b"before"
 
@@ -219,4 +219,4 @@ def test_a_plain_broker_is_guarded_too(adopt: Adopt, tmp_path: Path) -> None:
         alice_admin.delete_topic("orders")
     broker.rules.write(RULES.replace("- orders=PUB|SUB", "- orders=DENY"))
     with broker.producer(3, security=ALICE) as alice:
-        wait_until(lambda: not allowed(lambda: alice.send(Message("orders", b"x"))), "the new rules are in force", 20)
+        wait_until(lambda: not allowed(lambda: alice.send(Message("orders", b"x"))), "the new rules are in force")

@@ -47,7 +47,7 @@ def test_a_master_with_a_new_disk_goes_on_counting_in_queues_whose_messages_have
                 client.transfer_leadership(victim)
         return brokers.master() == victim
 
-    wait_until(leads, "the one with the new disk is master", 60)
+    wait_until(leads, "the one with the new disk is master")
     with brokers.producer(timeout_s=30) as producer:
         assert producer.send(Message("rare", b"new")).offset == 5
     brokers.wait_dispatched()

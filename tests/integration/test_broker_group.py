@@ -89,7 +89,7 @@ def test_topics_groups_and_offsets_survive_every_kill(brokers: BrokerGroup) -> N
     with Producer(brokers.addresses) as producer:
         for number in range(40):
             producer.send(Message(TOPIC, b"%d" % number), queue=number % QUEUES)
-    with Admin(brokers.addresses, timeout_s=15) as admin:
+    with Admin(brokers.addresses, timeout_s=60) as admin:
         admin.put_topic(TopicInfo("gone", 2, 2, 6))
         admin.put_topic(TopicInfo("read-only", 5, 3, 4))
         admin.delete_topic("gone")

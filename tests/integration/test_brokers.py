@@ -40,7 +40,7 @@ def brokers(tmp_path: Path) -> Iterator[LocalBrokers]:
 
 def make_topic(brokers: LocalBrokers) -> None:
     """Create T with one queue, which a number can choose then."""
-    with Admin(brokers.addresses, timeout_s=20.0) as admin:
+    with Admin(brokers.addresses, timeout_s=60.0) as admin:
         admin.put_topic(TopicInfo("T", 1, 1))
 
 
@@ -66,7 +66,7 @@ def test_a_group_goes_on_when_its_master_is_killed(brokers: LocalBrokers) -> Non
     """What was acknowledged is there, queue offsets go on without gap or repeat, the old master comes back as slave."""
     make_topic(brokers)
     # The brokers know a message again by its number: one whose answer is lost with the master is sent to the next one.
-    with Producer(brokers.addresses, timeout_s=20.0, enable_idempotence=True) as producer:
+    with Producer(brokers.addresses, timeout_s=60.0, enable_idempotence=True) as producer:
         before = send_numbers(producer, range(20))
         master = brokers.master()
         brokers.kill(master)
@@ -128,7 +128,7 @@ def test_a_plain_broker_needs_no_settings(tmp_path: Path) -> None:
         (node,) = brokers.nodes
         brokers.master()
         make_topic(brokers)
-        with Producer(brokers.addresses, timeout_s=20.0) as producer:
+        with Producer(brokers.addresses, timeout_s=60.0) as producer:
             send_numbers(producer, range(10))
             brokers.kill(node)
             brokers.start(node)

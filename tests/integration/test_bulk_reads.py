@@ -33,7 +33,7 @@ class Walk:
 def test_a_killed_leader_costs_a_reader_nothing(group: Group) -> None:
     """Under load: what is read is the one committed log, chained from its first entry to its end, byte for byte."""
     group.append(2000, size=1000)
-    with group.workload() as load, closing(group.client(timeout_s=20.0)) as client:
+    with group.workload() as load, closing(group.client(timeout_s=60.0)) as client:
         load.history.wait_for_acks(50)
         leader = group.leader()
         end = client.metadata(group.nodes[leader].client_address).committed_index + 1

@@ -43,7 +43,7 @@ def return_as_slave(brokers: ClassicBrokers, node: NodeId) -> str:
         why = brokers.problem_of(node)
         return "wipe" in why or (not why and brokers.end_of(node) >= end)
 
-    wait_until(known, f"{node} follows, or says why it does not", 60)
+    wait_until(known, f"{node} follows, or says why it does not")
     if why:
         assert "took over at offset" in why or "differs from the master's" in why, why
         assert brokers.stop(node) == 0
@@ -173,7 +173,7 @@ def test_a_master_replaced_by_an_older_copy_of_its_directory_is_not_followed(mak
     brokers.wait_condition(N1, "bytes more than the master")
     history, brokers.history = brokers.history, type(brokers.history)()
     with ClassicLoad(brokers) as load:  # what the copy takes is not with the slave, which nobody has promised
-        wait_until(lambda: brokers.end_of(N0) > had, "the copy has grown", 60)
+        wait_until(lambda: brokers.end_of(N0) > had, "the copy has grown")
     brokers.wait_condition(N1, "differs from the master's")
     assert brokers.end_of(N1) == had
     brokers.history = history

@@ -20,7 +20,7 @@ from dledger_cli.cli import main
 from dledger_cli.local.group import READY_WORDS, LocalGroup, free_ports
 
 SMALL = {"segment_bytes": "64k", "index_segment_bytes": "16k"}
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 
 
 @pytest.fixture(scope="module")

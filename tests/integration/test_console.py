@@ -61,14 +61,14 @@ def test_a_group_that_speaks_tls_is_shown_with_a_certificate_and_hands_over(
     files = {"CA": "ca.crt", "CERT": "client.crt", "KEY": "client.key"}
 
     with console(group.addresses, **{f"DLEDGER_TLS_{name}": str(here / file) for name, file in files.items()}) as url:
-        wait_until(lambda: state(url)["group"]["leader"] == leader, "the leader is shown", 20)
-        wait_until(lambda: states(url) == {"leader", "follower"}, "all are shown", 20)
+        wait_until(lambda: state(url)["group"]["leader"] == leader, "the leader is shown")
+        wait_until(lambda: states(url) == {"leader", "follower"}, "all are shown")
         told = transfer(url)
         assert told.status == 200, told.body
-        wait_until(lambda: state(url)["group"]["leader"] not in ("", leader), "another one leads", 20)
+        wait_until(lambda: state(url)["group"]["leader"] not in ("", leader), "another one leads")
 
     with console(group.addresses) as url:
-        wait_until(lambda: states(url) == {"unreachable"}, "nobody answers in the clear", 20)
+        wait_until(lambda: states(url) == {"unreachable"}, "nobody answers in the clear")
         assert all(one["error"] for one in state(url)["nodes"])
 
 
@@ -86,13 +86,13 @@ def test_a_group_with_access_keys_is_shown_to_an_administrator_and_to_nobody_els
     keys = {"DLEDGER_ACCESS_KEY": "root", "DLEDGER_SECRET_KEY": "root-secret"}
 
     with console(guarded.addresses, **keys) as url:
-        wait_until(lambda: states(url) == {"leader", "follower"}, "all are shown", 20)
+        wait_until(lambda: states(url) == {"leader", "follower"}, "all are shown")
         assert state(url)["group"]["kind"] == "brokers"
         leader = state(url)["group"]["leader"]
         told = transfer(url)
         assert told.status == 200, told.body
-        wait_until(lambda: state(url)["group"]["leader"] not in ("", leader), "another one leads", 20)
+        wait_until(lambda: state(url)["group"]["leader"] not in ("", leader), "another one leads")
 
     with console(guarded.addresses) as url:
-        wait_until(lambda: states(url) == {"unreachable"}, "nobody answers without a key", 20)
+        wait_until(lambda: states(url) == {"unreachable"}, "nobody answers without a key")
         assert all("key" in one["error"] for one in state(url)["nodes"])

@@ -93,7 +93,7 @@ def run_second(group: Group, node: NodeId) -> subprocess.CompletedProcess[str]:
     own = group.nodes[node]
     words[words.index("-p") + 1] = group.members_of(node).replace(f":{own.peer_port}", f":{peer}")
     words[words.index("--client-port") + 1] = client
-    return subprocess.run(words, check=False, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL)
+    return subprocess.run(words, check=False, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
 
 
 def test_second_process_on_one_directory_is_refused(group: Group) -> None:

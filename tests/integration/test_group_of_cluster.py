@@ -35,7 +35,7 @@ class Cluster:
 
     def lag(self) -> int:
         """Messages not committed yet, of both."""
-        with Admin(name_servers=self.name_server, timeout_s=20.0) as admin:
+        with Admin(name_servers=self.name_server, timeout_s=60.0) as admin:
             return admin.lag(GROUP, TOPIC)
 
     def consume(self, file: Path) -> subprocess.Popen[bytes]:

@@ -106,7 +106,7 @@ def run_once(group: Group, node: NodeId, *extra: str) -> subprocess.CompletedPro
         check=False,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         stdin=subprocess.DEVNULL,
     )
 

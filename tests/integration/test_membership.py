@@ -158,7 +158,7 @@ def test_a_member_that_lost_its_disk_counts_again_with_another_uid(group: Runnin
 
         group.wait_for_voters(0, 1, 2)
         uid = again.log.members.uid
-        wait_until(lambda: uid in group.uids(), "its uid is in the configuration", 60)
+        wait_until(lambda: uid in group.uids(), "its uid is in the configuration")
         load.more()
     assert lost != uid
     assert lost not in group.uids()
@@ -236,7 +236,7 @@ def test_a_removed_member_that_goes_on_running_disturbs_nobody(group: RunningMem
     term = group.nodes[0].status().term
 
     group.change(ChangeKind.REMOVE, 2)
-    wait_until(lambda: bool(group.nodes[2].removed), "it knows", 30)
+    wait_until(lambda: bool(group.nodes[2].removed), "it knows")
     group.append(10)
 
     assert {node.status().term for node in group.nodes.values()} == {term}

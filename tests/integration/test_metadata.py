@@ -117,7 +117,7 @@ class RoleWatcher:
 
     def close(self) -> None:
         self._call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
-        self._thread.join(10)
+        self._thread.join(60)
         self._channel.close()
 
 

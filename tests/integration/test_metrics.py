@@ -25,7 +25,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 def get(port: int, path: str) -> tuple[int, str]:
     """Status and body."""
-    with closing(HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+    with closing(HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
         connection.request("GET", path)
         answer = connection.getresponse()
         return answer.status, answer.read().decode()

@@ -43,7 +43,7 @@ def test_minority_commits_nothing_and_the_majority_goes_on(proxied: ProxiedGroup
     proxied.network.partition([old])
     lonely = append_to_one(proxied, old, b"to the minority")
     new = proxied.leader(other_than=old)
-    crowded = append_to_one(proxied, new, b"to the majority", timeout_s=10)
+    crowded = append_to_one(proxied, new, b"to the majority", timeout_s=60)
     proxied.wait_deposed(old)
     stuck_at = proxied.statuses()[old].committed_index
     proxied.network.heal_all()

@@ -72,7 +72,7 @@ def test_a_killed_follower_catches_up_by_a_snapshot_without_an_election(adopt: A
             put(client, 50, round_=round_)
             for node in (leader, other):
                 client.create_snapshot(group.nodes[node].client_address)
-            wait_until(partial(begins_after, group, (leader, other), before), "the log that it needs has gone", 60)
+            wait_until(partial(begins_after, group, (leader, other), before), "the log that it needs has gone")
             term = group.statuses()[leader].term
 
             group.start(late)

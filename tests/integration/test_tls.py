@@ -52,7 +52,7 @@ def certs_of(group: Group) -> Path:
 
 def refusal(group: Group, security: ClientSecurity | None) -> DLedgerError:
     """What a client with these credentials hears, which may be the last word of several attempts."""
-    with closing(DLedgerClient(group.addresses, group=group.name, timeout_s=15, security=security)) as client:
+    with closing(DLedgerClient(group.addresses, group=group.name, timeout_s=60, security=security)) as client:
         with pytest.raises(DLedgerError) as raised:
             client.append(b"not mine")
         with pytest.raises(DLedgerError):
@@ -124,7 +124,7 @@ def test_clients_may_have_a_ca_of_their_own(make_group: Callable[..., Group], tm
     group.start_all()
 
     billing = ClientSecurity(files(clients, "billing", ca=certs_of(group) / "ca.crt"))
-    with closing(DLedgerClient(group.addresses, timeout_s=20, security=billing)) as client:
+    with closing(DLedgerClient(group.addresses, timeout_s=60, security=billing)) as client:
         assert client.append(b"mine").index >= 0
     assert "does not trust the CA of our certificate" in str(refusal(group, group.security))
     imposter = files(clients, "n1", ca=certs_of(group) / "ca.crt")
@@ -335,7 +335,7 @@ def test_a_node_without_tls_stays_outside(secured: Group) -> None:
         "the leader says why",
         20,
     )
-    wait_until(lambda: "this node does not use TLS" in secured.logs(odd), "the odd one says why", 20)
+    wait_until(lambda: "this node does not use TLS" in secured.logs(odd), "the odd one says why")
     secured.append(10)
     secured.stop(odd)
     secured.start(odd)
@@ -364,7 +364,7 @@ def serial_at(port: int, shown: TlsFiles) -> int:
     """The serial number of the certificate that a port shows."""
     context = tls.client_context(tls.read(shown))
     context.set_alpn_protocols(["h2"])
-    with socket.create_connection((HOST, port), timeout=10) as link, context.wrap_socket(link) as sealed:
+    with socket.create_connection((HOST, port), timeout=60) as link, context.wrap_socket(link) as sealed:
         found = sealed.getpeercert() or {}
         return int(str(found["serialNumber"]), 16)
 
@@ -397,7 +397,7 @@ def test_certificates_are_renewed_under_load(secured: Group) -> None:
         assert secured.term() == term
         assert {node: secured.pid(node) for node in secured.nodes} == pids
         for node in secured.nodes:
-            wait_until(partial(says, secured, node, "switched to its new TLS certificate"), "it says so", 20)
+            wait_until(partial(says, secured, node, "switched to its new TLS certificate"), "it says so")
         leader = secured.leader()
         secured.kill(leader)
         secured.leader(other_than=leader)
@@ -423,7 +423,7 @@ def test_files_that_do_not_fit_change_nothing(secured: Group) -> None:
             pair.cert.write_bytes(bad)
             assert serial_at(one.client_port, client) == serial_at(one.grpc_port, client) == before
             assert serial_at(one.peer_port, client) == before
-            wait_until(partial(says, secured, node, "keeps its old", words), f"a line about {words}", 20)
+            wait_until(partial(says, secured, node, "keeps its old", words), f"a line about {words}")
         pair.cert.write_bytes(good)
         certs.renew(here, node)
         after = serial_of(pair.cert)
@@ -441,7 +441,7 @@ def silent_links(port: int, count: int) -> Iterator[list[socket.socket]]:
     with ExitStack() as links:
         made = []
         for number in range(count):
-            link = links.enter_context(closing(socket.create_connection((HOST, port), timeout=20)))
+            link = links.enter_context(closing(socket.create_connection((HOST, port), timeout=60)))
             link.sendall(b"\x16\x03\x01\x02\x00\x01"[: number % 7])
             made.append(link)
         yield made
@@ -475,9 +475,9 @@ def test_silence_within_a_tls_handshake_holds_nothing(secured: Group) -> None:
 def test_brokers_speak_tls(tmp_path: Path, plain: bool) -> None:
     """Send, consume and administer with a certificate; without one, or in plaintext, it is told what is missing."""
     with LocalBrokers(tmp_path, size=1 if plain else 3, plain=plain, tls=True) as brokers:
-        with brokers.producer(timeout_s=20) as producer:
+        with brokers.producer(timeout_s=60) as producer:
             result = producer.send(Message("orders", b"hello"))
-        with brokers.consumer("billing", "orders", timeout_s=10) as consumer:
+        with brokers.consumer("billing", "orders", timeout_s=60) as consumer:
             assert [one.body for one in consumer.poll(timeout_s=20)] == [b"hello"]
         heard = []
         assert brokers.tls is not None

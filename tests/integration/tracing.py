@@ -57,7 +57,7 @@ def traced(pid: int, inject: str) -> Iterator[Trace]:
             if tracer.poll() is None:
                 tracer.send_signal(signal.SIGTERM)
             try:
-                tracer.wait(10)
+                tracer.wait(60)
             except subprocess.TimeoutExpired:
                 tracer.kill()
                 tracer.wait()

@@ -34,7 +34,7 @@ def test_a_flipped_bit_is_found_in_a_running_group_and_in_its_directories(spark:
     path = tmp_path / "dledger-n1" / "data" / f"{0:020d}"
     with LocalGroup(tmp_path, flush="async", settings={**SMALL_SEGMENTS, "auto_repair": "false"}) as group:
         with group.client() as client:
-            results = client.append_many([os.urandom(BODY_BYTES) for _ in range(3000)], timeout_s=20)
+            results = client.append_many([os.urandom(BODY_BYTES) for _ in range(3000)], timeout_s=60)
         group.wait_converged()
         equal = run(spark, live_options(group))
         entry = int(results[DAMAGED].position or 0)
@@ -60,9 +60,9 @@ def test_a_flipped_bit_is_found_in_a_running_group_and_in_its_directories(spark:
         assert named["segment"] == f"{0:020d}"
 
     with LocalGroup(tmp_path, flush="async", settings=SMALL_SEGMENTS) as group:
-        wait_until((tmp_path / "dledger-n1" / "damaged-1" / "data" / path.name).exists, "n1 mends it", 60)
+        wait_until((tmp_path / "dledger-n1" / "damaged-1" / "data" / path.name).exists, "n1 mends it")
         with group.client() as client:
-            wait_until(lambda: not conditions(client), "nothing is the matter any more", 60)
+            wait_until(lambda: not conditions(client), "nothing is the matter any more")
         mended = run(spark, live_options(group))
     assert (mended.fact("verdict"), mended.problems) == ("equal", ())
     assert run(spark, stopped).fact("verdict") == "equal"

@@ -39,7 +39,7 @@ class Damaged:
         self.group = group
         with group.client() as client:
             bodies = [f"{number}".encode().ljust(BODY_BYTES) for number in range(COUNT)]
-            self.places = client.append_many(bodies, timeout_s=20)
+            self.places = client.append_many(bodies, timeout_s=60)
         group.wait_converged()
         for number, at in ((700, IN_BODY), (1500, IN_HEADER)):
             self._turn_bit(self.places[number].position or 0, at)

@@ -49,7 +49,7 @@ def test_driver_killed_between_source_and_sink(spark: SparkSession, tmp_path: Pa
 def test_leader_killed_while_rows_are_written_and_while_they_are_read(spark: SparkSession, tmp_path: Path) -> None:
     """Of three brokers: writing and reading go on with the next one."""
     with LocalBrokers(tmp_path / "brokers") as brokers:
-        with Admin(brokers.addresses, timeout_s=20) as admin:
+        with Admin(brokers.addresses, timeout_s=60) as admin:
             brokers.master()
             admin.put_topic(TopicInfo("t", 4, 4))
         servers = ",".join(brokers.addresses)

@@ -129,7 +129,7 @@ def test_first_batch_begins_where_latest_was_when_it_was_planned(
     frame = spark.readStream.format("dledger").schema(SCHEMA).options(**node.options).load()
     failing = frame.writeStream.foreachBatch(fail).option("checkpointLocation", str(stream.directory / "checkpoint"))
     query = failing.trigger(processingTime="0 seconds").start()
-    wait_until(lambda: query.lastProgress is not None or not query.isActive, "it knows where it begins", 30)
+    wait_until(lambda: query.lastProgress is not None or not query.isActive, "it knows where it begins")
     node.append(10, 10)
     with pytest.raises(StreamingQueryException, match="the first batch fails"):
         query.awaitTermination(30)

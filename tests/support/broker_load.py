@@ -21,8 +21,8 @@ GROUP: Final = "billing"
 KEYS: Final = 7
 IN_FLIGHT_MAX: Final = 64
 SESSION_S: Final = 1.5
-DRAIN_S: Final = 30.0
-JOIN_TIMEOUT_S: Final = 60.0
+DRAIN_S: Final = 120.0
+JOIN_TIMEOUT_S: Final = 120.0
 
 
 class BrokerLoad:

@@ -106,7 +106,7 @@ class FakeBulkLog:
     def _note_read(self) -> None:
         if self.gate is not None:
             self.waiting += 1
-            self.gate.wait(20)
+            self.gate.wait(60)
             self.waiting -= 1
         self.reads += 1
         error = self.fail_reads.pop(0) if self.fail_reads else None

@@ -17,7 +17,7 @@ from rocketstore.pb import service_pb2 as pbs
 
 _Metadata = tuple[tuple[str, str | bytes], ...]
 _Answer = TypeVar("_Answer", bound=Message)
-WAIT_S: Final = 10.0
+WAIT_S: Final = 60.0
 STREAM_S: Final = 30.0
 """How long a stream of commands lasts: who waits for a command in vain does not hang."""
 

@@ -32,7 +32,7 @@ class Frame(NamedTuple):
 class Http2Link:
     """A TCP connection; use as a context manager. ``recv`` gives the next frame, None once it was hung up on."""
 
-    def __init__(self, host: str, port: int, *, timeout_s: float = 10) -> None:
+    def __init__(self, host: str, port: int, *, timeout_s: float = 60) -> None:
         self._socket = socket.create_connection((host, port), timeout=timeout_s)
         self._buffer = b""
 

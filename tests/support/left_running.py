@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-END_S = 30.0
+END_S = 120.0
 """For threads that have been told to end."""
 OF_THE_PROCESS = "(_poll_wrapper)"
 """gRPC's, which begins with its first asyncio server or channel and serves all later ones."""

@@ -16,7 +16,7 @@ from tests.support.map_history import Change, Look, MapHistory, Told
 
 KEYS: Final = ("a", "b", "c", "d")
 PAUSE_S: Final = 0.002
-JOIN_TIMEOUT_S: Final = 60.0
+JOIN_TIMEOUT_S: Final = 120.0
 
 
 class MapLoad:

@@ -7,8 +7,10 @@ import functools
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec
 
+from tests.support.waiting import PATIENCE_S
+
 _P = ParamSpec("_P")
-TEST_S_MAX = 120.0
+TEST_S_MAX = 300.0
 
 
 def on_loop(test: Callable[_P, Awaitable[None]]) -> Callable[_P, None]:
@@ -26,7 +28,7 @@ def on_loop(test: Callable[_P, Awaitable[None]]) -> Callable[_P, None]:
     return run
 
 
-async def until(condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
+async def until(condition: Callable[[], object], what: str, timeout_s: float = PATIENCE_S) -> None:
     """Return once it holds; fail with ``what`` after ``timeout_s``."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s

@@ -13,7 +13,7 @@ from dledger.rpc.peers import codec, frames
 from dledger.rpc.peers.frames import Frame, FrameBuffer, FrameKind, Purpose
 from dledger.types import NodeId
 
-_TIMEOUT_S: Final = 20.0
+_TIMEOUT_S: Final = 60.0
 
 
 def handshake_frame(

@@ -17,5 +17,5 @@ def named_pipe(directory: Path, content: bytes) -> Iterator[Path]:
     writer = threading.Thread(target=path.write_bytes, args=(content,), daemon=True)
     writer.start()
     yield path
-    writer.join(10)
+    writer.join(60)
     assert not writer.is_alive(), "nobody reads the pipe"

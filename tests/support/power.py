@@ -59,8 +59,8 @@ class LoopDisk:
 
     def restore(self) -> None:
         """It comes back. Nobody may have a file open there any more, nor a copy of the mount in a namespace."""
-        wait_until(self._unmounted, f"{self.directory} is let go", 60)
-        wait_until(self._detached, f"{self._image} is let go: does another mount namespace hold {self.directory}?", 60)
+        wait_until(self._unmounted, f"{self.directory} is let go")
+        wait_until(self._detached, f"{self._image} is let go: does another mount namespace hold {self.directory}?")
         self._mount()
 
     def _unmounted(self) -> bool:

@@ -70,7 +70,7 @@ class PrometheusServer:
                 stderr=log,
             )
         try:
-            wait_until(self._is_ready, "Prometheus is ready", timeout_s=60)
+            wait_until(self._is_ready, "Prometheus is ready")
         except BaseException:
             self._end()
             raise
@@ -85,7 +85,7 @@ class PrometheusServer:
         if self._process is not None:
             self._process.terminate()
             try:
-                self._process.wait(20)
+                self._process.wait(60)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()

@@ -12,7 +12,7 @@ from dledger.remoting.frame import ANSWER_HEADER_BYTES_MAX, FLAG_ONEWAY, Frame, 
 from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from rocketstore.remoting.codes import RequestCode
 
-TIMEOUT_S: Final = 30.0
+TIMEOUT_S: Final = 120.0
 
 
 class RemotingSocket:

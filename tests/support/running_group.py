@@ -57,7 +57,7 @@ class RunningGroup:
 
     def wait_for_leader(self) -> int:
         """Who leads, once somebody does."""
-        wait_until(lambda: self.leader() >= 0, "a leader", 20)
+        wait_until(lambda: self.leader() >= 0, "a leader")
         return self.leader()
 
     def append(self, count: int, size: int = 0) -> None:
@@ -71,7 +71,7 @@ class RunningGroup:
             first = _entries_after(leader, before)
             if self._append_to(leader, [(b"entry %d" % number).ljust(size, b".") for number in range(first, count)]):
                 return
-            wait_until(self._settled, "a leader all of whose entries are committed", 20)
+            wait_until(self._settled, "a leader all of whose entries are committed")
         raise AssertionError(f"{_LEADERS_MAX} leaders came and went while {count} entries were appended")
 
     def _append_to(self, leader: DLedgerServer, bodies: list[bytes]) -> bool:
@@ -79,7 +79,7 @@ class RunningGroup:
         answers: queue.SimpleQueue[AppendedBatch | DLedgerError] = queue.SimpleQueue()
         for body in bodies:
             leader.submit_append([body], answers.put)
-        told = [answers.get(timeout=20) for _ in bodies]
+        told = [answers.get(timeout=60) for _ in bodies]
         return not any(isinstance(one, DLedgerError) for one in told)
 
     def _settled(self) -> bool:

@@ -38,7 +38,7 @@ from tests.support.certificates import files
 from tests.support.waiting import wait_until
 
 NODES_MAX: Final = 8
-WAIT_S: Final = 30.0
+WAIT_S: Final = 120.0
 _AGAIN: Final = (
     NotLeaderError,
     LeaderNotReadyError,

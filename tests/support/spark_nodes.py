@@ -62,7 +62,7 @@ class EntryNode:
         expired = [path for path in data if int(path.name) + SEGMENT_BYTES <= end]
         for path in expired:
             os.utime(path, (LONG_AGO_S, LONG_AGO_S))
-        wait_until(lambda: not any(path.exists() for path in expired), "the oldest segments are removed", 60)
+        wait_until(lambda: not any(path.exists() for path in expired), "the oldest segments are removed")
         return self.server.status().begin_index
 
 

@@ -8,10 +8,14 @@ from collections.abc import Callable
 
 from dledger.clock import Clock
 
+PATIENCE_S = 120.0
+"""Only a test that fails waits so long; a busy machine may stall one that passes for half a minute."""
 POLL_S = 0.01
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0, *, poll_s: float = POLL_S) -> None:
+def wait_until(
+    condition: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S, *, poll_s: float = POLL_S
+) -> None:
     """Return once ``condition()`` holds; fail with ``what`` after ``timeout_s``. It looks every ``poll_s``."""
     pause = threading.Event()
     deadline = time.monotonic() + timeout_s

@@ -21,7 +21,7 @@ READ_PAGE: Final = 500
 READ_BYTES_MAX: Final = 1 << 20
 READ_BACK: Final = 20
 IN_FLIGHT_MAX: Final = 64
-JOIN_TIMEOUT_S: Final = 30.0
+JOIN_TIMEOUT_S: Final = 120.0
 
 
 class Workload:

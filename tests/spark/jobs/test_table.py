@@ -312,7 +312,7 @@ def test_it_follows_until_it_is_stopped_past_a_new_leader(spark: SparkSession, t
     out = tmp_path / "t"
     with LocalBrokers(tmp_path / "brokers") as brokers:
         killed = brokers.master()
-        with Admin(brokers.addresses, timeout_s=20) as admin:
+        with Admin(brokers.addresses, timeout_s=60) as admin:
             admin.put_topic(TopicInfo("orders", 4, 4))
         source = LogSource(bootstrap=",".join(brokers.addresses), group=brokers.name, topics=("orders",))
         stopped = threading.Event()

@@ -59,7 +59,7 @@ def _path(name: str) -> str:
 def test_clients_of_ours_reach_the_group_that_they_name(served: Served) -> None:
     """Appends, reads, status: two logs behind one address have nothing to do with each other."""
     for number, group in enumerate("ab", start=1):
-        with closing(DLedgerClient([served.address], group=group, timeout_s=10)) as client:
+        with closing(DLedgerClient([served.address], group=group, timeout_s=60)) as client:
             for _ in range(number):
                 client.append(f"of {group}".encode())
             assert [entry.body for entry in client.read(0, count=1)] == [f"of {group}".encode()]
@@ -106,11 +106,11 @@ def test_calls_of_grpc_reach_the_group_that_they_name(served: Served) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{served.server.grpc_port}") as channel:
         append = channel.unary_unary(_path("Append"), request_serializer=None, response_deserializer=None)
         for group in "bab":
-            _, outcome = grpc_log.decode_appended(append(grpc_log.encode_append(Append(group, (b"x",))), timeout=10))
+            _, outcome = grpc_log.decode_appended(append(grpc_log.encode_append(Append(group, (b"x",))), timeout=60))
             assert not isinstance(outcome, DLedgerError)
-        _, refused = grpc_log.decode_appended(append(grpc_log.encode_append(Append("c", (b"x",))), timeout=10))
+        _, refused = grpc_log.decode_appended(append(grpc_log.encode_append(Append("c", (b"x",))), timeout=60))
         watch = channel.unary_stream(_path("WatchRole"), request_serializer=None, response_deserializer=None)
-        first = next(iter(watch(messages.encode_watch_role("b"), timeout=10)))
+        first = next(iter(watch(messages.encode_watch_role("b"), timeout=60)))
 
     assert [len(served.nodes[group].entries) for group in "ab"] == [1, 2]
     assert isinstance(refused, IdentityError)
@@ -123,9 +123,9 @@ def test_a_stream_of_grpc_appends_names_its_group_before_its_first_request(serve
     with grpc.insecure_channel(f"127.0.0.1:{served.server.grpc_port}") as channel:
         stream = channel.stream_stream(_path("AppendStream"), request_serializer=None, response_deserializer=None)
         requests = [grpc_log.encode_append(Append(group, (b"x",))) for group in "ba"]
-        answers = list(stream(iter(requests), metadata=((GROUP_METADATA, "b"),), timeout=10))
+        answers = list(stream(iter(requests), metadata=((GROUP_METADATA, "b"),), timeout=60))
         with pytest.raises(grpc.RpcError) as unnamed:
-            list(stream(iter(requests), timeout=10))
+            list(stream(iter(requests), timeout=60))
 
     appended, refused = (grpc_log.decode_appended(answer)[1] for answer in answers)
     assert not isinstance(appended, DLedgerError)

@@ -198,7 +198,7 @@ def test_the_process_ends_when_no_group_is_left(server: GroupsServer) -> None:
 
     server.servers["b"].fail(OSError("its disk broke, too"))
 
-    assert server.wait(10) == 70
+    assert server.wait(60) == 70
     assert str(server.fatal) == "its disk broke, too"
 
 
@@ -224,7 +224,7 @@ def test_the_process_ends_with_the_first_group_if_set_so(named: Named) -> None:
         server.start()
         server.servers["a"].fail(OSError("its disk broke"))
 
-        assert server.wait(10) == 70
+        assert server.wait(60) == 70
         assert str(server.fatal) == "its disk broke"
     finally:
         server.stop(graceful=False)
@@ -234,7 +234,7 @@ def test_the_loss_of_what_they_share_ends_all(server: GroupsServer) -> None:
     """Nobody goes on without the event loop that serves clients, or the thread of elections."""
     server._supervisor.report(RuntimeError("the loop ended"))
 
-    assert server.wait(10) == 70
+    assert server.wait(60) == 70
     assert all(one.fatal is not None for one in server.servers.values())
 
 
@@ -362,7 +362,7 @@ def test_a_member_that_fails_while_others_are_opened_ends_nobody_else(
 
     def tell(*_: object, **__: object) -> None:
         telling.set()
-        assert opened.wait(20)
+        assert opened.wait(60)
 
     def make(number: int, host: Host) -> DLedgerServer:
         made = DLedgerServer(configs[number], host=host)
@@ -371,7 +371,7 @@ def test_a_member_that_fails_while_others_are_opened_ends_nobody_else(
         else:
             host.failed("a", OSError("its disk broke"))
             ended.append(server_of(host))
-            assert telling.wait(20)
+            assert telling.wait(60)
         return made
 
     def server_of(host: Host) -> bool:

@@ -75,7 +75,7 @@ def test_a_member_that_never_came_was_never_heard(server: DLedgerServer) -> None
     """Not some time in the prehistory of this process."""
     server.start()
     wait_until(lambda: server.status().committed_index >= 0, "it leads itself")
-    server.change_members(MemberChange(ChangeKind.ADD, N1, 1, "127.0.0.1", 9), timeout_s=10)
+    server.change_members(MemberChange(ChangeKind.ADD, N1, 1, "127.0.0.1", 9), timeout_s=60)
 
     (peer,) = server.status().peers
 
@@ -222,8 +222,8 @@ def test_a_role_handler_may_stop_its_node(server: DLedgerServer) -> None:
     server.add_role_change_handler(Stopping())
     server.start()
 
-    assert finished.wait(10)
-    assert server.wait(10) == 0
+    assert finished.wait(60)
+    assert server.wait(60) == 0
     wait_until(lambda: threads() == [], "all threads to end")
 
 

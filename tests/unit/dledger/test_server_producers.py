@@ -35,7 +35,7 @@ def ask(question: Callable[[Callable[[object], None]], None]) -> object:
     """Submit something to the node and wait for the answer."""
     answer: Future[object] = Future()
     question(answer.set_result)
-    return answer.result(10)
+    return answer.result(60)
 
 
 def append(server: DLedgerServer, *bodies: bytes, producer: ProducerBatch | None = None) -> AppendedBatch:

@@ -35,7 +35,7 @@ def test_a_member_that_was_set_back_is_told_by_a_witness_that_was_restarted(tmp_
         directory = group.nodes[lost].log.directory
         before = _contents(directory)
         group.restart(lost)
-        wait_until(lambda: group.nodes[lost].status().voter, "it counts", 20)
+        wait_until(lambda: group.nodes[lost].status().voter, "it counts")
         group.append(20)
         group.wait_converged()
         name = group.nodes[lost].config.node_id
@@ -46,20 +46,20 @@ def test_a_member_that_was_set_back_is_told_by_a_witness_that_was_restarted(tmp_
             saved = read_members(memory)
             return saved is not None and saved.remembered.get(name, NO_ENTRY) >= end
 
-        wait_until(is_saved, "the witness has saved it", 20)
+        wait_until(is_saved, "the witness has saved it")
         group.stop()
         _set_back(directory, before)
 
         set_back = group.restart(lost)
         group.restart(witness)
-        wait_until(lambda: not set_back.status().voter, "it was told", 20)
+        wait_until(lambda: not set_back.status().voter, "it was told")
         saved = set_back.log.hard_state.load
-        wait_until(lambda: saved().standing is Standing.DOUBTFUL, "it has saved its doubt", 20)
+        wait_until(lambda: saved().standing is Standing.DOUBTFUL, "it has saved its doubt")
 
         state = saved()
         assert "has a record that it held entry" in state.doubt
         group.restart(leader)
-        wait_until(lambda: set_back.status().voter, "it counts again", 30)
+        wait_until(lambda: set_back.status().voter, "it counts again")
         group.wait_converged()
     finally:
         group.stop()

@@ -50,8 +50,8 @@ def test_a_turned_bit_is_found_told_and_mended_while_the_group_works(
     turn(path, 100)
 
     aside = node.log.directory / "damaged-1" / "data" / path.name
-    wait_until(aside.exists, "it is repaired", 60)
-    wait_until(lambda: node.conditions.now() == (), "nothing is the matter any more", 60)
+    wait_until(aside.exists, "it is repaired")
+    wait_until(lambda: node.conditions.now() == (), "nothing is the matter any more")
     assert path.read_bytes() == sound
     assert aside.read_bytes()[:200] != sound[:200]
     group.append(5)
@@ -71,11 +71,11 @@ def test_damage_that_nobody_can_mend_yet_is_told_until_somebody_can(group: Runni
     def told() -> str:
         return next((one.message for one in node.status().conditions if one.kind == ConditionKind.DAMAGED), "")
 
-    wait_until(lambda: "cannot be asked about its log" in told(), "it says so", 60)
+    wait_until(lambda: "cannot be asked about its log" in told(), "it says so")
     assert "damaged at offset" in told()
     for other in others:
         group.restart(other)
-    wait_until(lambda: not node.conditions.holds(ConditionKind.DAMAGED), "it is repaired", 60)
+    wait_until(lambda: not node.conditions.holds(ConditionKind.DAMAGED), "it is repaired")
     assert not node.conditions.holds(ConditionKind.REPAIRING)
 
 
@@ -93,8 +93,8 @@ def test_a_read_that_meets_damage_begins_its_repair(tmp_path: Path) -> None:
         with pytest.raises(CorruptLogError):
             node.read(LogIndex(first), LogIndex(first), 1 << 20)
 
-        wait_until((node.log.directory / "damaged-1").exists, "it is repaired", 60)
-        wait_until(lambda: node.conditions.now() == (), "nothing is the matter any more", 60)
+        wait_until((node.log.directory / "damaged-1").exists, "it is repaired")
+        wait_until(lambda: node.conditions.now() == (), "nothing is the matter any more")
         assert node.read(LogIndex(first), LogIndex(first), 1 << 20)[0].index == first
     finally:
         group.stop()
@@ -151,8 +151,8 @@ def test_a_member_starts_without_a_segment_fetches_it_and_counts_again(
 
         returned.start()
 
-        wait_until(lambda: returned.status().voter, "it counts again", 30)
-        wait_until(lambda: returned.conditions.now() == (), "nothing is the matter any more", 60)
+        wait_until(lambda: returned.status().voter, "it counts again")
+        wait_until(lambda: returned.conditions.now() == (), "nothing is the matter any more")
         assert group.segment(number, 1).read_bytes() == sound
         group.append(5)
         group.wait_converged()
@@ -170,7 +170,7 @@ def test_a_member_with_a_damaged_end_keeps_what_is_sound_and_is_refilled_by_its_
     assert not returned.status().voter
     returned.start()
 
-    wait_until(lambda: returned.status().voter, "it counts again", 30)
+    wait_until(lambda: returned.status().voter, "it counts again")
     group.append(5)
     group.wait_converged()
     aside = returned.log.directory / "damaged-1" / "data"
@@ -214,7 +214,7 @@ def test_a_fenced_member_serves_nothing_after_a_restart_until_its_log_is_set_asi
     assert (repaired.log.directory / "damaged-1" / "data").exists()
     repaired.start()
 
-    wait_until(lambda: repaired.status().voter, "it counts again", 30)
+    wait_until(lambda: repaired.status().voter, "it counts again")
     assert not repaired.fenced
     group.append(5)
     group.wait_converged()

@@ -18,7 +18,7 @@ from rocketstore.message.record import decode_record
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import GetMessageStatus
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 FOREVER_MS = 1 << 60
 EVENS, ODDS = list(range(0, 100, 2)), list(range(1, 100, 2))
 """The numbers of 100 messages in each of two queues."""

@@ -30,7 +30,7 @@ from tests.support.http2 import Http2Link
 from tests.support.remoting import RemotingSocket
 from tests.support.waiting import wait_until
 
-TIMEOUT_S = 30
+TIMEOUT_S = 120.0
 GRPC_OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.ssl_target_name_override", "n0")]
 
 

@@ -38,7 +38,7 @@ def ask(port: int, method: str, request: bytes = b"") -> bytes:
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
             method, request_serializer=None, response_deserializer=None
         )
-        return call(request, timeout=10)
+        return call(request, timeout=60)
 
 
 @pytest.mark.parametrize("member", [False, True], ids=["plain", "member"])

@@ -27,7 +27,7 @@ def test_entries_are_appended_once_each_and_in_order_though_leadership_moves(
         whole = append_to(leader, bodies[:10])
         if len(bodies) == 30:
             leader.submit_transfer(None, handed_over.put)
-            assert not isinstance(handed_over.get(timeout=20), DLedgerError)
+            assert not isinstance(handed_over.get(timeout=60), DLedgerError)
         return append_to(leader, bodies[10:]) and whole
 
     monkeypatch.setattr(group, "_append_to", hand_over_in_the_middle)

@@ -201,7 +201,7 @@ def test_close_ends_an_append_in_another_thread(group: FakeGroup) -> None:
     thread.start()
     wait_until(lambda: len(group.nodes[0].held) == 1, "in flight")
     client.close()
-    thread.join(20)
+    thread.join(60)
 
     assert not thread.is_alive()
     assert errors[0].outcome == "unknown"
@@ -402,7 +402,7 @@ def test_close_ends_a_follow_in_another_thread(group: FakeGroup) -> None:
     thread.start()
     client.close()
     client.close()
-    thread.join(5)
+    thread.join(60)
 
     assert not thread.is_alive()
     assert isinstance(errors[0], UnavailableError)

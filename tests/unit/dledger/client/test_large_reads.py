@@ -151,7 +151,7 @@ def test_a_follower_that_is_behind_is_waited_for(
     wait_until(lambda: behind.bulk.asked >= 2, "it has been asked again")
     behind.committed = 29
     behind.tell(CommitEvent(LogIndex(29)))
-    reader.join(10)
+    reader.join(60)
 
     assert found == list(range(first, 30))
 
@@ -256,7 +256,7 @@ def test_digests_go_on_after_a_failure_and_no_block_is_given_in_part(group: Fake
     reader.start()
     wait_until(lambda: node.bulk.reads >= 2, "it has been asked")
     node.committed = 49
-    reader.join(10)
+    reader.join(60)
 
     assert found == [(0, 4096), (4096, 904)]
 

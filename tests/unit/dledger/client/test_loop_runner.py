@@ -38,7 +38,7 @@ status = os.waitpid(pid, 0)[1]
 assert status == 0, status
 """
 CASES = {
-    "submit": ("one = DLedgerClient(sys.argv[1])", "one.submit(b'x').result(10)", "one.close()"),
+    "submit": ("one = DLedgerClient(sys.argv[1])", "one.submit(b'x').result(60)", "one.close()"),
     "log": ("one = DLedgerClient(sys.argv[1])", "one.append(b'x')", "one.close()"),
 }
 

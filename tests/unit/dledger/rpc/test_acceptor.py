@@ -20,7 +20,7 @@ from dledger.rpc.bridge import LoopThread
 from dledger.rpc.listening import listen
 from tests.support.waiting import wait_until
 
-TIMEOUT_S = 30
+TIMEOUT_S = 120.0
 UNKNOWN_MAX = 16
 
 

@@ -116,7 +116,7 @@ def test_calls_beyond_what_the_server_takes_are_refused(
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         for done in held:
             done(1)
-        assert [codec.decode_producer_answer(one.result(10)) for one in asked] == [1] * calls
+        assert [codec.decode_producer_answer(one.result(60)) for one in asked] == [1] * calls
 
 
 @contextmanager
@@ -155,7 +155,7 @@ def test_an_account_cannot_have_everything_pending(tmp_path: Path) -> None:
         node.hold = False
         assert bob.append(b"bob's")
         node.release()
-        pending.result(10)
+        pending.result(60)
         wait_until(lambda: alice.call(APPEND, body(), alice.metadata(APPEND, body())).data != b"", "alice may again")
         answer = grpc_log.decode_appended(alice.call(APPEND, body(), alice.metadata(APPEND, body())).data)[1]
         assert not isinstance(answer, PendingFullError)

@@ -41,7 +41,7 @@ from tests.support.peer_wire import PeerWire, handshake_frame
 from tests.support.receiver import RecordingReceiver
 from tests.support.waiting import wait_until
 
-TIMEOUT_S: Final = 30
+TIMEOUT_S: Final = 120.0
 GROUP: Final = "default"
 LOG: Final = client_pb2.DESCRIPTOR.services_by_name["LogService"]
 N1: Final = NodeId("n1")

@@ -472,13 +472,13 @@ def test_a_handshake_that_trickles_in_is_ended(here: Path, monkeypatch: pytest.M
     context = tls.client_context(tls.read(files(here, "n0")))
     with transports(both) as (_, (receiving, _)):
         address = ("127.0.0.1", receiving.port)
-        with closing(socket.create_connection(address, timeout=20)) as slow:
+        with closing(socket.create_connection(address, timeout=60)) as slow:
             trickle = threading.Thread(target=_trickle, args=(slow, b"\x16\x03\x01\x02\x00" + bytes(500)))
             trickle.start()
             assert _heard_end(slow)
             trickle.join()
         with (
-            closing(socket.create_connection(address, timeout=20)) as silent,
+            closing(socket.create_connection(address, timeout=60)) as silent,
             context.wrap_socket(silent) as sealed,
         ):
             assert _heard_end(sealed)
@@ -490,7 +490,7 @@ def test_a_plaintext_handshake_that_trickles_in_is_ended(monkeypatch: pytest.Mon
     both = configs(Path(), secured=(False, False))
     with (
         transports(both) as (_, (receiving, _)),
-        closing(socket.create_connection(("127.0.0.1", receiving.port), timeout=20)) as slow,
+        closing(socket.create_connection(("127.0.0.1", receiving.port), timeout=60)) as slow,
     ):
         slow.sendall(b"\x01\x00\x00\xff\x00")
         trickle = threading.Thread(target=_trickle, args=(slow, bytes(500)))

@@ -208,7 +208,7 @@ def test_roles_are_published_in_order_whichever_thread_does_it() -> None:
 
     def slow(change: RoleChange) -> None:
         publishing.set()
-        assert go_on.wait(5)
+        assert go_on.wait(60)
         seen.append(change.term)
 
     bench.publish = slow
@@ -218,10 +218,10 @@ def test_roles_are_published_in_order_whichever_thread_does_it() -> None:
 
     first = threading.Thread(target=campaign)
     first.start()
-    assert publishing.wait(5)
+    assert publishing.wait(60)
     campaign()
     go_on.set()
-    first.join(5)
+    first.join(60)
 
     assert seen == [1, 2]
 
@@ -234,7 +234,7 @@ def test_a_later_message_waits_for_an_earlier_unsaved_hard_state() -> None:
 
     def slow_save(state: HardState) -> None:
         saving.set()
-        assert go_on.wait(5)
+        assert go_on.wait(60)
         plain_save(state)
 
     bench.hard_states.save = slow_save  # type: ignore[method-assign]  # a slower disk
@@ -248,13 +248,13 @@ def test_a_later_message_waits_for_an_earlier_unsaved_hard_state() -> None:
     )
 
     first.start()
-    assert saving.wait(5)
+    assert saving.wait(60)
     second.start()
     second.join(0.05)
     sent_before_save = list(bench.events)
     go_on.set()
-    first.join(5)
-    second.join(5)
+    first.join(60)
+    second.join(60)
 
     assert sent_before_save == []
     assert bench.events == [HardState(Term(1), NodeId("n0"), standing=Standing.FULL), (NodeId("n1"), compare)]
@@ -270,13 +270,13 @@ def test_who_sends_for_another_thread_waits_for_its_hard_state(*, is_push: bool)
 
     def slow_save(state: HardState) -> None:
         saving.set()
-        assert sent.wait(5)
+        assert sent.wait(60)
         plain_save(state)
 
     def slow_send(target: NodeId, message: Message) -> None:
         bench.events.append((target, message))
         sending.set()
-        assert go_on.wait(5)
+        assert go_on.wait(60)
 
     def queue(now: int | None = None) -> None:
         if now is not None:
@@ -288,14 +288,14 @@ def test_who_sends_for_another_thread_waits_for_its_hard_state(*, is_push: bool)
     first = threading.Thread(target=bench.driver.call, args=(lambda _now: queue(),))
     second = threading.Thread(target=bench.driver.call, args=(queue,))
     first.start()
-    assert sending.wait(5)
+    assert sending.wait(60)
     second.start()
-    assert saving.wait(5)
+    assert saving.wait(60)
     go_on.set()
     first.join(0.1)
     sent.set()
-    first.join(5)
-    second.join(5)
+    first.join(60)
+    second.join(60)
 
     saved = HardState(Term(1), NodeId("n0"), standing=Standing.FULL)
     assert bench.events == [(NodeId("n1"), message), saved, (NodeId("n1"), message)]
@@ -514,7 +514,7 @@ def test_a_disk_that_hangs_for_one_follower_holds_up_nobody_else() -> None:
     def hang(first: LogIndex, last: LogIndex, *, verified: bool) -> EntryRun:
         readers.append(threading.current_thread().name)
         reading.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return plain_read(first, last, verified=verified)
 
     bench.log.read_run = hang  # type: ignore[assignment, method-assign]  # the disk
@@ -524,7 +524,7 @@ def test_a_disk_that_hangs_for_one_follower_holds_up_nobody_else() -> None:
         commit, compare = PushCommit(load.term, load.epoch, LogIndex(-1)), PushCompare(load.term, 9, bench.log.last, 0)
         heartbeat = HeartbeatRequest(load.term)
         _say(bench, "n1", load, commit)
-        assert reading.wait(10)
+        assert reading.wait(60)
         bench.events.clear()
 
         _say(bench, "n2", compare)
@@ -614,14 +614,14 @@ def test_a_member_may_go_while_its_thread_reads_for_it_and_come_back() -> None:
 
     def hang(first: LogIndex, last: LogIndex, *, verified: bool) -> EntryRun:
         reading.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return plain_read(first, last, verified=verified)
 
     bench.log.read_run = hang  # type: ignore[assignment, method-assign]  # the disk
     bench.start()
     try:
         _say(bench, "n1", load)
-        assert reading.wait(10)
+        assert reading.wait(60)
         old = bench.driver._peers[NodeId("n1")].part.worker
 
         def go_and_come_back(_now: int) -> None:  # as in one run of entries

@@ -114,11 +114,11 @@ def test_a_wake_up_during_a_step_leads_to_another_step(thread: TaskThread) -> No
     def step() -> None:
         steps.append(None)
         stepping.set()
-        assert go_on.wait(5)
+        assert go_on.wait(60)
 
     task = Task(thread, step, _unfailing())
     task.start()
-    assert stepping.wait(5)
+    assert stepping.wait(60)
 
     task.wake()
     go_on.set()
@@ -158,12 +158,12 @@ def test_stop_waits_for_the_step_in_progress(thread: TaskThread) -> None:
 
     def step() -> None:
         stepping.set()
-        assert go_on.wait(5)
+        assert go_on.wait(60)
         done.append(None)
 
     task = Task(thread, step, _unfailing())
     task.start()
-    assert stepping.wait(5)
+    assert stepping.wait(60)
     assert not task.stop(0.01)
     assert task.is_alive
 

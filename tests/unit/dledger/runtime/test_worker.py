@@ -24,7 +24,7 @@ def test_gate_remembers_a_wake_up_that_came_before_the_wait() -> None:
 
     waiter = threading.Thread(target=gate.wait, args=(None,))
     waiter.start()
-    waiter.join(5)
+    waiter.join(60)
 
     assert not waiter.is_alive()
 
@@ -43,7 +43,7 @@ def test_gate_wait_ends_by_time() -> None:
 
     waiter = threading.Thread(target=gate.wait, args=(0.001,))
     waiter.start()
-    waiter.join(5)
+    waiter.join(60)
 
     assert not waiter.is_alive()
 
@@ -59,12 +59,12 @@ def test_worker_without_a_due_time_steps_only_when_woken() -> None:
 
     worker = Worker("idle", step, Clock(), _supervisor())
     worker.start()
-    assert stepped.wait(5)
+    assert stepped.wait(60)
     stepped.clear()
     assert not stepped.wait(0.05)
 
     worker.wake()
-    assert stepped.wait(5)
+    assert stepped.wait(60)
 
     assert worker.stop(5)
     assert len(steps) <= 3  # started, woken, and perhaps once more while stopping

@@ -15,7 +15,7 @@ from dledger.sending.numbering import ProducerNumbering
 from dledger.sending.window import Window, WindowOptions
 from tests.unit.dledger.sending.world import RULES
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 AnyWindow = Window[Any, Any]
 Note = Callable[..., Any]
 

@@ -357,7 +357,7 @@ def test_queries_and_apply_exclude_each_other(tmp_path: Path) -> None:
     class Slow(History):
         def apply(self, entries: Sequence[Applied]) -> Sequence[bytes]:
             inside.set()
-            assert asked.wait(20)
+            assert asked.wait(60)
             both.append("apply")
             return super().apply(entries)
 
@@ -368,13 +368,13 @@ def test_queries_and_apply_exclude_each_other(tmp_path: Path) -> None:
     applier = applier_of(GivenLog([entry(0, 1, b"a")]), tmp_path, Slow())
     thread = threading.Thread(target=applier._step)
     thread.start()
-    assert inside.wait(20)
+    assert inside.wait(60)
     assert applier._machine_lock.locked()
     reader = threading.Thread(target=applier.query, args=(b"",))
     reader.start()
     asked.set()
     for one in (thread, reader):
-        one.join(20)
+        one.join(60)
     assert both == ["apply", "query"]
 
 

@@ -86,7 +86,7 @@ class Group:
         def begin() -> int:
             return min(one.status().begin_index for one in self.servers.values())
 
-        wait_until(lambda: begin() > 0, "the log before the snapshots has gone", 30)
+        wait_until(lambda: begin() > 0, "the log before the snapshots has gone")
         return begin()
 
     def catches_up(self, name: NodeId) -> None:
@@ -286,7 +286,7 @@ def test_an_older_program_fetches_nothing_that_it_cannot_load(group: Group) -> N
     group.drop_log()
 
     server = group.start(late)
-    wait_until(lambda: server.conditions.holds(ConditionKind.SNAPSHOT_FAILED), "it says so", 60)
+    wait_until(lambda: server.conditions.holds(ConditionKind.SNAPSHOT_FAILED), "it says so")
 
     assert any("format 2" in one.message for one in server.conditions.now())
     assert fetcher_of(server).bytes_received == 0

@@ -138,7 +138,7 @@ def test_the_same_over_grpc(group: Group) -> None:
 
         def ask(method: str, body: bytes) -> bytes:
             path = options.method(options.LOG_SERVICE, method)
-            answer: bytes = channel.unary_unary(path, bytes, bytes)(body, timeout=20)
+            answer: bytes = channel.unary_unary(path, bytes, bytes)(body, timeout=60)
             return answer
 
         def command(*commands: bytes, sequence: int) -> tuple[bytes, ...]:
@@ -170,7 +170,7 @@ def test_a_log_without_machine_refuses_commands(tmp_path: Path) -> None:
     config = ServerConfig(members=(Member(NodeId("n0"), "127.0.0.1", port),), client_port=0, store=store)
     server = DLedgerServer(config).start()
     try:
-        with DLedgerClient(server.client_address, timeout_s=20) as client:
+        with DLedgerClient(server.client_address, timeout_s=60) as client:
             with pytest.raises(NoStateMachineError, match="append and read"):
                 client.command(b"a")
             with pytest.raises(NoStateMachineError):

@@ -78,7 +78,7 @@ def running(config: ServerConfig, machine: History | None, clock: Clock | None =
 def ask(question: Callable[[Callable[[object], None]], None]) -> object:
     answer: Future[object] = Future()
     question(answer.set_result)
-    return answer.result(20)
+    return answer.result(60)
 
 
 def leads(server: DLedgerServer) -> bool:
@@ -185,7 +185,7 @@ class Held(History):
         self.go = threading.Event()
 
     def apply(self, entries: Sequence[Applied]) -> Sequence[bytes]:
-        assert self.go.wait(20)
+        assert self.go.wait(60)
         return super().apply(entries)
 
 
@@ -227,7 +227,7 @@ def test_a_failing_command_stops_the_node_with_its_index(tmp_path: Path) -> None
         command(server, b"a")
         answers: list[object] = []
         server.submit_commands([b"fail"], answers.append)
-        assert server.wait(20) == 70
+        assert server.wait(60) == 70
         assert isinstance(server.fatal, StateMachineError)
         assert "in entries " in str(server.fatal)
     finally:
@@ -246,7 +246,7 @@ def test_an_answer_that_fits_no_frame_is_refused_with_its_size(tmp_path: Path) -
         def query(self, request: bytes) -> bytes:
             return bytes(int(request))
 
-    with running(config_in(tmp_path), Large()) as server, DLedgerClient(server.client_address, timeout_s=20) as client:
+    with running(config_in(tmp_path), Large()) as server, DLedgerClient(server.client_address, timeout_s=60) as client:
         assert len(client.query(b"%d" % (8 * MIB)).result) == 8 * MIB
         with pytest.raises(InvalidRequestError, match="ask for less at a time"):
             client.query(b"%d" % (16 * MIB))
@@ -289,7 +289,7 @@ def test_a_query_that_does_not_end_does_not_keep_a_node_from_stopping(
     with running(config_in(tmp_path), machine) as server:
         assert command(server, b"a") == (b"1",)
         server.submit_query(b"", lambda _answer: None)
-        assert machine.asked.wait(20)
+        assert machine.asked.wait(60)
         stopping = threading.Thread(target=server.stop)
         stopping.start()
         stopping.join(30)
@@ -307,7 +307,7 @@ def test_a_stop_waits_for_queries_in_progress(tmp_path: Path) -> None:
     machine, answers = Hanging(), list[object]()
     with running(config_in(tmp_path), machine) as server:
         server.submit_query(b"", answers.append)
-        assert machine.asked.wait(20)
+        assert machine.asked.wait(60)
         stopping = threading.Thread(target=server.stop)
         stopping.start()
         machine.answers.set()
@@ -624,7 +624,7 @@ class HeldWrite(History):
         class Held(Saved):
             def write(self, writer: SnapshotWriter) -> None:
                 machine.writing.set()
-                assert machine.go.wait(20)
+                assert machine.go.wait(60)
                 saved.write(writer)
 
         return Held(b"")
@@ -640,7 +640,7 @@ def test_a_fenced_node_tells_nothing_and_lets_nobody_wait(tmp_path: Path) -> Non
         wait_until(machine.writing.is_set, "a snapshot is being written")
         server.submit_snapshot(asked.set_result)
         server._fence("as if its history differed")
-        assert isinstance(asked.result(20), FencedError)
+        assert isinstance(asked.result(60), FencedError)
         assert isinstance(ask(server.submit_snapshot), FencedError)
         assert isinstance(ask(lambda done: server.submit_query(b"", done, linearizable=False)), FencedError)
         machine.go.set()
@@ -656,7 +656,7 @@ def test_a_snapshot_on_demand_includes_what_was_applied_when_it_was_asked_for(
         command(server, b"a")
         answers: list[object] = []
         server.submit_snapshot(answers.append)
-        assert machine.writing.wait(20)
+        assert machine.writing.wait(60)
         command(server, b"b")
         wanted = server.log.committed_index
         server.submit_snapshot(answers.append)
@@ -694,7 +694,7 @@ def test_what_is_applied_while_a_snapshot_is_written_counts_for_the_next_one(tmp
         host = server._machine
         assert host is not None
         command(server, *[b"a"] * 20)
-        assert machine.writing.wait(20)
+        assert machine.writing.wait(60)
         command(server, *[b"b"] * 15)
         machine.go.set()
         wait_until(lambda: not host._creation.is_busy, "the first one is written")
@@ -759,7 +759,7 @@ def test_a_machine_that_cannot_be_saved_stops_the_node(tmp_path: Path, method: s
         wait_until(lambda: leads(server), "it leads")
         command(server, b"a")
         server.submit_snapshot(answers.append)
-        assert server.wait(20) == 70
+        assert server.wait(60) == 70
         assert isinstance(server.fatal, StateMachineError)
         assert "snapshot of entry " in str(server.fatal)
     finally:

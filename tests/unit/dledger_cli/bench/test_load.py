@@ -14,7 +14,7 @@ from dledger.errors import AccessDeniedError, DLedgerError, EntryTooLargeError, 
 from dledger_cli.bench.load import BenchLoad, LoadPlan, Submit
 from rocketstore.client import ForbiddenError, NotFoundError
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 
 
 class AnsweredItem:

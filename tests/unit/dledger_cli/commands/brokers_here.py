@@ -20,7 +20,7 @@ from tests.support.waiting import wait_until
 from tests.unit.rocketstore.nameserver import wire
 from tests.unit.rocketstore.test_server import plain, running
 
-TIMEOUT_S = 30
+TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def test_put_get_and_delete(node: Running) -> None:
 def test_a_watch_shows_what_came_and_comes(node: Running) -> None:
     """Each change once, in order, across its questions."""
     node.run("kv", "put", "a", "1")
-    with DLedgerClient(node.server.client_address, timeout_s=20) as client:
+    with DLedgerClient(node.server.client_address, timeout_s=60) as client:
         seen: list[object] = []
 
         class EnoughError(Exception):
@@ -97,7 +97,7 @@ def test_a_watch_shows_what_came_and_comes(node: Running) -> None:
 
 def test_a_lock_is_held_while_its_command_runs(node: Running) -> None:
     """One holder at a time; its revision is the fencing token, and the command's exit code is passed on."""
-    with DLedgerClient(node.server.client_address, timeout_s=20) as client:
+    with DLedgerClient(node.server.client_address, timeout_s=60) as client:
         first, _ = commands._acquire(client, "lock/job", 60_000)
         held = node.run("kv", "get", "lock/job", "--json")
         assert json.loads(held.output)["items"][0]["revision"] == first
@@ -212,7 +212,7 @@ def test_a_lock_that_is_told_to_end_ends_its_command_first(node: Running) -> Non
     ]
     process = subprocess.Popen([*words, "--", "sleep", "1000"])
     try:
-        wait_until(lambda: node.run("kv", "get", "lock/job").exit_code == 0, "it is held", 60)
+        wait_until(lambda: node.run("kv", "get", "lock/job").exit_code == 0, "it is held")
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         wait_until(lambda: children.read_text() != "", "the command runs")
         (child,) = children.read_text().split()
@@ -305,7 +305,7 @@ def test_a_process_may_serve_a_map_for_each_of_several_groups(tmp_path: Path) ->
             assert run("put", "-g", "us", "session", "x", "--ttl", "0.1").exit_code == 0
             assert run("get", "-g", "eu", "colour").output == "blue\n"
             assert run("get", "-g", "us", "colour").exit_code == 1
-            wait_until(lambda: run("get", "-g", "us", "session").exit_code == 1, "its lease has ended", 60)
+            wait_until(lambda: run("get", "-g", "us", "session").exit_code == 1, "its lease has ended")
         finally:
             process.stdin.close()
             code = process.wait(60)

@@ -39,8 +39,8 @@ class Broker:
         self.server = server
         self.address = server.address
         self.addresses = [self.address]
-        self.admin = Admin(self.address, timeout_s=20, security=security)
-        self.producer = Producer(self.address, timeout_s=20, security=security)
+        self.admin = Admin(self.address, timeout_s=60, security=security)
+        self.producer = Producer(self.address, timeout_s=60, security=security)
 
     def stop(self) -> None:
         """With its clients. Idempotent."""

@@ -99,7 +99,7 @@ def request(
     asked = urllib.request.Request(url, data=data, headers=dict(headers or {}), method=method)
     opener = urllib.request.build_opener(NoRedirect, urllib.request.ProxyHandler({}))
     try:
-        with opener.open(asked, timeout=20) as found:
+        with opener.open(asked, timeout=60) as found:
             return Reply(found.status, {name.lower(): text for name, text in found.headers.items()}, found.read())
     except urllib.error.HTTPError as error:
         with error:
@@ -110,7 +110,7 @@ def request(
 def stream(url: str) -> Iterator[Iterator[tuple[str, dict[str, object]]]]:
     """Server-sent events by name, as they come."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(url, timeout=20) as found:
+    with opener.open(url, timeout=60) as found:
         yield _events(found)
 
 

@@ -293,7 +293,7 @@ def test_a_reset_to_nowhere_moves_no_queue(group_page: GroupPage, fields: dict[s
 
 
 def joined(group_page: GroupPage, group: str, topic: str, tags: str = "*") -> Consumer:
-    return Consumer(group_page.address, group=group, topics={topic: tags}, start="first", timeout_s=20)
+    return Consumer(group_page.address, group=group, topics={topic: tags}, start="first", timeout_s=60)
 
 
 def test_members_are_shown_with_their_queues(group_page: GroupPage) -> None:

@@ -47,13 +47,13 @@ def test_queues_of_all_groups_of_brokers_are_divided(tmp_path: Path) -> None:
         for name in NAMES:
             config = plain(tmp_path / name, namesrvAddr=names.address, brokerName=name)
             stack.callback(BrokerServer(config).start().stop)
-        admin = stack.enter_context(Admin(name_servers=names.address, timeout_s=20))
+        admin = stack.enter_context(Admin(name_servers=names.address, timeout_s=60))
         wait_until(lambda: registered(admin) == 2, "both are registered")
         admin.put_topic(TopicInfo("T", 3, 3))
         wait_until(lambda: registered(admin, "T") == 2, "the topic is registered")
         members = [
             stack.enter_context(
-                Consumer(name_servers=names.address, group="g", topics="T", start="first", timeout_s=20)
+                Consumer(name_servers=names.address, group="g", topics="T", start="first", timeout_s=60)
             )
             for _ in range(4)
         ]

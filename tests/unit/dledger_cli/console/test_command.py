@@ -114,7 +114,7 @@ def test_it_serves_and_ends_by_sigterm_with_exit_code_0(tmp_path: Path) -> None:
         signed = request(f"{url}api/state", headers={"authorization": "Bearer a token in a file, long enough"})
         assert signed.status == 200
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 def test_a_token_is_made_up_and_printed_when_other_machines_are_let_in() -> None:
@@ -133,4 +133,4 @@ def test_a_token_is_made_up_and_printed_when_other_machines_are_let_in() -> None
         assert request(url).status == 303
         assert request(url.partition("?")[0] + "api/state").status == 401
         process.stdin.close()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0

@@ -13,7 +13,7 @@ from tests.unit.dledger_cli.console.support import request
 
 
 def connect(console: ConsoleServer) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", console.port), timeout=10)
+    return socket.create_connection(("127.0.0.1", console.port), timeout=60)
 
 
 @pytest.mark.parametrize(

@@ -412,5 +412,5 @@ def test_a_page_that_is_not_kept_up_to_date_does_not_stay(
     with runtime_broker() as broker, joined(server, java=[broker]):
         console = make()
 
-        assert console.wait(20) == 1
+        assert console.wait(60) == 1
     assert console.fatal is not None

@@ -42,7 +42,7 @@ class EchoServer:
     def close(self) -> None:
         with closing(socket.create_connection(self.address)) as last:
             last.sendall(b"quit")
-            self._thread.join(10)
+            self._thread.join(60)
         self._listener.close()
 
 

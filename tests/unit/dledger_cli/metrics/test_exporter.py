@@ -79,7 +79,7 @@ def broker(tmp_path: Path, exporter: Exporter) -> Iterator[BrokerServer]:
 def page(exporter: Exporter, path: str) -> tuple[int, str]:
     """Status and body of a path."""
     try:
-        with urlopen(f"http://127.0.0.1:{exporter.port}{path}", timeout=10) as answer:
+        with urlopen(f"http://127.0.0.1:{exporter.port}{path}", timeout=60) as answer:
             return answer.status, answer.read().decode()
     except HTTPError as error:
         with error:
@@ -116,7 +116,7 @@ def append(server: DLedgerServer, *bodies: bytes) -> AppendedBatch | DLedgerErro
         done.set()
 
     server.submit_append(bodies, answer)
-    assert done.wait(10)
+    assert done.wait(60)
     return outcome[0]
 
 

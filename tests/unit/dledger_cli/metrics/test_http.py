@@ -36,7 +36,7 @@ def port() -> Iterator[int]:
 
 def ask(port: int, path: str, method: str = "GET", *, host: str = "") -> tuple[int, str]:
     """Status and body."""
-    connection = HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request(method, path, headers={"Host": host} if host else {})
         answer = connection.getresponse()
@@ -96,7 +96,7 @@ def test_the_thread_ends_and_the_port_is_free_again() -> None:
 
 def test_those_that_say_nothing_keep_no_probe_out(port: int) -> None:
     """More than there are places, and each says a byte now and then: the oldest makes room for who has a question."""
-    silent = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(http.REQUESTS_MAX + 2)]
+    silent = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(http.REQUESTS_MAX + 2)]
     try:
         for one in silent[2:]:
             one.send(b"G")
@@ -131,7 +131,7 @@ def test_no_more_are_answered_at_a_time_than_there_are_places(monkeypatch: pytes
 
     def slow() -> tuple[bool, str]:
         begun.release()
-        go_on.wait(10)
+        go_on.wait(60)
         return True, "well"
 
     server = MetricsPort("127.0.0.1", 0, {"/slow": text_page(slow)})
@@ -141,8 +141,8 @@ def test_no_more_are_answered_at_a_time_than_there_are_places(monkeypatch: pytes
     try:
         for one in asking:
             one.start()
-            assert begun.acquire(timeout=10)
-        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as refused:
+            assert begun.acquire(timeout=60)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as refused:
             assert refused.recv(1) == b""
     finally:
         go_on.set()

@@ -65,7 +65,7 @@ def audited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Audited]:
     try:
         group.append(300, 1000)
         group.wait_converged()
-        with DLedgerClient([str(node.client_address) for node in group.nodes], timeout_s=10) as client:
+        with DLedgerClient([str(node.client_address) for node in group.nodes], timeout_s=60) as client:
             yield Audited(group, client)
     finally:
         group.stop()

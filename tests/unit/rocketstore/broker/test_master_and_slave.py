@@ -348,7 +348,7 @@ def test_master_and_slave_may_be_started_again_in_any_order(stack: ExitStack, tm
         with broker(tmp_path / "m", **known, haListenPort=master_port) as master:
             replication = master.replication
             assert replication is not None
-            wait_until(lambda: len(replication.slaves()) == 1, "the slave follows", 60)
+            wait_until(lambda: len(replication.slaves()) == 1, "the slave follows")
             send(master, b"%d" % total)
             total += 1
             has_all(slave, master)

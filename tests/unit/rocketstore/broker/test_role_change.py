@@ -52,7 +52,7 @@ class FakeBroker:
     def note(self, name: str) -> None:
         self.calls.append(name)
         if name in self.held:
-            assert self.held[name].wait(10)
+            assert self.held[name].wait(60)
         if self.failures.get(name, 0):
             self.failures[name] -= 1
             raise self.error or OSError(f"{name} failed")

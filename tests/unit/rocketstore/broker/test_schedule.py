@@ -373,7 +373,7 @@ def test_stop_waits_for_the_answer_to_what_is_under_way(broker: Broker) -> None:
     assert broker.state.progress == {}
 
     broker.store.release_results()
-    stopping.join(10)
+    stopping.join(60)
     broker.schedule.start()
     broker.advance(LEVEL_1_MS)
 

@@ -23,7 +23,7 @@ from rocketstore.remoting.codes import RequestCode
 from tests.support.remoting import RemotingSocket, pull_fields
 from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness
 
-WAIT_S = 30
+WAIT_S = 120.0
 
 
 class _SlowDisk:

@@ -28,7 +28,7 @@ from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness, capt
 from tests.unit.rocketstore.remoting.golden_frames import GOLDEN
 
 COMMIT, ROLLBACK = 8, 12
-WAIT_S = 30.0
+WAIT_S = 120.0
 SOON = replace(BrokerConfig(), transaction_check_interval=100, transaction_time_out=0, transaction_check_max=1000)
 PREPARED = "KEYS\x01k\x02TRAN_MSG\x01true\x02WAIT\x01true\x02PGROUP\x01producers\x02TAGS\x01A"
 

@@ -110,7 +110,7 @@ def test_handlers_run_on_threads_of_their_own_until_the_consumer_is_closed(
 
     run = threading.Thread(target=consumer.run, args=(handle,), kwargs={"workers": 3})
     run.start()
-    wait_until(lambda: len(seen) == 20, "all messages are handled", 60)
+    wait_until(lambda: len(seen) == 20, "all messages are handled")
     consumer.close()
     run.join(30)
     assert not run.is_alive()

@@ -86,7 +86,7 @@ class Replica:
             done.set()
 
         self.log.submit(messages, finish)
-        assert done.wait(10), "no result"
+        assert done.wait(60), "no result"
         assert len(results) == len(messages)
         return results
 

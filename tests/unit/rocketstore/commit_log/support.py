@@ -55,7 +55,7 @@ def put(log: PlainCommitLog, *messages: Message, wait: bool = True) -> Sequence[
         answered.set()
 
     log.submit(messages, done, wait=wait)
-    assert answered.wait(10), "no answer"
+    assert answered.wait(60), "no answer"
     return results
 
 

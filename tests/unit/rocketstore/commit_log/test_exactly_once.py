@@ -75,7 +75,7 @@ def send(
         for place, body in enumerate(bodies)
     ]
     log.submit(messages, done, producer=ProducerBatch(name, sequence, len(bodies)))
-    assert answered.wait(10), "no answer"
+    assert answered.wait(60), "no answer"
     assert len(results) == len(bodies)
     return results
 
@@ -88,7 +88,7 @@ def next_of(log: CommitLog, name: str = "p") -> int:
         answered.set()
 
     log.submit_producer(name, done)
-    assert answered.wait(10), "no answer"
+    assert answered.wait(60), "no answer"
     assert isinstance(found[0], int), found
     return found[0]
 

@@ -106,7 +106,7 @@ class Group:
         """Batches to the master, one after the other, until ``count`` more were stored."""
         wanted = len(self.confirmed) + count * QUEUES
         while len(self.confirmed) < wanted:
-            assert self.put(self.master()[1]).wait(10)
+            assert self.put(self.master()[1]).wait(60)
 
     def check(self) -> None:
         """What must hold."""
@@ -148,7 +148,7 @@ def test_queue_offsets_go_on_after_the_master_is_gone(group: Group) -> None:
         number, master = group.master()
         under_way = [group.put(master) for _ in range(20)]
         group.stop(number)
-        assert all(done.wait(10) for done in under_way)
+        assert all(done.wait(60) for done in under_way)
         group.put_some(5)
         group.start(number)
         group.check()
@@ -160,7 +160,7 @@ def test_queue_offsets_go_on_after_leadership_was_handed_over(group: Group) -> N
 
     def produce() -> None:
         while not stop.is_set():
-            group.put(group.master()[1]).wait(10)
+            group.put(group.master()[1]).wait(60)
 
     producer = threading.Thread(target=produce)
     producer.start()

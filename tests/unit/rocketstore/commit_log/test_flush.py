@@ -111,7 +111,7 @@ def test_a_hanging_disk_is_answered_with_a_timeout(
 
     def hang(call: str, _path: str) -> None:
         if call == "sync":
-            goes_on.wait(10)
+            goes_on.wait(60)
 
     fs.fails = hang
     service = GroupFlushService(queue, 30, Clock(), supervisor)

@@ -314,7 +314,7 @@ def test_a_slow_flush_is_told_as_a_timeout_with_an_unknown_outcome(tmp_path: Pat
     fs = FailingFs()
     log = open_log(small_config(tmp_path, flush_disk_type=FlushDiskType.SYNC_FLUSH, sync_flush_timeout=30), fs)
     put(log, message())
-    fs.fails = lambda call, _path: None if call != "sync" or goes_on.wait(10) else IO_ERROR
+    fs.fails = lambda call, _path: None if call != "sync" or goes_on.wait(60) else IO_ERROR
 
     results = put(log, message(), message(topic="x" * 128))
 
@@ -336,7 +336,7 @@ def test_a_batch_across_two_files_is_durable_when_both_are(tmp_path: Path) -> No
     def fails(call: str, path: str) -> int | None:
         if call == "sync" and path == second:
             hangs.set()
-            goes_on.wait(10)
+            goes_on.wait(60)
         return None
 
     fs.fails = fails
@@ -442,7 +442,7 @@ def test_a_disk_that_hangs_does_not_hang_the_stop(tmp_path: Path, monkeypatch: p
     log = open_log(small_config(tmp_path, flush_disk_type=FlushDiskType.SYNC_FLUSH), fs)
     put(log, message())
     monkeypatch.setattr(log._allocation, "_wait_s", 0.05)
-    fs.fails = lambda call, _path: None if call != "sync" or goes_on.wait(10) else IO_ERROR
+    fs.fails = lambda call, _path: None if call != "sync" or goes_on.wait(60) else IO_ERROR
     put(log, message(), wait=False)
 
     with pytest.raises(DiskError, match="hangs"):

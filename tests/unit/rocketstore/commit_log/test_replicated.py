@@ -296,13 +296,13 @@ def test_queue_numbers_are_written_in_the_term_that_they_are_of(replica: Replica
     replica.put(message())
     change_term = True
     replica.log.submit_numbering(encode, finish)
-    assert done.wait(10)
+    assert done.wait(60)
     assert (results[0].status, results[0].outcome) == (PutMessageStatus.SERVICE_NOT_AVAILABLE, "not_applied")
 
     change_term = False
     done.clear()
     replica.log.submit_numbering(encode, finish)
-    assert done.wait(10)
+    assert done.wait(60)
     record = replica.log.read_record(stored(results[1]).offset)
     assert record is not None
     assert (decode_record(record).topic, decode_record(record).body) == (QUEUE_NUMBERS_TOPIC, b"numbers")
@@ -321,7 +321,7 @@ def test_a_put_may_be_made_while_another_one_is_told_its_end(replica: Replica) -
 
     replica.log.submit([message()], again)
 
-    assert done.wait(10)
+    assert done.wait(60)
     assert [stored(result).queue_offset for result in results] == [0, 1, 2]
 
 
@@ -534,7 +534,7 @@ def test_an_entry_that_is_no_record_is_damage(replica: Replica) -> None:
     """Somebody wrote to the log before it was a broker's."""
     done = threading.Event()
     replica.server.submit_append([bytes(200)], lambda _result: done.set())
-    assert done.wait(10)
+    assert done.wait(60)
 
     with pytest.raises(CorruptLogError):
         replica.heads()

@@ -315,7 +315,7 @@ def test_many_queues_are_made_durable_together(tmp_path: Path) -> None:
 
         def sync(self, fd: int) -> None:
             if self.waits:
-                self.together.wait(20)
+                self.together.wait(60)
             super().sync(fd)
 
     fs = TogetherFs()

@@ -30,7 +30,7 @@ def test_reflection_describes_the_service(broker: GatewayHarness) -> None:
             call: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
                 "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", None, None
             )
-            answers = list(call(iter([request.SerializeToString()]), timeout=10))
+            answers = list(call(iter([request.SerializeToString()]), timeout=60))
         return reflection_pb2.ServerReflectionResponse.FromString(answers[0])
 
     named = ask(reflection_pb2.ServerReflectionRequest(list_services="")).list_services_response.service

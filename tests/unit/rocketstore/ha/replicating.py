@@ -27,7 +27,7 @@ from rocketstore.message.delay import DelayLevels
 from tests.support.waiting import wait_until
 
 LEVELS = DelayLevels.parse("1s")
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 PACE = HaPace(heartbeat_s=0.2, silence_s_max=60.0)
 
 

@@ -92,7 +92,7 @@ def test_a_disk_that_hangs_is_not_waited_for_without_limit(setup: Setup) -> None
 
     def hang(call: str, _path: str) -> None:
         if call == "allocate":
-            goes_on.wait(10)
+            goes_on.wait(60)
 
     setup.fs.fails = hang
 

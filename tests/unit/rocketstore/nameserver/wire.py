@@ -18,7 +18,7 @@ from rocketstore.remoting.bodies.topics import DataVersion, RegisterBrokerBody, 
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import RegisterBrokerHeader, write_header
 
-TIMEOUT_S = 30
+TIMEOUT_S = 120.0
 
 
 class Caller:

@@ -65,7 +65,7 @@ def test_a_directory_that_rocketmq_has_open_is_refused(tmp_path: Path) -> None:
         with pytest.raises(DirectoryLockedError, match="RocketMQ"):
             open_directory(tmp_path)
 
-        other.communicate(timeout=10)
+        other.communicate(timeout=60)
 
 
 def test_the_mark_stays_until_it_is_taken_away(tmp_path: Path) -> None:

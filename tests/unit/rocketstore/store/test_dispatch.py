@@ -56,7 +56,7 @@ def test_a_wake_up_alone_is_enough(log: FakeLog, sink: FakeSink, service: Dispat
         wait_until(lambda: service._asleep, "the thread sleeps")
         log.max_offset = count * 100
         service.wake()
-        wait_until(lambda: service.position == log.max_offset, "dispatched", timeout_s=5)
+        wait_until(lambda: service.position == log.max_offset, "dispatched")
 
     assert len(sink.heads) == 49
 
@@ -238,7 +238,7 @@ def test_who_waits_hears_of_a_failure_at_once(log: FakeLog, sink: FakeSink) -> N
     waiter.start()
     service.start()
 
-    waiter.join(10)
+    waiter.join(60)
 
     assert answers == [False]
     service.stop(1)

@@ -118,7 +118,7 @@ def test_damage_is_found_before_anybody_needs_the_hour(config: MessageStoreConfi
     with running(replace(config, derived_scrub_bytes_per_s=MIB)) as store:
         fill(store)
         flipped(store.timers.path(HOUR + 1))
-        wait_until(lambda: bool(store._rounds.scrub._timer_repair.repaired), "it is repaired", 30)
+        wait_until(lambda: bool(store._rounds.scrub._timer_repair.repaired), "it is repaired")
         assert len(store.timers.entries(HOUR + 1)) == 15
 
 

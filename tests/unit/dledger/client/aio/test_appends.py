@@ -93,7 +93,7 @@ def test_an_append_is_repeated_if_its_connection_ends_while_it_is_sent(monkeypat
         assert (await client.append(b"b")).index == 1
         assert group.nodes[0].bodies() == [b"a", b"b"]
 
-    with_client(test, timeout_s=10)
+    with_client(test, timeout_s=60)
 
 
 def test_appends_are_repeated_until_they_are_stored() -> None:
@@ -114,7 +114,7 @@ def test_appends_are_repeated_until_they_are_stored() -> None:
         assert len(stored) == 51
         assert [stored[place] for place in places] == bodies
 
-    with_client(test, timeout_s=10)
+    with_client(test, timeout_s=60)
 
 
 def test_a_frozen_leader_is_left_when_another_one_leads() -> None:

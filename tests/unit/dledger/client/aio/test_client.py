@@ -298,7 +298,7 @@ def test_the_group_is_known_from_one_address() -> None:
             assert (await client.metadata()).role is Role.LEADER
             assert (await client.transfer_leadership()).node_id == "n1"
             with pytest.raises(IdentityError):
-                async with DLedgerClient(group.addresses[2], group="other", timeout_s=10) as other:
+                async with DLedgerClient(group.addresses[2], group="other", timeout_s=60) as other:
                     await other.append(b"a")
 
     with fake_group() as group:
@@ -334,7 +334,7 @@ def test_a_server_that_announces_nothing_is_asked_nothing() -> None:
         server = RemotingServer("another", handlers, ServerLimits(9, 9, 9, 9, 9.0, *[1 << 20] * 4))
         listening = await asyncio.get_running_loop().create_server(server.protocol, "127.0.0.1", 0)
         host, port = listening.sockets[0].getsockname()
-        async with DLedgerClient(f"{host}:{port}", timeout_s=10) as client:
+        async with DLedgerClient(f"{host}:{port}", timeout_s=60) as client:
             with pytest.raises(InvalidRequestError, match="not a node of this project"):
                 await client.append(b"a")
         listening.close()
@@ -432,7 +432,7 @@ def test_requests_are_signed() -> None:
                 await client.read(0)
         wrong = ClientSecurity(access_key="writer", secret_key="another-secret")
         for security in (None, wrong):
-            async with DLedgerClient(server.address, security=security, timeout_s=10) as client:
+            async with DLedgerClient(server.address, security=security, timeout_s=60) as client:
                 with pytest.raises(AccessDeniedError):
                     await client.append(b"b")
 

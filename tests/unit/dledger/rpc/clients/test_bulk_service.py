@@ -80,7 +80,7 @@ class Service:
     def locate(self, **questions: list[int]) -> codec.LocatedEntries:
         request = codec.encode_locate(codec.Locate("default", **questions))
         method = self.channel.unary_unary(_path("Locate"), request_serializer=None, response_deserializer=None)
-        return codec.decode_located(method(request, timeout=10))
+        return codec.decode_located(method(request, timeout=60))
 
 
 def _path(name: str) -> str:

@@ -48,7 +48,7 @@ def ask(server: ClientServer, method: str, request: bytes) -> bytes:
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
             method, request_serializer=None, response_deserializer=None
         )
-        return call(request, timeout=10)
+        return call(request, timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_what_waits_for_a_reader_is_bounded_and_a_client_that_takes_nothing_is_h
             ask(server, READ, grpc_log.encode_read(codec.Read("default", LogIndex(0), 1)))
         )
         assert len(answer.entries) == 1
-        wait_until(link.is_closed, "it is hung up on", timeout_s=20)
+        wait_until(link.is_closed, "it is hung up on")
         # Half of the room, of 100 asked for, also while its calls end one by one; and what the other one read.
         assert sum(read_bytes) <= 17 * MIB
 

@@ -14,7 +14,7 @@ from dledger.rpc.clients.first_byte import PRIVATE_HOST, FirstByteRelay
 from dledger.rpc.listening import listen
 from dledger.rpc.loops import run
 
-TIMEOUT_S = 30
+TIMEOUT_S = 120.0
 LOOKS = 100
 """As long as so many looks, a millisecond apart, find the same, nothing moves."""
 TLS, PLAINTEXT = b"\x16...", b"PRI *"

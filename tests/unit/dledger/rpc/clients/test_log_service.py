@@ -63,7 +63,7 @@ class Service:
 
     def call(self, name: str, data: bytes) -> bytes:
         method = self.channel.unary_unary(_path(name), request_serializer=None, response_deserializer=None)
-        answer: bytes = method(data, timeout=10)
+        answer: bytes = method(data, timeout=60)
         return answer
 
     def append(self, *bodies: bytes, group: str = "default") -> AppendedBatch | DLedgerError:
@@ -75,14 +75,14 @@ class Service:
 
     def stream(self, name: str, data: bytes) -> grpc.CallIterator[bytes]:
         method = self.channel.unary_stream(_path(name), request_serializer=None, response_deserializer=None)
-        call: grpc.CallIterator[bytes] = method(data, timeout=20)
+        call: grpc.CallIterator[bytes] = method(data, timeout=60)
         return call
 
     def append_stream(self) -> tuple[Callable[[bytes | None], None], grpc.CallIterator[bytes]]:
         """A function that sends (None ends), and the answers."""
         requests: SimpleQueue[bytes | None] = SimpleQueue()
         method = self.channel.stream_stream(_path("AppendStream"), request_serializer=None, response_deserializer=None)
-        return requests.put, method(iter(requests.get, None), timeout=20)
+        return requests.put, method(iter(requests.get, None), timeout=60)
 
 
 def _path(name: str) -> str:
@@ -595,7 +595,7 @@ def test_what_strangers_ask_of_health_and_reflection_is_short_and_leaves_no_trac
     service: Service, caplog: pytest.LogCaptureFixture, path: str, asked: bytes
 ) -> None:
     """gRPC logs a traceback for what it cannot decode, and holds the request of an open stream, four times over."""
-    call = service.channel.stream_stream(path, None, None)(iter([asked]), timeout=10)
+    call = service.channel.stream_stream(path, None, None)(iter([asked]), timeout=60)
 
     with pytest.raises(grpc.RpcError) as refused:
         next(iter(call))
@@ -609,7 +609,7 @@ def test_reflection_that_is_not_read_is_hung_up_on() -> None:
         info = reflection_pb2_grpc.ServerReflectionStub(service.channel).ServerReflectionInfo
         unread = info(itertools.repeat(_DESCRIBE))
 
-        wait_until(lambda: not unread.is_active(), "it is hung up on", 20)
+        wait_until(lambda: not unread.is_active(), "it is hung up on")
 
 
 _DESCRIBE = reflection_pb2.ServerReflectionRequest(file_containing_symbol=options.LOG_SERVICE)

@@ -220,7 +220,7 @@ def test_the_newest_connection_is_in_use_whichever_thread_begins_first(
     def begin_late(self: server.PeerServer, connection: PeerConnection, caller: PeerCaller, number: int) -> None:
         begun.append(number)
         if number == 1:
-            late.wait(20)
+            late.wait(60)
         serve(self, connection, caller, number)
 
     monkeypatch.setattr(server.PeerServer, "_serve", begin_late)

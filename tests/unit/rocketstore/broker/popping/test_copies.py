@@ -154,7 +154,7 @@ def test_copies_that_were_dropped_are_not_stored(tmp_path: Path, monkeypatch: py
     with PopBroker(tmp_path) as pop:
         pop.send([b"a"])
         pop.receive_all(1, invisible_ms=1000)
-        assert dropped.wait(20)
+        assert dropped.wait(60)
 
     assert not stored
 

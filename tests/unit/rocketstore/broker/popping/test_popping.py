@@ -65,9 +65,9 @@ class TestReceives:
         wait_until(lambda: pop.broker.counters().pop.waiting == 1, "somebody waits for queue 1")
         second = pop.begin()
         pop.send([b"a"])
-        assert bodies(second.result(20).messages) == [b"a"]
+        assert bodies(second.result(60).messages) == [b"a"]
         pop.send([b"b"], 1)
-        assert first.result(20)
+        assert first.result(60)
 
     def test_limits_hold_for_those_who_come_together(self, tmp_path: Path) -> None:
         """Windows that are being made count until they are there."""
@@ -147,13 +147,13 @@ class TestReceives:
         for queue_id in (0, 1):
             waiting = pop.begin()
             pop.send([b"new"], queue_id)
-            assert bodies(waiting.result(10).messages) == [b"new"]
+            assert bodies(waiting.result(60).messages) == [b"new"]
 
     def test_an_arrival_wakes_as_many_as_there_are_messages(self, pop: PopBroker) -> None:
         """Those that wait are woken in turn, each by the one before that got something."""
         waiting = [pop.begin(max_messages=1, client_id=f"c{number}") for number in range(8)]
         pop.send([b"%d" % number for number in range(8)])
-        assert sorted(one for each in waiting for one in bodies(each.result(10).messages)) == [
+        assert sorted(one for each in waiting for one in bodies(each.result(60).messages)) == [
             b"%d" % number for number in range(8)
         ]
 
@@ -529,7 +529,7 @@ class TestOrder:
         (first,) = ordered.receive(queue_id=0, max_messages=1, attempt_id="A").messages
         waiting = ordered.begin(queue_id=0, attempt_id="B")
         ordered.ack([first])
-        assert bodies(waiting.result(10).messages) == [b"2"]
+        assert bodies(waiting.result(60).messages) == [b"2"]
 
     def test_a_batch_comes_again_in_its_place(self, ordered: PopBroker) -> None:
         """Not as a copy behind the others: in order, with one more attempt."""
@@ -584,7 +584,7 @@ class TestRoles:
         pop.broker.store.become_slave()
         pop.broker.loop.bridge.post(pop.broker.popping.role_changed)
         with pytest.raises(Refusal) as refused:
-            waiting.result(10)
+            waiting.result(60)
         assert refused.value.kind is RefusalKind.UNAVAILABLE
 
     def test_who_is_about_to_get_messages_when_the_role_is_lost_is_told_so(
@@ -604,7 +604,7 @@ class TestRoles:
         monkeypatch.setattr(QueueReading, "read", lost_meanwhile)
         asked = pop.received(Receive(GROUP, TOPIC, client_id="c", from_first=True))
         with pytest.raises(Refusal) as refused:
-            asyncio.run_coroutine_threadsafe(asked, pop.run(running_loop())).result(20)
+            asyncio.run_coroutine_threadsafe(asked, pop.run(running_loop())).result(60)
         assert refused.value.kind is RefusalKind.UNAVAILABLE
 
     def test_copies_end_with_their_leadership(self, pop: PopBroker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -652,7 +652,7 @@ def test_a_stopping_broker_has_nobody_wait(pop: PopBroker) -> None:
     """Those that wait are answered with nothing."""
     waiting = pop.begin()
     pop.broker.loop.bridge.post(pop.broker.stop_waiting)
-    assert not waiting.result(10).messages
+    assert not waiting.result(60).messages
 
 
 def test_groups_whose_retry_topics_have_one_name_get_their_own_messages(pop: PopBroker) -> None:
@@ -751,7 +751,7 @@ def test_all_leases_of_a_killed_consumer_are_given_out_once_more(pop: PopBroker)
     assert {one.attempt for one in again} == {2}
     for start in range(0, count, 1000):
         assert set(pop.ack(again[start : start + 1000])) == {PopResult.OK}
-    wait_until(lambda: pop.window().commit == count and pop.window(topic=RETRY).commit == count, "all is settled", 60)
+    wait_until(lambda: pop.window().commit == count and pop.window(topic=RETRY).commit == count, "all is settled")
     assert pop.ack(held[:1000]) == [PopResult.INVALID_HANDLE] * 1000
     assert not pop.receive().messages
 

@@ -350,7 +350,7 @@ def test_delivery_goes_on_while_a_far_hour_is_searched(broker: Broker, monkeypat
     def found_late(hour: int, origin: int) -> TimedEntry | None:
         stepping = threading.Thread(target=broker.advance, args=(1000,), daemon=True)
         stepping.start()
-        stepping.join(20)
+        stepping.join(60)
         assert not stepping.is_alive()
         return find(hour, origin)
 

@@ -11,7 +11,7 @@ from rocketstore.client.aio import Consumer
 from rocketstore.server import BrokerServer
 
 TOPIC: Final = "orders"
-DEADLINE_S: Final = 30.0
+DEADLINE_S: Final = 120.0
 
 
 class Sender:

@@ -271,7 +271,7 @@ async def pair() -> AsyncIterator[tuple[Admin, Topics, list[ScriptedServer]]]:
     async with scripted_server() as first, scripted_server() as second, scripted_server() as name_server:
         topics = Topics({"a": {0: first.address}, "b": {0: second.address}}, {"T": {"a": 1, "b": 1}})
         topics.serve(name_server)
-        async with Admin(name_servers=name_server.address, timeout_s=10) as admin:
+        async with Admin(name_servers=name_server.address, timeout_s=60) as admin:
             yield admin, topics, [first, second, name_server]
 
 

@@ -33,11 +33,11 @@ async def test_a_successful_answer_is_returned_and_any_other_one_raised() -> Non
     async with scripted_server() as server:
         connections = BrokerConnections([server.address])
         server.scripts[CODE] = lambda frame: frame.answer(fields={"offset": frame.fields["queueId"]})
-        answer = await connections.ask(server.address, CODE, QueueHeader("T", 7), timeout_s=10)
+        answer = await connections.ask(server.address, CODE, QueueHeader("T", 7), timeout_s=60)
         assert answer.fields["offset"] == "7"
         server.scripts[CODE] = lambda frame: frame.answer(AnswerCode.TOPIC_NOT_EXIST, "no topic T")
         with pytest.raises(errors.NotFoundError, match=f"{server.address}: TOPIC_NOT_EXIST: no topic T") as caught:
-            await connections.ask(server.address, CODE, QueueHeader("T", 7), timeout_s=10)
+            await connections.ask(server.address, CODE, QueueHeader("T", 7), timeout_s=60)
         assert caught.value.answer_code == AnswerCode.TOPIC_NOT_EXIST
         await connections.close()
 
@@ -89,7 +89,7 @@ async def test_a_server_that_is_not_there_has_certainly_not_done_it() -> None:
         address = server.address
     connections = BrokerConnections([address])
     with pytest.raises(errors.BrokerUnreachableError, match=address) as caught:
-        await connections.ask(address, CODE, timeout_s=10)
+        await connections.ask(address, CODE, timeout_s=60)
     assert caught.value.outcome == "not_applied"
     await connections.close()
 
@@ -99,7 +99,7 @@ async def test_a_connection_that_ends_leaves_open_whether_it_was_done() -> None:
     async with scripted_server() as server:
         connections = BrokerConnections([server.address])
         server.scripts[CODE] = silence
-        asked = asyncio.create_task(connections.ask(server.address, CODE, timeout_s=10))
+        asked = asyncio.create_task(connections.ask(server.address, CODE, timeout_s=60))
         await until(lambda: server.requests, "it has arrived")
         server.hang_up()
         with pytest.raises(errors.ConnectionEndedError) as caught:
@@ -115,7 +115,7 @@ async def test_without_an_answer_the_outcome_is_unknown() -> None:
     async with scripted_server() as server:
         connections = BrokerConnections([server.address])
         server.scripts[CODE] = lambda frame: frame.answer()
-        await connections.ask(server.address, CODE, timeout_s=10)  # else connecting may take all of the time below
+        await connections.ask(server.address, CODE, timeout_s=60)  # else connecting may take all of the time below
         server.scripts[CODE] = silence
         with pytest.raises(errors.TimedOutError, match=f"{server.address} did not answer within") as caught:
             await connections.ask(server.address, CODE, timeout_s=0.05)
@@ -128,7 +128,7 @@ async def test_every_request_of_an_account_is_signed() -> None:
     async with scripted_server() as server:
         connections = BrokerConnections([server.address], ClientSecurity(access_key="alice", secret_key="s3cret"))
         server.scripts[CODE] = lambda frame: frame.answer()
-        await connections.ask(server.address, CODE, QueueHeader("T", 1), b"body", timeout_s=10)
+        await connections.ask(server.address, CODE, QueueHeader("T", 1), b"body", timeout_s=60)
         await connections.tell(server.address, Frame(CODE, 0, {"topic": "T"}))
         await until(lambda: len(server.requests) == 2, "both have arrived")
         assert all(is_signed("s3cret", one.fields, one.body) for one in server.requests)
@@ -143,7 +143,7 @@ async def test_plaintext_stays_on_this_machine() -> None:
         BrokerConnections(["192.0.2.1:10911"])
     connections = BrokerConnections(["127.0.0.1:1"])
     with pytest.raises(errors.BrokerUnreachableError, match=r"a server named 192.0.2.1:10911 as another server"):
-        await connections.ask("192.0.2.1:10911", CODE, timeout_s=10)
+        await connections.ask("192.0.2.1:10911", CODE, timeout_s=60)
     await connections.close()
     await BrokerConnections(["192.0.2.1:10911"], ClientSecurity(insecure=True)).close()
 
@@ -158,12 +158,12 @@ async def test_servers_are_known_by_their_certificates(tmp_path: Path) -> None:
         server.scripts[CODE] = lambda frame: frame.answer()
         mine = ClientSecurity(tls=certificates.files(tmp_path / "mine", "n0"))
         connections = BrokerConnections([server.address], mine)
-        await connections.ask(server.address, CODE, timeout_s=10)
+        await connections.ask(server.address, CODE, timeout_s=60)
         await connections.close()
         other = ClientSecurity(tls=certificates.files(tmp_path / "other", "n0"))
         connections = BrokerConnections([server.address], other)
         with pytest.raises(errors.BrokerUnreachableError, match=r"certificate .* is not trusted") as caught:
-            await connections.ask(server.address, CODE, timeout_s=10)
+            await connections.ask(server.address, CODE, timeout_s=60)
         assert caught.value.outcome == "not_applied"
         await connections.close()
 
@@ -176,7 +176,7 @@ async def test_a_reset_during_the_handshake_is_told_with_what_may_be_missing(tmp
     async with certificates.resetting_server() as address:
         connections = BrokerConnections([address], security)
         with pytest.raises(errors.BrokerUnreachableError, match="requires certificates of its clients") as caught:
-            await connections.ask(address, CODE, timeout_s=10)
+            await connections.ask(address, CODE, timeout_s=60)
         assert caught.value.outcome == "not_applied"
         await connections.close()
 
@@ -222,13 +222,13 @@ async def test_a_server_that_announces_its_own_requests_is_known_by_its_first_an
         connections = BrokerConnections([server.address])
         server.scripts[CODE] = lambda frame: frame.answer(fields={"dledger": "1"})
         assert connections.protocol_version(server.address) == 0
-        await connections.ask(server.address, CODE, timeout_s=10)
+        await connections.ask(server.address, CODE, timeout_s=60)
         server.scripts[CODE] = lambda frame: frame.answer()
-        await connections.ask(server.address, CODE, timeout_s=10)
+        await connections.ask(server.address, CODE, timeout_s=60)
         assert connections.protocol_version(server.address) == 1
         server.hang_up()
         await until(lambda: connections.protocol_version(server.address) == 0, "the connection has ended")
-        await connections.ask(server.address, CODE, timeout_s=10)
+        await connections.ask(server.address, CODE, timeout_s=60)
         assert connections.protocol_version(server.address) == 0
         await connections.close()
 
@@ -264,10 +264,10 @@ async def test_too_many_requests_without_an_answer_are_refused_here(monkeypatch:
     async with scripted_server() as server:
         connections = BrokerConnections([server.address])
         server.scripts[CODE] = silence
-        asked = [asyncio.create_task(connections.ask(server.address, CODE, timeout_s=10)) for _ in range(3)]
+        asked = [asyncio.create_task(connections.ask(server.address, CODE, timeout_s=60)) for _ in range(3)]
         await until(lambda: len(server.requests) == 3, "they have arrived")
         with pytest.raises(errors.BrokerBusyError) as caught:
-            await connections.ask(server.address, CODE, timeout_s=10)
+            await connections.ask(server.address, CODE, timeout_s=60)
         assert caught.value.outcome == "not_applied"
         await connections.close(at_once=True)
         await asyncio.gather(*asked, return_exceptions=True)
@@ -278,13 +278,13 @@ async def test_a_closed_client_says_so() -> None:
     async with scripted_server() as server:
         connections = BrokerConnections([server.address])
         server.scripts[CODE] = silence
-        asked = asyncio.create_task(connections.ask(server.address, CODE, timeout_s=10))
+        asked = asyncio.create_task(connections.ask(server.address, CODE, timeout_s=60))
         await until(lambda: server.requests, "it has arrived")
         await connections.close()
         with pytest.raises(errors.ConnectionEndedError):
             await asked
         with pytest.raises(errors.ClientClosedError):
-            await connections.ask(server.address, CODE, timeout_s=10)
+            await connections.ask(server.address, CODE, timeout_s=60)
         with pytest.raises(errors.ClientClosedError):
             await connections.tell(server.address, Frame(CODE, 0))
 
@@ -318,12 +318,12 @@ async def test_without_tls_nothing_signed_goes_to_an_address_that_was_only_learn
             one.scripts[CODE] = lambda frame: frame.answer(fields={"offset": "7"})
         security = ClientSecurity(access_key="a", secret_key="s", insecure=True, trust_name_servers=trusts)
         connections = BrokerConnections([given.address], security)
-        await connections.ask(given.address, CODE, QueueHeader("T", 7), timeout_s=10)
+        await connections.ask(given.address, CODE, QueueHeader("T", 7), timeout_s=60)
         if gets:
-            await connections.ask(learnt.address, CODE, QueueHeader("T", 7), timeout_s=10)
+            await connections.ask(learnt.address, CODE, QueueHeader("T", 7), timeout_s=60)
         else:
             with pytest.raises(errors.ForbiddenError, match="was not given to this client") as caught:
-                await connections.ask(learnt.address, CODE, QueueHeader("T", 7), timeout_s=10)
+                await connections.ask(learnt.address, CODE, QueueHeader("T", 7), timeout_s=60)
             assert caught.value.outcome == "not_applied"
             with pytest.raises(errors.ForbiddenError, match="give this address, too, or use TLS"):
                 await connections.tell(learnt.address, Frame(CODE, 0))
@@ -331,7 +331,7 @@ async def test_without_tls_nothing_signed_goes_to_an_address_that_was_only_learn
         assert (learnt.accepted > 0) == gets
         await connections.close()
         nobody = BrokerConnections([given.address])
-        await nobody.ask(learnt.address, CODE, QueueHeader("T", 7), timeout_s=10)
+        await nobody.ask(learnt.address, CODE, QueueHeader("T", 7), timeout_s=60)
         await nobody.close()
 
 
@@ -346,10 +346,10 @@ async def test_with_tls_a_learnt_address_needs_a_certificate_that_names_it(tmp_p
         learnt.scripts[CODE] = lambda frame: frame.answer(fields={"offset": "7"})
         connections = BrokerConnections(["n9:1"], security)
         port = learnt.address.rpartition(":")[2]
-        await connections.ask(f"localhost:{port}", CODE, QueueHeader("T", 7), timeout_s=10)
+        await connections.ask(f"localhost:{port}", CODE, QueueHeader("T", 7), timeout_s=60)
         assert is_signed("s", learnt.requests[0].fields, b"")
         with pytest.raises(errors.BrokerUnreachableError, match="certificate"):
-            await connections.ask(learnt.address, CODE, QueueHeader("T", 7), timeout_s=10)
+            await connections.ask(learnt.address, CODE, QueueHeader("T", 7), timeout_s=60)
         assert len(learnt.requests) == 1
         await connections.close()
 
@@ -369,7 +369,7 @@ async def test_a_closed_client_leaves_nothing_on_the_loop(
         server.scripts[CODE] = lambda frame: frame.answer(fields={"offset": "7"})
         connections = BrokerConnections(["n9:1"], ClientSecurity(files))
         port = server.address.rpartition(":")[2]
-        await connections.ask(f"localhost:{port}", CODE, QueueHeader("T", 7), timeout_s=10)
+        await connections.ask(f"localhost:{port}", CODE, QueueHeader("T", 7), timeout_s=60)
         opened = tuple(connections._client._open.values())
         for one in server.connections if not reads else ():
             assert one._transport is not None

@@ -42,7 +42,7 @@ async def published(*, given: int = 3) -> AsyncIterator[SimpleNamespace]:
             is_member(server, node)
         addresses = [one.address for one in servers[:given]]
         connections = BrokerConnections(addresses)
-        routes = RouteServers(connections, addresses, are_name_servers=False, timeout_s=10)
+        routes = RouteServers(connections, addresses, are_name_servers=False, timeout_s=60)
         yield SimpleNamespace(servers=servers, topics=topics, routes=routes, connections=connections)
         await connections.close()
 

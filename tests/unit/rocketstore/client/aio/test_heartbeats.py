@@ -30,7 +30,7 @@ async def beating(*, to_copies: bool = False) -> AsyncIterator[tuple[Cluster, He
         for one in (master, slave):
             topics.serve(one)
             one.scripts[BEAT] = one.scripts[RequestCode.UNREGISTER_CLIENT] = lambda frame: frame.answer()
-        cluster = Cluster([master.address], None, timeout_s=10, lost=lambda address: beats.lost(address))
+        cluster = Cluster([master.address], None, timeout_s=60, lost=lambda address: beats.lost(address))
         beats = Heartbeats(cluster, lambda: DATA, to_copies=to_copies)
         await cluster.brokers(cluster.deadline())
         yield cluster, beats, [master, slave]

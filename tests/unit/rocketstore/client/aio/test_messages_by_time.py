@@ -244,7 +244,7 @@ def test_ends_of_somebody_else_show_what_is_there(end: int, oldest_first: bool) 
 async def test_a_broker_is_asked_for_a_topic_a_queue_and_a_span_of_time(tmp_path: Path) -> None:
     """Its begin included, its end not; whole messages."""
     with running(plain(tmp_path)) as broker:
-        async with Admin(broker.address, timeout_s=20) as admin, Producer(broker.address, timeout_s=20) as producer:
+        async with Admin(broker.address, timeout_s=60) as admin, Producer(broker.address, timeout_s=60) as producer:
             await admin.put_topic(TopicInfo("T", 4, 4))
             times: list[int] = []
             for number in range(10):

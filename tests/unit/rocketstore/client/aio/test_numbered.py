@@ -233,7 +233,7 @@ async def test_a_new_master_knows_what_the_old_one_has_stored() -> None:
         for server in (first, second):
             topics.serve(server)
             store.serve_numbered(server)
-        async with Producer([first.address, second.address], timeout_s=20) as producer:
+        async with Producer([first.address, second.address], timeout_s=60) as producer:
             await producer.send(message(b"0"), key="k")
             store.answers.append(stores_silently)
             futures = [await producer.submit(message(one), key="k") for one in bodies(20)[1:]]
@@ -269,7 +269,7 @@ async def test_a_master_whose_machine_is_gone_is_not_waited_for(
             store.serve_numbered(server)
         options = ProducerOptions(close_timeout_s=20)
         given = [second.address, first.address]
-        async with Producer(given, timeout_s=20, enable_idempotence=numbers, options=options) as producer:  # type: ignore[arg-type]  # one of three
+        async with Producer(given, timeout_s=60, enable_idempotence=numbers, options=options) as producer:  # type: ignore[arg-type]  # one of three
             await producer.send(message(b"0"), key="k")
             for code in (*first.scripts, RequestCode.GET_ROUTEINFO_BY_TOPIC):
                 first.scripts[code] = silence

@@ -31,7 +31,7 @@ def broker(tmp_path: Path) -> Iterator[BrokerServer]:
 @on_loop
 async def test_a_group_is_found_without_a_name_server(broker: BrokerServer) -> None:
     """By one address of it: its name, its master, its topics."""
-    cluster = Cluster(broker.address, None, timeout_s=20)
+    cluster = Cluster(broker.address, None, timeout_s=60)
     (found,) = await cluster.brokers(cluster.deadline())
     assert (found.cluster, found.name, found.master) == (
         broker.config.cluster_name,

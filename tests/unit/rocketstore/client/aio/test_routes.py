@@ -281,7 +281,7 @@ async def two_servers(*, are_name_servers: bool = True) -> AsyncIterator[tuple[R
     async with scripted_server() as first, scripted_server() as second:
         addresses = [first.address, second.address]
         connections = BrokerConnections(addresses)
-        servers = RouteServers(connections, addresses, are_name_servers=are_name_servers, timeout_s=10)
+        servers = RouteServers(connections, addresses, are_name_servers=are_name_servers, timeout_s=60)
         yield servers, [first, second]
         await connections.close()
 
@@ -397,7 +397,7 @@ async def test_a_groups_other_brokers_are_asked_once_they_are_known() -> None:
         topics.serve(given)
         topics.serve(other)
         connections = BrokerConnections([given.address])
-        servers = RouteServers(connections, [given.address], are_name_servers=False, timeout_s=10)
+        servers = RouteServers(connections, [given.address], are_name_servers=False, timeout_s=60)
         await servers.route("T")
         await given.stop()
         topics.brokers["a"] = {0: other.address}

@@ -254,7 +254,7 @@ async def test_a_transaction_does_not_begin_twice_even_where_duplicates_are_allo
     """The end would be that of one half; asked about the other, a check commits the message once more."""
     async with scripted_server() as server:
         options = ProducerOptions(allow_duplicates=True)
-        producer = Producer(server.address, group="P", check=unknown, timeout_s=20.0, options=options)
+        producer = Producer(server.address, group="P", check=unknown, timeout_s=60.0, options=options)
         here = World(server, producer)
         async with producer:
             here.store.answers.append(lambda frame: frame.answer(AnswerCode.SYSTEM_ERROR, "late"))
