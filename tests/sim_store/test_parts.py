@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 from pathlib import Path
 from random import Random
+from weakref import ReferenceType, ref
 
 import pytest
 
@@ -13,9 +15,11 @@ from rocketstore.state.broker_state import BrokerState
 from tests.sim_store import threads
 from tests.sim_store.__main__ import run_one
 from tests.sim_store.disk import Disk, Inode, SimFs
+from tests.sim_store.options import Options
 from tests.sim_store.simulation import Simulation
 from tests.sim_store.substitutes import substitute
 from tests.sim_store.threads import DeadlockError, Group, Lock, Scheduler
+from tests.support.waiting import PATIENCE_S
 
 
 def new_disk(root: Path, seed: int) -> tuple[Disk, SimFs]:
@@ -127,12 +131,22 @@ def test_a_dead_groups_files_are_closed_once(tmp_path: Path) -> None:
     os.close(again)
 
 
-def test_a_world_that_is_over_is_forgotten() -> None:
+def test_a_world_that_is_over_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """With its memory and its descriptors: each had hundreds, and some dozens of worlds later none was left."""
+    worlds: list[ReferenceType[Simulation]] = []
+    begin, before = Simulation.__init__, set(threading.enumerate())
+
+    def noted(self: Simulation, options: Options, root: Path, *, trace: bool = False) -> None:
+        worlds.append(ref(self))
+        begin(self, options, root, trace=trace)
+
+    monkeypatch.setattr(Simulation, "__init__", noted)
     run_one(("plain", 3))
+    for carrier in set(threading.enumerate()) - before:  # of its tasks, which have handed on, and are about to return
+        carrier.join(PATIENCE_S)
     gc.collect()
 
-    assert not [one for one in gc.get_objects() if type(one) is Simulation]
+    assert [world() for world in worlds] == [None]
 
 
 def test_nobody_who_can_run_is_told() -> None:
