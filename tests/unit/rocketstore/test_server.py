@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -291,11 +290,12 @@ def test_only_an_administrator_reads_the_raft_log_at_the_brokers_port(tmp_path: 
 
 def test_a_broker_without_a_raft_log_says_so(tmp_path: Path) -> None:
     """At once: no other address would help."""
-    with running(plain(tmp_path)) as server, DLedgerClient(server.address, group="G", timeout_s=60) as client:
-        began = time.monotonic()
-        with pytest.raises(InvalidRequestError, match="without a replicated log"):
-            client.metadata()
-        assert time.monotonic() - began < 30
+    with (
+        running(plain(tmp_path)) as server,
+        DLedgerClient(server.address, group="G", timeout_s=3600) as client,
+        pytest.raises(InvalidRequestError, match="without a replicated log"),
+    ):
+        client.metadata()
 
 
 def test_a_member_that_fails_takes_its_broker_along(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def append(bodies: list[bytes]) -> list[AppendResult]:
 
     async def appended() -> list[AppendResult]:
         async with DLedgerClient(NOBODY) as client:
-            return await client.append_many(bodies, timeout_s=60.0)
+            return await client.append_many(bodies, timeout_s=10.0)
 
     return asyncio.run(appended())
 

@@ -177,7 +177,7 @@ def test_without_a_group_all_fails_within_the_deadline(group: FakeGroup) -> None
     with DLedgerClient(group.addresses, timeout_s=0.5) as client:
         future = client.submit(b"a")
 
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60
     error = future.exception()
     assert isinstance(error, UnavailableError)
     assert error.outcome == "not_applied"
