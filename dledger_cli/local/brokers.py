@@ -85,7 +85,7 @@ class LocalBrokers(LocalGroup):
 
     # --- clients, to be closed by the caller -------------------------------------------------------------------------
 
-    def producer(self, timeout_s: float = 5.0, *, allow_duplicates: bool = False) -> Producer:
+    def producer(self, timeout_s: float = 30.0, *, allow_duplicates: bool = False) -> Producer:
         """A producer that knows all brokers."""
         from rocketstore.client.aio.producer import ProducerOptions
         from rocketstore.client.blocking import Producer
@@ -102,7 +102,7 @@ class LocalBrokers(LocalGroup):
         options.setdefault("start", "first")
         return Consumer(self.addresses, group=group, topics=topic, security=self.security, **options)
 
-    def admin(self, timeout_s: float = 5.0) -> Admin:
+    def admin(self, timeout_s: float = 30.0) -> Admin:
         """An admin client that knows all brokers."""
         from rocketstore.client.blocking import Admin
 

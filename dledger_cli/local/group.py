@@ -245,7 +245,7 @@ class LocalGroup:
         """The client addresses of all nodes, running or not."""
         return [node.client_address for node in self.nodes.values()]
 
-    def client(self, timeout_s: float = 5.0) -> DLedgerClient:
+    def client(self, timeout_s: float = 30.0) -> DLedgerClient:
         """A client that knows all nodes; the caller closes it."""
         from dledger.client import DLedgerClient
 

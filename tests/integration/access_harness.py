@@ -13,7 +13,7 @@ from dledger.client import ClientSecurity, DLedgerClient
 from dledger.errors import DLedgerError
 from rocketstore.client import Admin, Consumer, Message, Producer, ProducerOptions
 from tests.integration.broker_harness import BrokerGroup
-from tests.integration.harness import Group, WatchedGroup
+from tests.integration.harness import STEADY, Group, WatchedGroup
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class SecuredGroup(Group):
         self, directory: Path, *, size: int = 3, settings: Mapping[str, str] | None = None, tls: bool = False
     ) -> None:
         self.rules = Rules(directory)
-        super().__init__(directory, size=size, settings={**self.rules.settings, **(settings or {})}, tls=tls)
+        super().__init__(directory, size=size, settings={**STEADY, **self.rules.settings, **(settings or {})}, tls=tls)
 
     @property
     def security(self) -> ClientSecurity:
@@ -82,7 +82,7 @@ class SecuredGroup(Group):
         """Somebody's keys, over TLS where the group speaks it."""
         return replace(who, tls=self.tls.client().tls) if self.tls is not None else who
 
-    def client(self, timeout_s: float = 5.0, *, security: ClientSecurity = ROOT) -> DLedgerClient:
+    def client(self, timeout_s: float = 30.0, *, security: ClientSecurity = ROOT) -> DLedgerClient:
         """With somebody's key."""
         return DLedgerClient(self.addresses, group=self.name, timeout_s=timeout_s, security=self.of(security))
 
@@ -94,17 +94,19 @@ class SecuredBrokers(BrokerGroup):
         self, directory: Path, *, size: int = 3, plain: bool = False, settings: Mapping[str, str] | None = None
     ) -> None:
         self.rules = Rules(directory)
-        super().__init__(directory, size=size, plain=plain, settings={**self.rules.settings, **(settings or {})})
+        super().__init__(
+            directory, size=size, plain=plain, settings={**STEADY, **self.rules.settings, **(settings or {})}
+        )
 
     @property
     def security(self) -> ClientSecurity:
         return ROOT
 
-    def admin(self, timeout_s: float = 5.0, *, security: ClientSecurity = ROOT) -> Admin:
+    def admin(self, timeout_s: float = 30.0, *, security: ClientSecurity = ROOT) -> Admin:
         return Admin(self.addresses, timeout_s=timeout_s, security=security)
 
     def producer(
-        self, timeout_s: float = 5.0, *, allow_duplicates: bool = False, security: ClientSecurity = ROOT
+        self, timeout_s: float = 30.0, *, allow_duplicates: bool = False, security: ClientSecurity = ROOT
     ) -> Producer:
         options = ProducerOptions(allow_duplicates=allow_duplicates)
         return Producer(self.addresses, timeout_s=timeout_s, security=security, options=options)

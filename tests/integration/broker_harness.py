@@ -12,7 +12,7 @@ from dledger.types import NodeId
 from dledger_cli.cli import main
 from dledger_cli.local.brokers import LocalBrokers
 from dledger_cli.local.tcp_proxy import LocalProxiedGroup
-from rocketstore.client import DLedgerError, TopicInfo
+from rocketstore.client import BrokerStatus, DLedgerError, TopicInfo
 from rocketstore.client.aio.received import split_records
 from rocketstore.types import BROKER_STATE_TOPIC
 from tests.integration.harness import WatchedGroup
@@ -63,9 +63,20 @@ class BrokerGroup(WatchedGroup, LocalBrokers):
 
     def create_topic(self, name: str = TOPIC, queues: int = QUEUES) -> None:
         """Create it and wait until every broker knows."""
-        with self.admin(15.0) as admin:
+        with self.admin(60.0) as admin:
             admin.put_topic(TopicInfo(name, queues, queues, 6))
         self.wait_topic(name)
+
+    def broker_status(self, node: NodeId) -> BrokerStatus:
+        """What one broker says of itself, once it answers."""
+        answers: dict[NodeId, BrokerStatus] = {}
+
+        def has_answered() -> bool:
+            answers.update(self.broker_statuses())
+            return node in answers
+
+        wait_until(has_answered, f"{node} answers")
+        return answers[node]
 
     def wait_topic(self, name: str) -> None:
         """Wait until every broker serves reads and knows the topic."""
@@ -102,7 +113,6 @@ class BrokerGroup(WatchedGroup, LocalBrokers):
                 and not any(one.runtime.dispatch_behind for one in all_.values())
             ),
             "every broker has dispatched",
-            20,
         )
 
     def verify(self, topic: str = TOPIC, queues: int = QUEUES) -> dict[int, list[bytes]]:

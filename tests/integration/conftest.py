@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration import namespaces, tracing
 from tests.integration.broker_harness import BrokerGroup
-from tests.integration.harness import Group, ProxiedGroup, WatchedGroup
+from tests.integration.harness import STEADY, Group, ProxiedGroup, WatchedGroup
 from tests.integration.namespaces import NamespacedGroup
 
 AnyGroup = TypeVar("AnyGroup", bound=WatchedGroup)
@@ -78,9 +78,18 @@ def group(make_group: Callable[..., Group]) -> Group:
 
 
 @pytest.fixture
+def steady(make_group: Callable[..., Group]) -> Group:
+    """The same, whose leader stays the same although the machine is busy."""
+    made = make_group(settings=STEADY)
+    made.start_all()
+    made.leader()
+    return made
+
+
+@pytest.fixture
 def proxied(adopt: Adopt, tmp_path: Path) -> ProxiedGroup:
     """Three nodes that run behind a proxy network and have a leader."""
-    made = adopt(ProxiedGroup(tmp_path / "group"))
+    made = adopt(ProxiedGroup(tmp_path / "group", settings=STEADY))
     made.start_all()
     made.leader()
     return made

@@ -21,6 +21,13 @@ from tests.support.workload import Workload, read_log
 SMALL_SEGMENTS: Final = {"segment_bytes": "1m", "index_segment_bytes": "64k"}
 STEADY: Final = {"election_timeout_ms_min": "3000", "election_timeout_ms_max": "4500"}
 """Settings of groups whose leader must stay the same: a busy machine may keep it from running for a second."""
+SILENCE_S: Final = 8.0
+DEAF: Final = {
+    "election_timeout_ms_min": f"{1000 * SILENCE_S:.0f}",
+    "election_timeout_ms_max": f"{1000 * SILENCE_S + 1000:.0f}",
+    "fast_failover": "false",
+}
+"""Settings of groups that notice a leader's end only by its silence for ``SILENCE_S``: if it hands over, it shows."""
 FATAL_WORDS: Final = ("stopping the node:", "Traceback (most recent call last)")
 APPEND_BATCH: Final = 100
 N0, N1, N2, N3, N4 = (NodeId(f"n{number}") for number in range(5))
@@ -32,13 +39,31 @@ class WatchedGroup(LocalGroup):
     allowed_to_fail: Collection[NodeId] = ()
     """Nodes whose logs may hold a fatal error or a traceback."""
 
-    def status(self, node: NodeId) -> NodeStatus | None:
-        """What one node says of itself, None if it does not answer."""
-        return self.statuses().get(node)
+    def status(self, node: NodeId) -> NodeStatus:
+        """What one node says of itself, once it answers."""
+        return self.told_by(node)[node]
+
+    def told_by(self, *nodes: NodeId) -> dict[NodeId, NodeStatus]:
+        """What nodes say of themselves, once these (all) answer: on a busy machine some may take too long to."""
+        answers: dict[NodeId, NodeStatus] = {}
+
+        def have_answered() -> bool:
+            answers.update(self.statuses())
+            return set(nodes or self.nodes) <= answers.keys()
+
+        wait_until(have_answered, f"{', '.join(nodes) or 'all nodes'} answer")
+        return answers
 
     def term(self) -> Term:
         """The highest term that any node knows."""
-        return max(one.term for one in self.statuses().values())
+        terms: list[Term] = []
+
+        def somebody_answers() -> bool:
+            terms[:] = [one.term for one in self.statuses().values()]
+            return bool(terms)
+
+        wait_until(somebody_answers, "a node answers")
+        return max(terms)
 
     def followers(self, leader: NodeId) -> list[NodeId]:
         """All others."""
@@ -47,8 +72,15 @@ class WatchedGroup(LocalGroup):
     def wait_for(
         self, condition: Callable[[dict[NodeId, NodeStatus]], bool], what: str, timeout_s: float = PATIENCE_S
     ) -> None:
-        """Wait until the statuses of the nodes that answer satisfy ``condition``."""
-        wait_until(lambda: condition(self.statuses()), what, timeout_s)
+        """Wait until the statuses of the nodes that answer satisfy ``condition``, which may name some that do not."""
+
+        def holds() -> bool:
+            try:
+                return condition(self.statuses())
+            except KeyError:  # on a busy machine one may take too long to answer
+                return False
+
+        wait_until(holds, what, timeout_s)
 
     def wait_deposed(self, node: NodeId) -> None:
         """Wait until a leader whom no quorum answers has stopped to lead (check-quorum, dissertation §6.2)."""
@@ -84,7 +116,7 @@ class WatchedGroup(LocalGroup):
         Somebody leads by then: the next leader would add an entry.
         """
         self.leader()
-        statuses = self.wait_converged(30.0)
+        statuses = self.wait_converged()
         position = max(one.begin_position for one in statuses.values())
         return {node: digest_of(self.data_dir(node), position, one.end_position) for node, one in statuses.items()}
 
@@ -119,7 +151,7 @@ class Group(WatchedGroup):
 
     # -- what a test asks ----------------------------------------------------------------------------------------
 
-    def workload(self, *, pipelines: int = 1, value_bytes: int = 64) -> Workload:
+    def workload(self, *, pipelines: int = 1, value_bytes: int = 64, timeout_s: float = 3.0) -> Workload:
         """A background load on all nodes, recorded in this group's history; at most one per group."""
         return Workload(
             self.addresses,
@@ -127,6 +159,7 @@ class Group(WatchedGroup):
             group=self.name,
             pipelines=pipelines,
             value_bytes=value_bytes,
+            timeout_s=timeout_s,
             security=self.security,
         )
 
@@ -146,7 +179,7 @@ class Group(WatchedGroup):
         """The verdict: all nodes converge, are byte-identical, and one log explains the history; gives that log."""
         digests = self.digests()
         assert len(set(digests.values())) == 1, f"the replicas differ: {digests}"
-        statuses = self.statuses()
+        statuses = self.told_by()
         begin = max(one.begin_index for one in statuses.values())
         end = min(one.committed_index for one in statuses.values())  # the leader may add entries of its own meanwhile
         logs = {}

@@ -49,10 +49,10 @@ def ports_of(group: Group) -> list[int]:
     return [port for node in (leader, follower) for port in (node.peer_port, node.client_port, node.grpc_port)]
 
 
-def test_garbage_bytes_are_hung_up_on(group: Group) -> None:
+def test_garbage_bytes_are_hung_up_on(steady: Group) -> None:
     """What is neither gRPC nor a frame, at the ports of a leader and of a follower."""
-    with undisturbed(group):
-        for port in ports_of(group):
+    with undisturbed(steady):
+        for port in ports_of(steady):
             for garbage in GARBAGE.values():
                 with closing(socket.create_connection((HOST, port), timeout=60)) as link:
                     try:
@@ -69,11 +69,11 @@ def call(channel: grpc.Channel, method: str, payload: bytes) -> grpc.StatusCode:
     name = method.rpartition("/")[2]
     try:
         if name in STREAMS_IN:
-            list(channel.stream_stream(method, None, None)(iter([payload]), timeout=5))
+            list(channel.stream_stream(method, None, None)(iter([payload]), timeout=60))
         elif name in ("Follow", "WatchRole"):
-            next(iter(channel.unary_stream(method, None, None)(payload, timeout=5)))
+            next(iter(channel.unary_stream(method, None, None)(payload, timeout=60)))
         else:
-            channel.unary_unary(method, None, None)(payload, timeout=5)
+            channel.unary_unary(method, None, None)(payload, timeout=60)
     except grpc.RpcError as error:
         return error.code()
     return grpc.StatusCode.OK
@@ -83,14 +83,14 @@ def channel_to(port: int) -> grpc.Channel:
     return grpc.insecure_channel(f"{HOST}:{port}", [("grpc.max_send_message_length", -1)])
 
 
-def test_garbage_messages_are_refused(group: Group) -> None:
+def test_garbage_messages_are_refused(steady: Group) -> None:
     """gRPC whose payload is no message: INVALID_ARGUMENT from every method; frames with such a payload: a refusal."""
     noise = b"\xff" * 100
-    with undisturbed(group):
-        leader = group.nodes[group.leader()]
+    with undisturbed(steady):
+        leader = steady.nodes[steady.leader()]
         with channel_to(leader.grpc_port) as clients:
             ends = {name: call(clients, f"/dledger.v1.LogService/{name}", noise) for name in CLIENT_METHODS}
-        frames = [as_peer(group, leader.node_id, purpose, kind, noise) for purpose, kind in PEER_FRAMES]
+        frames = [as_peer(steady, leader.node_id, purpose, kind, noise) for purpose, kind in PEER_FRAMES]
 
     assert set(ends.values()) == {grpc.StatusCode.INVALID_ARGUMENT}, ends
     assert [frame and frame[0] for frame in frames] == [FrameKind.REFUSAL] * len(PEER_FRAMES), frames
@@ -127,14 +127,14 @@ def as_peer(
     return None
 
 
-def test_forged_peer_messages_are_refused(group: Group) -> None:
+def test_forged_peer_messages_are_refused(steady: Group) -> None:
     """A connection for another cluster, for another node or from the node itself, and a vote with a term from another
     galaxy: no effect. A stranger is answered, since it may be a member that this one does not know yet (M7): no effect.
     """
-    leader = group.leader()
-    victim = group.followers(leader)[0]
-    config = like_the_members(group, victim)
-    vote = raft_pb2.VoteRequest(term=group.term() + 1, last=raft_pb2.EntryId(term=9, index=9), transfer=True)
+    leader = steady.leader()
+    victim = steady.followers(leader)[0]
+    config = like_the_members(steady, victim)
+    vote = raft_pb2.VoteRequest(term=steady.term() + 1, last=raft_pb2.EntryId(term=9, index=9), transfer=True)
     forged = (
         handshake_frame(replace(config, cluster_id="x"), leader, Purpose.CONTROL),
         handshake_frame(replace(config, group="x"), leader, Purpose.CONTROL),
@@ -144,31 +144,31 @@ def test_forged_peer_messages_are_refused(group: Group) -> None:
     )
 
     ends = []
-    with undisturbed(group):
+    with undisturbed(steady):
         for hello in forged:
-            with PeerWire((HOST, group.nodes[victim].peer_port)) as wire:
+            with PeerWire((HOST, steady.nodes[victim].peer_port)) as wire:
                 wire.link.sendall(hello + pack(FrameKind.VOTE, vote.SerializeToString()))
                 ends.append(wire.frame())
         vote.term = 1 << 62
-        ends.append(as_peer(group, victim, Purpose.CONTROL, FrameKind.VOTE, vote.SerializeToString()))
+        ends.append(as_peer(steady, victim, Purpose.CONTROL, FrameKind.VOTE, vote.SerializeToString()))
 
     refused, answered = FrameKind.REFUSAL, FrameKind.HANDSHAKE_ANSWER
     assert [end and end[0] for end in ends] == [refused, refused, refused, answered, refused, refused], ends
 
 
-def test_oversized_messages_are_refused(group: Group) -> None:
+def test_oversized_messages_are_refused(steady: Group) -> None:
     """A message beyond the limit ends with RESOURCE_EXHAUSTED before it is kept; a large entry with a named error."""
     big = client_pb2.AppendRequest(bodies=[bytes(32 * MIB)]).SerializeToString()
-    with undisturbed(group):
-        leader = group.nodes[group.leader()]
+    with undisturbed(steady):
+        leader = steady.nodes[steady.leader()]
         with channel_to(leader.grpc_port) as clients:
             ends = [
                 call(clients, "/dledger.v1.LogService/Append", big),
                 call(clients, "/dledger.v1.LogService/AppendStream", big),
             ]
         claimed = bytes([FrameKind.VOTE]) + (1 << 31).to_bytes(4, "big")
-        frame = as_peer(group, leader.node_id, Purpose.CONTROL, FrameKind.VOTE, bytes(1000), claimed)
-        with closing(group.client()) as client, pytest.raises(EntryTooLargeError):
+        frame = as_peer(steady, leader.node_id, Purpose.CONTROL, FrameKind.VOTE, bytes(1000), claimed)
+        with closing(steady.client()) as client, pytest.raises(EntryTooLargeError):
             client.append(bytes(2 * MIB))
 
     assert set(ends) == {grpc.StatusCode.RESOURCE_EXHAUSTED}, ends
@@ -176,13 +176,13 @@ def test_oversized_messages_are_refused(group: Group) -> None:
     assert b"at most 1048576 are allowed" in bytes(frame[1])
 
 
-def test_each_port_serves_its_own_protocol_only(group: Group) -> None:
+def test_each_port_serves_its_own_protocol_only(steady: Group) -> None:
     """Peers' frames get nowhere at the client port, nor gRPC at the peer port."""
-    leader = group.nodes[group.leader()]
-    with undisturbed(group), channel_to(leader.peer_port) as peers:
+    leader = steady.nodes[steady.leader()]
+    with undisturbed(steady), channel_to(leader.peer_port) as peers:
         ends = [call(peers, f"/dledger.v1.LogService/{name}", b"") for name in CLIENT_METHODS]
         with PeerWire((HOST, leader.client_port)) as wire:
-            wire.link.sendall(handshake_frame(like_the_members(group, leader.node_id), N0, Purpose.CONTROL))
+            wire.link.sendall(handshake_frame(like_the_members(steady, leader.node_id), N0, Purpose.CONTROL))
             wire.link.shutdown(socket.SHUT_WR)
             with contextlib.suppress(InvalidRequestError):  # what gRPC says is no frame
                 assert wire.frame() is None
@@ -190,14 +190,14 @@ def test_each_port_serves_its_own_protocol_only(group: Group) -> None:
     assert set(ends) == {grpc.StatusCode.UNAVAILABLE}, ends
 
 
-def test_senseless_requests_get_named_errors(group: Group) -> None:
+def test_senseless_requests_get_named_errors(steady: Group) -> None:
     """What a client can ask and no node can do: an error that says so, and is safe to repeat."""
-    with undisturbed(group), closing(group.client()) as client:
+    with undisturbed(steady), closing(steady.client()) as client:
         for senseless in (lambda: client.append_many([]), lambda: client.read(LogIndex(-1), count=1)):
             with pytest.raises(DLedgerError) as raised:
                 senseless()
             assert raised.value.outcome == "not_applied"
-        with closing(DLedgerClient(group.addresses, group="another", timeout_s=2)) as stranger:
+        with closing(DLedgerClient(steady.addresses, group="another", timeout_s=60)) as stranger:
             with pytest.raises(DLedgerError) as raised:
                 stranger.append(b"x")
             assert raised.value.outcome == "not_applied"
@@ -205,14 +205,14 @@ def test_senseless_requests_get_named_errors(group: Group) -> None:
 
 
 @pytest.mark.slow
-def test_idle_connections_delay_no_heartbeat(group: Group) -> None:
+def test_idle_connections_delay_no_heartbeat(steady: Group) -> None:
     """2,000 connections that say nothing, half of them at the peer port, and some that say it slowly."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < IDLERS + 500:
         lacks("room for open files", f"ulimit -n {IDLERS + 500}")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, IDLERS + 500), hard))
-    leader = group.nodes[group.leader()]
-    with undisturbed(group), ExitStack() as links:
+    leader = steady.nodes[steady.leader()]
+    with undisturbed(steady), ExitStack() as links:
         links.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         idlers = []
         for number in range(IDLERS):

@@ -233,10 +233,10 @@ def test_health_is_open_and_reflection_is_closed(secured: SecuredGroup) -> None:
     """Whoever watches a node has no key; a list of methods is for those who have none to keep."""
     with grpc.insecure_channel(secured.nodes[secured.leader()].grpc_address) as channel:
         asked = health_pb2.HealthCheckRequest(service=options.LOG_SERVICE)
-        answer = health_pb2_grpc.HealthStub(channel).Check(asked, timeout=5)
+        answer = health_pb2_grpc.HealthStub(channel).Check(asked, timeout=60)
         listing = channel.stream_stream(f"/{reflection.SERVICE_NAME}/ServerReflectionInfo", None, None)
         with pytest.raises(grpc.RpcError) as refused:
-            list(listing(iter([b""]), timeout=5))
+            list(listing(iter([b""]), timeout=60))
 
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED

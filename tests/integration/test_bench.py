@@ -16,7 +16,7 @@ from tests.support.waiting import wait_until
 
 def committed(group: Group) -> int:
     """How far the leader's log is committed."""
-    return group.statuses()[group.leader()].committed_index
+    return group.status(group.leader()).committed_index
 
 
 def test_appended_load_is_in_the_log(group: Group) -> None:

@@ -79,7 +79,7 @@ def test_garbage_on_the_port_harms_nobody(used: BrokerGroup) -> None:
     node = used.nodes[used.master()]
     chance = random.Random(3)
     for data in (b"GET / HTTP/1.0\r\n\r\n", b"PRI * HTTP/2.0\r\n", *(chance.randbytes(200) for _ in range(20))):
-        with socket.create_connection((HOST, node.client_port), timeout=5) as connection:
+        with socket.create_connection((HOST, node.client_port), timeout=60) as connection:
             connection.sendall(data)
     with RemotingSocket(node.client_port) as client:
         for code in OwnCode:

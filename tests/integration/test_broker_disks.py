@@ -33,7 +33,7 @@ def test_a_master_with_a_new_disk_goes_on_counting_in_queues_whose_messages_have
         last = [producer.send(Message("rare", b"old")) for _ in range(5)][-1]
         assert last.offset == 4
         _, at = parse_offset_message_id(last.offset_id)
-        while min(one.runtime.begin or 0 for one in brokers.broker_statuses().values()) <= at:
+        while min(brokers.broker_status(node).runtime.begin or 0 for node in brokers.nodes) <= at:
             for _ in range(8):
                 producer.send(Message("busy", b"x" * 100_000))
     victim = brokers.followers(brokers.master())[0]
@@ -55,4 +55,4 @@ def test_a_master_with_a_new_disk_goes_on_counting_in_queues_whose_messages_have
         with brokers.admin() as admin:
             part = admin.read_at(brokers.nodes[node].client_address, "rare", 0, 5)
         assert [one.queue_offset for one in part.messages] == [5]
-        assert "misnumbered" not in brokers.broker_statuses()[node].runtime.conditions
+        assert "misnumbered" not in brokers.broker_status(node).runtime.conditions

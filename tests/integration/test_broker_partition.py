@@ -35,7 +35,7 @@ def test_parted_master_acknowledges_nothing(proxied_brokers: ProxiedBrokers) -> 
             brokers.master(other_than=old)
             load.history.wait_for_acks(100)
             answers = [lonely.answer_to(opaque).code for opaque in sent]
-        wait_until(lambda: not brokers.broker_statuses()[old].runtime.is_master, "the old master gives up")
+        wait_until(lambda: not brokers.broker_status(old).runtime.is_master, "the old master gives up")
         brokers.network.heal_all()
         load.history.wait_for_acks(100)
 

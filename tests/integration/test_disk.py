@@ -31,7 +31,7 @@ OBSERVED_S = 3.0
 
 def append_until_refused(group: Group, limit: int = 200) -> DLedgerError:
     """Append 100 KiB at a time until that fails for good; gives the error."""
-    with closing(group.client(timeout_s=4.0)) as client:
+    with closing(group.client(timeout_s=10.0)) as client:
         for number in range(limit):
             value = b"fill-%d " % number + b"." * (100 << 10)
             began = time.monotonic()
@@ -96,20 +96,20 @@ def run_second(group: Group, node: NodeId) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, check=False, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
 
 
-def test_second_process_on_one_directory_is_refused(group: Group) -> None:
+def test_second_process_on_one_directory_is_refused(steady: Group) -> None:
     """flock: the second one ends with a message that says why; the first one notices nothing (trap 15)."""
-    group.append(10)
-    term = group.term()
+    steady.append(10)
+    term = steady.term()
 
-    second = run_second(group, N0)
+    second = run_second(steady, N0)
 
     assert second.returncode not in (0, 70)
     assert "Traceback" not in second.stderr
-    assert str(group.store_dir(N0)) in second.stderr
+    assert str(steady.store_dir(N0)) in second.stderr
     assert "process" in second.stderr
-    group.append(10)
-    assert group.term() == term
-    group.verify()
+    steady.append(10)
+    assert steady.term() == term
+    steady.verify()
 
 
 # --- damage ----------------------------------------------------------------------------------------------------------
@@ -173,14 +173,14 @@ def test_node_without_its_entries_does_not_vote_before_it_has_caught_up(group: G
 
     group.start(victim, extra=["--repair"])
     assert_no_leader_for(group, OBSERVED_S)
-    assert not group.statuses()[victim].voter
-    assert group.statuses()[other].committed_index >= 0
+    assert not group.status(victim).voter
+    assert group.status(other).committed_index >= 0
     group.start(leader)
     group.leader()
     group.append(10)
 
     group.verify()
-    assert group.statuses()[victim].voter
+    assert group.status(victim).voter
 
 
 def test_two_lost_disks_do_not_begin_anew_while_the_third_has_everything(group: Group) -> None:
@@ -198,7 +198,7 @@ def test_two_lost_disks_do_not_begin_anew_while_the_third_has_everything(group: 
     group.start(lost[1])
     assert_no_leader_for(group, OBSERVED_S)
 
-    assert group.statuses()[leader].committed_index == statuses[leader].committed_index
+    assert group.status(leader).committed_index == statuses[leader].committed_index
 
 
 def test_repair_of_a_sound_node_changes_nothing(group: Group) -> None:
@@ -262,7 +262,7 @@ def test_follower_behind_an_expired_head_is_installed_again(make_group: Callable
     group.start_all()
     group.append(200, size=1000)
     victim = group.followers(group.leader())[0]
-    behind = group.statuses()[victim].end_index
+    behind = group.status(victim).end_index
     group.kill(victim)
     leader = group.leader()
     group.append(2000, size=1000)
@@ -273,7 +273,7 @@ def test_follower_behind_an_expired_head_is_installed_again(make_group: Callable
     statuses = group.wait_converged()
 
     assert statuses[victim].begin_index > behind
-    wait_until(lambda: len({one.begin_position for one in group.statuses().values()}) == 1, "all expire alike")
+    wait_until(lambda: len({one.begin_position for one in group.told_by().values()}) == 1, "all expire alike")
     group.verify()
 
 

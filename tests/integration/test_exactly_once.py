@@ -101,7 +101,7 @@ def test_every_entry_is_stored_once_while_leaders_are_killed(make_group: Callabl
     digests = group.digests()
     assert len(set(digests.values())) == 1
     with DLedgerClient(group.addresses) as client:
-        log = read_log(client, 0, max(one.committed_index for one in group.statuses().values()))
+        log = read_log(client, 0, max(one.committed_index for one in group.told_by().values()))
     counts = Counter(body for body in log.values() if body is not None)
     assert [body for body, count in counts.items() if count > 1] == []
     assert sorted(counts) == sorted(load.acked)

@@ -13,7 +13,7 @@ from tests.integration.conftest import Adopt
 from tests.integration.harness import ProxiedGroup
 from tests.support.false_alarms import assert_no_false_election
 
-TIMEOUT_S = 6.0
+TIMEOUT_S = 12.0
 """The election timeout: so long that no busy machine takes as long for an election."""
 
 
@@ -61,7 +61,7 @@ def replacement_s(group: LocalGroup) -> float:
         leader = group.leader()
         started = time.monotonic()
         group.kill(leader)
-        group.leader(timeout_s=30, other_than=leader)
+        group.leader(other_than=leader)
         took = time.monotonic() - started
         assert client.append(b"after").index > first.index
         assert [entry.body for entry in client.read(first.index, count=1)] == [b"before"]

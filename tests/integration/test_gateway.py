@@ -17,11 +17,12 @@ from rocketstore.pb import service_pb2 as pbs
 from tests.integration.broker_harness import QUEUES, BrokerGroup
 from tests.support.broker_load import TOPIC
 from tests.support.gateway_client import GatewayClient, message, producer_settings
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 ATTEMPTS: Final = 3
-"""As the official clients: at once, three times, 3 s each."""
-DEADLINE_S: Final = 3.0
+"""As the official clients: at once, three times."""
+DEADLINE_S: Final = 10.0
+"""Of each. Theirs have 3 s, and not the servers' processors to share."""
 SENDERS: Final = 4
 
 
@@ -77,7 +78,7 @@ class Load:
             for thread in threads:
                 thread.join()
 
-    def wait_for_acks(self, more: int, timeout_s: float = 30) -> None:
+    def wait_for_acks(self, more: int, timeout_s: float = PATIENCE_S) -> None:
         """Wait until so many more messages are acknowledged."""
         wanted = len(self.acknowledged) + more
         wait_until(lambda: len(self.acknowledged) >= wanted, f"{more} more are acknowledged", timeout_s)

@@ -12,7 +12,7 @@ import pytest
 
 from dledger.types import NodeId, Role
 from dledger_cli.local.group import HOST, free_ports
-from tests.integration.harness import N0, N1, N2, Group
+from tests.integration.harness import N0, N1, N2, STEADY, Group
 from tests.support.waiting import wait_until
 
 
@@ -59,7 +59,9 @@ def test_misconfigured_node_takes_no_part_and_harms_nobody(
 ) -> None:
     """It neither replicates nor votes, the two others serve in one term, and the logs name the difference."""
     directory = tmp_path_factory.mktemp("group")
-    group: Swapped | Stranger = Swapped(directory) if kind == "node id" else Stranger(directory)
+    group: Swapped | Stranger = (
+        Swapped(directory, settings=STEADY) if kind == "node id" else Stranger(directory, settings=STEADY)
+    )
     if isinstance(group, Stranger) and kind == "members":
         group.common_words = ("--set", "cluster_id=one")
     adopt(group).start_all()  # a group begins with all its members, which must have heard of that
@@ -81,7 +83,7 @@ def test_misconfigured_node_takes_no_part_and_harms_nobody(
 
     group.start(N2)
     leader = group.leader()
-    term = group.statuses()[leader].term
+    term = group.status(leader).term
     group.append(200)
     wait_until(
         lambda: any("n2" in line and "talk" in line for node in (N0, N1, N2) for line in group.logs(node).splitlines()),
@@ -91,7 +93,7 @@ def test_misconfigured_node_takes_no_part_and_harms_nobody(
     group.wait_for(
         lambda all_: {all_[node].committed_index for node in (N0, N1)} == {all_[leader].end_index}, "both have it all"
     )
-    statuses = group.statuses()
+    statuses = group.told_by(leader)
     assert leader in (N0, N1)
     assert statuses[leader].term == term
     if N2 in statuses:

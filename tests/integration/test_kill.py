@@ -26,18 +26,18 @@ def test_leader_is_killed_again_and_again(group: Group) -> None:
     group.verify()
 
 
-def test_killed_follower_catches_up(group: Group) -> None:
+def test_killed_follower_catches_up(steady: Group) -> None:
     """One of three may die at any time: the others go on, and it gets what it missed."""
-    with group.workload() as load:
+    with steady.workload() as load:
         load.history.wait_for_acks(100)
-        term, follower = group.term(), group.followers(group.leader())[0]
-        group.kill(follower)
+        term, follower = steady.term(), steady.followers(steady.leader())[0]
+        steady.kill(follower)
         load.history.wait_for_acks(300)
-        group.start(follower)
+        steady.start(follower)
         load.history.wait_for_acks(100)
 
-    group.verify()
-    assert group.term() == term, "a dead follower costs no election, nor does its return (pre-vote)"
+    steady.verify()
+    assert steady.term() == term, "a dead follower costs no election, nor does its return (pre-vote)"
 
 
 def test_killed_majority_stops_the_service_until_it_returns(group: Group) -> None:
@@ -48,7 +48,7 @@ def test_killed_majority_stops_the_service_until_it_returns(group: Group) -> Non
         for node in group.followers(survivor):
             group.kill(node)
         group.wait_for(lambda all_: all_[survivor].leader is None, "the survivor gives up its leader")
-        committed = group.statuses()[survivor].committed_index
+        committed = group.status(survivor).committed_index
         for node in group.followers(survivor):
             group.start(node)
         load.history.wait_for_acks(100)
@@ -62,12 +62,12 @@ def test_all_nodes_killed_at_once_keep_every_committed_entry(group: Group) -> No
     """Everybody dies under load; after the restart nobody's term or commit goes back (Raft: persistent state)."""
     with group.workload() as load:
         load.history.wait_for_acks(300)
-        before = group.statuses()
+        before = group.told_by()
         for node in group.nodes:
             group.kill(node)
         group.start_all()
         load.history.wait_for_acks(100)
-        after = group.statuses()
+        after = group.told_by()
 
     for node, status in before.items():
         assert after[node].term >= status.term
@@ -79,7 +79,7 @@ def test_all_nodes_killed_at_once_keep_every_committed_entry(group: Group) -> No
 def test_acknowledged_entries_survive_a_restart_without_any_load(group: Group) -> None:
     """Stop everybody gracefully, start everybody: the same log, and terms only grow."""
     group.append(500)
-    before, terms = group.verify(), {node: one.term for node, one in group.statuses().items()}
+    before, terms = group.verify(), {node: one.term for node, one in group.told_by().items()}
 
     codes = [group.stop(node) for node in group.nodes]
     group.start_all()
@@ -88,7 +88,7 @@ def test_acknowledged_entries_survive_a_restart_without_any_load(group: Group) -
 
     assert codes == [0, 0, 0]
     assert {index: after[index] for index in before} == before
-    assert all(one.term > terms[node] for node, one in group.statuses().items()), "every campaign is a new term"
+    assert all(one.term > terms[node] for node, one in group.told_by().items()), "every campaign is a new term"
 
 
 @pytest.mark.parametrize("size", [1, 5])

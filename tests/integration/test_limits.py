@@ -68,7 +68,7 @@ def _is_served(port: int) -> bool:
 @pytest.mark.parametrize("said", [b"", PREFACE[:10], PREFACE], ids=["nothing", "half a preface", "no settings"])
 def test_who_says_nothing_is_hung_up_on(make: MakeGroup, said: bytes) -> None:
     """``handshake_ms_max``: whoever does not say HTTP/2 in time holds no connection."""
-    group = make(handshake_ms_max=1000)
+    group = make(handshake_ms_max=6000)
     port = port_of(group)
     with unharmed(group), ExitStack() as links:
         began = time.monotonic()
@@ -77,9 +77,9 @@ def test_who_says_nothing_is_hung_up_on(make: MakeGroup, said: bytes) -> None:
             one.send(said)
         for one in idlers:
             one.frames()
-        took = time.monotonic() - began
+        took_s = time.monotonic() - began
 
-    assert 0.5 < took < 10
+    assert took_s > 5.5, "the setting's time; the default's would have ended"
 
 
 def test_idle_connections_are_closed(make: MakeGroup) -> None:

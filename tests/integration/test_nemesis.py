@@ -13,7 +13,7 @@ from tests.integration.conftest import Adopt
 from tests.integration.harness import ProxiedGroup
 
 ROUNDS = 6
-SERVICE_TIMEOUT_S = 20.0
+SERVICE_TIMEOUT_S = 90.0
 
 Fault = Callable[[ProxiedGroup, random.Random], Callable[[], None]]
 """Does harm, leaving some majority able to work, and gives what undoes it."""

@@ -38,14 +38,14 @@ def test_minority_commits_nothing_and_the_majority_goes_on(proxied: ProxiedGroup
     """The leader alone on one side: it must not acknowledge, the two others elect and do."""
     proxied.append(50)
     old = proxied.leader()
-    committed = proxied.statuses()[old].committed_index
+    committed = proxied.status(old).committed_index
 
     proxied.network.partition([old])
     lonely = append_to_one(proxied, old, b"to the minority")
     new = proxied.leader(other_than=old)
     crowded = append_to_one(proxied, new, b"to the majority", timeout_s=60)
     proxied.wait_deposed(old)
-    stuck_at = proxied.statuses()[old].committed_index
+    stuck_at = proxied.status(old).committed_index
     proxied.network.heal_all()
 
     assert lonely is not Outcome.ACKED

@@ -15,7 +15,7 @@ from dledger.rpc import tls
 from dledger.rpc.acceptor import UNKNOWN_MAX
 from dledger.types import NodeId
 from dledger_cli.local.group import HOST
-from tests.integration.harness import Group, undisturbed
+from tests.integration.harness import STEADY, Group, undisturbed
 from tests.support.certificates import files
 from tests.support.waiting import wait_until
 
@@ -51,7 +51,7 @@ def test_a_client_s_certificate_takes_no_place_of_a_member(make_group: Callable[
 
 def test_members_that_are_stopped_for_a_while_find_a_handful_of_messages(make_group: Callable[..., Group]) -> None:
     """Heartbeats, votes and pushes for a process that is stopped (SIGSTOP) do not pile up: it continues at once."""
-    group = make_group()
+    group = make_group(settings=STEADY)
     group.start_all()
     leader = group.leader()
     victim = group.followers(leader)[0]
@@ -63,7 +63,6 @@ def test_members_that_are_stopped_for_a_while_find_a_handful_of_messages(make_gr
         os.kill(group.pid(victim), signal.SIGCONT)
     group.wait_for(lambda all_: len({one.committed_index for one in all_.values()}) == 1, "it has caught up")
 
-    assert len(group.statuses()) == 3
     assert group.term() == term
     group.verify()
 
@@ -76,7 +75,7 @@ def crowding(port: int, held: ExitStack, context: object) -> Iterator[None]:
     def crowd() -> None:
         while not over.is_set():
             try:
-                link = held.enter_context(closing(socket.create_connection((HOST, port), timeout=5)))
+                link = held.enter_context(closing(socket.create_connection((HOST, port), timeout=60)))
                 held.enter_context(context.wrap_socket(link))  # type: ignore[attr-defined]
             except OSError:
                 continue
@@ -103,7 +102,7 @@ def test_connections_cost_a_bounded_number_of_descriptors(make_group: Callable[.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
     try:
-        group = make_group(settings={"segment_bytes": "1m", "max_entry_bytes": "256k"})
+        group = make_group(settings={**STEADY, "segment_bytes": "1m", "max_entry_bytes": "256k"})
         group.start_all()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -111,12 +110,10 @@ def test_connections_cost_a_bounded_number_of_descriptors(make_group: Callable[.
     before = descriptors(group, victim)
     with undisturbed(group), ExitStack() as held:
         for number in range(1500):
-            link = held.enter_context(closing(socket.create_connection((HOST, group.nodes[victim].peer_port), 20)))
+            link = held.enter_context(closing(socket.create_connection((HOST, group.nodes[victim].peer_port), 60)))
             if number % 2:
                 link.sendall(b"\x01\x00\x00\x01\x00part of it")
-        wait_until(
-            lambda: descriptors(group, victim) < before + UNKNOWN_MAX + 100, "a bounded number of descriptors", 20
-        )
+        wait_until(lambda: descriptors(group, victim) < before + UNKNOWN_MAX + 100, "a bounded number of descriptors")
         group.append(100)
 
     limits = Path(f"/proc/{group.pid(victim)}/limits").read_text()

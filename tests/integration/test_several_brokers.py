@@ -34,8 +34,12 @@ SMALL: Final = {
     "mappedFileSizeConsumeQueue": "4000",
     "maxHashSlotNum": "500",
     "maxIndexNum": "2000",
+    "election_timeout_ms_min": "8000",
+    "election_timeout_ms_max": "9000",
 }
-TIMEOUT_S: Final = 60
+GAP_MAX_S: Final = 7.0
+"""Less than it takes to wait for an election; a killed master's address says at once that it is gone."""
+TIMEOUT_S: Final = 120
 DISK_MIB: Final = 64
 
 
@@ -45,8 +49,8 @@ class _Sending:
 
     brokers: SeveralBrokers
     group: str
-    acknowledged: list[tuple[bytes, float, float]] = field(default_factory=list)
-    """Bodies, when each was acknowledged, and how long that took, in seconds."""
+    acknowledged: list[tuple[bytes, float]] = field(default_factory=list)
+    """Bodies, and when each was acknowledged, in seconds."""
     failure: BaseException | None = None
 
     def __post_init__(self) -> None:
@@ -69,7 +73,6 @@ class _Sending:
             number = 0
             while not self._stopping.is_set():
                 body = f"{self.group} {number}".encode()
-                began = time.monotonic()
                 try:
                     producer.send(Message(TOPIC, body))
                 except DLedgerError as error:
@@ -77,8 +80,7 @@ class _Sending:
                         self.failure = error
                         return
                 else:
-                    now = time.monotonic()
-                    self.acknowledged.append((body, now, now - began))
+                    self.acknowledged.append((body, time.monotonic()))
                 number += 1
                 self._stopping.wait(0.005)
 
@@ -87,23 +89,13 @@ class _Sending:
 
         def enough() -> bool:
             assert self.failure is None, self.failure
-            return sum(at > since_s for _, at, _ in self.acknowledged) >= count
+            return sum(at > since_s for _, at in self.acknowledged) >= count
 
         wait_until(enough, f"{count} messages to {self.group}", TIMEOUT_S)
 
-    def check_p99(self, before_s: float, harmed_s: float, after_s: float) -> None:
-        """Sends after another group was harmed took about as long as before."""
-        assert self._p99_s(harmed_s, after_s) < max(0.4, 10 * self._p99_s(0, before_s))
-
     def longest_gap_s(self) -> float:
         """The longest time without an acknowledgement."""
-        times = [at for _, at, _ in self.acknowledged]
-        return max(after - before for before, after in pairwise(times))
-
-    def _p99_s(self, begin_s: float, end_s: float) -> float:
-        """How long sends took that were acknowledged between two moments."""
-        took = sorted(one for _, at, one in self.acknowledged if begin_s < at <= end_s)
-        return took[min(len(took) - 1, len(took) * 99 // 100)]
+        return max(after - before for before, after in pairwise(at for _, at in self.acknowledged))
 
 
 @pytest.fixture
@@ -138,25 +130,21 @@ def _received(brokers: SeveralBrokers, group: str, wanted: set[bytes]) -> list[b
 def test_a_killed_process_concerns_the_groups_it_led_only(brokers: SeveralBrokers) -> None:
     """The group that it led goes on at another; others hardly notice; each has all it acknowledged, and only its own.
 
-    The bounds are wide because the processes share a busy machine. Alone, a killed master is replaced within half a
-    second; others that waited for the killed process, or for an election, would take longer than theirs.
+    Others that waited for an election, or as long for the killed process, would have a longer gap.
     """
     with _Sending(brokers, "a") as a, _Sending(brokers, "b") as b, _Sending(brokers, "c") as c:
         for one in (a, b, c):
             one.wait_acknowledged(100)
-        before_s = time.monotonic()
         brokers.kill(N0)
         killed_s = time.monotonic()
         for one in (a, b, c):
             one.wait_acknowledged(100, killed_s)
-        after_s = time.monotonic()
-        assert a.longest_gap_s() < 15
         for one in (b, c):
-            one.check_p99(before_s, killed_s, after_s)
+            assert one.longest_gap_s() < GAP_MAX_S
         assert brokers.master_of("a", other_than=N0) != N0
         brokers.start(N0)
     for one in (a, b, c):
-        sent = {body for body, _, _ in one.acknowledged}
+        sent = {body for body, _ in one.acknowledged}
         assert all(body.startswith(f"{one.group} ".encode()) for body in _received(brokers, one.group, sent))
     assert [brokers.stop(node) for node in brokers.nodes] == [0, 0, 0]
 
@@ -226,7 +214,7 @@ def test_a_group_whose_disks_are_full_stops_alone(tmp_path: Path) -> None:
 def test_a_full_disk_under_one_group_concerns_that_one_only(tmp_path: Path) -> None:
     """Its leader, whose disk is full, hands over and loses nothing; others on that machine hardly notice.
 
-    The bounds are those of a killed process.
+    The bound is that of a killed process.
     """
     brokers = SeveralBrokers(tmp_path, GROUPS, settings={**SMALL, "index_segment_bytes": "1m"})
     directory = brokers.root_dir_of(N0, "a")
@@ -236,16 +224,12 @@ def test_a_full_disk_under_one_group_concerns_that_one_only(tmp_path: Path) -> N
         with _Sending(brokers, "a") as a, _Sending(brokers, "b") as b, _Sending(brokers, "c") as c:
             for one in (a, b, c):
                 one.wait_acknowledged(100)
-            before_s = time.monotonic()
             fill(directory / "rest")
-            full_s = time.monotonic()
             assert brokers.master_of("a", TIMEOUT_S, other_than=N0) != N0
             for one in (a, b, c):
                 one.wait_acknowledged(100, time.monotonic())
-            after_s = time.monotonic()
-            assert a.longest_gap_s() < 15
             for one in (b, c):
-                one.check_p99(before_s, full_s, after_s)
+                assert one.longest_gap_s() < GAP_MAX_S
             assert [_conditions(brokers, N0, group) for group in GROUPS] == [["disk_full"], [], []]
             assert [brokers.master_of(group) for group in "bc"] == [N1, N2]
 
@@ -255,7 +239,7 @@ def test_a_full_disk_under_one_group_concerns_that_one_only(tmp_path: Path) -> N
             for one in (a, b, c):
                 one.wait_acknowledged(100, time.monotonic())
         for one in (a, b, c):
-            _received(brokers, one.group, {body for body, _, _ in one.acknowledged})
+            _received(brokers, one.group, {body for body, _ in one.acknowledged})
 
 
 def _stop_all(brokers: SeveralBrokers) -> None:

@@ -25,7 +25,7 @@ from dledger_cli.local.brokers import LocalBrokers
 from dledger_cli.local.group import HOST
 from rocketstore.client import Admin
 from rocketstore.message.message import Message
-from tests.integration.harness import N0, N1, Group, like_the_members, undisturbed
+from tests.integration.harness import N0, N1, STEADY, Group, like_the_members, undisturbed
 from tests.support.certificates import expire, files
 from tests.support.grpc_client import channel_credentials
 from tests.support.peer_wire import PeerWire, handshake_frame
@@ -35,7 +35,7 @@ from tests.support.waiting import wait_until
 @pytest.fixture
 def secured(make_group: Callable[..., Group]) -> Group:
     """Three nodes that speak TLS and have a leader."""
-    made = make_group(tls=True)
+    made = make_group(tls=True, settings=STEADY)
     made.start_all()
     made.leader()
     return made
@@ -232,7 +232,7 @@ def test_peer_ports_take_no_clients(secured: Group) -> None:
             grpc.secure_channel(leader.grpc_address, credentials) as channel,
             pytest.raises(grpc.RpcError) as raised,
         ):
-            channel.unary_unary("/dledger.v1.RaftService/Vote", None, None)(b"", timeout=5)
+            channel.unary_unary("/dledger.v1.RaftService/Vote", None, None)(b"", timeout=60)
 
     assert frame is not None
     assert frame[0] is FrameKind.REFUSAL

@@ -77,7 +77,7 @@ def delivered(brokers: BrokerGroup) -> Counter[bytes]:
 
 def open_count(brokers: BrokerGroup) -> int:
     """Transactions that the master knows as open; -1 while it does not know."""
-    info = brokers.broker_statuses()[brokers.master()].table
+    info = brokers.broker_status(brokers.master()).table
     return int(info["transactionsOpen"]) if info.get("transactionsReady") == "true" else -1
 
 
