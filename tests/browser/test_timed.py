@@ -37,7 +37,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
             )
         made.producer.send(Message("invoices", b"", keys="invoice-1", deliver_at=begin_ms + 20 * 24 * HOUR_MS))
         made.producer.send(Message("orders", b"tea", delay_level=17))
-        wait_until(lambda: made.server.store.wait_dispatched(1), "all are listed")
+        wait_until(lambda: made.server.store.wait_dispatched(60), "all are listed")
         yield made
 
 

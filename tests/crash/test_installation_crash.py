@@ -117,7 +117,7 @@ class Installed:
         fetcher.start()
         fetcher.want(SnapshotFetch(N1, LogIndex(20)))
         assert done.wait(30)
-        fetcher.stop(10)
+        fetcher.stop(60)
         self.host.stop(graceful=False)
         assert not self.failed.is_set()
 

@@ -71,10 +71,10 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             made.put(broker, topic, count)
         for _ in range(3):
             assert broker.store.put(Message("T", b"later", 0, {"DELAY": "18"})).ok
-        assert broker.store.wait_dispatched(10)
+        assert broker.store.wait_dispatched(60)
         assert state.wait(lambda done: state.commit_offsets("g", [("T", 0, COMMITTED)], done=done)).ok
         assert state.wait(lambda done: state.delete_topic("D", done)).ok
-        assert broker.store.wait_dispatched(10)
+        assert broker.store.wait_dispatched(60)
         broker.store.flush()
         state.flush()
         if end == "killed":

@@ -117,7 +117,7 @@ class _Bench:
 
     def stop(self) -> None:
         self.driver.stop()
-        assert self.timers.stop(5)
+        assert self.timers.stop(60)
 
 
 def test_a_new_term_is_durable_before_its_vote_requests_leave() -> None:

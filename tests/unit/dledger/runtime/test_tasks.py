@@ -23,7 +23,7 @@ def thread() -> Iterator[TaskThread]:
     made = TaskThread("tasks", Clock(), _unfailing())
     made.start()
     yield made
-    assert made.stop(5)
+    assert made.stop(60)
 
 
 class Stepped:
@@ -50,8 +50,8 @@ def test_a_task_without_a_due_time_steps_only_when_woken(thread: TaskThread) -> 
 
     task.wake()
     wait_until(lambda: idle.count == 2, "it steps when woken")
-    assert other.stop(5)
-    assert task.stop(5)
+    assert other.stop(60)
+    assert task.stop(60)
 
 
 def test_a_task_steps_when_it_is_due_and_not_before() -> None:
@@ -76,7 +76,7 @@ def test_a_task_steps_when_it_is_due_and_not_before() -> None:
         task.start()
     thread.start()
     wait_until(lambda: len(stepped) == 2, "both step again")
-    assert thread.stop(5)
+    assert thread.stop(60)
 
     assert all(stepped[name] >= due[name] for name in due)
     assert stepped["early"] <= stepped["late"]
@@ -124,7 +124,7 @@ def test_a_wake_up_during_a_step_leads_to_another_step(thread: TaskThread) -> No
     go_on.set()
 
     wait_until(lambda: len(steps) == 2, "it steps again")
-    assert task.stop(5)
+    assert task.stop(60)
 
 
 def test_a_task_that_fails_ends_alone(thread: TaskThread) -> None:
@@ -148,7 +148,7 @@ def test_a_task_that_fails_ends_alone(thread: TaskThread) -> None:
     of_the_same = Task(thread, sibling.step, failing)
     of_the_same.start()
     wait_until(lambda: not of_the_same.is_alive, "what failed with it steps no more")
-    assert after.stop(5)
+    assert after.stop(60)
 
 
 def test_stop_waits_for_the_step_in_progress(thread: TaskThread) -> None:
@@ -169,7 +169,7 @@ def test_stop_waits_for_the_step_in_progress(thread: TaskThread) -> None:
 
     go_on.set()
 
-    assert task.stop(5)
+    assert task.stop(60)
     assert done == [None]
     assert not task.is_alive
 
@@ -179,7 +179,7 @@ def test_a_task_may_stop_itself(thread: TaskThread) -> None:
     told: list[bool] = []
 
     def step() -> None:
-        told.append(task.stop(5))
+        told.append(task.stop(60))
 
     task = Task(thread, step, _unfailing())
     task.start()
@@ -205,4 +205,4 @@ def test_a_task_steps_neither_before_its_start_nor_after_its_end(thread: TaskThr
     wait_until(lambda: other.count > seen + 5, "the thread has looked again")
 
     assert stepped.count == 0
-    assert marker.stop(5)
+    assert marker.stop(60)

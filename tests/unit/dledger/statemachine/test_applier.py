@@ -314,7 +314,7 @@ def test_what_waits_is_told_when_the_node_stops(tmp_path: Path) -> None:
     applier, answers, told = applier_of(GivenLog([]), tmp_path, History()), list[object](), list[object]()
     submit(applier, 3, 1, 1, answers)
     applier.when_applied(LogIndex(3), 1 << 60, lambda: told.append("applied"), told.append)
-    applier.stop(1)
+    applier.stop(60)
     assert [type(one) for one in (*answers, *told)] == [ShutdownError, ShutdownError]
     assert len(applier.waiters) == 0
 

@@ -162,7 +162,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     )
     made.fetcher.start()
     yield made
-    made.fetcher.stop(10)
+    made.fetcher.stop(60)
     assert not failed.is_set()
 
 

@@ -274,7 +274,7 @@ def test_a_broker_tells_of_topics_groups_and_its_store(exporter: Exporter, broke
     for topic, count in (("one", 3), ("two", 2), ("three", 1), ("four", 1)):
         for _ in range(count):
             assert store.put(Message(topic, b"x" * 100)).ok
-    store.wait_dispatched(10)
+    store.wait_dispatched(60)
     store.get("one", 0, 0, max_count=2, group="readers")
     store.get("one", 0, 3, max_count=2, group="readers")
     store.flush()

@@ -31,7 +31,7 @@ def sink() -> FakeSink:
 def service(log: FakeLog, sink: FakeSink) -> Iterator[DispatchService]:
     service = DispatchService(log, [sink])
     yield service
-    service.stop(5)
+    service.stop(60)
 
 
 def offsets(sink: FakeSink) -> list[int]:
@@ -43,7 +43,7 @@ def test_what_comes_is_dispatched_when_woken(log: FakeLog, sink: FakeSink, servi
     for end in (100, 300, 1000):
         log.max_offset = end
         service.wake()
-        assert service.wait_dispatched(5)
+        assert service.wait_dispatched(60)
 
     assert offsets(sink) == list(range(0, 1000, 100))
     assert service.behind_bytes() == 0
@@ -83,7 +83,7 @@ def test_a_put_that_comes_right_before_it_falls_asleep_is_dispatched(
 def test_a_sleeping_thread_does_not_scan(log: FakeLog, service: DispatchService) -> None:
     log.max_offset = 100
     service.start()
-    assert service.wait_dispatched(5)
+    assert service.wait_dispatched(60)
     wait_until(lambda: service._asleep, "the thread sleeps")
     scans = len(log.scans)
 
@@ -169,13 +169,13 @@ def test_a_position_beyond_the_log_waits(log: FakeLog, sink: FakeSink, service: 
     log.max_offset = 100
     service.begin_at(300)
     service.start()
-    assert service.wait_dispatched(5)
+    assert service.wait_dispatched(60)
     assert service.behind_bytes() == 0
 
     log.max_offset = 400
     service.wake()
 
-    assert service.wait_dispatched(5)
+    assert service.wait_dispatched(60)
     assert offsets(sink) == [300]
 
 
@@ -197,8 +197,8 @@ def test_listeners_hear_of_what_can_be_read(log: FakeLog, sink: FakeSink, servic
     service.add_listener(listen)
     log.max_offset = 300
     service.start()
-    assert service.wait_dispatched(5)
-    service.stop(5)
+    assert service.wait_dispatched(60)
+    service.stop(60)
 
     assert heard == [(0, 300, True), (100, 300, True), (200, 300, True)]
 
@@ -234,14 +234,14 @@ def test_who_waits_hears_of_a_failure_at_once(log: FakeLog, sink: FakeSink) -> N
     service = DispatchService(log, [sink])
     log.failure, log.max_offset = DAMAGE, 100
     answers: list[bool] = []
-    waiter = threading.Thread(target=lambda: answers.append(service.wait_dispatched(60)))
+    waiter = threading.Thread(target=lambda: answers.append(service.wait_dispatched(3600)))
     waiter.start()
     service.start()
 
     waiter.join(60)
 
     assert answers == [False]
-    service.stop(1)
+    service.stop(60)
 
 
 def test_a_listeners_exception_stops_dispatch(log: FakeLog, sink: FakeSink) -> None:
@@ -266,7 +266,7 @@ def test_a_full_disk_is_tried_again(
     log.max_offset = 300
     service.start()
 
-    assert service.wait_dispatched(10)
+    assert service.wait_dispatched(60)
     assert offsets(sink) == [0, 100, 200]
 
 
@@ -338,7 +338,7 @@ def test_stop_dispatches_what_is_there(log: FakeLog, sink: FakeSink, service: Di
     service.start()
     log.max_offset = 1000
 
-    assert service.stop(5)
+    assert service.stop(60)
     assert len(sink.heads) == 10
 
 

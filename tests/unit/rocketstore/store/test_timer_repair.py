@@ -35,7 +35,7 @@ def fill(store: MessageStore) -> None:
         send(store, number, DUE_MS + number % 2 * HOUR_MS)
     host = Message("T", b"").store_host
     assert store.put(recall_message(4, DUE_MS + 4, "04", host, 1)).ok
-    assert store.wait_dispatched(20)
+    assert store.wait_dispatched(60)
 
 
 def truncated(path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_damaged_hour_is_built_again_as_it_was(config: MessageStoreConfig, har
         store.flush()
         path = store.timers.path(HOUR)
         whole, numbers = path.read_bytes(), store.timers.open_count(1)
-        store._rounds._scrubbing.stop(10)  # its work is done step by step here
+        store._rounds._scrubbing.stop(60)  # its work is done step by step here
         harm(path)
         with pytest.raises(CorruptLogError, match="built again"):
             store.timers.entries(HOUR)
@@ -83,11 +83,11 @@ def test_what_comes_while_an_hour_is_damaged_and_while_it_is_built_is_in_it(
     """Nothing is lost: dispatch goes on, also if the file is missing when it wants to write."""
     with running(config) as store:
         fill(store)
-        store._rounds._scrubbing.stop(10)
+        store._rounds._scrubbing.stop(60)
         path = store.timers.path(HOUR)
         path.unlink()
         send(store, 40)
-        assert store.wait_dispatched(20)
+        assert store.wait_dispatched(60)
         assert store.timers.damaged() == [HOUR]
         store.flush()
         read = store.log.read_together
@@ -97,14 +97,14 @@ def test_what_comes_while_an_hour_is_damaged_and_while_it_is_built_is_in_it(
             if not sent:
                 sent.append(41)
                 send(store, 41)
-                assert store.wait_dispatched(20)
+                assert store.wait_dispatched(60)
             return read(places)
 
         monkeypatch.setattr(store.log, "read_together", read_late)
         store._rounds.scrub.step()
         assert is_sound(store)
         send(store, 42)
-        assert store.wait_dispatched(20)
+        assert store.wait_dispatched(60)
         origins = [int(one["due_ms"]) - DUE_MS for one in store.timers.entries(HOUR)]
         assert origins == [*range(0, 30, 2), 4, 40, 41, 42]
         store.flush()
@@ -126,7 +126,7 @@ def test_what_cannot_be_read_yet_is_tried_again(config: MessageStoreConfig, monk
     """The condition says why; the hour is not given up."""
     with running(config) as store:
         fill(store)
-        store._rounds._scrubbing.stop(10)
+        store._rounds._scrubbing.stop(60)
         flipped(store.timers.path(HOUR))
         with pytest.raises(CorruptLogError):
             store.timers.entries(HOUR)
@@ -145,7 +145,7 @@ def test_an_hour_that_is_over_needs_no_file(config: MessageStoreConfig) -> None:
     """T4: it is settled while it is damaged."""
     with running(config) as store:
         fill(store)
-        store._rounds._scrubbing.stop(10)
+        store._rounds._scrubbing.stop(60)
         flipped(store.timers.path(HOUR))
         with pytest.raises(CorruptLogError):
             store.timers.entries(HOUR)
@@ -165,6 +165,6 @@ def test_a_start_builds_all_hours_again_as_they_were(config: MessageStoreConfig,
     assert [len(one) // ENTRY.size for one in whole] == [16, 15]
     harm(paths[1])
     with running(config) as store:
-        assert store.wait_dispatched(20)
+        assert store.wait_dispatched(60)
         assert [path.read_bytes() for path in paths] == whole
         assert store.timers.open_count(1)[0] == 29

@@ -119,7 +119,7 @@ def standing(master: Path, other: Path) -> LogStanding:
 def assert_serves_everything(root: Path) -> None:
     """Opened as a broker, all messages are in their queues and found by key, and new ones continue the queues."""
     with running(small_config(root)) as store:
-        assert store.wait_dispatched(20)
+        assert store.wait_dispatched(60)
         assert [bodies(store, queue) for queue in range(2)] == [list(range(queue, COUNT, 2)) for queue in range(2)]
         assert [with_key(store, number) for number in (0, 99, 100, COUNT - 1)] == [[0], [99], [100], [COUNT - 1]]
         fill(store, 2, first=COUNT)

@@ -105,6 +105,15 @@ class PopBroker:
         change = ChangeInvisible(GROUP, TOPIC, message.handle, duration_ms, **more)
         return self.run(self.broker.popping.change_invisible(change))
 
+    def end_together(self, messages: Sequence[PoppedRecord]) -> None:
+        """Have the leases of these end at the same time, soon, however long it took to receive them all."""
+
+        async def change_all() -> None:
+            changes = [ChangeInvisible(GROUP, TOPIC, one.handle, 500) for one in messages]
+            await asyncio.gather(*map(self.broker.popping.change_invisible, changes))
+
+        self.run(change_all())
+
     def give_up(self, message: PoppedRecord, reason: str = "") -> PopResult:
         """To the dead letters."""
         return self.run(self.broker.popping.dead_letter(DeadLetter(GROUP, TOPIC, message.handle, reason)))

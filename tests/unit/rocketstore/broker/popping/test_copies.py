@@ -51,7 +51,7 @@ def again(path: Path) -> list[bytes]:
     """Messages whose leases have ended together, as they come again."""
     with PopBroker(path) as pop:
         pop.send([b"%d" % number for number in range(COUNT)])
-        pop.receive_all(COUNT, invisible_ms=1000)
+        pop.end_together(pop.receive_all(COUNT, invisible_ms=60_000))
         found = sorted(bodies(pop.receive_all(COUNT, invisible_ms=60_000)))
         wait_until(lambda: pop.window().commit == COUNT, "the originals are settled")
         return found
@@ -90,7 +90,7 @@ def test_a_large_copy_that_is_refused_keeps_no_other_one_back(tmp_path: Path, mo
     small = [b"%d" % number for number in range(COUNT)]
     with PopBroker(tmp_path) as pop:
         pop.send([*small[:10], large, *small[10:]])
-        pop.receive_all(COUNT + 1, invisible_ms=1000)
+        pop.end_together(pop.receive_all(COUNT + 1, invisible_ms=60_000))
         found = bodies(pop.receive_all(COUNT, invisible_ms=60_000))
 
     assert sorted(found) == sorted(small)
@@ -124,7 +124,7 @@ def test_copies_of_unknown_outcome_are_looked_for(
         sent = [b"%d" % number for number in range(COUNT)]
         pop.send(sent)
         begun.set()
-        pop.receive_all(COUNT, invisible_ms=1000)
+        pop.end_together(pop.receive_all(COUNT, invisible_ms=60_000))
         found = bodies(pop.receive_all(COUNT, invisible_ms=60_000))
         wait_until(lambda: pop.window().commit == COUNT + 1, "the originals are settled")
         copied = [one.body for one in pop.stored(retry_topic_of(GROUP, TOPIC))]

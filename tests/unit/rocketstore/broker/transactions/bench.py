@@ -59,7 +59,7 @@ class Broker:
 
     def messages(self, topic: str = TOPIC, queue_id: int = 0) -> list[Message]:
         """What a queue holds."""
-        wait_until(lambda: self.store.wait_dispatched(1), "all is dispatched", WAIT_S)
+        wait_until(lambda: self.store.wait_dispatched(60), "all is dispatched", WAIT_S)
         found: list[Message] = []
         at = max(0, self.store.min_offset(topic, queue_id))
         while (result := self.store.get(topic, queue_id, at, max_count=32)).status is GetMessageStatus.FOUND:

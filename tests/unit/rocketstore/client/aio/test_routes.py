@@ -223,6 +223,7 @@ async def test_brokers_that_were_just_found_are_not_looked_up_again(monkeypatch:
     """A command that asks them several things does not wait between them; after a failure they are, all the same."""
     source = Source(data(("a", 2)))
     async with cached(source) as cache:
+        monkeypatch.setattr(routes, "UNKNOWN_REFRESH_S", 3600.0)
         await cache.find_brokers()
         await cache.find_brokers()
         assert source.asked == 1

@@ -54,11 +54,12 @@ def bodies(messages: list[PoppedMessage]) -> list[bytes]:
 async def test_what_is_acknowledged_never_comes_again(broker: PopBroker) -> None:
     """The rest does, when its time is over, with one more attempt and the topic that it was sent to."""
     await asyncio.to_thread(broker.send, [b"a", b"b"])
-    async with simple(broker, invisible_s=1.0) as consumer:
+    async with simple(broker, invisible_s=60.0) as consumer:
         first, second = await consumer.receive(2)
         assert (first.body, first.attempts, first.topic, first.queue.topic) == (b"a", 0, TOPIC, TOPIC)
         await consumer.ack(first)
-        (again,) = await consumer.receive(2, 20.0)
+        await consumer.change_invisible(second, 0.5)
+        (again,) = await consumer.receive(2, 60.0)
         assert (again.body, again.attempts, again.topic) == (b"b", 1, TOPIC)
         assert again.queue.topic == f"%RETRY%{GROUP}_{TOPIC}"
         with pytest.raises(NotFoundError):
@@ -249,15 +250,16 @@ async def test_only_what_is_wanted_comes(broker: PopBroker) -> None:
         assert bodies(await consumer.receive()) == [b"other"]
 
 
+@pytest.mark.slow  # for the time that it was not kept
 @on_loop
 async def test_a_message_can_be_given_back_or_kept(broker: PopBroker) -> None:
     """By its new handle: the message knows it."""
     await asyncio.to_thread(broker.send, [b"a"])
-    async with simple(broker, invisible_s=1.0) as consumer:
+    async with simple(broker, invisible_s=5.0) as consumer:
         (message,) = await consumer.receive(1)
-        await consumer.change_invisible(message, 60.0)
-        assert message.expires_at > asyncio.get_running_loop().time() + 50
-        assert await consumer.receive(1, 1.5) == []
+        await consumer.change_invisible(message, 3600.0)
+        assert message.expires_at > asyncio.get_running_loop().time() + 3000
+        assert await consumer.receive(1, 5.5) == []
         await consumer.change_invisible(message, 0, is_attempt=False)
         (again,) = await consumer.receive(1, 20.0)
         assert again.attempts == 0
@@ -298,19 +300,22 @@ async def test_handlers_acknowledge_or_have_it_come_again(broker: PopBroker) -> 
 
 
 @on_loop
-async def test_what_a_handler_works_on_stays_invisible(broker: PopBroker) -> None:
-    """For longer than ``invisible_s``: its time is prolonged."""
+async def test_what_a_handler_works_on_stays_invisible(broker: PopBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For as long as it works: its time is prolonged again and again, long before it is over."""
+    monkeypatch.setattr(simple_consumer, "RENEW_SHARE", 0.001)
     await asyncio.to_thread(broker.send, [b"slow"])
     done = asyncio.Event()
     calls = 0
 
-    async def handler(_: PoppedMessage) -> None:
+    async def handler(message: PoppedMessage) -> None:
         nonlocal calls
         calls += 1
-        await asyncio.sleep(2.5)
+        for _ in range(3):
+            before = message.expires_at
+            await until(lambda before=before: message.expires_at > before, "it is prolonged")  # type: ignore[misc]
         done.set()
 
-    async with simple(broker, invisible_s=1.0) as consumer:
+    async with simple(broker, invisible_s=60.0) as consumer:
         running = asyncio.create_task(consumer.run(handler, workers=2))
         await done.wait()
         await until(lambda: broker.window().commit == 1, "it is acknowledged")
