@@ -33,10 +33,8 @@ from dledger.server import DLedgerServer
 from dledger.types import TlsServerMode
 from dledger.values import address_text, host_of
 from rocketstore.broker.broker import Broker, ClientQuotas, LoopTools, Storage
-from rocketstore.broker.hosts import resolve
-from rocketstore.broker.mastership import Mastership
+from rocketstore.broker.mastership import GroupView, Mastership, group_view, resolve
 from rocketstore.broker.measurements import ServiceCounters
-from rocketstore.broker.ports import GroupView, group_view
 from rocketstore.broker.reading import ReadThreads
 from rocketstore.broker_config import HA_PORT_OFFSET, BrokerConfig
 from rocketstore.broker_remoting.registration import NameServerRegistration

@@ -29,9 +29,8 @@ from dledger.server import DLedgerServer
 from dledger.store.identity import layout_of
 from rocketstore.broker.broker import Storage
 from rocketstore.broker.clock_watch import ClockWatch
-from rocketstore.broker.mastership import CatchUp
+from rocketstore.broker.mastership import CatchUp, GroupView, is_leader
 from rocketstore.broker.measurements import BrokerMeasurements, measure
-from rocketstore.broker.ports import GroupView, is_leader
 from rocketstore.broker.role_change import BrokerRoleChange
 from rocketstore.broker.schedule import ScheduleService
 from rocketstore.broker.timed.service import TimedService

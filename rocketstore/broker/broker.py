@@ -15,27 +15,20 @@ from dledger.conditions import Conditions
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.clients.answers import AnswerRoom
 from rocketstore.broker.groups import Groups
-from rocketstore.broker.hosts import MemberHosts
 from rocketstore.broker.live_config import LiveConfig
-from rocketstore.broker.long_polling import WaitingPulls
-from rocketstore.broker.mastership import Mastership
+from rocketstore.broker.mastership import Mastership, MemberHosts, StateChanges
 from rocketstore.broker.measurements import ServiceCounters
 from rocketstore.broker.offsets import Offsets
-from rocketstore.broker.popping.build import make_popping
-from rocketstore.broker.pull import PullService
+from rocketstore.broker.popping.service import make_popping
+from rocketstore.broker.pull import PullService, WaitingPulls
 from rocketstore.broker.reading import QueueReading, ReadThreads, RecordReader, SubscriptionFilters
-from rocketstore.broker.retention import TopicRetention
 from rocketstore.broker.retries import Retries
 from rocketstore.broker.schedule import ScheduleService
 from rocketstore.broker.sending import Sending
-from rocketstore.broker.state_changes import StateChanges
-from rocketstore.broker.stats import Stats
-from rocketstore.broker.timed.sends import TimedSends
-from rocketstore.broker.timed.service import TimedService
-from rocketstore.broker.topics import CreationQuota, Topics
-from rocketstore.broker.transactions.asking import ProducerChecks
-from rocketstore.broker.transactions.begins import HalfMessages, TransactionEnds
-from rocketstore.broker.transactions.service import TransactionService
+from rocketstore.broker.statistics import Stats
+from rocketstore.broker.timed.service import TimedSends, TimedService
+from rocketstore.broker.topics import CreationQuota, TopicRetention, Topics
+from rocketstore.broker.transactions.service import HalfMessages, ProducerChecks, TransactionEnds, TransactionService
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.message import HostAddress
 from rocketstore.state.broker_state import BrokerState

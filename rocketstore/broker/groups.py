@@ -1,29 +1,167 @@
-"""Producer and consumer groups: who is in them, who has which queue to itself, and which consumers hear of changes."""
+"""Producer and consumer groups: who is in them, who has which queue to itself, and which consumers hear of changes.
+
+**Locks** give a client of a group exclusive use of a queue, for ordered consumption. They are in memory, on masters. A
+new master knows no locks, as in RocketMQ: clients keep theirs for 30 s without a renewal, so during that time two of
+them may receive messages of one queue. A master that is cut off from its group grants locks until it steps down, after
+an election timeout without a quorum, like sends that it takes and cannot store.
+
+**Notices** tell the consumers of a group that its members have changed. Each change concerns every member, and makes
+every member ask for the list: a thousand consumers that join one by one would cause half a million of both. So changes
+that follow each other closely are told together, later the more consumers there are to tell.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from dledger.access.rules import RETRY_PREFIX
 from dledger.conditions import ConditionKind, Conditions
 from rocketstore.broker.clients import ClientLink, ClientTables, Heartbeat, Trouble
 from rocketstore.broker.live_config import LiveConfig
-from rocketstore.broker.locks import QueueLocks
-from rocketstore.broker.mastership import Mastership
-from rocketstore.broker.notices import Notices
+from rocketstore.broker.mastership import Mastership, StateChanges
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.retries import Retries, retry_topic
-from rocketstore.broker.state_changes import StateChanges
 from rocketstore.broker.topics import TopicNews
 from rocketstore.state.attributes import TopicRequestMode
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import GroupConfig, check_group
 from rocketstore.types import MessageModel, QueueKey
+
+INTERVAL_S: Final = 0.1
+"""The least time between two rounds."""
+NOTICES_PER_S: Final = 2000
+"""Of all groups, on average."""
+AT_ONCE_MAX: Final = 500
+"""How many are told before others get their turn."""
+
+
+class Notices:
+    """On the loop. ``links_of`` gives the consumers of a group that are to be told."""
+
+    def __init__(self, links_of: Callable[[str], Iterable[ClientLink]]) -> None:
+        self._links_of = links_of
+        self._changed: dict[str, None] = {}  # in the order of their changes
+        self._links: deque[ClientLink] = deque()  # the rest of one group
+        self._group = ""
+        """The group of ``_links``."""
+        self._timer: asyncio.Handle | None = None
+
+    def changed(self, group: str) -> None:
+        """Tell this group's consumers: in the next turn of the loop, unless others were told just now."""
+        self._changed[group] = None
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_soon(self._tell)
+
+    def close(self) -> None:
+        """Tell nobody any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _tell(self) -> None:
+        if not self._changed and not self._links:
+            self._timer = None
+            return
+        told = 0
+        while told < AT_ONCE_MAX and (self._links or self._changed):
+            if not self._links:
+                self._group = next(iter(self._changed))
+                del self._changed[self._group]
+                self._links.extend(self._links_of(self._group))
+            while self._links and told < AT_ONCE_MAX:
+                self._links.popleft().members_changed(self._group)
+                told += 1
+        self._timer = asyncio.get_running_loop().call_later(max(INTERVAL_S, told / NOTICES_PER_S), self._tell)
+
+
+LOCK_S: Final = 60.0
+"""RocketMQ's: a lock not renewed for this long is free."""
+LOCKS_MAX: Final = 500_000
+FORGOTTEN: Final = 2
+"""Expired locks that go for each one that is asked for, of the same owner and of all: faster than new ones come."""
+NAME_CHARS_MAX: Final = 1024
+
+
+class _Lock(NamedTuple):
+    client_id: str
+    renewed_at: float
+    owner: str
+    """Whose share of the locks it takes up: an account, or an address."""
+
+
+_Key = tuple[str, str, int]
+"""Group, topic and queue."""
+
+
+class QueueLocks:
+    """On the loop. ``now`` in seconds; ``share_percent``: of all locks, what one owner may have."""
+
+    def __init__(self, now: Callable[[], float], share_percent: int = 100) -> None:
+        self._now = now
+        self._share_max = max(1, LOCKS_MAX * share_percent // 100)
+        self._locks: OrderedDict[_Key, _Lock] = OrderedDict()  # the one renewed last is the last
+        self._owned: dict[str, OrderedDict[_Key, None]] = {}  # in the same order
+
+    def lock(self, group: str, client_id: str, queues: Iterable[QueueKey], owner: str = "") -> tuple[QueueKey, ...]:
+        """Lock or renew; returns what the client has locked now. Raises ``Refusal`` if there are too many."""
+        queues = tuple(queues)
+        names = {group, client_id, *(topic for topic, _ in queues)}
+        if max(map(len, names)) > NAME_CHARS_MAX:
+            raise Refusal(RefusalKind.INVALID, f"a name has more than {NAME_CHARS_MAX} characters")
+        now, got = self._now(), []
+        for queue in queues:
+            self._forget(now, self._locks)
+            self._forget(now, self._owned.get(owner, ()))
+            key = group, *queue
+            held = self._locks.get(key)
+            if held is not None and held.client_id != client_id and now - held.renewed_at <= LOCK_S:
+                continue
+            if held is None or held.owner != owner:
+                self._check_room(owner)
+            self._put(key, _Lock(client_id, now, owner))
+            got.append(queue)
+        return tuple(got)
+
+    def unlock(self, group: str, client_id: str, queues: Iterable[QueueKey]) -> None:
+        """Unlock the client's queues."""
+        for queue in queues:
+            key = group, *queue
+            held = self._locks.get(key)
+            if held is not None and held.client_id == client_id:
+                self._drop(key)
+
+    def _check_room(self, owner: str) -> None:
+        """Raises ``Refusal``."""
+        if len(self._locks) >= LOCKS_MAX:
+            raise Refusal(RefusalKind.TOO_MANY, f"{LOCKS_MAX} queues are locked, the most there may be")
+        if len(self._owned.get(owner, ())) >= self._share_max:
+            reason = f"{self._share_max} queues are locked by this client's account or address, the most it may"
+            raise Refusal(RefusalKind.TOO_MANY, f"{reason} (account_share_percent)")
+
+    def _forget(self, now: float, oldest: Iterable[_Key]) -> None:
+        for key in tuple(islice(oldest, FORGOTTEN)):
+            if now - self._locks[key].renewed_at <= LOCK_S:
+                return
+            self._drop(key)
+
+    def _put(self, key: _Key, lock: _Lock) -> None:
+        if key in self._locks:
+            self._drop(key)
+        self._locks[key] = lock
+        self._owned.setdefault(lock.owner, OrderedDict())[key] = None
+
+    def _drop(self, key: _Key) -> None:
+        owner = self._locks.pop(key).owner
+        owned = self._owned[owner]
+        del owned[key]
+        if not owned:
+            del self._owned[owner]
+
 
 _LOG: Final = logging.getLogger("rocketstore")
 TROUBLES_MAX: Final = 16

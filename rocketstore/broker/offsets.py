@@ -10,11 +10,9 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from dledger.errors import DLedgerError
-from rocketstore.broker.mastership import Mastership
-from rocketstore.broker.ports import StateDone
+from rocketstore.broker.mastership import Mastership, StateChanges, StateDone
 from rocketstore.broker.reading import ReadThreads
 from rocketstore.broker.refusal import Refusal
-from rocketstore.broker.state_changes import StateChanges
 from rocketstore.broker.topics import CreationQuota, Topics
 from rocketstore.message.checks import NO_SEND_TOPICS
 from rocketstore.state.broker_state import BrokerState

@@ -26,9 +26,9 @@ from dledger.rpc.bridge import LoopBridge
 from dledger.types import ProducerBatch
 from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.mastership import Mastership
-from rocketstore.broker.timed.sends import TimedPlace, TimedSends
+from rocketstore.broker.timed.service import TimedPlace, TimedSends
 from rocketstore.broker.topics import Topics, sendable_system_topic
-from rocketstore.broker.transactions.begins import Begun, HalfMessages
+from rocketstore.broker.transactions.service import Begun, HalfMessages
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.commit_log.replicated import status_of
 from rocketstore.config import KIB, MessageStoreConfig

@@ -1,19 +1,27 @@
-"""The broker's topics: which queues clients may use, and topics that are created because somebody sends to them."""
+"""The broker's topics: which queues clients may use, and topics that are created because somebody sends to them.
+
+The messages of a topic can be read for a shorter time than the log keeps them (``retention``). All topics share the
+log's files, so the messages stay there until the log's own retention removes them: it is the queues that begin later.
+The master decides where, and writes it to the broker's state: every member, and every later master, lets them begin at
+the same place, whatever its clock says. A retention that is raised or removed afterwards brings nothing back.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from dledger.errors import InvalidRequestError
+from dledger.clock import Clock
+from dledger.errors import DLedgerError, InvalidRequestError
 from rocketstore.broker.live_config import LiveConfig
-from rocketstore.broker.mastership import Mastership
+from rocketstore.broker.mastership import Mastership, StateChanges
+from rocketstore.broker.reading import ReadThreads
 from rocketstore.broker.refusal import Refusal, RefusalKind
-from rocketstore.broker.state_changes import StateChanges
 from rocketstore.broker_config import PERMISSION_READ, PERMISSION_WRITE, BrokerConfig
 from rocketstore.message.checks import check_client_topic
 from rocketstore.message.delay import DelayLevels
@@ -22,6 +30,7 @@ from rocketstore.state.attributes import TopicAttributes, format_retention
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import TopicConfig
 from rocketstore.state.limits import LimitReachedError
+from rocketstore.store.message_store import MessageStore
 from rocketstore.types import HALF_TOPIC, HIDDEN_TOPICS, SCHEDULE_TOPIC, MessageType, PutMessageStatus, PutResult
 
 CURSORS_MAX: Final = 65_536
@@ -345,3 +354,67 @@ def sendable_system_topic(config: BrokerConfig, name: str) -> TopicConfig | None
     """Such a topic as it is stored once a message is sent to it; None if it is none, or not for clients."""
     one = None if check_client_topic(name) else system_topics(config).get(name)
     return None if one is None else TopicConfig(name, one.queues, one.queues, one.permission)
+
+
+ROUND_S: Final = 30.0
+"""How often the begins are looked at, and so the longest time that a message can be read beyond its retention."""
+_LOG: Final = logging.getLogger("rocketstore")
+
+
+class TopicRetention:
+    """On the loop, where ``start`` begins its task; ``close`` ends it."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        state: BrokerState,
+        mastership: Mastership,
+        changes: StateChanges,
+        readers: ReadThreads,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._state = state
+        self._mastership = mastership
+        self._changes = changes
+        self._readers = readers
+        self._clock = clock
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Look every ``ROUND_S``."""
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="topic retention")
+
+    async def close(self) -> None:
+        """Look no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def look(self) -> None:
+        """One round, on the master; elsewhere nothing."""
+        for topic in self._state.topics():
+            if not self._mastership.is_master:
+                return
+            if topic.retention_ms:
+                await self._expire(topic)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(ROUND_S)
+            try:
+                await self.look()
+            except (DLedgerError, Refusal) as error:  # the next round says it again
+                _LOG.warning("messages of a topic that are past its retention can still be read: %s", error)
+
+    async def _expire(self, topic: TopicConfig) -> None:
+        """One change of the state at most for all queues of a topic."""
+        before_ms = self._clock.wall_ms() - topic.retention_ms
+        begins: list[tuple[int, int]] = []
+        for queue_id in range(topic.queues):
+            begin = await self._readers.run(self._store.offset_by_time, topic.name, queue_id, before_ms)
+            now = max(self._state.begin_offset(topic.name, queue_id), self._store.min_offset(topic.name, queue_id))
+            if begin > now:
+                begins.append((queue_id, begin))
+        if begins and self._state.topic(topic.name) == topic:  # neither deleted nor changed meanwhile
+            await self._changes.make(partial(self._state.expire_messages, topic.name, begins))

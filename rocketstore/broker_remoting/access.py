@@ -31,7 +31,7 @@ from rocketstore.broker import permissions
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.permissions import PUB, SUB, require, require_on_message
 from rocketstore.broker.sending import NOTHING_DENIED
-from rocketstore.broker.transactions.messages import real_topic
+from rocketstore.broker.transactions.halves import real_topic
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.broker_remoting.decoding import BodyDecoder
 from rocketstore.broker_remoting.forwarding import BORN_HOST, FORWARDED

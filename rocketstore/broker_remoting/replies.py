@@ -9,7 +9,7 @@ from dledger.remoting.errors import FrameError, RequestError
 from dledger.remoting.frame import Frame
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.clients import ClientTables
-from rocketstore.broker.hosts import host_text
+from rocketstore.broker.mastership import host_text
 from rocketstore.broker_remoting.links import connection_of
 from rocketstore.message.properties import decode_properties
 from rocketstore.remoting.codes import RequestCode

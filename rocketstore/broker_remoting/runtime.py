@@ -16,9 +16,8 @@ from dledger.remoting.errors import RequestError
 from dledger.remoting.fastjson import dumps
 from dledger.remoting.frame import Frame
 from rocketstore.broker.broker import Broker
-from rocketstore.broker.hosts import host_text
 from rocketstore.broker.live_config import FixedSettingError
-from rocketstore.broker.ports import broker_id
+from rocketstore.broker.mastership import broker_id, host_text
 from rocketstore.broker.statistics import Statistics
 from rocketstore.broker_remoting.administration import READS_WAITING_MAX, Administration
 from rocketstore.commit_log.plain import PlainCommitLog

@@ -18,10 +18,10 @@ from dledger.remoting.frame import FLAG_ONEWAY, Frame
 from dledger.rpc.bridge import LoopCallback
 from dledger.types import ProducerBatch
 from rocketstore.broker.broker import Broker
-from rocketstore.broker.hosts import host_address
+from rocketstore.broker.mastership import host_address
 from rocketstore.broker.refusal import Refusal, kind_of
-from rocketstore.broker.resumptions import Resumptions
 from rocketstore.broker.sending import MessageSource, SendBatch
+from rocketstore.broker.transactions.service import Resumptions
 from rocketstore.broker_remoting.access import OriginOf, RemotingAccess
 from rocketstore.broker_remoting.decoding import CODES, told_outcome
 from rocketstore.commit_log.replicated import status_of

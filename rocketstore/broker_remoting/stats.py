@@ -8,8 +8,8 @@ from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import Frame
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.clients import ClientTables
-from rocketstore.broker.hosts import host_text
-from rocketstore.broker.stats import GroupPosition, check_queues
+from rocketstore.broker.mastership import host_text
+from rocketstore.broker.statistics import GroupPosition, check_queues
 from rocketstore.broker.topics import SeenTopic
 from rocketstore.broker_remoting.administration import Administration
 from rocketstore.remoting.bodies.queues import MessageQueue

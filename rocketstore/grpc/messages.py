@@ -12,8 +12,8 @@ from typing import Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from rocketstore.broker.hosts import host_address, host_text
-from rocketstore.broker.transactions.messages import PROPERTY_CHECK_IMMUNITY
+from rocketstore.broker.mastership import host_address, host_text
+from rocketstore.broker.transactions.halves import PROPERTY_CHECK_IMMUNITY
 from rocketstore.config import KIB
 from rocketstore.grpc.calls import GatewayCall, name_of
 from rocketstore.grpc.checks import (

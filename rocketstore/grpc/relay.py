@@ -23,7 +23,7 @@ from dledger.remoting.frame import Frame
 from dledger.remoting.server import Handler
 from dledger.values import address_text, parse_address
 from rocketstore.broker.broker import Broker
-from rocketstore.broker.ports import GroupView
+from rocketstore.broker.mastership import GroupView
 from rocketstore.grpc.calls import CallHeaders, GatewayCall, Via
 from rocketstore.grpc.codes import RejectedError
 from rocketstore.pb import definition_pb2 as pb

@@ -10,8 +10,7 @@ from dledger.config import ServerConfig
 from dledger.errors import DLedgerError
 from dledger.rpc.bridge import LoopBridge, LoopThread
 from rocketstore.broker.broker import Broker, ClientQuotas, LoopTools, Storage
-from rocketstore.broker.mastership import Mastership
-from rocketstore.broker.ports import group_view
+from rocketstore.broker.mastership import Mastership, group_view
 from rocketstore.broker.reading import ReadThreads
 from rocketstore.broker.refusal import Refusal
 from rocketstore.broker.timed.service import TimedService

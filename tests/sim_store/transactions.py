@@ -10,9 +10,8 @@ from typing import Final, Literal
 
 from dledger.errors import DLedgerError
 from rocketstore.broker.transactions.checks import AskedDone, Check
-from rocketstore.broker.transactions.marks import GROUP
-from rocketstore.broker.transactions.messages import make_half
-from rocketstore.broker.transactions.run import EndRefusedError, NotReadyError
+from rocketstore.broker.transactions.halves import make_half
+from rocketstore.broker.transactions.run import GROUP, EndRefusedError, NotReadyError
 from rocketstore.broker.transactions.service import TransactionService
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.message import Message

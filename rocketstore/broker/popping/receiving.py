@@ -1,4 +1,7 @@
-"""Receives: finds messages for one, or waits for them, and answers when they are reserved (P1)."""
+"""Receives: finds messages for one, or waits for them, and answers when they are reserved (P1).
+
+``TopicLoader`` looks up what the engine must know before a group can be given messages of a topic.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,91 @@ from typing import Final, NamedTuple
 
 from dledger.rpc.clients.answers import Leases
 from rocketstore.broker.live_config import LiveConfig
+from rocketstore.broker.mastership import QueueKey
 from rocketstore.broker.pop_types import ANY_QUEUE, PoppedRecord, Receive, Received
-from rocketstore.broker.popping.copies import ONE_BYTES, origin_of
-from rocketstore.broker.popping.driver import EngineDriver, Leadership
-from rocketstore.broker.popping.loading import END, Start, TopicLoader
-from rocketstore.broker.popping.waiting import Subscribed, WaitingReceives
-from rocketstore.broker.ports import QueueKey
+from rocketstore.broker.popping.copies import ONE_BYTES, dead_topic_of, origin_of
+from rocketstore.broker.popping.driver import EngineDriver, Leadership, Subscribed, WaitingReceives
 from rocketstore.broker.pull import PULL_BYTES_DEFAULT
 from rocketstore.broker.reading import QueueReading, ReadLimits, SubscriptionFilters
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.topics import Topics
 from rocketstore.filter.filters import MessageFilter
 from rocketstore.message.record import QueuePlace, queue_offset_of, reconsume_times_of
-from rocketstore.pop.operations import PopDelivery, PopFound, PopRead, PopWish
+from rocketstore.pop.operations import Loading, Origin, PopDelivery, PopFound, PopRead, PopWish, QueueBounds
 from rocketstore.pop.tables import PopPlace, retry_topic_of
-from rocketstore.pop.windows import NotLoadedError
+from rocketstore.pop.windows import COPIES_MAX, NotLoadedError
 from rocketstore.state.pop_state import PopState
+from rocketstore.store.message_store import MessageStore
 from rocketstore.types import GetMessageStatus, GetResult, MessageType
+
+READ_AT_ONCE: Final = 256
+"""Copies that are read together."""
+
+
+class Start(NamedTuple):
+    """Where a group begins that is new to a topic (P9): with the first messages, with what was stored at ``since_ms``
+    or later, or, if that is 0, at the end.
+    """
+
+    from_first: bool = False
+    since_ms: int = 0
+
+
+END: Final = Start()
+
+
+class TopicLoader:
+    """On the loop."""
+
+    def __init__(self, store: MessageStore, topics: Topics, reading: QueueReading) -> None:
+        self._store = store
+        self._topics = topics
+        self._reading = reading
+
+    async def load(self, group: str, topic: str, start: Start) -> Loading:
+        """Of a topic that exists. ``start``: where a group begins that is new to it (P9).
+
+        Raises ``Refusal`` and ``CorruptLogError``.
+        """
+        config = self._topics.require(topic)
+        retry, dead = retry_topic_of(group, topic), dead_topic_of(group)
+        bounds: dict[int, QueueBounds] = {}
+        for queue_id in range(config.queues):
+            begin = self._begin(topic, queue_id)
+            end = max(await self._reading.end(topic, queue_id), begin)
+            bounds[queue_id] = QueueBounds(begin, await self._start(topic, queue_id, begin, end, start), end)
+        copied = [one for name in (retry, dead) for one in await self._copied(name, group)]
+        retry_begin = None if self._topics.find(retry) is None else self._begin(retry, 0)
+        return Loading(group, topic, retry, bounds, retry_begin, copied)
+
+    async def _copied(self, name: str, group: str) -> list[Origin]:
+        """The origins of the newest copies in a topic."""
+        if self._topics.find(name) is None:
+            return []
+        end = await self._reading.end(name, 0)
+        at = max(self._begin(name, 0), end - COPIES_MAX)
+        found: list[Origin] = []
+        while at < end:
+            result = await self._reading.read(name, 0, at, None, ReadLimits(READ_AT_ONCE, ONE_BYTES))
+            origins = map(origin_of, result.records)
+            found += [one for one in origins if one is not None and one.place.group == group]
+            if result.next_offset <= at:
+                break
+            at = result.next_offset
+        return found
+
+    async def _start(self, topic: str, queue_id: int, begin: int, end: int, start: Start) -> int:
+        """``end`` was read before the search: messages that came since are found, too."""
+        if start.from_first:
+            return begin
+        if not start.since_ms or begin == end:
+            return end
+        found = await self._reading.stored_since(topic, queue_id, start.since_ms)
+        return min(max(found, begin), end)
+
+    def _begin(self, topic: str, queue_id: int) -> int:
+        return max(self._store.min_offset(topic, queue_id), self._topics.begin_offset(topic, queue_id), 0)
+
 
 SCAN_S_MAX: Final = 0.1
 """How long a receive looks for messages that pass its filter before it lets others look (P7)."""

@@ -13,9 +13,8 @@ from typing import Final
 
 from dledger.errors import CorruptLogError, InvalidRequestError, ShutdownError
 from dledger.records import record as data_record
-from rocketstore.broker.transactions.halves import Half, OpenHalves, half_of
-from rocketstore.broker.transactions.messages import op_target
-from rocketstore.broker.transactions.rounds import Rounds, decode_rounds
+from rocketstore.broker.transactions.checks import Rounds, decode_rounds
+from rocketstore.broker.transactions.halves import Half, OpenHalves, half_of, op_target
 from rocketstore.message.columns import RecordColumns, topics_of
 from rocketstore.message.message import SYS_FLAG_COMMITTED, SYS_FLAG_TRANSACTION, Message
 from rocketstore.message.properties import encode_properties

@@ -2,6 +2,10 @@
 
 Threads: requests come on read threads, what the log shows on the dispatch thread, which only queues it for
 ``rocketstore-transactions``; that one owns everything but the marks, which a lock guards.
+
+*Marks* say from where the next master reads: the offsets at which open halves begin, and the ops that concern them.
+They are consumer offsets of a group of the broker's own. All ops so far concern halves so far. A mark keeps both ends:
+once every half before it has ended, no op before it is needed.
 """
 
 from __future__ import annotations
@@ -19,9 +23,16 @@ from dledger.runtime.supervisor import Supervisor
 from dledger.runtime.worker import Worker
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.transactions.checks import Askers, Checks
-from rocketstore.broker.transactions.halves import Half, OpenHalves, Phase, half_of
-from rocketstore.broker.transactions.marks import GROUP, IDLE_MS, RETRY_MS, Marks
-from rocketstore.broker.transactions.messages import committed, given_up, op_message, op_target
+from rocketstore.broker.transactions.halves import (
+    Half,
+    OpenHalves,
+    Phase,
+    committed,
+    given_up,
+    half_of,
+    op_message,
+    op_target,
+)
 from rocketstore.broker.transactions.recovery import Begin, StoppedError, commits_in, holds_end, read_rounds, recover
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.columns import topics_of
@@ -32,6 +43,57 @@ from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import QueueOffset
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import HALF_TOPIC, OP_TOPIC, Outcome, PutResult, RecordHead
+
+GROUP: Final = "CID_RMQ_SYS_TRANS"
+"""Whose consumer offsets they are."""
+PROGRESS_MS: Final = 1000
+RETRY_MS: Final = 100
+IDLE_MS: Final = 10_000
+MARKS_MAX: Final = 1024
+
+
+class Marks:
+    """Owned by the thread of transactions."""
+
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
+        self._marks: deque[tuple[int, int]] = deque()  # next offsets of halves and ops at the same time
+        self._noted = (-1, -1)
+        self._noting = False
+        self._due_ms = 0
+        self.op_next = 0
+        """The next op."""
+
+    def note(self, now_ms: int, oldest: int, half_next: int) -> int:
+        """Pass on where open halves begin, if it is time; returns when to do so again."""
+        if now_ms < self._due_ms or self._noting:
+            return max(self._due_ms, now_ms + RETRY_MS)
+        self._due_ms = now_ms + PROGRESS_MS
+        marks = self._marks
+        if not marks or marks[-1] != (half_next, self.op_next):
+            marks.append((half_next, self.op_next))
+        if len(marks) > MARKS_MAX:
+            self._marks = marks = deque(one for at, one in enumerate(marks) if at % 2 == 0)
+        op = self._noted[1]
+        while marks and marks[0][0] <= oldest:
+            op = max(op, marks.popleft()[1])
+        found = (oldest, op)
+        if found == self._noted:
+            return now_ms + IDLE_MS
+        offsets = [(topic, 0, offset) for topic, offset in ((HALF_TOPIC, oldest), (OP_TOPIC, op)) if offset > 0]
+        if not offsets:
+            self._noted = found
+            return now_ms + IDLE_MS
+        self._noting = True
+
+        def done(result: PutResult) -> None:
+            if result.outcome == "stored":
+                self._noted = found
+            self._noting = False
+
+        self._state.commit_own_offsets(GROUP, offsets, done)
+        return self._due_ms
+
 
 RETRY_MS_MAX: Final = 5000
 STOP_TIMEOUT_S: Final = 10.0

@@ -14,8 +14,7 @@ from dledger.errors import InvalidRequestError
 from dledger.rpc.bridge import LoopBridge, LoopThread
 from rocketstore.broker.broker import Broker, ClientQuotas, LoopTools, Storage
 from rocketstore.broker.groups import Groups
-from rocketstore.broker.mastership import Mastership
-from rocketstore.broker.ports import GroupView, StateDone
+from rocketstore.broker.mastership import GroupView, Mastership, StateDone
 from rocketstore.broker.reading import ReadThreads
 from rocketstore.broker.schedule import ScheduleService
 from rocketstore.broker.timed.service import TimedService

@@ -9,8 +9,7 @@ from dledger.errors import LeaderHint
 from dledger.members import MemberRole
 from dledger.rpc.ports import MemberStatus
 from dledger.types import NodeId
-from rocketstore.broker.mastership import Mastership
-from rocketstore.broker.ports import GroupView, broker_id, group_view
+from rocketstore.broker.mastership import GroupView, Mastership, broker_id, group_view
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.types import BrokerRole, PutMessageStatus

@@ -10,9 +10,8 @@ import socket
 
 import pytest
 
-from rocketstore.broker import hosts
-from rocketstore.broker.hosts import MemberHosts, host_address, resolve
-from rocketstore.broker.ports import GroupView
+from rocketstore.broker import mastership
+from rocketstore.broker.mastership import GroupView, MemberHosts, host_address, resolve
 from rocketstore.message.message import LOOPBACK, HostAddress
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker.harness import Harness
@@ -37,7 +36,7 @@ def test_where_a_client_is_becomes_an_address(host: str, expected: HostAddress) 
 
 def test_a_name_is_resolved_for_records(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Numbers are taken as they are; a name that leads nowhere counts as local, and that is said."""
-    monkeypatch.setattr(hosts, "PAUSE_S", 0)
+    monkeypatch.setattr(mastership, "PAUSE_S", 0)
     assert resolve("127.0.0.1", 5) == HostAddress(b"\x7f\0\0\1", 5)
     assert resolve("::1", 5) == HostAddress(V6_LOOPBACK, 5)
     assert resolve("localhost", 5) == HostAddress(b"\x7f\0\0\1", 5)
@@ -56,7 +55,7 @@ def test_a_name_that_is_known_a_little_later_is_found(monkeypatch: pytest.Monkey
             raise answer
         return answer
 
-    monkeypatch.setattr(hosts, "PAUSE_S", 0)
+    monkeypatch.setattr(mastership, "PAUSE_S", 0)
     monkeypatch.setattr(socket, "getaddrinfo", ask)
     assert resolve("late.example", 5) == HostAddress(b"\x0a\0\0\7", 5)
 
@@ -65,7 +64,7 @@ def test_a_defect_in_looking_up_members_does_not_end_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A member that moves would never be believed again. What is known stays."""
-    monkeypatch.setattr(hosts, "LOOK_UP_INTERVAL_S", 0.01)
+    monkeypatch.setattr(mastership, "LOOK_UP_INTERVAL_S", 0.01)
     with Harness() as broker:
         broker.view = GroupView(members={"n0": "192.0.2.1:1"})
         members = broker.broker.member_hosts

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rocketstore.broker import locks as module
-from rocketstore.broker.locks import LOCK_S, QueueLocks
+from rocketstore.broker import groups as module
+from rocketstore.broker.groups import LOCK_S, QueueLocks
 from rocketstore.broker.refusal import Refusal
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from dledger.rpc import loops
 from dledger.rpc.bridge import LoopBridge
-from rocketstore.broker.long_polling import WaitingPulls
+from rocketstore.broker.pull import WaitingPulls
 from rocketstore.broker.refusal import Refusal
 from tests.unit.rocketstore.heads import head
 

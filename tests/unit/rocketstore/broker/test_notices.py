@@ -7,9 +7,9 @@ from collections import Counter
 from typing import cast
 
 from dledger.rpc import loops
-from rocketstore.broker import notices as module
+from rocketstore.broker import groups as module
 from rocketstore.broker.clients import ClientLink
-from rocketstore.broker.notices import Notices
+from rocketstore.broker.groups import Notices
 
 
 class _Link:

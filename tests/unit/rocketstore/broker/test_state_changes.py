@@ -8,9 +8,8 @@ from typing import cast
 import pytest
 
 from dledger.rpc.bridge import LoopBridge
-from rocketstore.broker.mastership import Mastership
+from rocketstore.broker.mastership import Mastership, StateChange, StateChanges
 from rocketstore.broker.refusal import Refusal
-from rocketstore.broker.state_changes import StateChange, StateChanges
 from rocketstore.types import Outcome, PutMessageStatus, PutResult
 from tests.support.on_loop import on_loop
 

@@ -12,7 +12,7 @@ import pytest
 
 from dledger.remoting.codes import AnswerCode
 from dledger.rpc import loops
-from rocketstore.broker import stats
+from rocketstore.broker import statistics
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.reading import ReadThreads
 from rocketstore.broker.refusal import Refusal
@@ -110,9 +110,9 @@ def test_a_read_that_nobody_waits_for_takes_its_thread_until_it_ends() -> None:
 
 
 def test_an_answer_about_too_many_queues_is_not_made() -> None:
-    stats.check_queues(stats.QUEUES_MAX)
+    statistics.check_queues(statistics.QUEUES_MAX)
     with pytest.raises(Refusal, match="20001 queues"):
-        stats.check_queues(stats.QUEUES_MAX + 1)
+        statistics.check_queues(statistics.QUEUES_MAX + 1)
 
 
 def test_one_host_cannot_use_up_what_administrators_may_ask(

@@ -8,7 +8,7 @@ import pytest
 
 from dledger.access.rules import parse_rules
 from dledger.remoting.acl import signed
-from rocketstore.broker.ports import GroupView
+from rocketstore.broker.mastership import GroupView
 from rocketstore.broker_remoting.forwarding import BORN_HOST
 from rocketstore.message.record import decode_record
 from rocketstore.remoting.codes import RequestCode

@@ -11,7 +11,7 @@ import pytest
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import cut
 from dledger.remoting.host_quota import HostQuota
-from rocketstore.broker.ports import GroupView
+from rocketstore.broker.mastership import GroupView
 from rocketstore.broker_remoting import forwarding
 from rocketstore.broker_remoting.forwarding import BORN_HOST
 from rocketstore.message.record import decode_record

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dledger.remoting.codes import AnswerCode
-from rocketstore.broker.ports import GroupView
+from rocketstore.broker.mastership import GroupView
 from rocketstore.remoting.codes import OwnCode, RequestCode
 from rocketstore.remoting.group_offsets import CommitGroupOffsets, FetchedOffsets, FetchOffsets, decode_committed
 from rocketstore.types import BrokerRole

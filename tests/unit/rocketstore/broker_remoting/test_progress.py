@@ -8,7 +8,7 @@ import pytest
 
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import FRAME_BYTES_MAX
-from rocketstore.broker.ports import GroupView
+from rocketstore.broker.mastership import GroupView
 from rocketstore.broker_remoting.administration import SlaveSource
 from rocketstore.remoting.bodies.groups import ConsumerOffsetTable, CorrectionOffsets, DelayOffsetTable
 from rocketstore.remoting.bodies.stats import ConsumeQueueBody

@@ -9,7 +9,7 @@ import pytest
 
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame
-from rocketstore.broker.long_polling import Waiter
+from rocketstore.broker.pull import Waiter
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.broker_remoting.pulls import SUBSCRIPTION, SUSPEND
 from rocketstore.remoting.codes import RequestCode

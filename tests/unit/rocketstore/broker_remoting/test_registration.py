@@ -17,7 +17,7 @@ from dledger.remoting.client import RemotingClient
 from dledger.remoting.errors import FrameError
 from dledger.remoting.frame import Frame
 from dledger.rpc import loops
-from rocketstore.broker.ports import GroupView
+from rocketstore.broker.mastership import GroupView
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.broker_remoting import registration as registration_module
 from rocketstore.broker_remoting.registration import TERM_FIELD, NameServerRegistration, addresses_of

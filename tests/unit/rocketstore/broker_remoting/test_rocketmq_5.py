@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dledger.remoting.codes import OUTCOME_FIELD, AnswerCode
-from rocketstore.broker.ports import GroupView
+from rocketstore.broker.mastership import GroupView
 from rocketstore.message.record import decode_record
 from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig
 from rocketstore.remoting.bodies.topics import TopicConfigData

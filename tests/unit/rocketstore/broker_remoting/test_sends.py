@@ -9,7 +9,7 @@ import pytest
 
 from dledger.remoting.codes import ANNOUNCED, AnswerCode
 from dledger.remoting.frame import Frame
-from rocketstore.broker.transactions.messages import check_record
+from rocketstore.broker.transactions.halves import check_record
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.broker_remoting import sends
 from rocketstore.broker_remoting.links import RemotingLink

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dledger.remoting.codes import AnswerCode
-from rocketstore.broker.ports import GroupView
+from rocketstore.broker.mastership import GroupView
 from rocketstore.remoting.bodies.routes import BrokerData, ClusterInfo, QueueData, TopicRouteData
 from rocketstore.remoting.codes import RequestCode
 from tests.support.remoting import RemotingSocket

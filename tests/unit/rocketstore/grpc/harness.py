@@ -11,7 +11,7 @@ from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.clients.connections import Connections
 from dledger.rpc.clients.grpc_server import GrpcServer
 from dledger.rpc.listening import stop_serving
-from rocketstore.broker.ports import GroupView
+from rocketstore.broker.mastership import GroupView
 from rocketstore.broker_remoting.service import RemotingService
 from rocketstore.grpc.service import SERVICE, GatewayService
 from rocketstore.pb.pool import POOL

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from dledger.rpc.bridge import LoopBridge
-from rocketstore.broker.ports import GroupView
+from rocketstore.broker.mastership import GroupView
 from rocketstore.grpc import presence
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.grpc.harness import GatewayClient, GatewayHarness

@@ -18,7 +18,7 @@ from dledger.errors import CorruptLogError
 from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.rpc.bridge import LoopBridge
 from dledger.types import NOOP_CHANNEL
-from rocketstore.broker.long_polling import WaitingPulls
+from rocketstore.broker.pull import WaitingPulls
 from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.index.service import IndexService
 from rocketstore.message.columns import FEWEST, RecordColumns, read_entries, read_records, sizes_of, topics_of

@@ -16,7 +16,7 @@ from dledger.errors import InvalidRequestError
 from dledger.rpc.clients.answers import Leases
 from rocketstore.broker.pop_types import MESSAGES_MAX, Ack, ChangeInvisible, PoppedRecord, PopResult, Receive
 from rocketstore.broker.popping.copies import origin_of
-from rocketstore.broker.popping.waiting import CLIENT_WAITS_MAX
+from rocketstore.broker.popping.driver import CLIENT_WAITS_MAX
 from rocketstore.broker.reading import QueueReading
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.filter.filters import SQL92
@@ -562,7 +562,7 @@ class TestMixedUse:
 
     def test_what_is_parked_is_not_left_behind(self, pop: PopBroker, monkeypatch: pytest.MonkeyPatch) -> None:
         """The offset has passed it: pulls would never get it."""
-        monkeypatch.setattr("rocketstore.broker.popping.use.RECENT_S", 0.0)
+        monkeypatch.setattr("rocketstore.broker.popping.service.RECENT_S", 0.0)
         pop.send([b"a"])
         pop.receive(invisible_ms=3_600_000)
         with pytest.raises(Refusal, match="1 of its messages are invisible"):

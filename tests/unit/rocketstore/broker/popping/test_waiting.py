@@ -7,10 +7,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from dledger.rpc.bridge import LoopBridge
-from rocketstore.broker.long_polling import QueueWatch, WaitingPulls
+from rocketstore.broker.mastership import QueueKey
 from rocketstore.broker.pop_types import ANY_QUEUE
-from rocketstore.broker.popping.waiting import Subscribed, WaitingReceives
-from rocketstore.broker.ports import QueueKey
+from rocketstore.broker.popping.driver import Subscribed, WaitingReceives
+from rocketstore.broker.pull import QueueWatch, WaitingPulls
 
 ORDERS = Subscribed("mailer", "orders")
 

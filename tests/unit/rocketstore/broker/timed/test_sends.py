@@ -15,8 +15,8 @@ import pytest
 
 from dledger.rpc.bridge import LoopBridge
 from rocketstore.broker.refusal import Refusal, RefusalKind
-from rocketstore.broker.timed import sends as sends_module
-from rocketstore.broker.timed.sends import HOUR_MS, MINUTE_MS, TimedQuota, TimedSends
+from rocketstore.broker.timed import service as sends_module
+from rocketstore.broker.timed.service import HOUR_MS, MINUTE_MS, TimedQuota, TimedSends
 from rocketstore.client import ClientError, Message, Producer
 from rocketstore.types import PutMessageStatus, PutResult
 from tests.support.on_loop import on_loop

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from rocketstore.broker.refusal import Refusal, RefusalKind
-from rocketstore.broker.timed import listing, rolling
+from rocketstore.broker.timed import listing, run
 from rocketstore.broker.timed.listing import list_timed
 from rocketstore.broker.timed.run import BATCH, LOAD_RETRY_MS, PROGRESS_INTERVAL_MS, RETRY_MS_MAX
 from rocketstore.broker.timed.service import TimedService
@@ -316,7 +316,7 @@ def test_a_recall_reads_no_hours_while_the_first_record_is_there(
     handle = decode_handle(broker.send(NOW_MS + 20 * HOUR_MS, b"far"))
     again = decode_handle(broker.send(NOW_MS + 20 * HOUR_MS, b"again"))
     for _ in range(90):
-        broker.advance(rolling.LOOK_MS)
+        broker.advance(run.LOOK_MS)
     copies = [one.head.queue_offset for one in broker.store.log.records if b"TIMER_ORIGIN" in one.head.properties]
 
     def unread(*_: object) -> None:
@@ -341,7 +341,7 @@ def test_delivery_goes_on_while_a_far_hour_is_searched(broker: Broker, monkeypat
     """T5: a message whose first record has expired is found in the file of its hour, or of one beside it."""
     handles = [decode_handle(broker.send(NOW_MS + 20 * HOUR_MS, b"%d" % number)) for number in range(3)]
     for _ in range(90):
-        broker.advance(rolling.LOOK_MS)
+        broker.advance(run.LOOK_MS)
     broker.store.expire(TIMED_TOPIC, 0, 3)
     broker.send(broker.clock.now_ms + 1000, b"near")
     broker.settle()
@@ -444,7 +444,7 @@ def test_what_a_damaged_file_alone_knows_is_asked_for_again(broker: Broker) -> N
     """T5, T6: recalls of messages whose first record has expired, and the storing again of old ones."""
     handle = broker.send(NOW_MS + 20 * HOUR_MS, b"far")
     for _ in range(90):
-        broker.advance(rolling.LOOK_MS)
+        broker.advance(run.LOOK_MS)
     broker.store.expire(TIMED_TOPIC, 0, 1)
     hour = (NOW_MS + 20 * HOUR_MS) // HOUR_MS
     broker.store.timers.harm(hour)
@@ -453,10 +453,10 @@ def test_what_a_damaged_file_alone_knows_is_asked_for_again(broker: Broker) -> N
     assert refused.value.kind is RefusalKind.BUSY
     count = len(broker.store.log.records)
     for _ in range(90):
-        broker.advance(rolling.LOOK_MS)
+        broker.advance(run.LOOK_MS)
     assert len(broker.store.log.records) == count
     broker.store.timers.mend(hour)
-    broker.advance(rolling.LOOK_MS)
+    broker.advance(run.LOOK_MS)
     assert len(broker.store.log.records) == count + 1
     assert broker.recall(handle).ok
 
@@ -525,13 +525,13 @@ def test_a_copy_on_its_way_while_its_hour_is_loaded_is_not_delivered_after_a_rec
     """T5, T6: the recall was dispatched, and is not in memory with the message, which it ended."""
     handle = broker.send(NOW_MS + 3 * HOUR_MS, b"recalled")
     for _ in range(60):
-        broker.advance(rolling.LOOK_MS)
+        broker.advance(run.LOOK_MS)
     broker.settle()
     assert broker.recall(handle).ok
     broker.store.dispatched_to = len(broker.store.log.records)
     first = decode_record(broker.store.log.records[0].record)
     assert broker.store.put(rolled_message(first, decode_handle(handle).origin, None)).ok
-    broker.clock.now_ms += 2 * HOUR_MS - rolling.LOOK_MS
+    broker.clock.now_ms += 2 * HOUR_MS - run.LOOK_MS
     broker.settle()  # loads the hour
     broker.store.dispatched_to = None
     broker.store.dispatch()
@@ -543,7 +543,7 @@ def test_a_message_that_waits_longer_than_half_the_retention_is_stored_again(bro
     """T6: the copy counts, the old record is needed no more, and a recall by the first handle finds it."""
     kept, recalled = broker.send(NOW_MS + 20 * HOUR_MS, b"kept"), broker.send(NOW_MS + 20 * HOUR_MS, b"recalled")
     for _ in range(3 * 60):
-        broker.advance(rolling.LOOK_MS)
+        broker.advance(run.LOOK_MS)
     copies = [one for one in broker.store.log.records if b"TIMER_ORIGIN" in one.head.properties]
     assert len(copies) == 4  # each message twice in three hours, with a retention of two
     broker.store.timers._count_again()
@@ -559,7 +559,7 @@ def test_a_message_that_waits_longer_than_half_the_retention_is_stored_again(bro
 
 def test_what_is_loaded_meanwhile_is_not_stored_again(broker: Broker) -> None:
     """T4, T6: a copy of a message that is on its way, or delivered, would be delivered, too."""
-    count = 3 * rolling.BATCH
+    count = 3 * run.ROLLED_AT_ONCE
     for number in range(count):
         broker.send(NOW_MS + 20 * HOUR_MS, b"%d" % number)
     broker.clock.now_ms += 2 * HOUR_MS
@@ -569,10 +569,10 @@ def test_what_is_loaded_meanwhile_is_not_stored_again(broker: Broker) -> None:
 
     while not copies():
         broker.timed.step()
-    assert copies() == rolling.BATCH
+    assert copies() == run.ROLLED_AT_ONCE
     broker.advance(18 * HOUR_MS)
-    broker.advance(rolling.LOOK_MS)
-    assert copies() == rolling.BATCH
+    broker.advance(run.LOOK_MS)
+    assert copies() == run.ROLLED_AT_ONCE
     assert sorted(broker.bodies()) == sorted(b"%d" % number for number in range(count))
 
 

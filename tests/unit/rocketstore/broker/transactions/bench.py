@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dledger.clock import Clock
 from dledger.store.fs import FileSystem
-from rocketstore.broker.transactions.messages import make_half
+from rocketstore.broker.transactions.halves import make_half
 from rocketstore.broker.transactions.run import EndRefusedError
 from rocketstore.broker.transactions.service import TransactionService
 from rocketstore.broker_config import BrokerConfig

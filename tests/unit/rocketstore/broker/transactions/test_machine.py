@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from rocketstore.broker.transactions.checks import AskedDone, Askers, Check
-from rocketstore.broker.transactions.messages import op_target
+from rocketstore.broker.transactions.halves import op_target
 from rocketstore.broker.transactions.run import EndRefusedError, NotReadyError, Run
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.message import LOOPBACK

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rocketstore.broker.transactions import run
-from rocketstore.broker.transactions.halves import Half, OpenHalves, half_of
-from rocketstore.broker.transactions.messages import committed
-from rocketstore.broker.transactions.rounds import CheckRound, Rounds, decode_rounds, due_at, times_checked
+from rocketstore.broker.transactions.checks import CheckRound, Rounds, decode_rounds, due_at, times_checked
+from rocketstore.broker.transactions.halves import Half, OpenHalves, committed, half_of
 from rocketstore.message.message import Message
 from rocketstore.state.changes import TopicConfig
 from rocketstore.state.publisher import StateDone

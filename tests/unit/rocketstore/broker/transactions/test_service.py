@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketstore.broker.transactions.messages import committed, op_message
+from rocketstore.broker.transactions.halves import committed, op_message
 from rocketstore.broker.transactions.run import EndRefusedError
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.config import MessageStoreConfig
