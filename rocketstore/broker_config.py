@@ -22,7 +22,7 @@ from dledger.limits import Bytes, Millis, Port, Positive, Range, Unit, out_of_ra
 from dledger.types import TlsServerMode
 from dledger.values import address_text, is_loopback, parse_address, parse_addresses
 from rocketstore.config import MIB, MessageStoreConfig
-from rocketstore.message.delay import DelayLevels
+from rocketstore.message.message import DelayLevels
 from rocketstore.types import BrokerRole
 
 VIP_PORT_OFFSET: Final = -2

@@ -43,9 +43,9 @@ from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.port import CommitLog
 from rocketstore.commit_log.replicated import MESSAGES, ReplicatedCommitLog, for_broker
 from rocketstore.ha.service import HaService
-from rocketstore.message.delay import DelayLevels
+from rocketstore.message.message import DelayLevels
 from rocketstore.state.broker_state import BrokerState, StateSettings
-from rocketstore.state.limits import StateLimits
+from rocketstore.state.publisher import StateLimits
 from rocketstore.state.unserved import TIMER_TOPIC, unserved
 from rocketstore.store.message_store import MessageStore
 from rocketstore.store.takeover import take_over

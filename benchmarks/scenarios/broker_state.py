@@ -10,9 +10,9 @@ from benchmarks.context import Context
 from benchmarks.figures import Figure
 from benchmarks.registry import Scenario, constant
 from dledger.store.fs import FileSystem
+from rocketstore.state.applier import BrokerSnapshot, write_snapshot
 from rocketstore.state.changes import split_full
-from rocketstore.state.full_states import FULL_PART_BYTES
-from rocketstore.state.snapshot import BrokerSnapshot, write_snapshot
+from rocketstore.state.publisher import FULL_PART_BYTES
 from rocketstore.state.tables import Tables
 
 OFFSETS: Final = 1_000_000

@@ -24,9 +24,9 @@ from rocketstore.client import Message, MessageQueue, NotFoundError, SendStatus,
 from rocketstore.client.aio.admin_topics import NO_RETENTION
 from rocketstore.client.aio.routes import PERMISSION_READ, PERMISSION_WRITE
 from rocketstore.message.checks import check_client_topic, check_topic
+from rocketstore.message.timed import HANDLE_CHARS_MAX, WrongHandleError, decode_handle
 from rocketstore.state.attributes import parse_retention
 from rocketstore.state.changes import OFFSETS_MAX, TOPIC_QUEUES_MAX
-from rocketstore.timer.handles import HANDLE_CHARS_MAX, WrongHandleError, decode_handle
 from rocketstore.types import MessageType
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from dledger_spark.decode.decoder import decode_columns, looks_at_checksums
 from dledger_spark.decode.layout import Bytes, Ints
 from dledger_spark.errors import BrokenRecordError
 from dledger_spark.schema import BIG_COLUMNS, SchemaColumn
-from rocketstore.message.walk import WalkEnd, walk
+from rocketstore.message.scan import WalkEnd, walk
 
 BATCH_BYTES: Final = 8 * MIB
 """Log bytes per batch with bodies: smaller batches cost more per byte, larger ones exceed the caches."""

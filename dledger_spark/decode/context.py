@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dledger_spark.decode.typed_bodies import TypedBodyFormat
 from dledger_spark.options import PropertiesFormat, SchemaStyle, VerifyCrc
-from rocketstore.message.walk import Framing
+from rocketstore.message.scan import Framing
 
 Content = Literal["message", "entry"]
 """The contents of a record: RocketMQ's messages, or arbitrary bytes."""

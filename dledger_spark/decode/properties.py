@@ -1,4 +1,4 @@
-"""Arrow columns of properties; ``rocketstore.message.property_texts`` finds their names and values."""
+"""Arrow columns of properties; ``rocketstore.message.columns`` finds their names and values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dledger_spark.decode.layout import Ints
 from dledger_spark.decode.slices import as_text, interleaved, slices
 from dledger_spark.schema import MAP
-from rocketstore.message.property_texts import PropertyTexts
+from rocketstore.message.columns import PropertyTexts
 
 TAGS: Final = b"TAGS\x01"
 KEYS: Final = b"KEYS\x01"

@@ -14,8 +14,8 @@ from dledger.types import NOOP_CHANNEL, Magic
 from dledger_spark.decode.context import DecodeContext
 from dledger_spark.decode.layout import ENTRY, ENTRY_MESSAGE, MESSAGE, Bytes, Ints, Mask, gather
 from dledger_spark.decode.slices import slices
+from rocketstore.message.columns import PADDING, PropertyTexts
 from rocketstore.message.message import SYS_FLAG_BORN_HOST_V6, SYS_FLAG_STORE_HOST_V6
-from rocketstore.message.property_texts import PADDING, PropertyTexts
 from rocketstore.message.record import HOST_V6_FLAGS, LENGTHS_BYTES, MESSAGE_MAGIC, MESSAGE_MAGIC_V2, Tails, tails_of
 
 _NORMAL: Final = int(Magic.NORMAL)

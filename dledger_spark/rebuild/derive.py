@@ -24,8 +24,7 @@ from rocketstore.consume_queue.units import UNIT
 from rocketstore.index.chains import KEY
 from rocketstore.index.keys import TopicHashes, hashes_in
 from rocketstore.message.checks import check_topic
-from rocketstore.message.delay import DelayLevels, parse_level
-from rocketstore.message.message import SYS_FLAG_ROLLED_BACK, SYS_FLAG_TRANSACTION
+from rocketstore.message.message import SYS_FLAG_ROLLED_BACK, SYS_FLAG_TRANSACTION, DelayLevels, parse_level
 from rocketstore.message.properties import find_property
 from rocketstore.types import SCHEDULE_TOPIC
 

@@ -24,7 +24,7 @@ from dledger_spark.rebuild.queues import QueueWriter
 from rocketstore.index.chains import KEY
 from rocketstore.index.file import IndexShape
 from rocketstore.index.keys import TopicHashes
-from rocketstore.message.delay import DelayLevels
+from rocketstore.message.message import DelayLevels
 
 SCHEMA: Final = "part string, topic string, queueId int, position long, offsets binary, data binary"
 ORDER: Final = ("part", "topic", "queueId", "position")

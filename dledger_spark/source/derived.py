@@ -46,7 +46,7 @@ from dledger_spark.source.rows import settle_worker
 from rocketstore.config import DEFAULT_DELAY_LEVELS
 from rocketstore.consume_queue.units import UNIT_BYTES
 from rocketstore.index.file import IndexShape
-from rocketstore.message.delay import DelayLevels
+from rocketstore.message.message import DelayLevels
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

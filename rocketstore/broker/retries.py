@@ -20,7 +20,6 @@ from rocketstore.broker.reading import RecordReader
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.sending import MessageSource, SendBatch, Sending
 from rocketstore.broker.topics import Topics
-from rocketstore.message.broker_properties import OF_ONE_DELIVERY, PROPERTY_ORIGIN_ID
 from rocketstore.message.checks import properties_bytes
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import (
@@ -35,7 +34,7 @@ from rocketstore.message.message import (
     HostAddress,
     Message,
 )
-from rocketstore.message.properties import PROPERTIES_BYTES_MAX
+from rocketstore.message.properties import OF_ONE_DELIVERY, PROPERTIES_BYTES_MAX, PROPERTY_ORIGIN_ID
 from rocketstore.message.record import CorruptRecordError, decode_record
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import GroupConfig, TopicConfig, check_group

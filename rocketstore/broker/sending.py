@@ -32,10 +32,9 @@ from rocketstore.broker.transactions.service import Begun, HalfMessages
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.commit_log.replicated import status_of
 from rocketstore.config import KIB, MessageStoreConfig
-from rocketstore.message.broker_properties import take_out
 from rocketstore.message.checks import check_body, check_client_topic, check_keys, check_message
-from rocketstore.message.kinds import ANY_TYPE, priority_of, type_problem
 from rocketstore.message.message import PROPERTY_PRIORITY, SYS_FLAG_TRANSACTION, Message
+from rocketstore.message.properties import ANY_TYPE, priority_of, take_out, type_problem
 from rocketstore.message.timed import TIMED_MARK
 from rocketstore.state.changes import TopicConfig
 from rocketstore.store.message_store import MessageStore

@@ -24,12 +24,12 @@ from rocketstore.broker.reading import ReadThreads
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker_config import PERMISSION_READ, PERMISSION_WRITE, BrokerConfig
 from rocketstore.message.checks import check_client_topic
-from rocketstore.message.delay import DelayLevels
+from rocketstore.message.message import DelayLevels
 from rocketstore.message.record import CorruptRecordError, decode_record
 from rocketstore.state.attributes import TopicAttributes, format_retention
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import TopicConfig
-from rocketstore.state.limits import LimitReachedError
+from rocketstore.state.publisher import LimitReachedError
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import HALF_TOPIC, HIDDEN_TOPICS, SCHEDULE_TOPIC, MessageType, PutMessageStatus, PutResult
 
@@ -292,7 +292,7 @@ class Topics:
 class CreationQuota:
     """Limits how many topics and groups, which persist, one client can create, to leave room for others.
 
-    Counts only in this broker's memory, since its start; ``rocketstore.state.limits`` has the limits on totals.
+    Counts only in this broker's memory, since its start; ``rocketstore.state.publisher`` has the limits on totals.
 
     Lives on the event loop. Only names for which ``exists`` is still true count.
     """

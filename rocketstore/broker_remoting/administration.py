@@ -15,7 +15,7 @@ from dledger.remoting.frame import Frame
 from dledger.remoting.host_quota import HostQuota
 from dledger.remoting.server import LITTLE, Answer, Handler
 from rocketstore.broker.broker import Broker
-from rocketstore.message.delay import DelayLevels
+from rocketstore.message.message import DelayLevels
 from rocketstore.remoting.bodies.groups import ConsumerOffsetTable, DelayOffsetTable
 
 READS_WAITING_MAX: Final = 256

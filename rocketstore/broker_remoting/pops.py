@@ -23,7 +23,7 @@ from rocketstore.broker.popping.service import ACKED_AT_ONCE, Popping
 from rocketstore.broker_remoting.access import RemotingAccess
 from rocketstore.broker_remoting.pulls import WaitingTasks
 from rocketstore.filter.filters import TAG
-from rocketstore.message.broker_properties import PROPERTY_CHECK_POINT
+from rocketstore.message.properties import PROPERTY_CHECK_POINT
 from rocketstore.message.record import PHYSICAL_OFFSET, PHYSICAL_OFFSET_AT, QueuePlace, with_property
 from rocketstore.pop.tables import retry_topic_of
 from rocketstore.remoting.bodies.pop import (

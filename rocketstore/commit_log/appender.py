@@ -28,8 +28,7 @@ from rocketstore.commit_log.put import (
     stored_result,
 )
 from rocketstore.mapped.queue import MappedFileQueue
-from rocketstore.message.delay import DelayLevels
-from rocketstore.message.message import Message
+from rocketstore.message.message import DelayLevels, Message
 from rocketstore.message.record import BLANK, BLANK_MAGIC, encode_record_buffer, place_record
 from rocketstore.types import PutMessageStatus, PutResult
 

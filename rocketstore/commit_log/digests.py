@@ -23,7 +23,7 @@ from dledger.store.inspect import ProblemItem
 from dledger.store.mmap_file_list import list_segments
 from rocketstore.config import MIB
 from rocketstore.message.columns import read_sound_records
-from rocketstore.message.delay import DelayLevels
+from rocketstore.message.message import DelayLevels
 from rocketstore.message.record import BLANK
 from rocketstore.types import RecordHead
 

@@ -27,12 +27,10 @@ from rocketstore.commit_log.port import NumberingEncoder, PutDone, SequenceDone
 from rocketstore.commit_log.put import NUMBERING_BYTES_MAX, numbering_messages
 from rocketstore.commit_log.recovery import HeadsSink, PlainRecoveryReport, Recovery
 from rocketstore.config import MessageStoreConfig
-from rocketstore.mapped.allocation import AllocationService, TransientStorePool
+from rocketstore.mapped.allocation import AllocationService, TransientStorePool, check_sizes
 from rocketstore.mapped.queue import MappedFileQueue, OnForced, untold
-from rocketstore.mapped.sizes import check_sizes
 from rocketstore.message.columns import read_records
-from rocketstore.message.delay import DelayLevels
-from rocketstore.message.message import Message
+from rocketstore.message.message import DelayLevels, Message
 from rocketstore.message.record import BLANK, BLANK_MAGIC, MESSAGE_MAGICS, OFFSETS, OVERHEAD, QUEUE_OFFSET_AT, place_of
 from rocketstore.types import BrokerRole, FlushDiskType, PutMessageStatus, PutResult, ScannedRecords
 

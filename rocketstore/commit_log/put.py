@@ -8,12 +8,12 @@ from typing import Final
 
 from dledger.errors import DLedgerError, ResponseCode
 from rocketstore.config import KIB
-from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import (
     PROPERTY_DELAY,
     PROPERTY_REAL_QUEUE_ID,
     PROPERTY_REAL_TOPIC,
     SYS_FLAG_PREPARED,
+    DelayLevels,
     Message,
 )
 from rocketstore.types import QUEUE_NUMBERS_TOPIC, SCHEDULE_TOPIC, Outcome, PutMessageStatus, PutResult, StoredPlace

@@ -15,7 +15,7 @@ from typing import Final
 from dledger.errors import CorruptLogError
 from rocketstore.mapped.file import StoreFile
 from rocketstore.mapped.queue import MappedFileQueue
-from rocketstore.message.delay import DelayLevels
+from rocketstore.message.message import DelayLevels
 from rocketstore.message.record import BLANK
 from rocketstore.message.scan import scan_records
 from rocketstore.types import RecordHead

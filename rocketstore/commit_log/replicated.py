@@ -58,8 +58,7 @@ from rocketstore.commit_log.put import (
 from rocketstore.config import MessageStoreConfig
 from rocketstore.mapped.queue import OnForced, untold
 from rocketstore.message.columns import read_entries
-from rocketstore.message.delay import DelayLevels
-from rocketstore.message.message import SYS_FLAG_BORN_HOST_V6, Message
+from rocketstore.message.message import SYS_FLAG_BORN_HOST_V6, DelayLevels, Message
 from rocketstore.message.record import (
     BLANK,
     MESSAGE_MAGICS,

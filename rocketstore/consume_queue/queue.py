@@ -7,7 +7,7 @@ is not a message: searches skip it, and it does not show how far the log is disp
 One thread appends units in log order; a unit whose record ends at or before ``max_physical_offset`` is already there.
 Any thread may read; a unit is readable once it is completely written. ``_lock`` separates appends and removal; old
 files may be removed at any time. Files are read with ``pread``, so a bad sector is an error, and reading old units does
-not stop the other threads. They are open only while in use (``rocketstore.mapped.descriptors``).
+not stop the other threads. They are open only while in use (``rocketstore.mapped.file``).
 """
 
 from __future__ import annotations

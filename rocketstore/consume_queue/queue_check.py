@@ -22,7 +22,7 @@ from dledger.errors import CorruptLogError
 from rocketstore.commit_log.port import CommitLog
 from rocketstore.consume_queue.queue import ConsumeQueue, First
 from rocketstore.consume_queue.units import BROKEN, FILLER
-from rocketstore.message.delay import DelayLevels
+from rocketstore.message.message import DelayLevels
 from rocketstore.message.record import (
     CRC_MASK,
     HEAD_V4,

@@ -20,7 +20,7 @@ from dledger.store.format import parse_segment_name, segment_name
 from dledger.store.fs import FileSystem, create_durably, make_dirs_durably
 from rocketstore.consume_queue.units import FILLER_BYTES, UNIT, UNIT_BYTES, pack_unit
 from rocketstore.message.record import decode_record
-from rocketstore.queue_numbers.record import decode_numbering
+from rocketstore.queue_numbers import decode_numbering
 from rocketstore.types import QueueKey, QueueUnit, RecordHead
 
 GONE: Final = QueueUnit(0, 1, 0)

@@ -40,11 +40,10 @@ from rocketstore.export.plain_log import HalfPlaces, PlainLogWriter
 from rocketstore.export.queues import NextOffsets, stored_ends, without_messages, write_expired
 from rocketstore.export.source import LogPiece, read_log
 from rocketstore.export.state import StateRecords, tables_of
-from rocketstore.message.delay import DelayLevels
-from rocketstore.message.message import SYS_FLAG_TRANSACTION
+from rocketstore.message.message import SYS_FLAG_TRANSACTION, DelayLevels
 from rocketstore.message.record import HEAD, HOST_V6_FLAGS, PHYSICAL_OFFSET, PHYSICAL_OFFSET_AT
+from rocketstore.state.applier import BrokerSnapshot, write_snapshot
 from rocketstore.state.rocketmq_files import GROUPS, TOPICS, RocketmqFiles
-from rocketstore.state.snapshot import BrokerSnapshot, write_snapshot
 from rocketstore.store.deleted import DELETED_FILE
 from rocketstore.store.directory import ABORT_FILE, StoreDirectory
 from rocketstore.store.message_store import MessageStore

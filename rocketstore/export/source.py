@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from dledger.errors import CorruptLogError
 from rocketstore.config import MIB
-from rocketstore.message.delay import DelayLevels
+from rocketstore.message.message import DelayLevels
 from rocketstore.message.scan import RecordScanOutcome, scan_entries, scan_records
 from rocketstore.store.dispatch import RECORD_BYTES_MAX
 from rocketstore.verification.verify import LogPart

@@ -12,9 +12,8 @@ from typing import Final
 
 from dledger.errors import CorruptLogError, DLedgerError
 from rocketstore.export.source import read_at
-from rocketstore.state.applier import StateApplier
+from rocketstore.state.applier import BrokerSnapshot, StateApplier
 from rocketstore.state.files import stored_state
-from rocketstore.state.snapshot import BrokerSnapshot
 from rocketstore.state.tables import Tables
 from rocketstore.types import GetMessageStatus, GetResult, RecordHead
 from rocketstore.verification.verify import LogPart

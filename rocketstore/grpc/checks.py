@@ -8,8 +8,8 @@ from typing import Final
 
 from rocketstore.config import KIB
 from rocketstore.grpc.codes import RejectedError
-from rocketstore.message.broker_properties import BROKER_ONLY
 from rocketstore.message.checks import check_client_topic
+from rocketstore.message.properties import BROKER_ONLY
 from rocketstore.pb import definition_pb2 as pb
 
 PROPERTIES_MAX: Final = 128

@@ -26,9 +26,8 @@ from rocketstore.grpc.checks import (
     check_topic_name,
 )
 from rocketstore.grpc.codes import RejectedError
-from rocketstore.message.broker_properties import PROPERTY_DEAD_ID, PROPERTY_DEAD_TOPIC
-from rocketstore.message.compression import METHOD_FLAGS, ZLIB, UnknownCompressionError, WrongBodyError, decompress
 from rocketstore.message.message import (
+    METHOD_FLAGS,
     PROPERTY_KEYS,
     PROPERTY_PRIORITY,
     PROPERTY_PRODUCER_GROUP,
@@ -40,9 +39,14 @@ from rocketstore.message.message import (
     PROPERTY_UNIQUE_KEY,
     SYS_FLAG_COMPRESSED,
     SYS_FLAG_PREPARED,
+    ZLIB,
     HostAddress,
     Message,
+    UnknownCompressionError,
+    WrongBodyError,
+    decompress,
 )
+from rocketstore.message.properties import PROPERTY_DEAD_ID, PROPERTY_DEAD_TOPIC
 from rocketstore.message.record import SYS_FLAG_AT, decode_record
 from rocketstore.pb import definition_pb2 as pb
 

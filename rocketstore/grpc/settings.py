@@ -11,7 +11,7 @@ from typing import Final
 from google.protobuf.duration_pb2 import Duration
 
 from rocketstore.config import KIB
-from rocketstore.message.delay import DelayLevels
+from rocketstore.message.message import DelayLevels
 from rocketstore.pb import definition_pb2 as pb
 from rocketstore.state.attributes import DELAYS_MAX, ExponentialRetryDelays, FixedRetryDelays, RetryPolicy
 from rocketstore.state.changes import GroupConfig

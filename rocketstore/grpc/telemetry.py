@@ -14,7 +14,7 @@ from rocketstore.grpc import settings as wanted
 from rocketstore.grpc.calls import GatewayCall, name_of
 from rocketstore.grpc.codes import OK, RejectedError
 from rocketstore.grpc.registry import CommandStream, GatewayClient, Registry
-from rocketstore.message.delay import DelayLevels
+from rocketstore.message.message import DelayLevels
 from rocketstore.pb import definition_pb2 as pb
 from rocketstore.pb import service_pb2 as pbs
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from dledger.errors import DLedgerError
 from rocketstore.message.columns import RecordColumns, read_sound_records
-from rocketstore.message.delay import DelayLevels
+from rocketstore.message.message import DelayLevels
 from rocketstore.message.record import BLANK
 from rocketstore.message.scan import RecordScanOutcome
 

@@ -28,7 +28,7 @@ from rocketstore.ha.memory import SlaveMemory
 from rocketstore.ha.ports import HaIdentity, HaPace
 from rocketstore.ha.slave import HaSlave, MasterView
 from rocketstore.ha.waits import ReplicaWaits
-from rocketstore.message.delay import DelayLevels
+from rocketstore.message.message import DelayLevels
 from rocketstore.remoting.bodies.ha import NEVER, FollowerFacts, HaFacts
 from rocketstore.role_override import override_path
 from rocketstore.types import BrokerRole, HaHandshake, HaInitialTransfer

@@ -38,7 +38,7 @@ from rocketstore.ha.wire import (
     SlaveVerdict,
     SlaveWords,
 )
-from rocketstore.message.delay import DelayLevels
+from rocketstore.message.message import DelayLevels
 from rocketstore.types import PutMessageStatus
 
 _LOG: Final = logging.getLogger("rocketstore")

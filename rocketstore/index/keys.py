@@ -14,11 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rocketstore.config import KEYS_INDEXED_MAX
-from rocketstore.message.columns import RecordColumns
+from rocketstore.message.columns import Hashes, Places, PropertyTexts, RecordColumns, Values
 from rocketstore.message.message import PROPERTY_KEYS, PROPERTY_UNIQUE_KEY, SYS_FLAG_ROLLED_BACK, SYS_FLAG_TRANSACTION
-from rocketstore.message.properties import find_property_bytes
-from rocketstore.message.property_texts import Hashes, Places, PropertyTexts, Values
-from rocketstore.message.tags import java_hash
+from rocketstore.message.properties import find_property_bytes, java_hash
 from rocketstore.types import RecordHead
 
 _UNIQUE: Final = PROPERTY_UNIQUE_KEY.encode() + b"\x01"

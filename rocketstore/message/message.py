@@ -1,13 +1,75 @@
-"""A message as passed to and returned by the store."""
+"""A message as passed to and returned by the store; how long its delay level is; what its compressed body holds.
+
+RocketMQ's producers compress bodies with zlib, and since 5.0 also with LZ4 and Zstandard.
+"""
 
 from __future__ import annotations
 
+import importlib
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
-from rocketstore.message.delay import parse_level
+from dledger.errors import ConfigError
+from dledger.values import parse_duration_ms
+
+UNKNOWN_LEVEL_DELAY_MS: Final = 1000
+_DELAY_MS_MAX: Final = 10**9 * 86_400_000
+_LEVEL_DIGITS_MAX: Final = 9
+
+
+@dataclass(frozen=True, slots=True)
+class DelayLevels:
+    """Delays in milliseconds; level 1 is the first. A level's queue in ``SCHEDULE_TOPIC`` is the level less 1."""
+
+    delays_ms: tuple[int, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse ``"1s 5s 10m 1h 1d"``. Raises ``ConfigError`` with every invalid delay."""
+        delays, problems = [], []
+        for word in text.split():
+            try:
+                delays.append(_delay_ms(word))
+            except ValueError as error:
+                problems.append(f"message_delay_level: {error}")
+        if not delays and not problems:
+            problems = ["message_delay_level: name at least one delay, such as 1s"]
+        if problems:
+            raise ConfigError(problems)
+        return cls(tuple(delays))
+
+    @property
+    def level_max(self) -> int:
+        """The highest level."""
+        return len(self.delays_ms)
+
+    def cap(self, level: int) -> int:
+        """``level``, limited to the highest one; 0 for a message without delay."""
+        return max(0, min(level, len(self.delays_ms)))
+
+    def delay_ms(self, level: int) -> int:
+        """The level's delay; a second for an unknown level (as in RocketMQ)."""
+        return self.delays_ms[level - 1] if 1 <= level <= len(self.delays_ms) else UNKNOWN_LEVEL_DELAY_MS
+
+    def due_ms(self, level: int, store_timestamp: int) -> int:
+        """When a message of ``level`` (capped) stored at ``store_timestamp`` is due."""
+        return store_timestamp + self.delay_ms(self.cap(level))
+
+
+def parse_level(text: str) -> int:
+    """The level in a DELAY property; 0 (no delay) for anything that is not a positive number."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _LEVEL_DIGITS_MAX else 0
+
+
+def _delay_ms(word: str) -> int:
+    delay = parse_duration_ms(word, unit="")
+    if not 0 <= delay <= _DELAY_MS_MAX or delay != int(delay):
+        raise ValueError(f"invalid delay {word!r}: use whole milliseconds, at most {_DELAY_MS_MAX}")
+    return int(delay)
+
 
 PROPERTY_KEYS: Final = "KEYS"
 PROPERTY_TAGS: Final = "TAGS"
@@ -250,3 +312,83 @@ def _texts(keys: Iterable[str]) -> list[str]:
     if wrong := [one for one in found if not isinstance(one, str)]:
         raise TypeError(f"keys must be a str or several, not {type(wrong[0]).__name__}: {wrong[0]!r}")
     return found
+
+
+METHOD_FLAGS: Final = 0x700
+"""Which of them, in a message's system flag."""
+COMPRESSION_FLAGS: Final = SYS_FLAG_COMPRESSED | METHOD_FLAGS
+ZLIB: Final = (0, 0x300)
+_LZ4: Final = 0x100
+_ZSTD: Final = 0x200
+
+
+class WrongBodyError(ValueError):
+    """Raised for a body that is damaged, or too large when it is decompressed."""
+
+
+class UnknownCompressionError(WrongBodyError):
+    """Raised for a body that is compressed by a method that this installation cannot read."""
+
+
+def decompress(body: bytes, sys_flag: int, bytes_max: int) -> bytes:
+    """A compressed body of at most ``bytes_max`` bytes then. Raises ``WrongBodyError``, ``UnknownCompressionError``."""
+    method = sys_flag & METHOD_FLAGS
+    if method == _LZ4:
+        return _lz4(body, bytes_max)
+    if method == _ZSTD:
+        return _zstd(body, bytes_max)
+    if method not in ZLIB:
+        raise UnknownCompressionError(f"the body is compressed by an unknown method (sysFlag {sys_flag:#x})")
+    inflating = zlib.decompressobj()
+    try:
+        plain = inflating.decompress(body, max(bytes_max, 1))  # 0 would be no limit
+    except zlib.error as error:
+        raise _damaged("zlib", error) from None
+    if not inflating.eof:
+        raise _too_large(bytes_max)
+    return plain
+
+
+def _lz4(body: bytes, bytes_max: int) -> bytes:
+    frame = _module("lz4.frame", "LZ4")
+    inflating = frame.LZ4FrameDecompressor()
+    try:
+        plain: bytes = inflating.decompress(body, max(bytes_max, 1))
+    except RuntimeError as error:
+        raise _damaged("LZ4", error) from None
+    if not inflating.eof:
+        raise _too_large(bytes_max)
+    return plain
+
+
+def _zstd(body: bytes, bytes_max: int) -> bytes:
+    zstandard = _module("zstandard", "Zstandard")
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(body) as stream:
+            plain: bytes = stream.read(bytes_max + 1)
+        is_bounded = len(plain) <= bytes_max
+        whole = zstandard.ZstdDecompressor().decompressobj()  # which knows whether the frame ends, but no limit
+        is_whole = is_bounded and len(whole.decompress(body)) == len(plain) and whole.eof
+    except zstandard.ZstdError as error:
+        raise _damaged("Zstandard", error) from None
+    if not is_whole:
+        raise _too_large(bytes_max)
+    return plain
+
+
+def _module(name: str, method: str) -> Any:  # noqa: ANN401  # a module that need not be installed
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UnknownCompressionError(
+            f"the body is compressed with {method}, and {name.partition('.')[0]} is not installed: install dledger "
+            "with the extra 'compression'"
+        ) from error
+
+
+def _damaged(method: str, error: Exception) -> WrongBodyError:
+    return WrongBodyError(f"the body is marked as compressed with {method}, but cannot be decompressed: {error}")
+
+
+def _too_large(bytes_max: int) -> WrongBodyError:
+    return WrongBodyError(f"the body is truncated, or larger than {bytes_max} bytes")

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rocketstore.message.kinds import type_of
 from rocketstore.message.message import SYS_FLAG_TRANSACTION, Message
+from rocketstore.message.properties import type_of
 from rocketstore.types import MessageType
 
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"

@@ -27,10 +27,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from rocketstore.pop.fifo import attempts_so_far, covers, is_locked, next_batch
-from rocketstore.pop.handles import Handle, InvalidHandleError, decode_handle, encode_handle
 from rocketstore.pop.operations import (
     Changing,
+    Handle,
+    InvalidHandleError,
     Leased,
     Pending,
     PopCopy,
@@ -41,8 +41,19 @@ from rocketstore.pop.operations import (
     Settling,
     Tick,
     Verdict,
+    decode_handle,
+    encode_handle,
 )
-from rocketstore.pop.queue import INVISIBLE_MS_MAX, UNKNOWN, Lease, Queue
+from rocketstore.pop.queue import (
+    INVISIBLE_MS_MAX,
+    UNKNOWN,
+    Lease,
+    Queue,
+    attempts_so_far,
+    covers,
+    is_locked,
+    next_batch,
+)
 from rocketstore.pop.tables import AHEAD_MAX, LEASE_MS_MAX, PARKED_MAX, FifoLock, Parked, PopPlace, retry_topic_of
 from rocketstore.pop.windows import COPIES_MAX, GIVEN_BACK_MS, NotLoadedError, Windows
 

@@ -2,11 +2,19 @@
 
 The *plan* is ahead of the applied window by what has happened since. ``row`` is the difference: it is computed from
 scratch each time, so a row that was not stored, or nobody knows whether, needs no undoing.
+
+Ordered groups (P8) get one batch of a queue at a time, and the same again until it is settled. Attempts are counted for
+a batch as a whole. There are no copies: messages stay where they are, because those behind must not overtake them.
+
+``LeaseBook`` has all leases of one leader by the time when something is to be done about them, and by client.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import heapq
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count, islice, takewhile
 from typing import Final
 
 from rocketstore.pop.operations import Leased, Pending, PopRead
@@ -17,6 +25,7 @@ from rocketstore.pop.tables import (
     PARKED_MAX,
     UNLOCKED,
     WINDOW_MAX,
+    FifoLock,
     LeaseWindow,
     Parked,
     PopPlace,
@@ -274,3 +283,182 @@ class Queue:
     def _is_applied(self, offset: int) -> bool:
         window = self.applied
         return window.is_settled(offset) and offset not in window.parked
+
+
+def is_locked(queue: Queue, now_ms: int) -> bool:
+    """Whether a message of the newest batch is still out, or its dead letter is being stored."""
+    return any(
+        (one.copying or one.visible_at_ms > now_ms) and not one.parked and not queue.is_settled(offset)
+        for offset, one in queue.leases.items()
+    )
+
+
+def next_batch(queue: Queue, attempt_id: str, count_max: int, now_ms: int) -> Sequence[int] | None:
+    """The offsets to give out before anything new; none if there are none. None: the queue is locked.
+
+    To anyone who asks with the attempt id of the newest batch: what is out of it.
+    """
+    lock, leases = queue.lock, queue.leases
+    if is_locked(queue, now_ms):
+        if lock is None or not attempt_id or attempt_id != lock.attempt_id:
+            return None
+        out = [one for one in covered(queue) if one in leases and leases[one].visible_at_ms > now_ms]
+        return out if out and not any(leases[one].copying for one in out) else None
+    waiting = list(queue.open_offsets())
+    if not waiting:
+        return ()
+    first = waiting[0]
+    is_covered, attempts = covers(lock, first), attempts_so_far(queue, first)
+    alike = takewhile(lambda one: covers(lock, one) == is_covered and attempts_so_far(queue, one) == attempts, waiting)
+    return list(islice(alike, count_max))
+
+
+def covered(queue: Queue) -> list[int]:
+    """The messages of the newest batch that are not settled."""
+    return [one for one in queue.open_offsets() if covers(queue.lock, one)]
+
+
+def attempts_so_far(queue: Queue, offset: int) -> int:
+    """Deliveries of a message that count; none if nobody can have been told of one."""
+    if offset >= queue.applied.reserved:
+        return 0
+    lock, lease = queue.lock, queue.leases.get(offset)
+    if lock is not None and covers(lock, offset):
+        return lock.attempt
+    return max(lease.attempt, 0) if lease is not None else 0
+
+
+def relock(queue: Queue, *, suspended: bool = False) -> None:
+    """Have the lock end with the last of its leases. ``suspended``: the newest delivery does not count."""
+    lock = queue.lock
+    if lock is None:
+        return
+    out: list[Lease] = [queue.leases[one] for one in covered(queue) if one in queue.leases]
+    if not out:
+        return
+    attempt = lock.attempt
+    if suspended and any(one.attempt == attempt for one in out):
+        attempt = max(attempt - 1, 0)
+    queue.lock = lock._replace(until_ms=max(one.visible_at_ms for one in out), attempt=attempt)
+
+
+def covers(lock: FifoLock | None, offset: int) -> bool:
+    """Whether a message is of the newest batch."""
+    return lock is not None and lock.first <= offset <= lock.last
+
+
+RENEW_MS: Final = 20_000
+"""A lease that is prolonged is so this long after it was last."""
+_STALE_MIN: Final = 1024
+
+
+class LeaseBook:
+    """The leases are in their queues; each goes in and out through this."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.parked = 0
+        self.owned: Final[Counter[str]] = Counter()
+        """Leases by owner."""
+        self.owned_parked: Final[Counter[str]] = Counter()
+        """Those that are parked."""
+        self._heap: list[tuple[int, int, Queue, int, Lease]] = []
+        self._order = count()
+        self._clients: dict[str, dict[tuple[Queue, int], Lease]] = {}
+        self._left: Final[deque[dict[tuple[Queue, int], Lease]]] = deque()
+        """Those of clients that are gone."""
+
+    def add(self, queue: Queue, offset: int, lease: Lease) -> None:
+        """A message is given out; an older lease of it ends."""
+        self.drop(queue, offset)
+        queue.leases[offset] = lease
+        self.count += 1
+        self._count(self.owned, lease, 1)
+        if lease.parked:
+            self._count_parked(queue, lease, 1)
+        if lease.client_id:
+            self._clients.setdefault(lease.client_id, {})[queue, offset] = lease
+        self.moved(queue, offset, lease)
+
+    def drop(self, queue: Queue, offset: int) -> None:
+        """A lease ends, if there is one."""
+        lease = queue.leases.pop(offset, None)
+        if lease is None:
+            return
+        self.count -= 1
+        self._count(self.owned, lease, -1)
+        if lease.parked:
+            self._count_parked(queue, lease, -1)
+        theirs = self._clients.get(lease.client_id)
+        if theirs is not None and theirs.get((queue, offset)) is lease:
+            del theirs[queue, offset]
+            if not theirs:
+                del self._clients[lease.client_id]
+
+    def drop_all(self, queue: Queue) -> None:
+        """All leases of a queue end."""
+        for offset in list(queue.leases):
+            self.drop(queue, offset)
+
+    def park(self, queue: Queue, lease: Lease) -> None:
+        """It is noted singly from now on."""
+        if not lease.parked:
+            self._count_parked(queue, lease, 1)
+        lease.parked = True
+
+    def _count_parked(self, queue: Queue, lease: Lease, by: int) -> None:
+        queue.parked += by
+        self.parked += by
+        self._count(self.owned_parked, lease, by)
+
+    @staticmethod
+    def _count(counter: Counter[str], lease: Lease, by: int) -> None:
+        if lease.owner:
+            counter[lease.owner] += by
+            if not counter[lease.owner]:
+                del counter[lease.owner]
+
+    def moved(self, queue: Queue, offset: int, lease: Lease) -> None:
+        """It ends at another time."""
+        if len(self._heap) > 4 * self.count + _STALE_MIN:
+            self._heap = [one for one in self._heap if one[2].leases.get(one[3]) is one[4]]
+            heapq.heapify(self._heap)
+        self.look_again(queue, offset, lease, _event_ms(lease))
+
+    def look_again(self, queue: Queue, offset: int, lease: Lease, at_ms: int) -> None:
+        """Have ``due`` tell it at that time, if it is due then."""
+        heapq.heappush(self._heap, (at_ms, next(self._order), queue, offset, lease))
+
+    def due_ms(self) -> int | None:
+        """When ``left`` or ``due`` may have something."""
+        if self._left:
+            return 0
+        return self._heap[0][0] if self._heap else None
+
+    def due(self, now_ms: int) -> Iterator[tuple[Queue, int, Lease]]:
+        """Leases that have ended, or are to be prolonged; each is told once unless it is ``moved``."""
+        while self._heap and self._heap[0][0] <= now_ms:
+            _, _, queue, offset, lease = heapq.heappop(self._heap)
+            if queue.leases.get(offset) is lease and not lease.copying and _event_ms(lease) <= now_ms:
+                yield queue, offset, lease
+
+    def leave(self, client_id: str) -> None:
+        """A client is gone; if it comes back, its new messages are kept apart from the old ones."""
+        leases = self._clients.pop(client_id, None)
+        if leases:
+            self._left.append(leases)
+
+    def left(self) -> Iterator[tuple[Queue, int, Lease]]:
+        """The leases that are prolonged for clients that are gone; each is told once."""
+        while self._left:
+            leases = self._left[0]
+            while leases:
+                (queue, offset), lease = leases.popitem()
+                if queue.leases.get(offset) is lease:
+                    yield queue, offset, lease
+            self._left.popleft()
+
+
+def _event_ms(lease: Lease) -> int:
+    end = lease.visible_at_ms
+    return min(end, end - LEASE_MS_MAX + RENEW_MS) if lease.renew_until_ms > end else end

@@ -49,10 +49,17 @@ from rocketstore.state.changes import (
     encode_change,
 )
 from rocketstore.state.files import StateFiles
-from rocketstore.state.full_states import RETRY_MS, FullStates, is_past
-from rocketstore.state.limits import LimitChecks, LimitReachedError, StateLimits
-from rocketstore.state.pop_state import PopState
-from rocketstore.state.publisher import StateDone, StatePublisher
+from rocketstore.state.publisher import (
+    RETRY_MS,
+    FullStates,
+    LimitChecks,
+    LimitReachedError,
+    PopState,
+    StateDone,
+    StateLimits,
+    StatePublisher,
+    is_past,
+)
 from rocketstore.store.message_store import MessageStore
 from rocketstore.timer.entries import TimedProgress
 from rocketstore.types import (

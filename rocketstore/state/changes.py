@@ -21,8 +21,7 @@ from typing import Any, Final, NamedTuple, TypeVar, assert_never
 
 from dledger.errors import InvalidRequestError
 from rocketstore.message.checks import check_group_name, check_topic
-from rocketstore.pop.rows import ROWS_MAX, check_row, row_from_json, row_json
-from rocketstore.pop.tables import PopRow
+from rocketstore.pop.tables import ROWS_MAX, PopRow, check_row, row_from_json, row_json
 from rocketstore.state.attributes import (
     RETENTION_MS_MAX,
     RetryPolicy,

@@ -11,7 +11,7 @@ from typing import Final, Generic, TypeVar
 from dledger.clock import Clock
 from dledger.errors import CorruptLogError
 from dledger.store.fs import FileSystem
-from rocketstore.state.applier import StateApplier
+from rocketstore.state.applier import SNAPSHOT_FILE, BrokerSnapshot, StateApplier, read_snapshot, write_snapshot
 from rocketstore.state.changes import SetTimedProgress
 from rocketstore.state.rocketmq_files import (
     RocketmqFiles,
@@ -21,7 +21,6 @@ from rocketstore.state.rocketmq_files import (
     read_rocketmq_files,
     written_by_rocketmq,
 )
-from rocketstore.state.snapshot import SNAPSHOT_FILE, BrokerSnapshot, read_snapshot, write_snapshot
 from rocketstore.state.tables import Tables
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import BROKER_STATE_TOPIC

@@ -2,22 +2,51 @@
 
 One at a time costs nothing noticeable, because changes that arrive meanwhile go with the next message, and it
 simplifies two things: changes are applied in the order in which they were requested, and a full state written while
-nothing else is in flight is exact.
+nothing else is in flight is exact. A master writes a full state when it becomes one, and again before the last one
+expires.
+
+Limits on topics, queues, groups and offsets are checked by the master before a change is written. Applying a change
+never refuses: all members must behave alike, whatever their limits. So changes that are written and not yet applied are
+counted here, too, until they are answered.
+
+``PopState``: the pop tables among the replicated ones, which the leader's engine looks at, and how it writes.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
+from dledger.access.rules import RETRY_PREFIX
+from dledger.backoff import Backoff
 from dledger.clock import Clock
+from dledger.conditions import ConditionKind, Conditions
+from dledger.errors import InvalidRequestError
+from rocketstore.message.checks import NO_SEND_TOPICS
 from rocketstore.message.message import Message
-from rocketstore.state.changes import CHANGES_MAX, EncodedChange, join_changes
+from rocketstore.pop.operations import PopRules
+from rocketstore.pop.tables import LeaseWindow, PopPlace, PopRow
+from rocketstore.state.applier import StateApplier
+from rocketstore.state.changes import (
+    CHANGES_MAX,
+    Change,
+    CommitOffsets,
+    EncodedChange,
+    PopRows,
+    QueueOffset,
+    TopicConfig,
+    join_changes,
+    split_full,
+)
+from rocketstore.state.tables import Tables
 from rocketstore.store.message_store import MessageStore
-from rocketstore.types import BROKER_STATE_TOPIC, PutMessageStatus, PutResult
+from rocketstore.types import BROKER_STATE_TOPIC, SCHEDULE_TOPIC, BrokerRole, PutMessageStatus, PutResult
 
 StateDone = Callable[[PutResult], None]
 """Called once, on any thread, possibly within the call; must not block or raise. ``ok`` with ``outcome`` ``"stored"``:
@@ -201,3 +230,253 @@ def _refusal(status: PutMessageStatus, reason: str) -> PutResult:
 
 def _unknown(reason: str) -> PutResult:
     return PutResult(PutMessageStatus.UNKNOWN_ERROR, outcome="unknown", reason=reason)
+
+
+AUTOMATIC_PERCENT: Final = 90
+"""The share of all queues available to topics created by sends."""
+_TOLD_MS: Final = 60_000
+_DELETE_GROUPS: Final = "delete groups (dledger consumer delete) or raise the setting"
+
+
+@dataclass(frozen=True, slots=True)
+class StateLimits:
+    """The limits; existing objects beyond them stay."""
+
+    queues_max: int = 16_384
+    groups_max: int = 10_000
+    offsets_max: int = 500_000
+
+
+class LimitChecks:
+    """The checks of one master. Each ``take`` raises ``LimitReachedError``, or returns a ``done`` to call with the
+    result.
+
+    Thread-safe; the caller guards the tables.
+    """
+
+    def __init__(self, limits: StateLimits, conditions: Conditions) -> None:
+        self._limits = limits
+        self._conditions = conditions
+        self._lock = threading.Lock()  # guards changes in progress; acquired after the applier's
+        self._queues: Counter[str] = Counter()
+        self._groups: Counter[str] = Counter()
+        self._offsets = 0
+
+    def take_queues(
+        self, tables: Tables, topic: TopicConfig, stored: Iterable[tuple[str, int]], done: StateDone, *, automatic: bool
+    ) -> StateDone:
+        """Before a topic is created or changed. ``stored`` are the queues that have files, including those of deleted
+        topics.
+        """
+        old = tables.topics.get(topic.name)
+        more = topic.queues - (old.queues if old is not None else 0)
+        if more <= 0:
+            return done
+        most = self._limits.queues_max
+        allowed = most * AUTOMATIC_PERCENT // 100 if automatic else most
+        with self._lock:
+            under_way = sum(count for name, count in self._queues.items() if name != topic.name)
+            self._queues[topic.name] += more
+
+        def answered(result: PutResult) -> None:
+            self._forget_queues(topic.name, more)
+            done(result)
+
+        deleted = sum(name not in tables.topics and name not in NO_SEND_TOPICS for name, _ in stored)
+        if tables.queue_count + under_way + more > allowed:
+            self._forget_queues(topic.name, more)
+            why = f"the topics have {tables.queue_count} queues, and at most {most} are allowed (queues_max)"
+            if automatic and allowed < most:
+                why += f", of which {most - allowed} are reserved for topics created by an administrator"
+            raise self._reached("queues_max", f"{why}: delete topics or raise the setting")
+        if deleted + tables.queue_count + under_way + more > 2 * most:
+            self._forget_queues(topic.name, more)
+            why = f"queues of deleted topics, {deleted} now, count until their files are removed"
+            raise self._reached("queues_max", f"{why}: wait, or raise queues_max, which limits them separately")
+        return answered
+
+    def _forget_queues(self, topic: str, count: int) -> None:
+        with self._lock:
+            self._queues[topic] -= count
+            if self._queues[topic] <= 0:
+                del self._queues[topic]
+
+    def take_offsets(self, tables: Tables, change: CommitOffsets, done: StateDone) -> StateDone:
+        """Before offsets are committed."""
+        group, limits = change.group, self._limits
+        more = tables.new_offsets(change)
+        is_new = group not in tables.groups
+        if not more and not is_new:
+            return done
+        with self._lock:
+            groups = len(tables.groups) + len(self._groups.keys() - {group})
+            offsets = tables.offset_count + self._offsets
+            if is_new and groups >= limits.groups_max:
+                why = f"there are {groups} consumer groups, the limit (groups_max)"
+                raise self._reached("groups_max", f"{why}: {_DELETE_GROUPS}")
+            if offsets + more > limits.offsets_max:
+                why = f"{offsets} group offsets are stored, and at most {limits.offsets_max} are allowed (offsets_max)"
+                raise self._reached("offsets_max", f"{why}: {_DELETE_GROUPS}")
+            self._offsets += more
+            self._groups[group] += is_new
+
+        def answered(result: PutResult) -> None:
+            with self._lock:
+                self._offsets -= more
+                self._groups[group] -= is_new
+                if self._groups[group] <= 0:
+                    del self._groups[group]
+            done(result)
+
+        return answered
+
+    def _reached(self, setting: str, why: str) -> LimitReachedError:
+        self._conditions.set(ConditionKind.AT_LIMIT, why, subject=setting, for_ms=_TOLD_MS)
+        return LimitReachedError(why)
+
+
+class LimitReachedError(InvalidRequestError):
+    """Raised when the maximum number of topics, groups or offsets is reached."""
+
+
+FULL_PART_BYTES: Final = 128 * 1024
+RETRY_MS: Final = 1000
+RETRY_MS_MAX: Final = 60_000
+"""A failed full state is retried after a second, then after two, and so on up to this."""
+
+_log = logging.getLogger("rocketstore")
+
+
+def is_past(store: MessageStore, tables: Tables, topic: str, queue_id: int, offset: int) -> bool:
+    """Whether no message waits before an offset of one of the broker's own queues any more."""
+    if topic == SCHEDULE_TOPIC:
+        return tables.delay_offsets.get(queue_id + 1, 0) >= offset
+    return store.min_offset(topic, queue_id) >= offset
+
+
+class FullStates:
+    """For the state's thread, but for ``wanted``."""
+
+    def __init__(
+        self, store: MessageStore, applier: StateApplier, publisher: StatePublisher, clock: Clock, interval_ms: int
+    ) -> None:
+        self._store = store
+        self._applier = applier
+        self._publisher = publisher
+        self._clock = clock
+        self._interval_ms = interval_ms
+        self.wanted = False
+        """Whether one is to be written as soon as that may be."""
+        self._was_master = False
+        self._due_ms = 0
+        self._not_before_ms = 0
+        self._backoff = Backoff(RETRY_MS, RETRY_MS_MAX)
+
+    def step(self, now_ms: int) -> None:
+        """Publish the full state if this is a master and it is due; the last one must not expire unreplaced."""
+        applier = self._applier
+        master = self._store.role is not BrokerRole.SLAVE
+        if master and not self._was_master:
+            self.wanted = True
+        self._was_master = master
+        if not master or not self._publisher.idle or applier.blocked or not applier.is_complete:
+            return
+        minimum = self._store.min_offset(BROKER_STATE_TOPIC, 0)
+        expired = applier.full_offset < minimum and minimum > 0  # from 0 on, the messages themselves are the state
+        if applier.next_offset > 0 and (now_ms >= self._due_ms or expired):
+            self.wanted = True
+        if not self.wanted or applier.next_offset != applier.end_offset or now_ms < self._not_before_ms:
+            return
+        if self._store.refusal is not None:
+            return  # it has not been started yet, or its disk is full: wanted until it takes messages
+        with applier.lock:
+            tables = applier.tables.copy()
+        tables.forget_begins(lambda topic, queue_id, begin: self._store.min_offset(topic, queue_id) >= begin)
+        tables.forget_waits(partial(is_past, self._store, tables))
+        changes = list(tables.as_changes())
+        self.wanted = False
+        self._due_ms = now_ms + self._interval_ms
+        if not changes and applier.next_offset == 0:
+            return  # there never was any state
+        full_id = f"{self._clock.wall_ms()}-{applier.next_offset}"
+        bodies = split_full(changes, full_id=full_id, upto=applier.next_offset, bytes_max=FULL_PART_BYTES)
+        self._publisher.publish(bodies, self._on_end)
+
+    def _on_end(self, stored: bool) -> None:
+        if stored:
+            self._backoff.succeeded()
+            return
+        pause_ms = round(self._backoff.pause())
+        _log.warning("broker state: the full state was not written; retrying in %d s", pause_ms // 1000)
+        self.wanted = True
+        self._not_before_ms = self._clock.monotonic_ms() + pause_ms
+
+
+_MADE = PutResult(PutMessageStatus.PUT_OK)
+
+
+class PopState:
+    """A ``rocketstore.pop.operations.PopView``. Thread-safe: each look at one dictionary needs no lock, since windows
+    are never changed in place. ``change`` writes a change.
+    """
+
+    def __init__(self, applier: StateApplier, limits: LimitChecks, change: Callable[[Change, StateDone], None]) -> None:
+        self._applier = applier
+        self._limits = limits
+        self._change = change
+
+    def pop_window(self, place: PopPlace) -> LeaseWindow | None:
+        """The window of a queue."""
+        return self._applier.tables.pop.windows.get(place)
+
+    def pop_epoch(self) -> int:
+        """The highest generation there ever was."""
+        return self._applier.tables.pop.epoch
+
+    def offset(self, group: str, topic: str, queue_id: int) -> int:
+        """A group's offset in a queue; -1: it has none."""
+        return self._applier.tables.groups.get(group, {}).get((topic, queue_id), -1)
+
+    def pop_rules(self, group: str) -> PopRules:
+        """A group's settings; a group without retry queues tries nothing again."""
+        config = self._applier.tables.group_configs.get(group)
+        if config is None:
+            return PopRules()
+        retries = max(config.retry_times_max, 0) if config.retry_queues else 0
+        return PopRules(config.ordered, retries + 1)
+
+    def parked_of(self, group: str) -> int:
+        """How many messages of a group are invisible for long: its offsets have passed them (P11)."""
+        with self._applier.lock:
+            return self._applier.tables.pop.parked_of(group)
+
+    def has_windows(self, group: str) -> bool:
+        """Whether the group has consumed by pop, and its offsets were not all reset since."""
+        with self._applier.lock:
+            return any(place.group == group for place in self._applier.tables.pop.windows)
+
+    def retry_topics(self, group: str) -> list[str]:
+        """The topics for what the group gets again, one for each topic that it has consumed by pop."""
+        with self._applier.lock:
+            topics = {place.topic for place in self._applier.tables.pop.windows if place.group == group}
+        return sorted(one for one in topics if one.startswith(RETRY_PREFIX) and one != f"{RETRY_PREFIX}{group}")
+
+    @contextmanager
+    def room(self, group: str, queues: Collection[tuple[str, int]]) -> Iterator[None]:
+        """Take room for the group, and its offsets in these queues, while their windows are made.
+
+        Raises ``LimitReachedError``.
+        """
+        change = CommitOffsets(group, tuple(QueueOffset(*one, 0) for one in queues))
+        with self._applier.lock:
+            made = self._limits.take_offsets(self._applier.tables, change, lambda _result: None)
+        try:
+            yield
+        finally:
+            made(_MADE)
+
+    def write(self, rows: Iterable[PopRow], done: StateDone) -> None:
+        """Write one tick; ``done`` once it is stored and applied here. One that a later leader has, or nobody, is told
+        with outcome ``unknown``.
+        """
+        self._change(PopRows(tuple(rows)), done)

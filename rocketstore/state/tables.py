@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, assert_never
 
-from rocketstore.pop.rows import ROWS_MAX
-from rocketstore.pop.tables import PopPlace, PopTables
+from rocketstore.pop.tables import ROWS_MAX, PopPlace, PopTables
 from rocketstore.state.attributes import TopicRequestMode
 from rocketstore.state.changes import (
     OFFSETS_MAX,

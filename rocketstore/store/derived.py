@@ -20,7 +20,7 @@ from rocketstore.consume_queue.queue_check import QueueCheck
 from rocketstore.consume_queue.queue_ends import QUEUE_ENDS_FILE, read_queue_ends, write_queue_ends
 from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.index.service import IndexService
-from rocketstore.queue_numbers.numbering import LoggedNumbering, RepeatAlarm
+from rocketstore.queue_numbers import LoggedNumbering, RepeatAlarm
 from rocketstore.store.checkpoint import CHECKPOINT_FILE, UNKNOWN, StoreCheckpoint, StoreCheckpointFile
 from rocketstore.store.deleted import DELETED_FILE, DeletedQueues
 from rocketstore.store.recovery import RecoveryPlan, queue_units, recover

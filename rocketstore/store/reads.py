@@ -26,8 +26,7 @@ from rocketstore.consume_queue.queue_check import QueueCheck
 from rocketstore.consume_queue.units import BROKEN, FILLER, UNIT_BYTES
 from rocketstore.index.keys import key_hash
 from rocketstore.index.service import IndexService
-from rocketstore.message.delay import DelayLevels
-from rocketstore.message.message import Message
+from rocketstore.message.message import DelayLevels, Message
 from rocketstore.message.record import HEAD_V4, MESSAGE_MAGICS, decode_record, store_timestamp
 from rocketstore.types import GetMessageStatus, GetResult, QueueUnit
 

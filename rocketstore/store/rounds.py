@@ -18,7 +18,7 @@ from dledger.runtime.supervisor import Supervisor
 from dledger.runtime.worker import Worker
 from rocketstore.consume_queue.queue_check import QueueCheck
 from rocketstore.mapped.queue import ForcedFileRemoval
-from rocketstore.queue_numbers.numbering import NumberWriter
+from rocketstore.queue_numbers import NumberWriter
 from rocketstore.store.cleaning import Cleaner
 from rocketstore.store.derived import Derived
 from rocketstore.store.dispatch import DispatchService

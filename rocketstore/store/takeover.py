@@ -30,7 +30,7 @@ from dledger.store.mmap_file_list import FoundFile, list_segments
 from rocketstore.commit_log.base_log import ExpiredFiles, describe, read_base_log, write_base_log
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.config import MessageStoreConfig
-from rocketstore.mapped.sizes import check_sizes
+from rocketstore.mapped.allocation import check_sizes
 from rocketstore.message.record import BLANK, BLANK_MAGIC, MESSAGE_MAGICS
 from rocketstore.store.checkpoint import CHECKPOINT_FILE, UNKNOWN, StoreCheckpointFile
 from rocketstore.store.directory import StoreDirectory

@@ -26,15 +26,24 @@ import numpy as np
 from dledger.errors import CorruptLogError, DiskError, DiskFullError, DLedgerError
 from dledger.store.fs import FileSystem, make_dirs_durably, read_whole, replace_durably
 from rocketstore.timer.entries import (
+    ADVICE,
+    CHANGED,
     ENTRY,
     HOUR_MS,
     NOTHING_DELIVERED,
     Entries,
     EntryKind,
+    FirstDue,
+    HourExtent,
     TimedEntry,
     TimedProgress,
+    Wanted,
     decode_entries,
+    entries_with,
     entry_of,
+    first_due,
+    length,
+    read_rest,
     still_open,
     timed_heads,
 )
@@ -50,17 +59,6 @@ from rocketstore.timer.hours import (
     encode_hours,
     hour_of,
     hour_path,
-)
-from rocketstore.timer.reading import (
-    ADVICE,
-    CHANGED,
-    FirstDue,
-    HourExtent,
-    Wanted,
-    entries_with,
-    first_due,
-    length,
-    read_rest,
 )
 from rocketstore.types import RecordHead
 

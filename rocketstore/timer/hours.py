@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dledger.store.fs import TMP_SUFFIX
-from rocketstore.timer.entries import ENTRY, HOUR_MS, Entries, EntryKind, TimedEntry, still_open
-from rocketstore.timer.reading import HourExtent
+from rocketstore.timer.entries import ENTRY, HOUR_MS, Entries, EntryKind, HourExtent, TimedEntry, still_open
 
 HOURS_FILE: Final = "hours"
 SECONDS: Final = HOUR_MS // 1000

@@ -21,7 +21,7 @@ from rocketstore.commit_log.base_log import group_has_begun, written_segments
 from rocketstore.commit_log.digests import FileEnding, PlainFileReader, find_plain_files
 from rocketstore.config import DEFAULT_DELAY_LEVELS
 from rocketstore.export.source import read_log
-from rocketstore.message.delay import DelayLevels
+from rocketstore.message.message import DelayLevels
 from rocketstore.message.record import CorruptRecordError, decode_record
 from rocketstore.settings import load_broker_settings
 from rocketstore.state.changes import Change, CommitOffsets, PutGroup, SetDelayOffsets

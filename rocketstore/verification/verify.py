@@ -29,12 +29,12 @@ from rocketstore.consume_queue.units import UNIT_BYTES
 from rocketstore.index.chains import ENTRIES, KEY
 from rocketstore.index.file import IndexShape
 from rocketstore.index.keys import TopicHashes, key_hashes
-from rocketstore.message.delay import DelayLevels
+from rocketstore.message.message import DelayLevels
 from rocketstore.message.record import CRC, CRC_AT
 from rocketstore.message.scan import RecordScanOutcome, scan_entries, scan_records
 from rocketstore.settings import load_broker_settings
+from rocketstore.state.applier import SNAPSHOT_FILE, decode_snapshot
 from rocketstore.state.changes import MalformedStateError, SetTimedProgress
-from rocketstore.state.snapshot import SNAPSHOT_FILE, decode_snapshot
 from rocketstore.store.checkpoint import CHECKPOINT_FILE, StoreCheckpointFile, is_intact, read_checkpoint_file
 from rocketstore.store.deleted import DELETED_FILE, DeletedQueues
 from rocketstore.store.directory import ABORT_FILE

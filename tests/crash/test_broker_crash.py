@@ -25,8 +25,7 @@ from dledger.clock import Clock
 from rocketstore.broker.schedule import ScheduleService
 from rocketstore.config import MessageStoreConfig
 from rocketstore.index.service import IndexDamagedError
-from rocketstore.message.delay import DelayLevels
-from rocketstore.message.message import Message
+from rocketstore.message.message import DelayLevels, Message
 from rocketstore.message.record import decode_record
 from rocketstore.state.broker_state import BrokerState, StateSettings
 from rocketstore.state.changes import TopicConfig

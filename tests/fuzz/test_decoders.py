@@ -38,6 +38,7 @@ from dledger.store.identity import IDENTITY_FILE, StoreIdentity, read_identity, 
 from dledger.store.members_file import MEMBERS_FILE, SavedMembers, read_members, write_members
 from dledger.types import EntryId, EntryRun, HardState, LogIndex, NodeId, Position, Term
 from dledger_spark.option_values import offsets_value
+from rocketstore import queue_numbers as numbering_record
 from rocketstore.client.aio.received import split_records
 from rocketstore.consume_queue.queue_ends import QUEUE_ENDS_FILE, QueueEnd, read_queue_ends, write_queue_ends
 from rocketstore.consume_queue.units import parse_units
@@ -48,16 +49,14 @@ from rocketstore.index.sums import IndexSums, decode_sums, slot_blocks
 from rocketstore.message import batch
 from rocketstore.message import properties as message_properties
 from rocketstore.message.columns import read_entries, read_records
-from rocketstore.message.delay import DelayLevels, parse_level
 from rocketstore.message.ids import parse_offset_message_id
-from rocketstore.message.message import Message
+from rocketstore.message.message import DelayLevels, Message, parse_level
 from rocketstore.message.record import decode_record
 from rocketstore.message.record import encode_record as encode_message
 from rocketstore.message.scan import scan_entries, scan_records
-from rocketstore.queue_numbers import record as numbering_record
+from rocketstore.state.applier import SNAPSHOT_FILE, BrokerSnapshot, read_snapshot, write_snapshot
 from rocketstore.state.changes import CommitOffsets, PutTopic, QueueOffset, SetDelayOffsets, TopicConfig, decode_state
 from rocketstore.state.rocketmq_files import RocketmqFiles, read_rocketmq_files
-from rocketstore.state.snapshot import SNAPSHOT_FILE, BrokerSnapshot, read_snapshot, write_snapshot
 from rocketstore.state.tables import Tables
 from rocketstore.store.checkpoint import StoreCheckpoint as BrokerCheckpoint
 from rocketstore.store.checkpoint import decode_checkpoint as decode_broker_checkpoint

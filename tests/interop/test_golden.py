@@ -20,8 +20,7 @@ from dledger.types import LogIndex, Magic
 from rocketstore.config import DEFAULT_DELAY_LEVELS
 from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.index.service import IndexService
-from rocketstore.message.delay import DelayLevels
-from rocketstore.message.message import Message
+from rocketstore.message.message import DelayLevels, Message
 from rocketstore.message.record import decode_record, encode_record
 from rocketstore.message.scan import scan_entries, scan_records
 from rocketstore.store.message_store import MessageStore

@@ -28,8 +28,7 @@ from rocketstore.pop.operations import (
     QueueBounds,
     Verdict,
 )
-from rocketstore.pop.rows import check_row, row_from_json, row_json
-from rocketstore.pop.tables import LeaseWindow, PopPlace, PopRow, PopTables
+from rocketstore.pop.tables import LeaseWindow, PopPlace, PopRow, PopTables, check_row, row_from_json, row_json
 from rocketstore.pop.windows import COPIES_MAX, NotLoadedError
 from tests.sim_pop.oracle import BrokenRuleError, Oracle, Sent, Told
 

@@ -18,7 +18,7 @@ from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.replicated import MESSAGES, ReplicatedCommitLog, for_broker
 from rocketstore.config import MessageStoreConfig
 from rocketstore.ha.service import HaService
-from rocketstore.message.delay import DelayLevels
+from rocketstore.message.message import DelayLevels
 from rocketstore.state.broker_state import BrokerState, StateSettings
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import BrokerRole

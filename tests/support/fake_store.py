@@ -16,17 +16,16 @@ from dledger.errors import DLedgerError, ShutdownError
 from dledger.types import ProducerBatch
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.port import PutDone, SequenceDone
-from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import (
     PROPERTY_DELAY,
     PROPERTY_REAL_QUEUE_ID,
     PROPERTY_REAL_TOPIC,
     PROPERTY_TAGS,
+    DelayLevels,
     Message,
 )
-from rocketstore.message.properties import encode_properties, find_property
+from rocketstore.message.properties import encode_properties, find_property, tags_code
 from rocketstore.message.record import encode_record
-from rocketstore.message.tags import tags_code
 from rocketstore.store.dispatch import Pace
 from rocketstore.store.message_store import MessageStore
 from rocketstore.timer.entries import TimedProgress

@@ -15,7 +15,7 @@ from dledger.store.format import decode_entry, encode_record
 from dledger.types import NO_INDEX, Boundary, LogIndex, Magic, NodeId, Position, Term
 from rocketstore.message import record as records
 from rocketstore.message.message import HostAddress, Message
-from rocketstore.message.tags import tags_code
+from rocketstore.message.properties import tags_code
 
 CLUSTER_ID = "default/n0"
 Row = Mapping[str, object]

@@ -7,10 +7,22 @@ from pathlib import Path
 from typing import TypeVar
 
 from dledger.errors import CorruptLogError
-from rocketstore.timer.entries import HOUR_MS, Entries, TimedEntry, TimedProgress, decode_entries, select, still_open
+from rocketstore.timer.entries import (
+    ADVICE,
+    CHANGED,
+    HOUR_MS,
+    Entries,
+    FirstDue,
+    HourExtent,
+    TimedEntry,
+    TimedProgress,
+    Wanted,
+    decode_entries,
+    select,
+    still_open,
+)
 from rocketstore.timer.files import FollowedHours, TimedListener, TimerFiles
 from rocketstore.timer.hours import HourFile
-from rocketstore.timer.reading import ADVICE, CHANGED, FirstDue, HourExtent, Wanted
 
 _T = TypeVar("_T")
 

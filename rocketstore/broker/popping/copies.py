@@ -19,16 +19,6 @@ from rocketstore.broker.refusal import Refusal
 from rocketstore.broker.retries import DEAD_QUEUES, READ_WRITE, Retries, trim
 from rocketstore.broker.sending import SendBatch, Sending
 from rocketstore.config import MIB
-from rocketstore.message.broker_properties import (
-    OF_ONE_DELIVERY,
-    PROPERTY_DEAD_ID,
-    PROPERTY_DEAD_OFFSET,
-    PROPERTY_DEAD_QUEUE,
-    PROPERTY_DEAD_REASON,
-    PROPERTY_DEAD_TOPIC,
-    PROPERTY_ORIGIN,
-    PROPERTY_ORIGIN_ID,
-)
 from rocketstore.message.checks import properties_bytes
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import (
@@ -43,7 +33,18 @@ from rocketstore.message.message import (
     HostAddress,
     Message,
 )
-from rocketstore.message.properties import PROPERTIES_BYTES_MAX, find_property
+from rocketstore.message.properties import (
+    OF_ONE_DELIVERY,
+    PROPERTIES_BYTES_MAX,
+    PROPERTY_DEAD_ID,
+    PROPERTY_DEAD_OFFSET,
+    PROPERTY_DEAD_QUEUE,
+    PROPERTY_DEAD_REASON,
+    PROPERTY_DEAD_TOPIC,
+    PROPERTY_ORIGIN,
+    PROPERTY_ORIGIN_ID,
+    find_property,
+)
 from rocketstore.message.record import CorruptRecordError, decode_record, properties_of
 from rocketstore.pop.operations import CopyResult, Origin, PopCopy
 from rocketstore.pop.tables import PopPlace, retry_topic_of

@@ -25,7 +25,7 @@ from rocketstore.message.record import QueuePlace, queue_offset_of, reconsume_ti
 from rocketstore.pop.operations import Loading, Origin, PopDelivery, PopFound, PopRead, PopWish, QueueBounds
 from rocketstore.pop.tables import PopPlace, retry_topic_of
 from rocketstore.pop.windows import COPIES_MAX, NotLoadedError
-from rocketstore.state.pop_state import PopState
+from rocketstore.state.publisher import PopState
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import GetMessageStatus, GetResult, MessageType
 

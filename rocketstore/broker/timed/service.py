@@ -33,11 +33,10 @@ from rocketstore.broker.timed.run import TimedRun
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.message import PROPERTY_UNIQUE_KEY, HostAddress, Message
 from rocketstore.message.properties import find_property_bytes
-from rocketstore.message.timed import WrongTimeError, due_of, make_timed
+from rocketstore.message.timed import RecallHandle, WrongTimeError, due_of, make_timed
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.store.message_store import MessageStore
 from rocketstore.timer.files import TimerFiles
-from rocketstore.timer.handles import RecallHandle
 from rocketstore.types import PutMessageStatus, PutResult
 
 NOT_RUNNING: Final = "this broker is not quite the master yet"

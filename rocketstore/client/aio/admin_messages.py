@@ -28,8 +28,7 @@ from rocketstore.client.aio.expressions import ALL, Expression, Sql
 from rocketstore.client.aio.messages_by_time import PAGE_MAX, Page, QueueSpan, read_page, span_of
 from rocketstore.client.aio.received import plain_body, split_pulled
 from rocketstore.client.aio.timed import TimedMessages, list_timed, recall
-from rocketstore.message.delay import DelayLevels
-from rocketstore.message.message import HostAddress, Message
+from rocketstore.message.message import DelayLevels, HostAddress, Message
 from rocketstore.message.trace import TRACE_TOPIC, ConsumedTrace, EndedTrace, ReceivedTrace, SentTrace, decode_traces
 from rocketstore.remoting.bodies.groups import DelayOffsetTable
 from rocketstore.remoting.bodies.queues import MessageQueue

@@ -31,8 +31,7 @@ from rocketstore.message.message import (
     SYS_FLAG_PREPARED,
     Message,
 )
-from rocketstore.message.properties import PROPERTIES_BYTES_MAX, join_properties
-from rocketstore.message.tags import java_hash
+from rocketstore.message.properties import PROPERTIES_BYTES_MAX, java_hash, join_properties
 from rocketstore.remoting.codes import RequestCode
 
 if TYPE_CHECKING:

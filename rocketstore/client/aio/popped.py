@@ -9,8 +9,8 @@ from dledger.errors import DLedgerError
 from dledger.remoting.errors import RequestError
 from rocketstore.client.aio.errors import BadAnswerError
 from rocketstore.client.aio.received import ReceivedMessage, split_records
-from rocketstore.message.broker_properties import PROPERTY_CHECK_POINT
 from rocketstore.message.message import PROPERTY_RETRY_TOPIC
+from rocketstore.message.properties import PROPERTY_CHECK_POINT
 from rocketstore.message.record import queue_place_of
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.headers import read_header

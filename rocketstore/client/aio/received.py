@@ -8,7 +8,7 @@ from typing import Final, TypeVar, overload
 
 from dledger.errors import DLedgerError
 from rocketstore.client.aio.errors import BadAnswerError, UnreadableBodyError
-from rocketstore.message import compression
+from rocketstore.message import message
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import PROPERTY_RETRY_TOPIC, PROPERTY_UNIQUE_KEY, SYS_FLAG_COMPRESSED, Message
 from rocketstore.message.properties import find_property
@@ -166,10 +166,10 @@ def decompress(body: bytes, sys_flag: int, bytes_max: int = DECOMPRESSED_BYTES_M
     ``UnreadableBodyError`` without the module that its compression needs.
     """
     try:
-        return compression.decompress(body, sys_flag, bytes_max)
-    except compression.UnknownCompressionError as error:
+        return message.decompress(body, sys_flag, bytes_max)
+    except message.UnknownCompressionError as error:
         raise UnreadableBodyError(f"{error}, or use raw_body") from error
-    except compression.WrongBodyError as error:
+    except message.WrongBodyError as error:
         raise BadAnswerError(str(error)) from None
 
 

@@ -26,9 +26,14 @@ from rocketstore.client.aio.errors import ClientError
 from rocketstore.client.aio.received import decompress
 from rocketstore.client.aio.results import PreparedMessage, SendResult, SendStatus, TransactionResult, TransactionState
 from rocketstore.client.aio.tracing import EndTraces, host_of
-from rocketstore.message.compression import COMPRESSION_FLAGS
 from rocketstore.message.ids import parse_offset_message_id
-from rocketstore.message.message import PROPERTY_CHECK_TIMES, PROPERTY_UNIQUE_KEY, SYS_FLAG_COMPRESSED, Message
+from rocketstore.message.message import (
+    COMPRESSION_FLAGS,
+    PROPERTY_CHECK_TIMES,
+    PROPERTY_UNIQUE_KEY,
+    SYS_FLAG_COMPRESSED,
+    Message,
+)
 from rocketstore.message.record import CorruptRecordError, decode_record
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import CheckTransactionHeader, EndTransactionHeader, read_header

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger_spark.decode.properties import TAGS, as_maps, named
+from rocketstore.message.columns import PropertyTexts
 from rocketstore.message.properties import decode_properties, find_property_bytes
-from rocketstore.message.property_texts import PropertyTexts
 
 
 def taken_apart(*encoded: bytes) -> list[dict[str, str]]:

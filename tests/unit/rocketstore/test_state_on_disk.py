@@ -12,8 +12,7 @@ from dledger.clock import Clock
 from rocketstore.broker.schedule import ScheduleService
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.config import MessageStoreConfig
-from rocketstore.message.delay import DelayLevels
-from rocketstore.message.message import Message
+from rocketstore.message.message import DelayLevels, Message
 from rocketstore.message.record import decode_record
 from rocketstore.state.broker_state import BrokerState, StateSettings
 from rocketstore.state.changes import QueueOffset, TopicConfig

@@ -20,15 +20,14 @@ from rocketstore.broker.schedule import ScheduleService
 from rocketstore.broker.timed.service import TimedService
 from rocketstore.broker.transactions.service import TransactionService
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.message.delay import DelayLevels
-from rocketstore.message.message import HostAddress
+from rocketstore.message.message import DelayLevels, HostAddress
 from rocketstore.message.record import decode_record
 from rocketstore.pop.operations import PopRules
 from rocketstore.pop.tables import LeaseWindow, PopPlace, PopRow, PopTables
 from rocketstore.state.attributes import TopicRequestMode
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import GroupConfig, QueueOffset, TopicConfig
-from rocketstore.state.pop_state import PopState
+from rocketstore.state.publisher import PopState
 from rocketstore.store.message_store import IndexEnd, MessageStore
 from rocketstore.store.stats import StoreStats
 from rocketstore.types import BrokerRole, PutMessageStatus, PutResult, QueueUnit, ScannedRecords

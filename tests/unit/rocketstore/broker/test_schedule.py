@@ -11,8 +11,7 @@ import pytest
 from dledger.errors import CorruptLogError, ShutdownError
 from rocketstore.broker.schedule import BATCH, RETRY_MS, RETRY_MS_MAX, SLEEP_MS_MAX, ScheduleService
 from rocketstore.config import DEFAULT_DELAY_LEVELS
-from rocketstore.message.delay import DelayLevels
-from rocketstore.message.message import LOOPBACK, HostAddress, Message
+from rocketstore.message.message import LOOPBACK, DelayLevels, HostAddress, Message
 from rocketstore.message.record import decode_record
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import DeleteTopic, PutTopic, QueueOffset, TopicConfig

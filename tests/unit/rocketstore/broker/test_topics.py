@@ -6,7 +6,7 @@ import pytest
 
 from rocketstore.broker import topics
 from rocketstore.broker.topics import CreationQuota
-from rocketstore.state.limits import LimitReachedError
+from rocketstore.state.publisher import LimitReachedError
 
 
 def test_each_client_has_its_own_share() -> None:

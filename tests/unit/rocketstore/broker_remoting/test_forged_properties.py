@@ -10,8 +10,8 @@ import pytest
 from rocketstore.broker.popping.copies import origin_text
 from rocketstore.broker.sending import SendBatch
 from rocketstore.message.batch import encode_batch
-from rocketstore.message.broker_properties import BROKER_ONLY
 from rocketstore.message.message import Message
+from rocketstore.message.properties import BROKER_ONLY
 from rocketstore.message.record import decode_record
 from rocketstore.pop.operations import Origin
 from rocketstore.pop.tables import PopPlace

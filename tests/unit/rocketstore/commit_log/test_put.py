@@ -10,7 +10,6 @@ import threading
 import pytest
 
 from rocketstore.commit_log.put import PutWaiter, QueueOffsets, prepare
-from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import (
     PROPERTY_DELAY,
     PROPERTY_REAL_QUEUE_ID,
@@ -18,6 +17,7 @@ from rocketstore.message.message import (
     SYS_FLAG_COMMITTED,
     SYS_FLAG_PREPARED,
     SYS_FLAG_ROLLED_BACK,
+    DelayLevels,
     Message,
 )
 from rocketstore.types import SCHEDULE_TOPIC, PutMessageStatus, PutResult

@@ -29,9 +29,8 @@ from rocketstore.filter.filters import (
 )
 from rocketstore.filter.sql import SqlCondition
 from rocketstore.message.message import Message
-from rocketstore.message.properties import decode_properties
+from rocketstore.message.properties import decode_properties, tags_code
 from rocketstore.message.record import encode_record, properties_of
-from rocketstore.message.tags import tags_code
 
 USUAL = {"amount": "12", "region": "EU", "UNIQ_KEY": "AC110001" * 4, "WAIT": "true", "TAGS": "new", "KEYS": "order-17"}
 

@@ -23,8 +23,8 @@ from rocketstore.broker_config import BrokerConfig
 from rocketstore.config import KIB
 from rocketstore.grpc.codes import RejectedError
 from rocketstore.grpc.sends import Recalls
-from rocketstore.message.broker_properties import BROKER_ONLY
 from rocketstore.message.message import Message
+from rocketstore.message.properties import BROKER_ONLY
 from rocketstore.message.record import decode_record
 from rocketstore.pb import definition_pb2 as pb
 from rocketstore.pb import service_pb2 as pbs

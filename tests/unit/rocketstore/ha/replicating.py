@@ -23,7 +23,7 @@ from rocketstore.ha.ports import HaIdentity, HaLog, HaPace
 from rocketstore.ha.slave import HaSlave
 from rocketstore.ha.waits import ReplicaWaits
 from rocketstore.ha.wire import FrameReader
-from rocketstore.message.delay import DelayLevels
+from rocketstore.message.message import DelayLevels
 from tests.support.waiting import wait_until
 
 LEVELS = DelayLevels.parse("1s")

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketstore.ha.received import DamagedStreamError, ReceivedLog, ReceivedStretch
-from rocketstore.message.delay import DelayLevels
-from rocketstore.message.message import HostAddress, Message
+from rocketstore.message.message import DelayLevels, HostAddress, Message
 from rocketstore.message.record import BLANK, BLANK_MAGIC, encode_record
 from tests.unit.rocketstore.commit_log.support import FILE_BYTES
 

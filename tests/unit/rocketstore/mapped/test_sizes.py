@@ -8,7 +8,7 @@ import pytest
 
 from dledger.errors import ConfigError, CorruptLogError
 from dledger.store.format import segment_name
-from rocketstore.mapped.sizes import check_sizes
+from rocketstore.mapped.allocation import check_sizes
 
 SIZE = 1000
 

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketstore.message.broker_properties import _OF_RETRIES, BROKER_ONLY, is_broker_only, take_out
 from rocketstore.message.message import Message
-from rocketstore.message.properties import decode_properties
+from rocketstore.message.properties import _OF_RETRIES, BROKER_ONLY, decode_properties, is_broker_only, take_out
 
 NAMES = sorted(BROKER_ONLY | _OF_RETRIES)
 OTHERS = [

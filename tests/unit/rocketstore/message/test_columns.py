@@ -22,8 +22,7 @@ from rocketstore.broker.pull import WaitingPulls
 from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.index.service import IndexService
 from rocketstore.message.columns import FEWEST, RecordColumns, read_entries, read_records, sizes_of, topics_of
-from rocketstore.message.delay import DelayLevels
-from rocketstore.message.message import Message
+from rocketstore.message.message import DelayLevels, Message
 from rocketstore.message.record import (
     BLANK_HEAD,
     BLANK_MAGIC,

@@ -6,7 +6,7 @@ import pytest
 
 from dledger.errors import ConfigError
 from rocketstore.config import DEFAULT_DELAY_LEVELS
-from rocketstore.message.delay import DelayLevels, parse_level
+from rocketstore.message.message import DelayLevels, parse_level
 
 
 def test_rocketmqs_default_levels_are_read() -> None:

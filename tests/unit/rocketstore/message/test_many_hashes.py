@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketstore.message.many_hashes import java_hashes
-from rocketstore.message.tags import java_hash
+from rocketstore.filter.filters import java_hashes
+from rocketstore.message.properties import java_hash
 from tests.unit.rocketstore.message.test_tags import slow_hash
 
 

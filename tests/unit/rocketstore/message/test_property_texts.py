@@ -7,9 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rocketstore.message.properties import decode_properties, find_property_bytes
-from rocketstore.message.property_texts import PropertyTexts, Values
-from rocketstore.message.tags import java_hash
+from rocketstore.message.columns import PropertyTexts, Values
+from rocketstore.message.properties import decode_properties, find_property_bytes, java_hash
 
 NAMES = [b"T\x01", b"TAGS\x01", b"UNIQ_KEY\x01", b"NINE_BYTES\x01"]
 PIECES = [*NAMES, *(name[:-1] for name in NAMES), b"\x01", b"\x02", b" ", b"a", "\u00e9\U0001f600".encode(), b"\xff"]

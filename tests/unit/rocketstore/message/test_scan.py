@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from dledger.layout import ENTRY, ENTRY_HEADER_BYTES
 from dledger.types import NOOP_CHANNEL
-from rocketstore.message.delay import DelayLevels
-from rocketstore.message.message import HostAddress, Message
-from rocketstore.message.properties import encode_properties
+from rocketstore.message.message import DelayLevels, HostAddress, Message
+from rocketstore.message.properties import encode_properties, java_hash
 from rocketstore.message.record import (
     BLANK_HEAD,
     BLANK_MAGIC,
@@ -26,7 +25,6 @@ from rocketstore.message.record import (
     encode_record,
 )
 from rocketstore.message.scan import RecordScanOutcome, scan_entries, scan_records
-from rocketstore.message.tags import java_hash
 from rocketstore.types import SCHEDULE_TOPIC, TERM_START_TOPIC, RecordHead
 from tests.support.sweeps import thinned
 from tests.unit.rocketstore.message.samples import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocketstore.message.tags import java_hash, tags_code, tags_code_of
+from rocketstore.message.properties import java_hash, tags_code, tags_code_of
 
 
 def slow_hash(text: str) -> int:

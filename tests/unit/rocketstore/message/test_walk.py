@@ -8,7 +8,7 @@ import pytest
 
 from dledger.layout import ENTRY_HEADER_BYTES
 from rocketstore.message.record import BLANK_HEAD, OVERHEAD
-from rocketstore.message.walk import Framing, WalkEnd, walk
+from rocketstore.message.scan import Framing, WalkEnd, walk
 from tests.support.log_bytes import Stretch
 from tests.unit.rocketstore.message.samples import RECORD, changed, field
 

@@ -6,13 +6,19 @@ from typing import Any
 
 import pytest
 
-from rocketstore.pop.handles import decode_handle, encode_handle
-from rocketstore.pop.journal import BUSY_TICK_MS, TICK_MS
-from rocketstore.pop.operations import CopyResult, Origin, PopFound, PopRules, PopWish, Verdict
+from rocketstore.pop.operations import (
+    CopyResult,
+    Origin,
+    PopFound,
+    PopRules,
+    PopWish,
+    Verdict,
+    decode_handle,
+    encode_handle,
+)
 from rocketstore.pop.queue import SKEW_MS
-from rocketstore.pop.rows import check_row
-from rocketstore.pop.tables import AHEAD_MAX, AHEAD_MS, LEASE_MS_MAX, PARKED_MAX, WINDOW_MAX, LeaseWindow
-from rocketstore.pop.windows import COPIES_MAX, EXPIRES_MAX, NotLoadedError
+from rocketstore.pop.tables import AHEAD_MAX, AHEAD_MS, LEASE_MS_MAX, PARKED_MAX, WINDOW_MAX, LeaseWindow, check_row
+from rocketstore.pop.windows import BUSY_TICK_MS, COPIES_MAX, EXPIRES_MAX, TICK_MS, NotLoadedError
 from tests.unit.rocketstore.pop.desk import GROUP, QUEUE, RETRIES, TOPIC, Desk
 
 

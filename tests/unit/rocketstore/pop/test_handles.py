@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from rocketstore.pop.handles import HANDLE_CHARS_MAX, Handle, InvalidHandleError, decode_handle, encode_handle
+from rocketstore.pop.operations import HANDLE_CHARS_MAX, Handle, InvalidHandleError, decode_handle, encode_handle
 
 HANDLES = (
     Handle("group", "T", False, 0, 0, 1, 1, 1),

@@ -7,8 +7,21 @@ import random
 
 import pytest
 
-from rocketstore.pop.rows import MalformedRowError, check_row, row_from_json, row_json
-from rocketstore.pop.tables import UNLOCKED, FifoLock, LeaseWindow, Parked, PopPlace, PopRow, PopTables, advanced, zeros
+from rocketstore.pop.tables import (
+    UNLOCKED,
+    FifoLock,
+    LeaseWindow,
+    MalformedRowError,
+    Parked,
+    PopPlace,
+    PopRow,
+    PopTables,
+    advanced,
+    check_row,
+    row_from_json,
+    row_json,
+    zeros,
+)
 
 PLACE = PopPlace("group", "T", 3)
 LOCK = FifoLock("attempt", 12, 14, 1_700_000_000_000, 2, 9)

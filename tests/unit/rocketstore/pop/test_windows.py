@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from rocketstore.pop.operations import PopFound, PopWish, Verdict
-from rocketstore.pop.rows import check_row
-from rocketstore.pop.tables import WINDOW_MAX
+from rocketstore.pop.tables import WINDOW_MAX, check_row
 from tests.unit.rocketstore.pop.desk import GROUP, QUEUE, TOPIC, Desk
 
 HOUR_MS = 3_600_000

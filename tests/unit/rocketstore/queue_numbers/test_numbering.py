@@ -18,8 +18,7 @@ from rocketstore.consume_queue.queue import ConsumeQueue, Repeated
 from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.message.message import Message
 from rocketstore.message.record import HEAD_V4_BYTES, decode_record, encode_record
-from rocketstore.queue_numbers.numbering import SHARE_OF_LOG, LoggedNumbering, RepeatAlarm
-from rocketstore.queue_numbers.record import decode_numbering, encode_numbering
+from rocketstore.queue_numbers import SHARE_OF_LOG, LoggedNumbering, RepeatAlarm, decode_numbering, encode_numbering
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import (
     QUEUE_NUMBERS_TOPIC,

@@ -16,8 +16,7 @@ from dledger.types import Role
 from rocketstore.broker.role_change import BrokerRoleChange
 from rocketstore.broker.schedule import ScheduleService
 from rocketstore.commit_log.replicated import MESSAGES, ReplicatedCommitLog
-from rocketstore.message.delay import DelayLevels
-from rocketstore.message.message import Message
+from rocketstore.message.message import DelayLevels, Message
 from rocketstore.state.broker_state import BrokerState, StateSettings
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import StoredPlace

@@ -9,7 +9,7 @@ from crc32c import crc32c
 
 from dledger.errors import InvalidRequestError
 from rocketstore.config import KIB
-from rocketstore.queue_numbers.record import NEXT_OFFSET_MAX, NumberingPart, decode_numbering, encode_numbering
+from rocketstore.queue_numbers import NEXT_OFFSET_MAX, NumberingPart, decode_numbering, encode_numbering
 
 SOME = {("rare", 0): 5, ("rare", 7): NEXT_OFFSET_MAX, ("%RETRY%g", 0): 1, ("x" * 127, 2**31 - 1): 77}
 

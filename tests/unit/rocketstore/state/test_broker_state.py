@@ -13,9 +13,9 @@ from dledger.errors import DiskError, DLedgerError, InvalidRequestError, Shutdow
 from dledger.store.fs import FileSystem
 from rocketstore.message.message import Message
 from rocketstore.state import publisher
+from rocketstore.state.applier import BrokerSnapshot, read_snapshot
 from rocketstore.state.broker_state import BrokerState, StateIncompleteError, StateSettings
 from rocketstore.state.changes import GroupConfig, MalformedStateError, QueueOffset, TopicConfig
-from rocketstore.state.snapshot import BrokerSnapshot, read_snapshot
 from rocketstore.state.tables import Tables
 from rocketstore.types import BROKER_STATE_TOPIC, SCHEDULE_TOPIC, BrokerRole, GetResult, PutMessageStatus, PutResult
 from tests.support.fake_store import FakeStore

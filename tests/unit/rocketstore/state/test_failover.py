@@ -12,10 +12,10 @@ import pytest
 from dledger.errors import CorruptLogError
 from rocketstore.commit_log.port import PutDone
 from rocketstore.message.message import Message
-from rocketstore.state import broker_state, full_states, publisher
+from rocketstore.state import broker_state, publisher
+from rocketstore.state.applier import SNAPSHOT_FILE
 from rocketstore.state.broker_state import StateBehindError, StateBlockedError, StateIncompleteError
 from rocketstore.state.changes import QueueOffset, TopicConfig
-from rocketstore.state.snapshot import SNAPSHOT_FILE
 from rocketstore.types import BROKER_STATE_TOPIC, BrokerRole, GetMessageStatus, GetResult, PutResult
 from tests.support.waiting import ManualClock
 from tests.unit.rocketstore.state.conftest import Member
@@ -117,7 +117,7 @@ def test_a_full_state_that_was_refused_is_published_again(add_member: AddMember,
 
 def test_a_full_state_is_written_in_several_batches(add_member: AddMember, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log takes no batch of any size; whoever has nothing else gets all of it."""
-    monkeypatch.setattr(full_states, "FULL_PART_BYTES", 500)
+    monkeypatch.setattr(publisher, "FULL_PART_BYTES", 500)
     monkeypatch.setattr(publisher, "FULL_BYTES_AT_ONCE", 2000)
     first, second = add_member("1"), add_member("2")
     first.promote()
@@ -200,7 +200,7 @@ def test_a_master_publishes_again_when_its_full_state_has_expired(master: Member
 def test_a_full_state_in_many_parts_is_taken_whole(
     add_member: AddMember, master: Member, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(full_states, "FULL_PART_BYTES", 500)
+    monkeypatch.setattr(publisher, "FULL_PART_BYTES", 500)
     for number in range(50):
         put_topic(master, f"T{number:02}")
     before = end(master)

@@ -11,7 +11,7 @@ from dledger.errors import InvalidRequestError
 from rocketstore.message.message import Message
 from rocketstore.state.broker_state import BrokerState, StateSettings
 from rocketstore.state.changes import TopicConfig
-from rocketstore.state.limits import LimitReachedError, StateLimits
+from rocketstore.state.publisher import LimitReachedError, StateLimits
 from rocketstore.types import BROKER_STATE_TOPIC, BrokerRole, PutMessageStatus, PutResult
 from tests.support.waiting import ManualClock
 from tests.unit.rocketstore.state.conftest import Member

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from rocketstore.message.message import Message
+from rocketstore.state.applier import SNAPSHOT_FILE
 from rocketstore.state.broker_state import StateIncompleteError, StateSettings
 from rocketstore.state.changes import CommitOffsets, DeleteTopic, PutTopic, QueueOffset, SetDelayOffsets, TopicConfig
-from rocketstore.state.snapshot import SNAPSHOT_FILE
 from rocketstore.state.tables import Tables
 from rocketstore.types import BROKER_STATE_TOPIC, BrokerRole, PutMessageStatus, PutResult
 from tests.support.fake_store import FakeLog

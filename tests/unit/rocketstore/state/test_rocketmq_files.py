@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from dledger.store.fs import FileSystem
+from rocketstore.state.applier import SNAPSHOT_FILE, BrokerSnapshot, read_snapshot, write_snapshot
 from rocketstore.state.attributes import ExponentialRetryDelays
 from rocketstore.state.changes import (
     OFFSETS_MAX,
@@ -31,7 +32,6 @@ from rocketstore.state.rocketmq_files import (
     once_replaced,
     read_rocketmq_files,
 )
-from rocketstore.state.snapshot import SNAPSHOT_FILE, BrokerSnapshot, read_snapshot, write_snapshot
 from rocketstore.state.tables import Tables
 from rocketstore.types import MessageType
 from tests.crash.crash_fs import NO_SPACE, FailingFs

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dledger.store.fs import FileSystem
+from rocketstore.state.applier import SNAPSHOT_FILE, BrokerSnapshot, read_snapshot, write_snapshot
 from rocketstore.state.changes import CommitOffsets, PutTopic, QueueOffset, TopicConfig
-from rocketstore.state.snapshot import SNAPSHOT_FILE, BrokerSnapshot, read_snapshot, write_snapshot
 
 SNAPSHOT = BrokerSnapshot(
     (PutTopic(TopicConfig("T")), CommitOffsets("g", (QueueOffset("T", 1, 5),))),
@@ -52,7 +52,7 @@ def test_a_snapshot_that_was_lengthened_beyond_measure_is_not_used(tmp_path: Pat
 
 
 def test_a_snapshot_of_another_version_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketstore.state.snapshot.SNAPSHOT_VERSION", 2)
+    monkeypatch.setattr("rocketstore.state.applier.SNAPSHOT_VERSION", 2)
     write_snapshot(FileSystem(), tmp_path, SNAPSHOT)
     monkeypatch.undo()
 

@@ -23,10 +23,9 @@ from rocketstore.commit_log.replicated import MESSAGES, ReplicatedCommitLog
 from rocketstore.config import MessageStoreConfig
 from rocketstore.consume_queue.queue_check import QueueCheck
 from rocketstore.index.service import IndexDamagedError
-from rocketstore.message.delay import DelayLevels
-from rocketstore.message.message import Message
+from rocketstore.message.message import DelayLevels, Message
+from rocketstore.message.properties import tags_code
 from rocketstore.message.record import decode_record
-from rocketstore.message.tags import tags_code
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import GetMessageStatus, ScannedRecords
 from tests.support.damage import turn

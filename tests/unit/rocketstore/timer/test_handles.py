@@ -6,7 +6,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 
 import pytest
 
-from rocketstore.timer.handles import RecallHandle, WrongHandleError, decode_handle
+from rocketstore.message.timed import RecallHandle, WrongHandleError, decode_handle
 
 
 def test_a_handle_is_read_as_it_was_made_and_has_rocketmqs_first_five_words() -> None:

@@ -22,8 +22,7 @@ from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.filter.filters import SQL92
 from rocketstore.message.record import QueuePlace
 from rocketstore.pop.engine import PopEngine
-from rocketstore.pop.handles import Handle, encode_handle
-from rocketstore.pop.operations import Loading, Origin, PopDelivery, PopWish, Settling, Verdict
+from rocketstore.pop.operations import Handle, Loading, Origin, PopDelivery, PopWish, Settling, Verdict, encode_handle
 from rocketstore.pop.tables import LeaseWindow, PopPlace
 from rocketstore.state.changes import GroupConfig, TopicConfig
 from rocketstore.types import GetResult

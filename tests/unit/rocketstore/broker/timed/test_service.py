@@ -18,13 +18,12 @@ from rocketstore.commit_log.port import PutDone
 from rocketstore.config import MIB
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
-from rocketstore.message.timed import make_timed, rolled_message
+from rocketstore.message.timed import RecallHandle, decode_handle, make_timed, rolled_message
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import DeleteTopic, PutTopic, QueueOffset, TopicConfig
 from rocketstore.state.publisher import StateDone
 from rocketstore.state.tables import Tables
 from rocketstore.timer.entries import NOTHING_DELIVERED, TimedEntry, TimedProgress
-from rocketstore.timer.handles import RecallHandle, decode_handle
 from rocketstore.types import TIMED_TOPIC, BrokerRole, PutMessageStatus, PutResult
 from tests.support.fake_store import FakeLog, FakeStore
 from tests.support.waiting import ManualClock

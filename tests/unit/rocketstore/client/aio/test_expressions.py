@@ -8,7 +8,7 @@ from dledger.errors import ConfigError
 from rocketstore.client import Sql
 from rocketstore.client.aio.consumer import Consumer
 from rocketstore.client.aio.expressions import SQL92, Expression, tags_of_expression
-from rocketstore.message.tags import tags_code
+from rocketstore.message.properties import tags_code
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from rocketstore.client.aio.pending import PipelineLimits
 from rocketstore.client.aio.producer import Producer, ProducerOptions
 from rocketstore.client.aio.results import SendStatus
 from rocketstore.message.message import Message
-from rocketstore.message.tags import java_hash
+from rocketstore.message.properties import java_hash
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.codes import RequestCode
 from tests.support.on_loop import on_loop, until

@@ -10,7 +10,7 @@ from rocketstore.client.aio.errors import MessageRefusedError
 from rocketstore.client.aio.outgoing import outgoing
 from rocketstore.client.aio.timed import handle_of
 from rocketstore.message.message import Message
-from rocketstore.timer.handles import RecallHandle, decode_handle
+from rocketstore.message.timed import RecallHandle, decode_handle
 
 AT = datetime(2030, 1, 2, 3, 4, 5, 678_000, UTC)
 AT_MS = 1_893_553_445_678

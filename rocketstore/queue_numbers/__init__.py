@@ -1,1 +1,0 @@
-"""The next queue offset of every queue, stored in the log."""
