@@ -49,8 +49,7 @@ from crc32c import crc32c
 
 from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import CorruptLogError, InvalidRequestError
-from rocketstore.commit_log.port import CommitLog, PutDone
-from rocketstore.commit_log.put import PutWaiter
+from rocketstore.commit_log.port import CommitLog, PutDone, PutWaiter
 from rocketstore.consume_queue.queue import Repeated
 from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.message.columns import topics_of

@@ -183,7 +183,7 @@ def _read(
     spark: str | None = None,
 ) -> list[OldLog]:
     """Read all logs; of those that are ``known``, only the ones of ``changed`` members."""
-    from rocketstore.commit_log.digests import digest_log, digest_of, find_plain_files
+    from rocketstore.commit_log.base_log import digest_log, digest_of, find_plain_files
     from rocketstore.upgrade.compare import OldLog
 
     logs = {one.name: one for one in known if one.name not in changed}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dledger.errors import DiskError
 from dledger_spark.jobs.command import JobFrame, job_session, spark_errors_in_a_sentence
-from rocketstore.commit_log.digests import FileDigest, FileEnding, PlainFiles
+from rocketstore.commit_log.base_log import FileDigest, FileEnding, PlainFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

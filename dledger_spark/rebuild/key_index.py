@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rocketstore.index.chains import ENTRIES, HEADER, SLOT, IndexHeader, chained, seconds_since
 from rocketstore.index.file import IndexShape
+from rocketstore.index.format import ENTRIES, HEADER, SLOT, IndexHeader, chained, seconds_since
 
 
 class IndexWriter:

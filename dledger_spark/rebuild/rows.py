@@ -21,9 +21,8 @@ from dledger_spark.rebuild.derive import Details, as_units, keys_of, runs, unit_
 from dledger_spark.rebuild.key_index import IndexWriter
 from dledger_spark.rebuild.parts import INDEX, INDEX_DIR, QUEUES, QUEUES_DIR
 from dledger_spark.rebuild.queues import QueueWriter
-from rocketstore.index.chains import KEY
 from rocketstore.index.file import IndexShape
-from rocketstore.index.keys import TopicHashes
+from rocketstore.index.format import KEY, TopicHashes
 from rocketstore.message.message import DelayLevels
 
 SCHEMA: Final = "part string, topic string, queueId int, position long, offsets binary, data binary"

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from dledger_spark.source.rows import settle_worker
-from rocketstore.commit_log.digests import digest_file
+from rocketstore.commit_log.base_log import digest_file
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -20,11 +20,9 @@ from dledger.store.fs import FileSystem, keep_private, make_dirs_durably
 from dledger.store.mmap_file import UnreadableError
 from dledger.store.mmap_file_list import Placement
 from dledger.types import ProducerBatch
-from rocketstore.commit_log.appender import RecordAppender
+from rocketstore.commit_log.appender import RecordAppender, StoredStretch
 from rocketstore.commit_log.flush import CommitLogFlusher, FlushDone
-from rocketstore.commit_log.numbered import StoredStretch
-from rocketstore.commit_log.port import NumberingEncoder, PutDone, SequenceDone
-from rocketstore.commit_log.put import NUMBERING_BYTES_MAX, numbering_messages
+from rocketstore.commit_log.port import NUMBERING_BYTES_MAX, NumberingEncoder, PutDone, SequenceDone, numbering_messages
 from rocketstore.commit_log.recovery import HeadsSink, PlainRecoveryReport, Recovery
 from rocketstore.config import MessageStoreConfig
 from rocketstore.mapped.allocation import AllocationService, TransientStorePool, check_sizes

@@ -46,11 +46,13 @@ from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.rpc.ports import CommitEvent, NodeEvent
 from dledger.server import BodyFormat, DLedgerServer
 from dledger.types import AppendedBatch, Body, Magic, Position, ProducerBatch, StoredRun, Term
-from rocketstore.commit_log.port import NumberingEncoder, PutDone, SequenceDone
-from rocketstore.commit_log.put import (
+from rocketstore.commit_log.port import (
     NUMBERING_BYTES_MAX,
     PRODUCER_STATUSES,
+    NumberingEncoder,
+    PutDone,
     QueueOffsets,
+    SequenceDone,
     numbering_messages,
     prepare,
     refused,

@@ -10,7 +10,7 @@ is written in the order entries, header, slots. So if only the process dies, no 
 the slots of the last batch are behind. After a power cut, any page may be older or newer than another; ``recover`` goes
 back to what is known to be durable, and rebuilds the slots from that.
 
-Everything that is read is verified by its block's checksum (``rocketstore.index.sums``), or not returned. A file
+Everything that is read is verified by its block's checksum (``rocketstore.index.format``), or not returned. A file
 without sums, such as RocketMQ's, gets them when it is first used, after it was found to be consistent.
 
 One thread writes; any number may call ``select`` meanwhile. Readers see header and sums as a whole; they read the slot
@@ -34,26 +34,24 @@ from numpy.typing import NDArray
 
 from dledger.errors import CorruptLogError
 from dledger.store.fs import FileSystem, create_durably
-from rocketstore.index.chains import (
+from rocketstore.index.format import (
+    BLOCK_ENTRIES,
+    BLOCK_SLOTS,
     ENTRIES,
     ENTRY,
+    ENTRY_BYTES,
     HEADER,
     HEADER_LAYOUT,
     SLOT,
-    IndexHeader,
-    chained,
-    second_since,
-    seconds_since,
-)
-from rocketstore.index.sums import (
-    BLOCK_ENTRIES,
-    BLOCK_SLOTS,
-    ENTRY_BYTES,
     EntrySums,
+    IndexHeader,
     IndexSums,
+    chained,
     crc_of,
     move_slot,
     move_slots,
+    second_since,
+    seconds_since,
     slot_blocks,
     sum_of_slots,
     sums_of_slots,

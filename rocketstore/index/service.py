@@ -6,7 +6,7 @@ holds for the last record of a full file.
 
 The index is derived from the log. At startup, the first inconsistent file is removed together with all later ones, and
 ``load`` says from where to index again. A file found damaged later is rebuilt in place
-(``rocketstore.index.rebuilding``); until then, queries that need it are refused. A failed ``append`` may be repeated
+(``rocketstore.store.scrub``); until then, queries that need it are refused. A failed ``append`` may be repeated
 with the same records.
 
 Threads: one appends, truncates and loads; one flushes; one deletes; one rebuilds; any number query. ``_files`` is
@@ -31,10 +31,17 @@ from numpy.typing import NDArray
 from dledger.clock import Clock
 from dledger.errors import CorruptLogError, DiskError, DiskFullError, DLedgerError
 from dledger.store.fs import TMP_SUFFIX, FileSystem, make_dirs_durably, read_whole, replace_durably
-from rocketstore.index.chains import IndexHeader
 from rocketstore.index.file import ADVICE, IndexFile, IndexShape, NewEntry
-from rocketstore.index.keys import TopicHashes, hashes_of, key_hash, key_hashes
-from rocketstore.index.sums import SUMS_SUFFIX, IndexSums, decode_sums
+from rocketstore.index.format import (
+    SUMS_SUFFIX,
+    IndexHeader,
+    IndexSums,
+    TopicHashes,
+    decode_sums,
+    hashes_of,
+    key_hash,
+    key_hashes,
+)
 from rocketstore.mapped.descriptors import is_out_of_descriptors
 from rocketstore.message.columns import RecordColumns
 from rocketstore.types import RecordHead

@@ -25,8 +25,7 @@ from dledger.conditions import Conditions
 from dledger.errors import CorruptLogError, DiskError, DLedgerError, ShutdownError
 from dledger.store.fs import FileSystem
 from dledger.types import ProducerBatch
-from rocketstore.commit_log.port import CommitLog, PutDone, SequenceDone
-from rocketstore.commit_log.put import PutWaiter
+from rocketstore.commit_log.port import CommitLog, PutDone, PutWaiter, SequenceDone
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.checks import check_message
 from rocketstore.message.message import Message

@@ -24,7 +24,7 @@ from rocketstore.config import MIB, MessageStoreConfig
 from rocketstore.consume_queue.queue import ConsumeQueue
 from rocketstore.consume_queue.queue_check import QueueCheck
 from rocketstore.consume_queue.units import BROKEN, FILLER, UNIT_BYTES
-from rocketstore.index.keys import key_hash
+from rocketstore.index.format import key_hash
 from rocketstore.index.service import IndexService
 from rocketstore.message.message import DelayLevels, Message
 from rocketstore.message.record import HEAD_V4, MESSAGE_MAGICS, decode_record, store_timestamp

@@ -4,24 +4,211 @@ One thread (``rocketstore-scrub``). At ``derived_scrub_bytes_per_s``, it goes th
 through the files of timed messages, and through the units of all queues with the records they refer to, over and over.
 Damage in index and timed messages, found by it or by a reader, is repaired from the log. Queues are repaired
 where they are checked (``rocketstore.consume_queue.queue_check``). Damage of the log itself is reported and skipped.
+
+*One file of the key index* is rebuilt in place, while the others remain in use. The neighbouring files determine which
+records belong in it; for the last file, that is everything indexed, which grows meanwhile. The result is byte for byte
+what the file held before the damage, except for records that the log no longer holds.
+
+*Hour files of timed messages* are built again from every record of ``TIMED_TOPIC``, as its queue names them, so a file
+becomes what it was, except for records that the log no longer holds. Until then delivery waits where that hour begins,
+and anyone who asks for it is told so.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 from dledger.conditions import ConditionKind
-from dledger.errors import CorruptLogError, DiskError, DiskFullError, ShutdownError
-from rocketstore.config import KIB
+from dledger.errors import CorruptLogError, DiskError, DiskFullError, DLedgerError, ShutdownError
+from dledger.store.fs import TMP_SUFFIX
+from rocketstore.commit_log.port import CommitLog
+from rocketstore.config import KIB, MIB
 from rocketstore.consume_queue.queue import ConsumeQueue
 from rocketstore.consume_queue.queue_check import BLOCK_UNITS, QueueCheck
 from rocketstore.consume_queue.units import FILLER
-from rocketstore.index.rebuilding import NotYetReadableError, rebuild
+from rocketstore.index.file import ADVICE, IndexFile
+from rocketstore.index.format import TopicHashes, key_hashes
+from rocketstore.index.service import IndexService, places_of
+from rocketstore.message.scan import scan_records
 from rocketstore.store.derived import Derived
-from rocketstore.store.timer_repair import TimerRepair
+from rocketstore.timer.entries import TimedEntry, entry_of
+from rocketstore.types import TIMED_TOPIC, QueueUnit, ScannedRecords
+
+_SCAN_BYTES: Final = MIB
+_RECORD_BYTES_MAX: Final = 64 * MIB
+
+
+class NotYetReadableError(DLedgerError):
+    """Raised if the index extends beyond the readable log: a restarted member does not know yet what is committed."""
+
+
+def rebuild(index: IndexService, path: Path, log: CommitLog, pause: Callable[[], None] = lambda: None) -> None:
+    """Rebuild the file; does nothing if it has expired. ``pause`` is called now and then, and may raise.
+
+    Raises ``OSError``, ``CorruptLogError`` (for the log), ``NotYetReadableError``, without having changed anything.
+    """
+    file = index.file_at(path)
+    if file is None:
+        index.forget(path)
+        return
+    temporary = path.with_name(path.name + TMP_SUFFIX)
+    before = index.header_before(file)
+    known = -1 if before is None else before.end_offset
+    try:
+        made = IndexFile.create(index.fs, temporary, index.shape, before)
+        filling = _Filling(made, log, max(known, log.min_offset), known)
+        while filling.position < index.end_of(file):
+            filling.step(index.end_of(file))
+            pause()
+
+        def complete() -> None:
+            while filling.position < index.end_of(file):
+                filling.step(index.end_of(file))
+
+        index.exchange(file, made, complete)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+class _Filling:
+    """A file being filled along the log; ``position`` is the progress."""
+
+    def __init__(self, file: IndexFile, log: CommitLog, position: int, known: int) -> None:
+        """Records up to the one at ``known`` are in the previous file."""
+        self.position = position
+        self._file = file
+        self._log = log
+        self._known = known
+        self._topics = TopicHashes()
+
+    def step(self, end: int) -> None:
+        """Add the next records that start before ``end``."""
+        scanned = self._scan()
+        heads = scanned.heads
+        self.position = scanned.next_offset
+        if heads and heads[-1].offset >= end:
+            self.position = next(head.offset for head in heads if head.offset >= end)
+        if heads and (heads[0].offset <= self._known or heads[-1].offset >= end):
+            heads = [head for head in heads if self._known < head.offset < end]
+        keys, owners = key_hashes(heads, self._topics)
+        if not len(keys):
+            return
+        if len(keys) > self._file.room:
+            reason = "the log has more keys between its neighbours than the file can hold"
+            raise CorruptLogError(self._file.path, 0, reason, f"Remove the index and start again. {ADVICE}.")
+        offsets, store_ms = places_of(heads)
+        self._file.put_all(keys, offsets[owners], store_ms[owners])
+
+    def _scan(self) -> ScannedRecords:
+        for bytes_max in (_SCAN_BYTES, _RECORD_BYTES_MAX):
+            scanned = self._log.scan(self.position, bytes_max)
+            if scanned.next_offset > self.position:
+                return scanned
+        raise NotYetReadableError(f"the log cannot be read beyond {self.position} yet")
+
+
+UNITS: Final = 1024
+"""Records read at a time,"""
+BYTES: Final = MIB
+"""and about their bytes."""
+
+
+class TimerRepair:
+    """For the scrub thread. ``pause`` is called now and then, and may raise."""
+
+    def __init__(self, derived: Derived, pause: Callable[[], None]) -> None:
+        self._timers = derived.timers
+        self._queues = derived.queues
+        self._log = derived.log
+        self._conditions = derived.conditions
+        self._clock = derived.clock
+        self._pause = pause
+        self._due_ms = 0
+        self.repaired = 0
+        """How many files were built again."""
+
+    def step(self) -> int | None:
+        """Try all that are damaged; returns when to try again."""
+        damaged = self._timers.damaged()
+        if not damaged:
+            return None
+        if self._clock.monotonic_ms() < self._due_ms:
+            return self._due_ms
+        for hour in damaged:
+            self._repair(hour)
+        self._due_ms = self._clock.monotonic_ms() + RETRY_MS
+        return self._due_ms if self._timers.damaged() else None
+
+    def _repair(self, hour: int) -> None:
+        subject = str(self._timers.path(hour))
+        self._conditions.set(ConditionKind.REPAIRING, "building it again from the log", subject=subject)
+        try:
+            self._build(hour)
+        except (OSError, CorruptLogError, DiskError, DiskFullError) as error:
+            text = f"damaged, so the timed messages of its hour wait, and cannot be built again yet: {error}"
+            self._conditions.set(ConditionKind.DAMAGED, text, subject=subject)
+        else:
+            self.repaired += 1
+            self._conditions.clear(ConditionKind.DAMAGED, subject)
+            _log.warning("%s was damaged and has been built again from the log", subject,
+                         extra={"event": "repair", "file": subject})  # fmt: skip
+        finally:
+            self._conditions.clear(ConditionKind.REPAIRING, subject)
+
+    def _build(self, hour: int) -> None:
+        repair = self._timers.begin_repair(hour)
+        if repair is None:
+            return  # it is settled by now
+        queue = self._queues.find(TIMED_TOPIC, 0)
+        at = repair.until if queue is None else queue.min_offset
+        while queue is not None and at < repair.until:
+            units = queue.units(at, min(UNITS, repair.until - at))
+            if not units or units[0] == FILLER:
+                reason = f"the queue of timed messages has nothing at offset {at} yet"
+                raise CorruptLogError(self._timers.path(hour), 0, reason, "It is tried again.")
+            units = _some(units)
+            repair.take(self._entries(units))
+            at += len(units)
+            self._pause()
+        self._timers.end_repair(repair)
+
+    def _entries(self, units: list[QueueUnit]) -> Iterator[TimedEntry]:
+        records = self._log.read_together([(one.offset, one.size) for one in units])
+        for unit, found in zip(units, records, strict=True):
+            record = found or self._record(unit)
+            for head in () if record is None else scan_records(record, unit.offset, check_crc=False).heads:
+                entry = entry_of(head)
+                if entry is not None:
+                    yield entry
+
+    def _record(self, unit: QueueUnit) -> bytes | None:
+        """None: it has expired, or is lost."""
+        try:
+            record = self._log.read(unit.offset, unit.size)
+        except CorruptLogError as error:
+            if error.index is not None and self._log.is_repaired:  # only entries are repaired
+                raise
+            _log.error("the record of a timed message at %d of the log is lost: %s", unit.offset, error)
+            return None
+        if record is None and unit.offset >= self._log.min_offset:
+            reason = f"the log cannot be read at {unit.offset} yet"
+            raise CorruptLogError(self._timers.directory, 0, reason, "It is tried again.")
+        return record
+
+
+def _some(units: list[QueueUnit]) -> list[QueueUnit]:
+    """At least one, up to the next that never was written."""
+    size = 0
+    for place, unit in enumerate(units):
+        if place and (unit == FILLER or size + unit.size > BYTES):
+            return units[:place]
+        size += unit.size
+    return units
+
 
 _log = logging.getLogger("rocketstore")
 STEP_BYTES: Final = 64 * KIB

@@ -5,7 +5,7 @@ same on every member and after every rebuild. ``hours`` says how many entries of
 checksum. It is written before the store's checkpoint, so after a crash the files are cut at what the checkpoint knows,
 and dispatch adds the rest again; if a file is missing or damaged at a start, everything is built again from the log.
 
-A file that is found damaged later serves nothing until it is built again (``rocketstore.store.timer_repair``). Entries
+A file that is found damaged later serves nothing until it is built again (``rocketstore.store.scrub``). Entries
 for its hour are only counted meanwhile: the log has them.
 
 Threads: dispatch appends, one flushes, any number read. A lock guards everything but the writing of ``hours``.

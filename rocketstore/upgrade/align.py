@@ -32,7 +32,7 @@ from dledger.store.fs import (
     replace_durably,
 )
 from dledger.store.mmap_file_list import Placement
-from rocketstore.commit_log.digests import FileDigest, FileEnding, PlainFileReader, digest_file
+from rocketstore.commit_log.base_log import FileDigest, FileEnding, PlainFileReader, digest_file
 from rocketstore.config import MIB
 from rocketstore.ha.epoch import EPOCH_FILE
 from rocketstore.ha.memory import MEMORY_FILE

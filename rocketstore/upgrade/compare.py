@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from dledger.store.format import segment_name
-from rocketstore.commit_log.digests import FileDigest, LogDigest, PlainFileReader, PlainFiles
+from rocketstore.commit_log.base_log import FileDigest, LogDigest, PlainFileReader, PlainFiles
 from rocketstore.config import MIB
 from rocketstore.message.record import BLANK, BLANK_MAGIC, CorruptRecordError, decode_record
 

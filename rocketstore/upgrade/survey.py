@@ -17,8 +17,13 @@ from dledger.store.identity import read_identity
 from dledger.store.inspect import ProblemItem
 from dledger.store.java_files import was_used_by_java
 from dledger.store.mmap_file_list import list_segments
-from rocketstore.commit_log.base_log import group_has_begun, written_segments
-from rocketstore.commit_log.digests import FileEnding, PlainFileReader, find_plain_files
+from rocketstore.commit_log.base_log import (
+    FileEnding,
+    PlainFileReader,
+    find_plain_files,
+    group_has_begun,
+    written_segments,
+)
 from rocketstore.config import DEFAULT_DELAY_LEVELS
 from rocketstore.export.source import read_log
 from rocketstore.message.message import DelayLevels

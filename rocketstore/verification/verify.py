@@ -22,13 +22,12 @@ from dledger.errors import ConfigError, CorruptLogError, DLedgerError
 from dledger.store.format import segment_name
 from dledger.store.fs import FileSystem, non_zero_end, read_whole
 from dledger.store.inspect import ProblemItem
-from rocketstore.commit_log.digests import find_plain_files
+from rocketstore.commit_log.base_log import find_plain_files
 from rocketstore.config import MIB, MessageStoreConfig
 from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.consume_queue.units import UNIT_BYTES
-from rocketstore.index.chains import ENTRIES, KEY
 from rocketstore.index.file import IndexShape
-from rocketstore.index.keys import TopicHashes, key_hashes
+from rocketstore.index.format import ENTRIES, KEY, TopicHashes, key_hashes
 from rocketstore.message.message import DelayLevels
 from rocketstore.message.record import CRC, CRC_AT
 from rocketstore.message.scan import RecordScanOutcome, scan_entries, scan_records

@@ -19,7 +19,7 @@ from dledger.store import hard_state, slots
 from dledger.store.identity import StoreIdentity
 from dledger.types import HardState, NodeId, Standing, Term
 from rocketstore.consume_queue import units
-from rocketstore.index import chains
+from rocketstore.index import format as index_format
 from rocketstore.message import record
 from rocketstore.store import checkpoint as store_checkpoint
 from rocketstore.timer import entries as timer_entries
@@ -59,8 +59,8 @@ LAYOUTS: Final[dict[str, tuple[tuple[int, struct.Struct], ...]]] = {
     "End of a file": ((0, record.BLANK),),
     "Consume queue unit": ((0, units._UNIT),),
     "Timed message": ((0, timer_entries.ENTRY.struct()),),
-    "Index file header": ((0, chains.HEADER),),
-    "Index file entry": ((0, chains.ENTRY),),
+    "Index file header": ((0, index_format.HEADER),),
+    "Index file entry": ((0, index_format.ENTRY),),
     "Checkpoint of the message store": (
         (0, store_checkpoint._TIMES),
         (store_checkpoint._OWN_AT, store_checkpoint._OWN),

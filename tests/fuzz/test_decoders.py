@@ -44,8 +44,7 @@ from rocketstore.consume_queue.queue_ends import QUEUE_ENDS_FILE, QueueEnd, read
 from rocketstore.consume_queue.units import parse_units
 from rocketstore.filter.filters import TagFilter
 from rocketstore.filter.sql import SqlCondition
-from rocketstore.index.chains import IndexHeader
-from rocketstore.index.sums import IndexSums, decode_sums, slot_blocks
+from rocketstore.index.format import IndexHeader, IndexSums, decode_sums, slot_blocks
 from rocketstore.message import batch
 from rocketstore.message import properties as message_properties
 from rocketstore.message.columns import read_entries, read_records

@@ -9,7 +9,7 @@ import pytest
 
 from dledger.errors import DiskError
 from dledger_spark.jobs.old_logs import digest_in
-from rocketstore.commit_log.digests import digest_of
+from rocketstore.commit_log.base_log import digest_of
 from tests.unit.rocketstore.upgrade.support import bodies, copied, old_log, overwrite, record_offsets, write_broker
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dledger_spark.rebuild.key_index import IndexWriter
 from dledger_spark.rebuild.queues import QueueWriter
 from rocketstore.config import MessageStoreConfig
 from rocketstore.index.file import IndexShape
-from rocketstore.index.keys import TopicHashes
+from rocketstore.index.format import TopicHashes
 from rocketstore.message.message import DelayLevels, HostAddress, Message
 from rocketstore.store.message_store import MessageStore
 from tests.unit.rocketstore.bench import WAIT_S

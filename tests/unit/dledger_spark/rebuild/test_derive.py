@@ -12,7 +12,7 @@ from dledger_spark.decode import DecodeContext
 from dledger_spark.decode.records import Records, rows_of
 from dledger_spark.rebuild.derive import Details, keys_of, pieces, unit_columns
 from rocketstore.config import DEFAULT_DELAY_LEVELS
-from rocketstore.index.keys import TopicHashes, key_hashes
+from rocketstore.index.format import TopicHashes, key_hashes
 from rocketstore.message.message import DelayLevels, HostAddress, Message
 from rocketstore.message.record import encode_record
 from rocketstore.message.scan import scan_records

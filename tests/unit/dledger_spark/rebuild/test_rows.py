@@ -12,8 +12,8 @@ from dledger_spark.errors import PipelineError
 from dledger_spark.rebuild.parts import INDEX, QUEUES
 from dledger_spark.rebuild.rows import COLUMNS, KEYS_FILE, FileShapes, RebuildRow, Written, write_rows
 from rocketstore.consume_queue.units import UNIT
-from rocketstore.index.chains import KEY
 from rocketstore.index.file import IndexShape
+from rocketstore.index.format import KEY
 
 SHAPES = FileShapes(200, IndexShape(10, 20), keys_only=False)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from rocketstore.commit_log.digests import FileEnding, LogDigest, PlainFileReader, digest_log, find_plain_files
+from rocketstore.commit_log.base_log import FileEnding, LogDigest, PlainFileReader, digest_log, find_plain_files
 from rocketstore.message.record import BLANK, BLANK_MAGIC
 from tests.unit.rocketstore.commit_log.support import FILE_BYTES, message, open_log, put, small_config
 from tests.unit.rocketstore.commit_log.test_recovery import PER_FILE, RECORD_BYTES, overwrite, segment, write_log
@@ -53,7 +53,7 @@ def test_many_records_are_read_in_pieces_with_the_same_digest(tmp_path: Path, mo
     log.shutdown()
     whole = digest(tmp_path / "a")
 
-    monkeypatch.setattr("rocketstore.commit_log.digests._CHUNK_BYTES", 200)
+    monkeypatch.setattr("rocketstore.commit_log.base_log._CHUNK_BYTES", 200)
 
     assert digest(tmp_path / "a") == whole
     assert sum(one.records for one in whole.files) == 300
@@ -204,7 +204,7 @@ def test_every_body_is_checked_however_many_are_read_at_once(
     path = tmp_path / "commitlog" / f"{0:020d}"
     record_bytes = path.read_bytes().rindex(b"a body") // 299
     overwrite(path, path.read_bytes().index(b"a body") + 100 * record_bytes, b"\x60")
-    monkeypatch.setattr("rocketstore.commit_log.digests._CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr("rocketstore.commit_log.base_log._CHUNK_BYTES", chunk_bytes)
 
     found = digest(tmp_path)
 

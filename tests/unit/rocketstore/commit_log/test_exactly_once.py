@@ -11,7 +11,7 @@ import pytest
 from dledger.errors import DLedgerError
 from dledger.types import ProducerBatch
 from dledger.values import MIB
-from rocketstore.commit_log import numbered
+from rocketstore.commit_log import appender
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.port import CommitLog
 from rocketstore.message.message import PROPERTY_DELAY, Message
@@ -188,7 +188,7 @@ def test_a_plain_broker_says_stored_where_it_does_not_remember_the_place(
     log: PlainCommitLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It remembers so many puts; older messages have no place in the answer, and are not stored again."""
-    monkeypatch.setattr(log._appender, "numbered", numbered.NumberedPuts(puts_remembered=2))
+    monkeypatch.setattr(log._appender, "numbered", appender.NumberedPuts(puts_remembered=2))
     first = [send(log, number, bodies_of(1)) for number in range(4)]
 
     again = send(log, 0, bodies_of(4))

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from rocketstore.commit_log.put import PutWaiter, QueueOffsets, prepare
+from rocketstore.commit_log.port import PutWaiter, QueueOffsets, prepare
 from rocketstore.message.message import (
     PROPERTY_DELAY,
     PROPERTY_REAL_QUEUE_ID,

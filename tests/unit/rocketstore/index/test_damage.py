@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from dledger.errors import CorruptLogError, ShutdownError
 from rocketstore.commit_log.plain import PlainCommitLog
-from rocketstore.index.rebuilding import NotYetReadableError, rebuild
 from rocketstore.index.service import IndexDamagedError, IndexService
+from rocketstore.store.scrub import NotYetReadableError, rebuild
 from rocketstore.types import RecordHead, ScannedRecords
 from tests.support.damage import turn
 from tests.support.sweeps import fewer

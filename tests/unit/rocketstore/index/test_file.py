@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from dledger.errors import CorruptLogError
 from dledger.store.fs import FileSystem
-from rocketstore.index.chains import IndexHeader
 from rocketstore.index.file import IndexFile, IndexShape, NewEntry
-from rocketstore.index.keys import key_hash
+from rocketstore.index.format import IndexHeader, key_hash
 from tests.crash.crash_fs import IO_ERROR, NO_SPACE, FailingFs
 from tests.unit.rocketstore.heads import STORE_MS
 

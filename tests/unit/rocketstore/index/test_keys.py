@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketstore.config import KEYS_INDEXED_MAX
-from rocketstore.index.keys import TopicHashes, hashes_of, key_hash, key_hashes
+from rocketstore.index.format import TopicHashes, hashes_of, key_hash, key_hashes
 from rocketstore.message.message import SYS_FLAG_COMMITTED, SYS_FLAG_PREPARED, SYS_FLAG_ROLLED_BACK
 from rocketstore.types import RecordHead
 from tests.unit.rocketstore.heads import head, keyed

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from rocketstore.commit_log.digests import PlainFileReader, digest_log, find_plain_files
+from rocketstore.commit_log.base_log import PlainFileReader, digest_log, find_plain_files
 from rocketstore.upgrade.compare import OldLog
 from tests.support.waiting import ManualClock
 from tests.unit.rocketstore.commit_log.support import message, open_log, put, small_config
